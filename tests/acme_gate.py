@@ -48,7 +48,7 @@ class AcmeGate:
         """Refuse orders from now on, and say for how long; zero ends it."""
         self._limited = str(seconds or "")
 
-    def trust_in(self, root: Path) -> None:
+    def add_to_trust_of(self, root: Path) -> None:
         """Have a root trust this gate."""
         (root / CA_FILE).write_bytes((self._folder / "ca.pem").read_bytes())
 

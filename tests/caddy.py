@@ -22,7 +22,7 @@ SERVERS = "/config/apps/http/servers"
 MAX_ATTEMPTS = 3
 
 
-class Hands:
+class CaddyAdmin:
     """A client that changes the configuration without the reconciler."""
 
     def __init__(self, server: Caddy) -> None:
@@ -37,15 +37,15 @@ class Hands:
         answer = await self._ask("GET", f"/id/{name}")
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
-    async def sees(self, path: str) -> Any:
+    async def get(self, path: str) -> Any:
         return (await self._ask("GET", path)).raise_for_status().json()
 
-    async def does(self, method: str, path: str, content: object = None) -> None:
+    async def send(self, method: str, path: str, content: object = None) -> None:
         answer = await self._ask(method, path, content)
         assert answer.is_success, answer.text
 
     async def names(self, server: str = "http") -> list[str | None]:
-        return [each.get("@id") for each in await self.sees(f"{SERVERS}/{server}/routes")]
+        return [each.get("@id") for each in await self.get(f"{SERVERS}/{server}/routes")]
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -125,7 +125,7 @@ class Visitors:
         self._is_over = False
 
     @asynccontextmanager
-    async def asking(self, clients: int = 3) -> AsyncGenerator[Self]:
+    async def send_requests(self, clients: int = 3) -> AsyncGenerator[Self]:
         connector = aiohttp.TCPConnector(ssl=self.tls or True)
         async with aiohttp.ClientSession(connector=connector) as session:
             tasks = [asyncio.create_task(self._ask_on(session)) for _ in range(clients)]
@@ -171,7 +171,7 @@ def put(path: str, content: bytes | None) -> None:
         Path(path).write_bytes(content)
 
 
-def stored(folder: Path, certificate: trustme.LeafCert) -> Fields:
+def write_certificate(folder: Path, certificate: trustme.LeafCert) -> Fields:
     """Write a certificate and its key, as the field ``tls`` names them."""
     folder.mkdir(exist_ok=True)
     chain, key = folder / "tls.crt", folder / "tls.key"

@@ -22,7 +22,7 @@ from tests.host_access import EVERYTHING
 OWN_CA: Fields = {"ownCa": {"commonName": "Orders Root"}}
 
 
-def root_in(folder: Path) -> Path:
+def create_root(folder: Path) -> Path:
     """Make an empty root that is trusted."""
     root = folder / "root"
     root.mkdir()
@@ -44,7 +44,7 @@ def acme(pebble: Certificates, directory: str | None = None, **more: object) -> 
 
 
 @asynccontextmanager
-async def issuers_in(root: Path) -> AsyncGenerator[IssuersProvider]:
+async def connect_issuers(root: Path) -> AsyncGenerator[IssuersProvider]:
     """Connect to a root."""
     provider = IssuersProvider(
         ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING), Secrets(), CallPermit()
@@ -53,9 +53,9 @@ async def issuers_in(root: Path) -> AsyncGenerator[IssuersProvider]:
     await provider.close()
 
 
-async def make_issuer(root: Path, name: str, fields: Fields) -> ExternalObject:
+async def create_issuer(root: Path, name: str, fields: Fields) -> ExternalObject:
     """Make an issuer in a root."""
-    async with issuers_in(root) as provider:
+    async with connect_issuers(root) as provider:
         effect = await provider.create(action("Create", name, ISSUER.checked_fields(fields)))
     assert effect.object is not None
     return effect.object
@@ -66,11 +66,11 @@ def trust(pebble: Certificates, root: Path) -> None:
     (root / CA_FILE).write_bytes((pebble.root / CA_FILE).read_bytes())
 
 
-def issued(pebble: Certificates) -> int:
+def count_issued(pebble: Certificates) -> int:
     """Count the certificates that an authority has signed since it started."""
     return len(re.findall(r"Issued certificate serial", pebble.log.read_text()))
 
 
-def orders(pebble: Certificates) -> int:
+def count_orders(pebble: Certificates) -> int:
     """Count the orders that it has taken."""
     return len(re.findall(r"Added order", pebble.log.read_text()))

@@ -28,16 +28,16 @@ PROGRAMS = (
     *("sh", "sleep", "true", "false", "echo", "env", "cat", "touch", "ls", "dd", "test"),
     *("mkdir", "httpd"),
 )
-PATIENCE_SECONDS = 20
+TIMEOUT_SECONDS = 20
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 
 
 @functools.cache
-def answering() -> str | None:
+def running_endpoint() -> str | None:
     """Where an Engine answers that others have started."""
     endpoint = os.environ.get("DOCKER_HOST", DEFAULT_SOCKET)
     try:
-        with client_of(endpoint) as client:
+        with http_client(endpoint) as client:
             return endpoint if client.get("/_ping").status_code == HTTPStatus.OK else None
     except (httpx.HTTPError, OSError):
         return None
@@ -47,7 +47,7 @@ def dockerd_problem() -> str | None:
     """Say why there is no Engine for tests; None if one answers, or can be started."""
     if not BUSYBOX.exists():
         return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
-    return None if answering() else docker_engine.problem()
+    return None if running_endpoint() else docker_engine.problem()
 
 
 def own_dockerd_problem() -> str | None:
@@ -57,7 +57,7 @@ def own_dockerd_problem() -> str | None:
     return docker_engine.problem()
 
 
-def client_of(endpoint: str) -> httpx.Client:
+def http_client(endpoint: str) -> httpx.Client:
     """A client that uses an Engine directly."""
     path = socket_path(endpoint)
     transport = None if path is None else httpx.HTTPTransport(uds=path)
@@ -65,12 +65,12 @@ def client_of(endpoint: str) -> httpx.Client:
     return httpx.Client(transport=transport, base_url=f"{base}/v1.41", timeout=30)
 
 
-class Hands:
+class EngineAdmin:
     """What people do with an Engine, past the reconciler."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.http = client_of(endpoint)
+        self.http = http_client(endpoint)
 
     def post(self, path: str, body: Any = None, **query: str) -> Any:
         answer = self.http.post(path, json=body, params=query)
@@ -135,8 +135,8 @@ class TestEngine:
     def __init__(self, endpoint: str, own: DockerEngine | None = None) -> None:
         self.endpoint = endpoint
         self.own = own
-        self.hands = Hands(endpoint)
-        self.image = self.hands.import_image(
+        self.admin = EngineAdmin(endpoint)
+        self.image = self.admin.import_image(
             f"reconciler-test:{uuid.uuid4().hex[:12]}",
             'CMD ["/bin/sleep", "1000000"]',
             "ENV PATH=/bin",
@@ -146,13 +146,13 @@ class TestEngine:
 
 
 @contextmanager
-def an_engine() -> Generator[TestEngine]:
+def shared_engine() -> Generator[TestEngine]:
     """The Engine that answers already, or one for this process."""
-    endpoint = answering()
+    endpoint = running_endpoint()
     if endpoint is not None:
         engine = TestEngine(endpoint)
         yield engine
-        engine.hands.http.delete(f"/images/{engine.image}", params={"force": "true"})
+        engine.admin.http.delete(f"/images/{engine.image}", params={"force": "true"})
         return
     with own_engine() as engine:
         yield engine
@@ -167,13 +167,13 @@ def own_engine() -> Generator[TestEngine]:
             asyncio.run(own.start(folder / "docker"))
             engine = TestEngine(own.endpoint, own)
             yield engine
-            engine.hands.remove_all("")
+            engine.admin.remove_all("")
         finally:
             asyncio.run(own.stop())
 
 
 @asynccontextmanager
-async def running_engine() -> AsyncGenerator[TestEngine]:
+async def disposable_engine() -> AsyncGenerator[TestEngine]:
     """An Engine of our own for one story, which may kill it."""
     with short_folder() as folder:
         own = DockerEngine(isolated=True)
@@ -181,6 +181,6 @@ async def running_engine() -> AsyncGenerator[TestEngine]:
             await own.start(folder / "docker")
             engine = TestEngine(own.endpoint, own)
             yield engine
-            engine.hands.remove_all("")
+            engine.admin.remove_all("")
         finally:
             await own.stop()

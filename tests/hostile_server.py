@@ -103,7 +103,7 @@ class Cost:
 
 
 @contextmanager
-def measured_memory() -> Generator[Cost]:
+def measure_memory() -> Generator[Cost]:
     """Measure the peak of the memory that this process allocates."""
     cost = Cost()
     tracemalloc.start()
@@ -115,7 +115,7 @@ def measured_memory() -> Generator[Cost]:
 
 
 @contextmanager
-def measured_resident() -> Generator[Cost]:
+def measure_resident_memory() -> Generator[Cost]:
     """Measure how much the resident memory of this process grows, also that of C libraries."""
     cost, is_over = Cost(), threading.Event()
     memory_before = _resident_bytes()
@@ -139,7 +139,7 @@ def _resident_bytes() -> int:
 
 
 @asynccontextmanager
-async def measured_loop() -> AsyncGenerator[Cost]:
+async def measure_event_loop() -> AsyncGenerator[Cost]:
     """Measure the longest turn of the event loop, in CPU seconds of its thread.
 
     Other processes do not count, and neither does the collection of what earlier tests have left.

@@ -81,7 +81,7 @@ class Namespace:
         expected = [each for each in tables if each and each.split()[-1] not in without]
         return "".join(self.nft(f"list {each}", "-a") for each in expected)
 
-    def inside(self, do: Callable[[], _T]) -> _T:
+    def run_inside(self, do: Callable[[], _T]) -> _T:
         """Do something in the namespace: a socket that is made there stays there."""
         results: list[_T] = []
 
@@ -98,7 +98,7 @@ class Namespace:
         return results[0]
 
     def socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-        return self.inside(lambda: socket.socket(socket.AF_INET, kind))
+        return self.run_inside(lambda: socket.socket(socket.AF_INET, kind))
 
 
 @contextmanager
@@ -143,14 +143,14 @@ class Host:
     def __init__(self, name: str, namespace: Namespace, address: str) -> None:
         self.name, self.namespace, self.address = name, namespace, address
 
-    def calls(self, address: str, port: int) -> str:
+    def connect(self, address: str, port: int) -> str:
         """Connect and return what is answered; raises ``ConnectionRefusedError``."""
         with self.namespace.socket() as one:
             one.settimeout(CONNECTED_SECONDS)
             one.connect((address, port))
             return one.recv(100).decode()
 
-    def asks(self, address: str, port: int) -> str:
+    def send_datagram(self, address: str, port: int) -> str:
         """Send a datagram and return what is answered; raises ``ConnectionRefusedError``."""
         with self.namespace.socket(socket.SOCK_DGRAM) as one:
             one.settimeout(CONNECTED_SECONDS)
@@ -198,7 +198,7 @@ def network(*, clients: int, backends: int) -> Generator[Network]:
         # Its own connections to a virtual address need a route, as everywhere.
         run("ip", "-n", router.name, "route", "add", "198.18.0.0/15", "dev", "lo")
         forward = Path("/proc/sys/net/ipv4/ip_forward")
-        router.inside(lambda: forward.write_text("1"))
+        router.run_inside(lambda: forward.write_text("1"))
         one = Network(router)
         try:
             one.clients += [one.host(f"c{number}") for number in range(clients)]
@@ -232,7 +232,7 @@ class Echo:
         self.socket.close()
 
 
-def refused_within(seconds: float, call: Callable[[], object]) -> bool:
+def is_refused_within(seconds: float, call: Callable[[], object]) -> bool:
     """Return whether a call is refused, and at once: not by a time-out."""
     began = time.monotonic()
     try:

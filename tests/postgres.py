@@ -12,14 +12,14 @@ from infra.components.postgres import Postgres
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
-async def hands(server: Postgres, database: str = "postgres") -> Connection:
+async def connect_superuser(server: Postgres, database: str = "postgres") -> Connection:
     """Connect as the superuser; each statement takes effect at once."""
     return await psycopg.AsyncConnection.connect(
         host=str(server.socket), port=server.port, user="postgres", dbname=database, autocommit=True
     )
 
 
-class Hands:
+class Superuser:
     """A superuser, who stays connected, and others, who log in over TCP."""
 
     def __init__(self, server: Postgres) -> None:
@@ -28,7 +28,7 @@ class Hands:
 
     async def run(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
-            self._connection = await hands(self._server)
+            self._connection = await connect_superuser(self._server)
         while True:
             try:
                 cursor = await self._connection.execute(statement)

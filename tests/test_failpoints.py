@@ -38,7 +38,7 @@ def test_a_point_that_is_not_armed_does_nothing() -> None:
     assert not is_armed(Failpoint.WORKER_CLAIMED)
 
 
-def test_it_acts_at_the_arrival_that_was_named_and_only_once() -> None:
+def test_a_failpoint_acts_once_at_the_named_arrival() -> None:
     arm("decider.took:3=error")
     reach(Failpoint.DECIDER_TOOK)
     reach(Failpoint.DECIDER_TOOK)
@@ -47,7 +47,7 @@ def test_it_acts_at_the_arrival_that_was_named_and_only_once() -> None:
     reach(Failpoint.DECIDER_TOOK)
 
 
-def test_it_counts_only_the_operation_that_was_named() -> None:
+def test_a_failpoint_counts_only_the_named_operation() -> None:
     arm("worker.called/Delete=error")
     reach(Failpoint.WORKER_CALLED, "Create")
     with pytest.raises(OSError, match=r"worker\.called"):
@@ -70,7 +70,7 @@ def test_a_failpoint_is_reported_before_it_acts(capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("action", ["kill", "stop"])
-def test_it_kills_or_stops_its_own_process(action: str) -> None:
+def test_a_failpoint_kills_or_stops_its_own_process(action: str) -> None:
     code = (
         "from reconciler.failpoints import *; arm_from_environment();"
         "reach(Failpoint.DECIDER_TOOK); print('went on', flush=True)"
@@ -89,7 +89,7 @@ def test_it_kills_or_stops_its_own_process(action: str) -> None:
     assert (output, process.returncode) == expected
 
 
-def test_it_kills_another_process() -> None:
+def test_a_failpoint_kills_another_process() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
     ) as other_process:
@@ -112,7 +112,7 @@ def test_it_kills_another_process() -> None:
         ("worker.called=stop:77", "unknown action 'stop:77'"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_error(
+def test_an_invalid_failpoint_is_one_clear_error(
     text: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_one_clear_error(
     assert not any(is_armed(point) for point in Failpoint)
 
 
-def test_the_command_line_refuses_to_start_with_one_that_cannot_be_read(
+def test_the_command_line_refuses_to_start_with_an_invalid_failpoint(
     nats_server: EmbeddedServer,
 ) -> None:
     process = subprocess.run(

@@ -151,7 +151,7 @@ def test_the_installed_version_has_each_listed_member(owner: str) -> None:
     )
 
 
-def test_each_private_member_that_is_used_is_listed(sources: dict[str, str]) -> None:
+def test_each_used_private_member_is_listed(sources: dict[str, str]) -> None:
     own_names = {
         name for text in sources.values() for pair in _DEFINED.findall(text) for name in pair
     }

@@ -51,19 +51,19 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(folder, tmp_path / "calls")
 
 
-def test_an_environment_is_made_once(checkout: Checkout) -> None:
+def test_an_environment_is_created_once(checkout: Checkout) -> None:
     assert checkout.runs() == ["venv", "pip", "pip"]
     assert checkout.runs() == []
 
 
-def test_a_new_lock_is_installed_into_the_environment_that_is_there(checkout: Checkout) -> None:
+def test_a_new_lock_is_installed_into_the_existing_environment(checkout: Checkout) -> None:
     checkout.runs()
     (checkout.folder / "requirements.lock").write_text("msgspec==0.20.0\n")
     assert checkout.runs() == ["pip", "pip"]
 
 
 @pytest.mark.parametrize("how", ["copied", "moved"])
-def test_a_checkout_in_another_place_makes_its_environment_anew(
+def test_a_moved_or_copied_checkout_recreates_its_environment(
     checkout: Checkout, tmp_path: Path, how: str
 ) -> None:
     checkout.runs()

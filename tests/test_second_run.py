@@ -66,7 +66,7 @@ def flaky(output: str) -> list[str]:
     return re.findall(r"^flaky: test_them\.py::(\w+)$", output, re.MULTILINE)
 
 
-def test_what_passes_alone_is_named_and_does_not_fail_the_run(tmp_path: Path) -> None:
+def test_a_test_that_passes_alone_is_named_and_does_not_fail_the_run(tmp_path: Path) -> None:
     status, output, closing = run_tests(tmp_path, "-k", "not bad")
     assert (status, closing) == (0, "1 passed, 3 flaky")
     assert flaky(output) == ["test_alone", "test_flaky", "test_flaky_end"]
@@ -74,7 +74,7 @@ def test_what_passes_alone_is_named_and_does_not_fail_the_run(tmp_path: Path) ->
     assert len(re.findall(LAST_LINE.pattern, output, re.MULTILINE)) == 1
 
 
-def test_what_fails_twice_fails(tmp_path: Path) -> None:
+def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
     status, output, closing = run_tests(tmp_path, "-k", "good or bad or alone")
     assert (status, closing) == (1, "1 failed, 1 passed, 1 flaky")
     assert flaky(output) == ["test_alone"]
@@ -100,7 +100,7 @@ def test_nothing_is_run_again(
     assert "run once more" not in output or "too many" in output
 
 
-def test_a_run_that_was_stopped_has_no_second_one(tmp_path: Path) -> None:
+def test_a_stopped_run_has_no_second_run(tmp_path: Path) -> None:
     marker = tmp_path / "begun"
     tests = f"{TESTS}\ndef test_long(): pathlib.Path({str(marker)!r}).touch(); time.sleep(60)\n"
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -127,7 +127,7 @@ def test_a_run_has_the_tests_of_its_tier(
 
 
 @pytest.mark.tier("night")
-def test_the_parts_of_a_tier_are_all_of_it(suite: Path) -> None:
+def test_the_parts_of_a_tier_make_up_the_whole_tier(suite: Path) -> None:
     parts = [_passed(_run(suite, "--tier", "night", "--part", f"{n}/3")[1]) for n in (1, 2, 3)]
     assert sorted(len(part) for part in parts) == [2, 2, 3]
     assert len(set[str]().union(*parts)) == 7

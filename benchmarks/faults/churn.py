@@ -24,7 +24,7 @@ async def run_churn(folder: Path, *, shapes: int, kills: int) -> Row:
     """Create all, then delete all, while the one process of the product is killed at random."""
     names = [f"{PREFIX}{number}" for number in range(shapes)]
     chance = random.Random(shapes)
-    async with Lane(folder).here() as lane:
+    async with Lane(folder).open() as lane:
         await lane.settle()
         killing = _Killing(lane, chance)
         seconds = [await killing.during(_declared(lane, names), kills // 2)]
@@ -95,7 +95,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
     one listing is a read of a single resource.
     """
     names = [f"{PREFIX}{number}" for number in range(shapes)]
-    async with Lane(folder).here() as lane:
+    async with Lane(folder).open() as lane:
         await ensure_topology(lane.nc)  # with the product's leases: much is leased at once here
         await lane.configure("default", PREFIX, resync_seconds=3_600)
         await lane.settle()

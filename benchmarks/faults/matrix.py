@@ -45,7 +45,7 @@ async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Ro
     ]
     times: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
-    async with Lane(folder).here() as lane:
+    async with Lane(folder).open() as lane:
         stories = [Story(lane, case, number) for number, (_, case) in enumerate(cases)]
         await prepare(lane, stories)
         for (fault, _case), story in zip(cases, stories, strict=True):

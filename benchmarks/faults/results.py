@@ -17,7 +17,7 @@ _SORTS = {
     "loss": "loss",
     "outdated_declaration": "loss",
     "undecided_message": "loss",
-    "unended_action": "loss",
+    "unfinished_action": "loss",
     "unrecorded_success": "loss",
     "lost_message": "loss",
 }

@@ -14,8 +14,7 @@ from psycopg import sql
 from benchmarks.kinds.systems import REST_SECONDS, Systems, manifest, until
 from events.manifest import Manifest
 from events.names import ResourceKey
-from tests.postgres import Connection
-from tests.postgres import hands as superuser
+from tests.postgres import Connection, connect_superuser
 
 _CONFIG = "bench-sql"
 _PREFIX = "bench"
@@ -49,7 +48,7 @@ async def granting(systems: Systems, count: int, rounds: int) -> list[Granting]:
     """Make the same roles and grants in turns, by each way; the median of each."""
     await systems.sql("CREATE DATABASE {}", _DATABASE)
     await systems.configure(_CONFIG, "postgres", _PREFIX)
-    connections = [await superuser(systems.postgres) for _ in range(_CONNECTIONS)]
+    connections = [await connect_superuser(systems.postgres) for _ in range(_CONNECTIONS)]
     plain = f"plain SQL, {_CONNECTIONS} at once, grants one by one"
     ways: dict[str, Callable[[int, int], Awaitable[tuple[float, float, float]]]] = {
         "reconciler": lambda count, number: _by_us(systems, count, number),

@@ -27,9 +27,9 @@ from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from reconciler.sdk import Client, client_on
 from reconciler.wiring import open_connection
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
-from tests.postgres import Hands as Superuser
+from tests.postgres import Superuser
 
 RARELY_SECONDS = 3_600.0
 PATIENCE_SECONDS = 300.0
@@ -52,9 +52,9 @@ class Systems:
         self.engine = engine
         self.postgres = postgres
         self.client = client
-        self.hands = Hands(engine.endpoint)
+        self.admin = EngineAdmin(engine.endpoint)
         self.superuser = Superuser(postgres)
-        self.image = self.hands.import_image("bench:1", 'CMD ["/bin/sleep", "1000000"]')
+        self.image = self.admin.import_image("bench:1", 'CMD ["/bin/sleep", "1000000"]')
         self.http: aiohttp.ClientSession
         self.pids: Mapping[str, int] = {}
 
@@ -191,7 +191,7 @@ async def running() -> AsyncGenerator[Systems]:
             if up is not None:
                 await up.stop()
             if systems is not None and engine.is_running:
-                await asyncio.to_thread(systems.hands.remove_all, "")
+                await asyncio.to_thread(systems.admin.remove_all, "")
             await engine.stop()
             await postgres.stop()
             await bus.stop()

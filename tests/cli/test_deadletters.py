@@ -12,7 +12,7 @@ from infra.jetstream.publish import publish
 from reconciler.cli.app import build_app
 from reconciler.ports import DeadLetter, IntakeDelivery
 from tests.cli.runner import Cli, Inside, Up
-from tests.scenarios.harness import PATIENCE_SECONDS
+from tests.scenarios.harness import TIMEOUT_SECONDS
 
 
 async def send(url: str, subject: str, payload: bytes) -> None:
@@ -34,7 +34,7 @@ def manifest(name: str, color: str) -> str:
 
 def letter_about(live: Cli, name: str) -> int:
     """Wait for the letter about a resource, and give its number."""
-    for _ in range(int(PATIENCE_SECONDS * 10)):
+    for _ in range(int(TIMEOUT_SECONDS * 10)):
         result = live.ok("deadletters", "list", "--resource", f"default/Shape/{name}", "-o", "json")
         if result.json:
             return int(result.json[-1]["number"])

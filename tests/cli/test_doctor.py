@@ -23,7 +23,7 @@ from reconciler.cli.doctor import run_checks
 from reconciler.cli.folded_log import replay_for_checks
 from tests.bus.histories import event
 from tests.scenarios.conftest import api_url, world
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World, api_config, manifest, shape
 
 __all__ = ["api_url", "bare_world", "world"]
@@ -131,7 +131,7 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
     await world.configure(
         api_config(world.human.url, retry=Retry(initial_seconds=600, max_seconds=600))
     )
-    await world.human.breaks(error_rate=1.0, methods=["POST"])
+    await world.human.inject_faults(error_rate=1.0, methods=["POST"])
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
     await world.until_settled()
@@ -149,12 +149,12 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
 async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: World) -> None:
     retry = Retry(initial_seconds=600, max_seconds=600)
     await world.configure(api_config(world.human.url, retry=retry))
-    await world.human.breaks(error_rate=1.0, methods=["POST"])
+    await world.human.inject_faults(error_rate=1.0, methods=["POST"])
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
     await world.until_settled()
     await world.configure(api_config(world.human.url, retry=retry, provider="records"))
-    await world.tell(shape("foo"), TimerFired("Sweep"), "timer")
+    await world.publish(shape("foo"), TimerFired("Sweep"), "timer")
     await world.until_outcome("foo", "Held", reason="WrongProvider")
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})

@@ -15,7 +15,7 @@ import pytest
 
 from reconciler.cli.components import BUS_APIS, COMPONENTS
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
 
 CONTAINER = """
@@ -93,9 +93,9 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         assert first.ready["components"] == {"docker": f"unix://{place / 'docker.sock'}"}
         cli.write("volume.yaml", VOLUME)
         cli.ok("apply", "-f", "volume.yaml", "--wait")
-        hands = Hands(first.ready["components"]["docker"])
-        assert hands.volume("data") is not None
-        image = hands.import_image("reconciler-test:logs")
+        admin = EngineAdmin(first.ready["components"]["docker"])
+        assert admin.volume("data") is not None
+        image = admin.import_image("reconciler-test:logs")
         cli.write("container.yaml", CONTAINER.replace("IMAGE", image))
         cli.ok("apply", "-f", "container.yaml", "--wait")
         assert cli.ok("logs", "talker").out == "first\nsecond\n"
@@ -122,7 +122,7 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         assert not (place / "docker.pid").exists()
 
     with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as second:
-        assert Hands(second.ready["components"]["docker"]).volume("data") is not None
+        assert EngineAdmin(second.ready["components"]["docker"]).volume("data") is not None
         os.kill(int((place / "docker.pid").read_text()), signal.SIGKILL)
         _out, err = second.process.communicate(timeout=STOP_SECONDS)
     assert second.process.returncode == 1

@@ -29,7 +29,7 @@ from tests.judge.from_bus import check
 from tests.judge.judging import Finding
 from tests.scenarios.harness import api_config, manifest
 
-PATIENCE_SECONDS = 240.0
+TIMEOUT_SECONDS = 240.0
 _LOOK_SECONDS = 0.1
 
 
@@ -59,7 +59,7 @@ class Story:
 
     async def declare(self, color: str, count: int) -> None:
         manifests = [manifest(f"s{number}", color=color) for number in range(count)]
-        await self.sdk.publish(manifests, timeout_seconds=PATIENCE_SECONDS)
+        await self.sdk.publish(manifests, timeout_seconds=TIMEOUT_SECONDS)
 
     async def until_converged(self, generation: int, count: int) -> None:
         """Wait until so many resources have converged in this generation."""
@@ -134,12 +134,12 @@ async def until(
     condition: Callable[[], bool | Awaitable[bool]], otherwise: Callable[[], str]
 ) -> None:
     """Wait until a condition holds; fail with what is otherwise."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         holds = condition()
         if holds if isinstance(holds, bool) else await holds:
             return
-        assert time.monotonic() < deadline, f"after {PATIENCE_SECONDS:g} s: {otherwise()}"
+        assert time.monotonic() < deadline, f"after {TIMEOUT_SECONDS:g} s: {otherwise()}"
         await asyncio.sleep(_LOOK_SECONDS)
 
 

@@ -14,7 +14,7 @@ from reconciler.wiring import Role
 from tests.cluster.one_server import Fault, cut_off, hung, without_disk
 from tests.cluster.routes import Routes
 from tests.cluster.servers import EmbeddedCluster
-from tests.cluster.story import PATIENCE_SECONDS, Story, running_story
+from tests.cluster.story import TIMEOUT_SECONDS, Story, running_story
 from tests.scenarios.harness import manifest
 
 ROLES: Sequence[Role] = (
@@ -75,7 +75,7 @@ async def _declare_without_end(story: Story) -> None:
     """Declare a resource four times a second, each without waiting for the one before."""
     async with asyncio.TaskGroup() as declarations:
         for number in itertools.count():
-            declare = story.sdk.publish([manifest(f"p{number}")], timeout_seconds=PATIENCE_SECONDS)
+            declare = story.sdk.publish([manifest(f"p{number}")], timeout_seconds=TIMEOUT_SECONDS)
             declarations.create_task(declare)
             await asyncio.sleep(_PAUSE_SECONDS)
 

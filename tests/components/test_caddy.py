@@ -17,7 +17,7 @@ import pytest
 
 from infra.components import Component, ComponentError, caddy
 from infra.components.caddy import MAX_FOLDER_BYTES, Caddy
-from tests.caddy import SERVERS, Hands, put
+from tests.caddy import SERVERS, CaddyAdmin, put
 from tests.folders import short_folder
 
 pytestmark = [pytest.mark.caddy]
@@ -88,9 +88,9 @@ async def test_it_starts_stops_and_starts_again_with_what_it_had(
     component: Component = server
     await component.start(folder)
     assert component.is_running
-    hands = Hands(server)
+    admin = CaddyAdmin(server)
     hello = {"@id": "hello", "handle": [{"handler": "static_response", "body": "hello"}]}
-    await hands.does("POST", f"{SERVERS}/http/routes", hello)
+    await admin.send("POST", f"{SERVERS}/http/routes", hello)
     ports = server.http_port, server.https_port
     assert await read_page(ports[0]) == "hello"
     with pytest.raises(ComponentError, match="already running"):
@@ -101,7 +101,7 @@ async def test_it_starts_stops_and_starts_again_with_what_it_had(
         await component.start(folder)
         assert (server.http_port, server.https_port) == ports
         assert await read_page(ports[0]) == "hello"
-    await hands.close()
+    await admin.close()
 
 
 async def test_it_ends_with_its_parent_even_when_that_is_killed(
@@ -117,26 +117,26 @@ async def test_only_its_own_account_can_change_or_read_it(folder: Path, server: 
     assert server.endpoint == f"unix://{folder}/admin.sock"
     assert mode(folder / "admin.sock") == 0o600
     assert mode(folder) == 0o700
-    hands = Hands(server)
-    await hands.does("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
+    admin = CaddyAdmin(server)
+    await admin.send("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
     await server.stop()
     assert mode(folder / "config" / "caddy" / "autosave.json") == 0o600
-    await hands.close()
+    await admin.close()
 
 
 async def test_a_configuration_that_a_crash_has_cut_is_set_aside(
     folder: Path, server: Caddy
 ) -> None:
     await server.start(folder)
-    hands = Hands(server)
-    await hands.does("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
+    admin = CaddyAdmin(server)
+    await admin.send("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
     await server.kill()
     autosave = folder / "config" / "caddy" / "autosave.json"
     autosave.write_bytes(autosave.read_bytes()[:-20])
     await server.start(folder)
-    assert await hands.names() == []
+    assert await admin.names() == []
     assert autosave.with_suffix(".damaged").exists()
-    await hands.close()
+    await admin.close()
 
 
 async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
@@ -182,13 +182,13 @@ def test_a_missing_installation_is_reported(
 
 async def test_it_requests_no_certificate(folder: Path, server: Caddy) -> None:
     await server.start(folder)
-    hands = Hands(server)
+    admin = CaddyAdmin(server)
     for name in ("http", "https"):
         route = {"@id": f"in-{name}", "match": [{"host": ["a.example.org"]}], "handle": []}
-        await hands.does("POST", f"{SERVERS}/{name}/routes", route)
+        await admin.send("POST", f"{SERVERS}/{name}/routes", route)
     await server.stop()
     log_lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     assert not [each for each in log_lines if "obtain" in each["msg"] or "acme" in json.dumps(each)]
     assert not (folder / "data" / "caddy" / "certificates").exists()
     assert os.listdir(folder / "data") in ([], ["caddy"])  # noqa: PTH208 - what is there at all
-    await hands.close()
+    await admin.close()

@@ -17,7 +17,7 @@ import pytest
 
 from infra.components import Component, ComponentError, docker_engine
 from infra.components.docker_engine import MAX_FOLDER_BYTES, DockerEngine
-from tests.engines import Hands, client_of
+from tests.engines import EngineAdmin, http_client
 from tests.folders import short_folder
 
 PATIENCE_SECONDS = 30.0
@@ -43,7 +43,7 @@ def folder() -> Iterator[Path]:
 
 
 def answers(endpoint: str) -> bool:
-    with client_of(endpoint) as client:
+    with http_client(endpoint) as client:
         try:
             return client.get("/_ping").is_success
         except httpx.HTTPError:
@@ -82,14 +82,14 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
         assert engine.log.exists()
         with pytest.raises(ComponentError, match="already running"):
             await engine.start(folder)
-        with client_of(engine.endpoint) as client:
+        with http_client(engine.endpoint) as client:
             client.post("/volumes/create", json={"Name": "kept"})
 
         await engine.kill()
         assert not engine.is_running
         assert mentioning(folder) == {}
         await engine.start(folder)
-        with client_of(engine.endpoint) as client:
+        with http_client(engine.endpoint) as client:
             assert client.get("/volumes/kept").is_success
     finally:
         await engine.stop()
@@ -101,11 +101,11 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
 async def test_what_ran_on_after_a_crash_is_ended_with_it(folder: Path) -> None:
     engine = DockerEngine(isolated=True)
     await engine.start(folder)
-    hands = Hands(engine.endpoint)
-    image = hands.import_image("reconciler-test:crash", 'CMD ["/bin/sleep", "1000000"]')
-    hands.post("/containers/create", {"Image": image}, name="c1")
-    hands.post("/containers/c1/start")
-    container = hands.inspect("c1")
+    admin = EngineAdmin(engine.endpoint)
+    image = admin.import_image("reconciler-test:crash", 'CMD ["/bin/sleep", "1000000"]')
+    admin.post("/containers/create", {"Image": image}, name="c1")
+    admin.post("/containers/c1/start")
+    container = admin.inspect("c1")
     assert container is not None
     process = Path("/proc") / str(container["State"]["Pid"])
     await engine.kill()
@@ -131,12 +131,12 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
     engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
-        hands = Hands(engine.endpoint)
-        image = hands.import_image("reconciler-test:1")
+        admin = EngineAdmin(engine.endpoint)
+        image = admin.import_image("reconciler-test:1")
         body = {"Image": image, "Cmd": ["/bin/sleep", "1000000"]}
-        container_id = hands.post("/containers/create", body, name="half")["Id"]
-        hands.post(f"/containers/{container_id}/start")
-        container = hands.inspect("half")
+        container_id = admin.post("/containers/create", body, name="half")["Id"]
+        admin.post(f"/containers/{container_id}/start")
+        container = admin.inspect("half")
         assert container is not None
         await engine.kill()
         tasks = folder / "exec" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
@@ -147,7 +147,7 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
         for process in (*mentioning(folder), container["State"]["Pid"]):
             os.kill(process, signal.SIGKILL)
         await engine.start(folder)
-        hands.post(f"/containers/{container_id}/start")
+        admin.post(f"/containers/{container_id}/start")
     finally:
         await engine.stop()
     assert_nothing_is_left(folder)
@@ -159,9 +159,9 @@ async def test_nothing_is_left_where_a_folders_name_is_not_plain(folder: Path) -
     engine = DockerEngine(isolated=True)
     try:
         await engine.start(plain)
-        hands = Hands(engine.endpoint)
-        body = {"Image": hands.import_image("reconciler-test:1"), "Cmd": ["/bin/sleep", "1000000"]}
-        hands.post(f"/containers/{hands.post('/containers/create', body)['Id']}/start")
+        admin = EngineAdmin(engine.endpoint)
+        body = {"Image": admin.import_image("reconciler-test:1"), "Cmd": ["/bin/sleep", "1000000"]}
+        admin.post(f"/containers/{admin.post('/containers/create', body)['Id']}/start")
         await engine.kill()
     finally:
         await engine.stop()

@@ -20,7 +20,7 @@ import pytest
 from infra.components import Component, ComponentError, postgres
 from infra.components.postgres import MAX_FOLDER_BYTES, Postgres
 from tests.folders import short_folder
-from tests.postgres import hands
+from tests.postgres import connect_superuser
 
 pytestmark = [pytest.mark.postgres]
 
@@ -87,7 +87,7 @@ async def server() -> AsyncIterator[Postgres]:
 
 
 async def answers(server: Postgres) -> bool:
-    async with await hands(server) as connection:
+    async with await connect_superuser(server) as connection:
         cursor = await connection.execute("SELECT 1")
         return await cursor.fetchone() == (1,)
 
@@ -100,7 +100,7 @@ async def test_it_starts_stops_and_starts_again_on_its_folder_and_port(
     assert component.is_running
     assert await answers(server)
     port = server.port
-    async with await hands(server) as connection:
+    async with await connect_superuser(server) as connection:
         await connection.execute("CREATE DATABASE kept")
         began = time.monotonic()
         await component.stop()  # a session does not keep it
@@ -108,7 +108,7 @@ async def test_it_starts_stops_and_starts_again_on_its_folder_and_port(
     assert not component.is_running
     await component.start(cluster)
     assert server.port == port
-    await (await hands(server, "kept")).close()
+    await (await connect_superuser(server, "kept")).close()
     with pytest.raises(ComponentError, match="already running"):
         await component.start(cluster)
 
@@ -118,7 +118,7 @@ async def test_it_can_be_killed_and_its_folder_used_at_once(
 ) -> None:
     await server.start(cluster)
     for _ in range(3):
-        connection = await hands(server)
+        connection = await connect_superuser(server)
         await server.kill()
         assert not server.is_running
         await server.start(cluster)
@@ -173,7 +173,7 @@ async def test_no_client_connects_without_a_password_except_through_its_own_fold
     assert stat.S_IMODE((cluster / "data").stat().st_mode) == 0o700
     with pytest.raises(psycopg.OperationalError, match=r"reject|no pg_hba"):
         log_in("127.0.0.1", server, "postgres", "")
-    async with await hands(server) as connection:
+    async with await connect_superuser(server) as connection:
         await connection.execute("DROP ROLE IF EXISTS guest")
         await connection.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
     for host in ("127.0.0.1", str(server.socket)):

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
     human = Human(api_url)
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         world.kinds = KindRegistry([SHAPE, PALETTE])
         await world.start_reconciler()
         await world.configure(api_config(human.url))
@@ -42,11 +42,11 @@ async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
             CONFIG,
         )
         yield world
-    await human.leaves()
+    await human.close()
 
 
 async def colors(world: World) -> dict[str, str]:
-    return {each["name"]: each["color"] for each in await world.human.sees_all()}
+    return {each["name"]: each["color"] for each in await world.human.list_all()}
 
 
 async def until_ready(world: World, key: ResourceKey) -> None:

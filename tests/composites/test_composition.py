@@ -45,7 +45,7 @@ async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
     red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
     assert len(red) == 1, "what stays is not touched"
 
-    await world.tell(WARM, Withdrawn())
+    await world.publish(WARM, Withdrawn())
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {}
     await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), "Deleted")
@@ -54,9 +54,9 @@ async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
 async def test_an_idle_composite_writes_no_event(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     position_before = await world.log.last_position()
-    await world.observed_again(4)
+    await world.until_observed_again(4)
     assert await world.log.last_position() == position_before
 
 
@@ -78,7 +78,7 @@ async def test_a_part_that_is_edited_withdrawn_or_painted_out_of_band_is_restore
         return (await colors(world)).get("warm-yellow") == "Yellow"
 
     await world.until(is_there_again, "it is declared again")
-    await world.human.changes("warm-red", color="Green")
+    await world.human.update("warm-red", color="Green")
 
     async def is_painted() -> bool:
         return (await colors(world)).get("warm-red") == "Red"
@@ -104,7 +104,7 @@ async def test_of_two_that_declare_one_part_one_owns_it_and_the_other_gives_the_
 
     await world.declare("mine", color="Green")
     await world.until_outcome("mine", "Converged")
-    await world.tell(WARM, Withdrawn())
+    await world.publish(WARM, Withdrawn())
     await until_ready(world, other_key)
     assert (await colors(world)).keys() == {"warm-red", "warm-blue", "mine"}
 
@@ -158,8 +158,8 @@ def test_a_set_names_no_resources_of_other_namespaces(field: str):
 async def test_the_parts_that_a_withdrawn_resource_waits_for_are_named(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
-    await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
-    await world.tell(WARM, Withdrawn())
+    await world.publish(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
+    await world.publish(WARM, Withdrawn())
 
     async def is_named() -> bool:
         row = await world.client.status(WARM)
@@ -167,7 +167,7 @@ async def test_the_parts_that_a_withdrawn_resource_waits_for_are_named(world: Wo
 
     await world.until(is_named, "the blocker is named")
     assert set(await colors(world)) == {"warm-red"}
-    await world.tell(shape("warm-red"), FinalizerReleased("billing"), "finalizer")
+    await world.publish(shape("warm-red"), FinalizerReleased("billing"), "finalizer")
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {}
 
@@ -240,7 +240,7 @@ async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: Wo
     await world.configure(api_config(world.human.url))
     await until_ready(world, WARM)
     attempts = await tries()
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert await tries() == attempts
     row = await world.client.status(WARM)
     assert row is not None
@@ -250,7 +250,7 @@ async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: Wo
 async def test_a_refused_part_is_declared_again_at_a_requested_refresh(world: World):
     await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
     await world.configure(api_config(world.human.url))
-    await world.tell(WARM, ReconcileRequested("the prefix is gone"))
+    await world.publish(WARM, ReconcileRequested("the prefix is gone"))
     await until_ready(world, WARM)
     assert await colors(world) == {"warm-red": "Red"}
 
@@ -260,7 +260,7 @@ async def withdraw_set_by_hand(world: World) -> None:
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.stop_reconciler()
-    await world.tell(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), Withdrawn())
+    await world.publish(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), Withdrawn())
 
 
 async def test_a_set_withdrawn_out_of_band_leaves_no_unmanaged_part(world: World):
@@ -279,7 +279,7 @@ async def test_a_set_withdrawn_out_of_band_leaves_no_unmanaged_part(world: World
 
 async def test_deleting_a_composite_deletes_the_parts_of_a_set_withdrawn_out_of_band(world: World):
     await withdraw_set_by_hand(world)
-    await world.tell(WARM, Withdrawn())
+    await world.publish(WARM, Withdrawn())
     await world.start_reconciler()
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {}
@@ -293,7 +293,7 @@ async def test_a_part_that_is_only_observed_is_ready_when_it_is_there(world: Wor
         return "ObserveOnly" in (await why_not_ready(world))[1]
 
     await world.until(is_missed, "it is not there yet")
-    await world.human.makes("warm-red", labels={"palette": "warm"})
+    await world.human.create("warm-red", labels={"palette": "warm"})
     await until_ready(world, WARM)
     assert await world.human.effects() == ["human POST"]
 
@@ -307,7 +307,7 @@ async def why_not_ready(world: World) -> tuple[str, str]:
 async def test_37_a_rollout_without_progress_is_stalled_across_a_restart_until_it_moves(
     world: World,
 ):
-    await world.human.breaks(error_rate=1.0)
+    await world.human.inject_faults(error_rate=1.0)
     await world.declare_all([palette("warm", "Red", deadline=2.0)])
 
     async def is_stalled() -> bool:
@@ -322,7 +322,7 @@ async def test_37_a_rollout_without_progress_is_stalled_across_a_restart_until_i
     assert "no progress since 20" in (await why_not_ready(world))[1]
     assert "waits for default/Shape/warm-red" in (await why_not_ready(world))[1]
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await until_ready(world, WARM)
     noted = every(ProgressNoted, await world.facts(WARM))
     assert [bool(each.at) for each in noted] == [True, False, False]
@@ -350,7 +350,7 @@ async def test_a_part_that_a_user_took_over_does_not_delay_its_parents_deletion(
     await until_ready(world, WARM)
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged", generation=2)
-    await world.tell(WARM, Withdrawn())
+    await world.publish(WARM, Withdrawn())
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {"warm-red": "Green"}
 
@@ -365,16 +365,16 @@ async def test_what_is_released_keeps_its_parts_also_one_that_was_edited(world: 
     await world.declare_all([edited])
     await world.until_outcome("warm-red", "Converged", generation=2)
     await world.until_outcome(WARM, "Drifted")
-    await world.tell(WARM, Withdrawn())
+    await world.publish(WARM, Withdrawn())
     await world.until_outcome(WARM, "Released")
-    await world.observed_again(2)
+    await world.until_observed_again(2)
     assert await colors(world) == {"warm-red": "Green", "warm-yellow": "Yellow"}
 
 
 async def test_an_adopted_set_loses_its_surplus_parts(world: World):
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), deletion="Orphan")])
     await until_ready(world, WARM)
-    await world.tell(WARM, Withdrawn())
+    await world.publish(WARM, Withdrawn())
     await world.until_outcome(WARM, "Released")
     await world.declare_all([with_policy(palette("warm", "Red"), adoption="Adopt")])
 
@@ -403,7 +403,7 @@ async def test_a_set_written_by_another_client_hides_no_other_object(world: Worl
 async def test_a_removed_part_that_a_user_declares_again_belongs_to_the_user(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
-    await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
+    await world.publish(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
     await world.declare_all([palette("warm", "Yellow")])
     await world.until_outcome("warm-red", "Held")
     await world.declare("warm-red", color="Green")

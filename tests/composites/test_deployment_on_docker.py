@@ -41,7 +41,7 @@ APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 @pytest.fixture
 def prefix(engine: TestEngine, unique: str) -> Iterator[str]:
     yield unique
-    engine.hands.remove_all(unique)
+    engine.admin.remove_all(unique)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def docked(
     tmp_path: Path, api_url: str, engine: TestEngine, prefix: str
 ) -> AsyncGenerator[World]:
     human = Human(api_url)
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         world.kinds = KindRegistry([CONTAINER, DEPLOYMENT, ROUTE])
         await world.start_reconciler()
         quick = Retry(initial_seconds=0.2, max_seconds=1.0)
@@ -76,7 +76,7 @@ async def docked(
             "composition",
         )
         yield world
-    await human.leaves()
+    await human.close()
 
 
 def deployment(name: str, image: str, command: list[str], replicas: int = 3) -> Manifest:
@@ -129,7 +129,7 @@ async def fewest_running(engine: TestEngine, prefix: str) -> AsyncGenerator[list
 
 
 def running(engine: TestEngine, prefix: str) -> list[dict[str, Any]]:
-    containers: list[dict[str, Any]] = engine.hands.http.get("/containers/json").json()
+    containers: list[dict[str, Any]] = engine.admin.http.get("/containers/json").json()
     return [each for each in containers if each["Names"][0].startswith(f"/{prefix}")]
 
 
@@ -179,7 +179,7 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
 
     outcomes = every(OutcomeRecorded, await docked.facts(key))
     assert "Failed" not in {each.outcome for each in outcomes}
-    await docked.tell(key, Withdrawn())
+    await docked.publish(key, Withdrawn())
     await docked.until_outcome(key, "Deleted")
     assert running(engine, prefix) == []
 
@@ -234,7 +234,7 @@ async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
     await until_ready(docked, key, 1)
     await docked.until_outcome(route.key, "Converged")
     url = f"http://127.0.0.1:{caddy_server.http_port}/"
-    async with Visitors(url, host).asking() as visitors:
+    async with Visitors(url, host).send_requests() as visitors:
         await docked.until(lambda: has_answers(visitors, "version-1", 50), "they are answered")
         await docked.declare_all([version(2)])
         await until_ready(docked, key, 2)
@@ -242,7 +242,7 @@ async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
     assert visitors.failed == []
     assert visitors.answers.keys() == {"version-1\n", "version-2\n"}
     for each in (route.key, key):
-        await docked.tell(each, Withdrawn())
+        await docked.publish(each, Withdrawn())
         await docked.until_outcome(each, "Deleted")
 
 
@@ -258,7 +258,7 @@ async def test_37_a_container_that_is_removed_out_of_band_is_recreated_by_its_ow
     await docked.declare_all([deployment(key.name, engine.image, command, 2)])
     await until_ready(docked, key, 1)
     deleted_id = running(engine, prefix)[0]["Id"]
-    engine.hands.delete(f"/containers/{deleted_id}", force="true")
+    engine.admin.delete(f"/containers/{deleted_id}", force="true")
 
     async def is_healed() -> bool:
         containers = await asyncio.to_thread(running, engine, prefix)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.runner import Cli, Up, up
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
 
 pytestmark = [pytest.mark.own_dockerd, pytest.mark.slow]
@@ -27,14 +27,14 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.cli = Cli(folder)
         self.running: Up
-        self.hands: Hands
+        self.admin: EngineAdmin
         self._up = ExitStack()
 
     def start(self) -> None:
         self.running = self._up.enter_context(
             up(self.cli, "--no-api", "--with", "docker,composition")
         )
-        self.hands = Hands(self.running.ready["components"]["docker"])
+        self.admin = EngineAdmin(self.running.ready["components"]["docker"])
 
     def kill(self) -> None:
         self.running.process.kill()
@@ -66,7 +66,7 @@ class Machine:
         self.cli.ok("apply", "-f", "-", text=json.dumps(manifest))
 
     def containers(self) -> list[dict[str, Any]]:
-        return self.hands.http.get("/containers/json", params={"all": "1"}).json()
+        return self.admin.http.get("/containers/json", params={"all": "1"}).json()
 
     def commands(self) -> list[str]:
         return sorted(f"{each['Command']} {each['State']}" for each in self.containers())
@@ -107,7 +107,7 @@ def machine() -> Iterator[Machine]:
 @pytest.mark.timeout(300)
 def test_37_a_roll_continues_after_any_process_is_killed(machine: Machine) -> None:
     chance = random.Random(37)
-    image = machine.hands.import_image("web:1", "ENV PATH=/bin")
+    image = machine.admin.import_image("web:1", "ENV PATH=/bin")
 
     def die_within(seconds: float) -> None:
         time.sleep(chance.uniform(0.1, seconds))

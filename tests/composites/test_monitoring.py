@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.runner import REPOSITORY, Cli, up
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
 from tests.host_access import allow_more
 from tests.needs import skip_unless_in_ci
@@ -44,8 +44,8 @@ def generations(parts: dict[str, Any]) -> dict[str, Any]:
 class Monitoring:
     """The stack as its people see it."""
 
-    def __init__(self, shell: Shell, root: Path, hands: Hands) -> None:
-        self.shell, self.root, self.hands = shell, root, hands
+    def __init__(self, shell: Shell, root: Path, admin: EngineAdmin) -> None:
+        self.shell, self.root, self.admin = shell, root, admin
         self._rest = iter(commands(str(root)))
 
     def go_on(self, last: str) -> str:
@@ -94,8 +94,8 @@ class Monitoring:
             for path in self.root.rglob("*")
             if path.is_file() and not path.name.startswith(".reconciler-")
         }
-        containers = {f"Container{each['Names'][0]}" for each in self.hands.containers("")}
-        volumes = self.hands.http.get("/volumes").json()["Volumes"] or ()
+        containers = {f"Container{each['Names'][0]}" for each in self.admin.containers("")}
+        volumes = self.admin.http.get("/volumes").json()["Volumes"] or ()
         return files | containers | {f"Volume/{each['Name']}" for each in volumes}
 
 
@@ -111,10 +111,10 @@ def monitoring() -> Iterator[Monitoring]:
             manifests = folder / "examples/monitoring/manifests.yaml"
             manifests.write_text(manifests.read_text().replace(ROOT, str(root)))
             allow_more(cli, "docker", binds=f"{root}/*/*")
-            hands = Hands(running.ready["components"]["docker"])
-            hands.import_image("busybox:1", "ENV PATH=/bin")
-            yield Monitoring(Shell(cli), root, hands)
-            hands.remove_all("")
+            admin = EngineAdmin(running.ready["components"]["docker"])
+            admin.import_image("busybox:1", "ENV PATH=/bin")
+            yield Monitoring(Shell(cli), root, admin)
+            admin.remove_all("")
             assert running.stop()[0] == 0
 
 
@@ -131,7 +131,7 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
     assert len(objects_before) == 11
     assert parts_before.keys() > GRAFANA
     config = (monitoring.root / "mon/prometheus.yml").read_text()
-    alertmanager = monitoring.hands.inspect("mon-alertmanager")
+    alertmanager = monitoring.admin.inspect("mon-alertmanager")
     assert alertmanager is not None
     address = alertmanager["NetworkSettings"]["IPAddress"]
     assert config == f"retention: 30d\nalertmanager: {address}\n"

@@ -44,7 +44,7 @@ BOARD_KEY = ResourceKey("default", "Board", "b")
 @pytest.fixture
 async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
     human = Human(api_url)
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         world.kinds = KindRegistry([SHAPE, BOARD])
         await world.start_reconciler()
         await world.configure(api_config(human.url))
@@ -58,16 +58,16 @@ async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
             )
             await world.configure(config, name)
         yield world
-    await human.leaves()
+    await human.close()
 
 
 async def colors(world: World) -> dict[str, str]:
-    return {each["name"]: each["color"] for each in await world.human.sees_all()}
+    return {each["name"]: each["color"] for each in await world.human.list_all()}
 
 
 async def objects(world: World) -> dict[str, tuple[str, str]]:
     """What is there, by name: which object it is, and which version."""
-    shapes = await world.human.sees_all()
+    shapes = await world.human.list_all()
     return {each["name"]: (each["uid"], str(each["version"])) for each in shapes}
 
 
@@ -135,7 +135,7 @@ async def test_a_part_is_switched_off_and_on_and_all_others_are_left_alone(world
     after = await objects(world)
     assert {name for name in before if after[name] != before[name]} == {"t-side"}
 
-    await world.tell(KEY, Withdrawn())
+    await world.publish(KEY, Withdrawn())
     await world.until_outcome(KEY, "Deleted")
     assert await colors(world) == {}
     await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Trio-t"), "Deleted")
@@ -143,16 +143,16 @@ async def test_a_part_is_switched_off_and_on_and_all_others_are_left_alone(world
 
 async def test_an_idle_composite_writes_no_event(world: World):
     await declare_and_wait(world)
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     position_before = await world.log.last_position()
-    await world.observed_again(4)
+    await world.until_observed_again(4)
     assert await world.log.last_position() == position_before
 
 
 async def test_created_parts_are_left_alone_and_present_parts_are_restored(world: World):
     await declare_and_wait(world)
-    await world.human.changes("t-base", color="Green")
-    await world.human.changes("t-middle", color="Green")
+    await world.human.update("t-base", color="Green")
+    await world.human.update("t-middle", color="Green")
     await until_colors(world, **{**ALL, "t_base": "Green"})
 
     await world.declare_all([trio(dots=["a"], color="Blue")])
@@ -164,7 +164,7 @@ async def test_created_parts_are_left_alone_and_present_parts_are_restored(world
     await world.until_outcome("t-base", "Converged", generation=2)
     await world.declare_all([trio(dots=["a", "b"], color="Blue")])
     await until_ready(world, generation=3)
-    await world.observed_again(2)
+    await world.until_observed_again(2)
     expected = {**ALL, "t_base": "Purple", "t_middle": "Blue", "t_dot_b": "Black"}
     await until_colors(world, **expected)
 
@@ -212,7 +212,7 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
 
     await world.declare_all([trio(dots=["a"], divisor=0)])
     await world.until_outcome(KEY, "Failed", generation=4)
-    await world.tell(KEY, Withdrawn())
+    await world.publish(KEY, Withdrawn())
     await world.until_outcome(KEY, "Deleted")
     assert {each for each in await colors(world) if each.startswith("t-")} == set()
 
@@ -242,14 +242,14 @@ async def test_a_part_that_its_kind_refuses_is_named_and_nothing_is_made(world: 
 
 async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withdrawn(world: World):
     await declare_and_wait(world)
-    await world.tell(DEFINITION, Withdrawn())
+    await world.publish(DEFINITION, Withdrawn())
     await world.until_outcome(DEFINITION, "Deleted")
     await world.restart_reconciler()
     new = trio("new")
     assert not (await world.ask(new.key, Declared(new))).accepted
-    await world.human.deletes("t-side")
+    await world.human.delete("t-side")
     await until_colors(world, **ALL)
-    await world.tell(KEY, Withdrawn())
+    await world.publish(KEY, Withdrawn())
     await world.until_outcome(KEY, "Deleted")
     assert await colors(world) == {}
 
@@ -325,7 +325,7 @@ async def test_the_board_of_the_page_is_made_painted_and_taken_apart(world: Worl
     }
     corners = {"b_corner_0": "Blue", "b_corner_1": "Blue"}
     await until_colors(world, b_frame="Black", b_badge="Red", **corners)
-    frame = await world.human.sees("b-frame")
+    frame = await world.human.get("b-frame")
     assert (frame["type"], frame["labels"]["first-color"]) == ("Square", "Black")
     before = await objects(world)
 
@@ -335,7 +335,7 @@ async def test_the_board_of_the_page_is_made_painted_and_taken_apart(world: Worl
     )
     await until_ready(world, BOARD_KEY, 2)
     await until_colors(world, b_frame="White", b_badge="Red", **corners)
-    frame = await world.human.sees("b-frame")
+    frame = await world.human.get("b-frame")
     assert (frame["type"], frame["labels"]["first-color"]) == ("Square", "Black")
     after = await objects(world)
     assert {name for name in before if after[name] != before[name]} == {"b-frame"}
@@ -344,8 +344,8 @@ async def test_the_board_of_the_page_is_made_painted_and_taken_apart(world: Worl
     await until_ready(world, BOARD_KEY, 3)
     await until_colors(world, **corners)
     position = await world.log.last_position()
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert await world.log.last_position() == position, "an idle one is silent"
-    await world.tell(BOARD_KEY, Withdrawn())
+    await world.publish(BOARD_KEY, Withdrawn())
     await world.until_outcome(BOARD_KEY, "Deleted")
     assert await colors(world) == {}

@@ -65,7 +65,7 @@ async def test_27_a_part_that_changes_says_what_of_it(world: World):
     await world.declare_all([palette("warm", "Red", type="Circle")])
 
     async def is_round() -> bool:
-        return (await world.human.sees("warm-red"))["type"] == "Circle"
+        return (await world.human.get("warm-red"))["type"] == "Circle"
 
     await world.until(is_round, "it is what was planned")
 
@@ -91,7 +91,7 @@ async def test_a_refreshed_plan_lists_the_apis_of_parts(world: World):
 async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
-    await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
+    await world.publish(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
 
     async def is_held() -> bool:
         row = await world.client.status(shape("warm-red"))

@@ -1,4 +1,4 @@
-"""Every case of the corpus on the real bus: a dead letter with its reason, no delay of others."""
+"""Every case of the corpus on the real bus: a dead letter with its reason; no other is delayed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reconciler.sdk.dead_letters import DeadLetter
 from tests.corpus.cases import Case, cases
 from tests.jetstream.raw import publish_raw
 from tests.scenarios.conftest import api_url, world
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World
 
 __all__ = ["api_url", "bare_world", "world"]
 
 CASES = cases()
-_ASKED_FOR = ("desired", "finalizer", "approval")
+_REQUEST_TYPES = ("desired", "finalizer", "approval")
 
 
 def headers_of(case: Case, inbox: str) -> bytes:
@@ -39,7 +39,7 @@ def message_id(case: Case) -> str:
 
 
 async def publish_all(world: World) -> dict[str, Reply]:
-    """Publish every case by hand, and the answers that come."""
+    """Publish every case; return the answers as they arrive."""
     inbox = world.nc.new_inbox()
     answers: dict[str, Reply] = {}
 
@@ -63,7 +63,7 @@ async def publish_all(world: World) -> dict[str, Reply]:
     return answers
 
 
-async def rejected(world: World) -> dict[str, OutcomeRecorded]:
+async def read_rejections(world: World) -> dict[str, OutcomeRecorded]:
     messages = await read_subject(world.nc, REJECTIONS, "rejection.>")
     events = [decode_log(each.payload) for each in messages]
     return {
@@ -77,7 +77,7 @@ def problem(
     answers: Mapping[str, Reply],
     outcomes: Mapping[str, OutcomeRecorded],
 ) -> str | None:
-    """Say what is not as the case expects; None if all is."""
+    """Return how the result differs from the case, None if it does not."""
     letter, answer = dead_letters.get(message_id(case)), answers.get(case.name)
     if answer is None:
         return "no answer"
@@ -93,18 +93,18 @@ def problem(
     if case.reason not in letter.record.reason:
         return f"reason {letter.record.reason}"
     if not letter.record.payload_truncated and letter.payload != case.payload_bytes:
-        return "another payload was kept"
-    is_asked_for = case.subject.split(".")[1] in _ASKED_FOR
-    if isinstance(letter.resource, ResourceKey) and is_asked_for and case.name not in outcomes:
+        return "a different payload was stored"
+    is_request = case.subject.split(".")[1] in _REQUEST_TYPES
+    if isinstance(letter.resource, ResourceKey) and is_request and case.name not in outcomes:
         return "no rejected outcome"
     return None
 
 
 async def test_every_case_is_reported_and_delays_no_other_message(world: World) -> None:
     answers = await publish_all(world)
-    await world.declare("neighbour")
+    await world.declare("neighbor")
 
-    await world.until_outcome("neighbour", "Converged")
+    await world.until_outcome("neighbor", "Converged")
     await world.until_settled()
 
     async def is_answered() -> bool:
@@ -112,7 +112,7 @@ async def test_every_case_is_reported_and_delays_no_other_message(world: World) 
 
     await world.until(is_answered, f"replies for {CASES.keys() - answers.keys()}")
     dead_letters = {each.record.message_id: each for each in await world.client.dead_letters()}
-    outcomes = await rejected(world)
+    outcomes = await read_rejections(world)
     wrong = {name: problem(case, dead_letters, answers, outcomes) for name, case in CASES.items()}
     assert [f"{name}: {why}" for name, why in wrong.items() if why is not None] == []
     expected = [case for case in CASES.values() if case.expected != "accepted"]

@@ -1,4 +1,4 @@
-"""Whatever bytes come in, the decoders give a message or say why not, and nothing else happens."""
+"""For any bytes, the decoders return a message or raise a documented error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PART_SEED = encode_listing_part(
 )
 DEEP = b'{"a":' * 5_000 + b"1" + b"}" * 5_000
 
-quickly = settings(
+fuzz_settings = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 json_values = st.recursive(
@@ -67,8 +67,8 @@ json_values = st.recursive(
 
 
 @st.composite
-def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
-    """Take a message that nearly is one, and cut, put in, double or overwrite something."""
+def mutated_bytes(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """Delete, insert, repeat or overwrite bytes of a valid message."""
     payload = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(payload)))
@@ -79,8 +79,8 @@ def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 
 
 @st.composite
-def replaced(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
-    """Take a message, and put another value at some place of its tree."""
+def mutated_tree(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """Replace a random value in the tree of a valid message."""
     tree = msgspec.json.decode(draw(st.sampled_from(seeds)))
     holder, key = tree, draw(st.sampled_from(sorted(tree)))
     while isinstance(holder[key], dict) and holder[key] and draw(st.booleans()):
@@ -120,15 +120,13 @@ def _is_object(payload: bytes) -> bool:
 
 
 OBJECTS = [seed for seed in SEEDS if _is_object(seed) and seed != b"{}"]
-messages = st.binary(max_size=200) | mutated(SEEDS) | replaced(OBJECTS)
+messages = st.binary(max_size=200) | mutated_bytes(SEEDS) | mutated_tree(OBJECTS)
 
 
-@quickly
+@fuzz_settings
 @given(messages, st.sampled_from(INTAKE_KINDS))
 @example(DEEP, "desired")
-def test_the_intake_is_read_or_refused_and_what_is_read_can_be_decided(
-    payload: bytes, what: Intake
-) -> None:
+def test_intake_messages_are_refused_or_can_be_decided(payload: bytes, what: Intake) -> None:
     try:
         message = decode_intake(payload, expected=what, fallback_id="m")
     except InvalidMessageError:
@@ -141,16 +139,16 @@ def test_the_intake_is_read_or_refused_and_what_is_read_can_be_decided(
         assert decode_log(encode_log(each)) == each
 
 
-@quickly
-@given(st.binary(max_size=200) | mutated([PART_SEED]) | replaced([PART_SEED]))
+@fuzz_settings
+@given(st.binary(max_size=200) | mutated_bytes([PART_SEED]) | mutated_tree([PART_SEED]))
 @example(DEEP)
 def test_parts_of_listings_are_read_or_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidMessageError):
         decode_listing_part(payload)
 
 
-@quickly
-@given(st.binary(max_size=200) | mutated([LOG_SEED]) | replaced([LOG_SEED]))
+@fuzz_settings
+@given(st.binary(max_size=200) | mutated_bytes([LOG_SEED]) | mutated_tree([LOG_SEED]))
 @example(DEEP)
 def test_events_of_the_log_are_read_or_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidMessageError):
@@ -158,14 +156,14 @@ def test_events_of_the_log_are_read_or_refused(payload: bytes) -> None:
         assert decode_log(encode_log(read)) == read
 
 
-@quickly
+@fuzz_settings
 @given(json_values | json_values.map(_manifest_with))
-def test_manifests_are_taken_or_refused(manifest: Any) -> None:
+def test_manifests_are_accepted_or_refused(manifest: Any) -> None:
     with contextlib.suppress(InvalidManifestError, InvalidNameError):
         assert isinstance(check_manifest(manifest), Manifest)
 
 
-@quickly
+@fuzz_settings
 @given(st.text(max_size=60) | st.from_regex(r"in\.[0-9]\.desired\.\w+\.\w+\.\w+", fullmatch=True))
 def test_subjects_are_read_or_refused(subject: str) -> None:
     for parse in (parse_stored_intake, parse_intake):

@@ -57,7 +57,7 @@ async def kinds_matrix(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lane]:
     """A bus and an API for all tests of a module; use objects with names of your own."""
-    async with Lane(tmp_path_factory.mktemp("lane")).here() as lane:
+    async with Lane(tmp_path_factory.mktemp("lane")).open() as lane:
         await lane.settle()
         yield lane
 

@@ -48,7 +48,7 @@ from tests.crashes.roles import SECRETS
 from tests.faulty_api import FaultyApi
 from tests.host_access import EVERYTHING
 from tests.judge.from_bus import check
-from tests.judge.history import Acknowledged
+from tests.judge.history import AcknowledgedMessage
 
 ACTOR = "team-a"
 LEASE_SECONDS = 1.0
@@ -68,7 +68,7 @@ class Lane:
     def __init__(self, folder: Path) -> None:
         self.server = EmbeddedServer()
         self.api = FaultyApi()
-        self.acknowledged: list[Acknowledged] = []
+        self.acknowledged: list[AcknowledgedMessage] = []
         self.by_hand: set[str] = set()
         self.configured: set[str] = set()
         self.nc: Client
@@ -81,7 +81,7 @@ class Lane:
     # --- beginning and end
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[Lane]:
+    async def open(self) -> AsyncGenerator[Lane]:
         """Start the servers, and end everything afterwards."""
         await ready_to_fork()
         try:
@@ -170,7 +170,7 @@ class Lane:
         """Declare many resources at once, or take them back; when it returns, the bus has it."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
-        acknowledged: list[Acknowledged] = []
+        acknowledged: list[AcknowledgedMessage] = []
         for name in names:
             metadata, spec = Metadata(name), {"type": "Square", "color": "Red"}
             data = (
@@ -183,7 +183,7 @@ class Lane:
             messages.append(
                 OutgoingMessage(intake("desired", key(name)), payload, {MESSAGE_ID: identity})
             )
-            acknowledged.append(Acknowledged(key(name), identity))
+            acknowledged.append(AcknowledgedMessage(key(name), identity))
         await store_all(self.nc, messages)
         self.acknowledged += acknowledged
 
@@ -234,7 +234,7 @@ class Lane:
             return True
 
         await self.until(stored, f"{of} is declared")
-        self.acknowledged.append(Acknowledged(of, identity))
+        self.acknowledged.append(AcknowledgedMessage(of, identity))
         return identity
 
     async def withdraw_config(self, name: str) -> None:

@@ -114,7 +114,7 @@ class Matrix:
 
     async def _run_lane(self, folder: Path, cases: Sequence[Case]) -> None:
         try:
-            async with self._make_lane(folder).here() as lane:
+            async with self._make_lane(folder).open() as lane:
                 stories = [
                     self._make_story(lane, case, number) for number, case in enumerate(cases)
                 ]

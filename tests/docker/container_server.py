@@ -1,4 +1,4 @@
-"""A server in a container, which stories may kill and start as they do one of this machine."""
+"""A server in a container, which tests may kill and start like a local one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _START_SECONDS = 120  # on a slow disk, the server reads its streams for long be
 
 
 class ContainerServer(EmbeddedServer):
-    """Looks like the embedded server to a story; its folder is in the container.
+    """Has the interface of the embedded server; its data folder is in the container.
 
-    One container serves many stories: a new one finds no streams, whatever the last one left.
+    One container serves many tests; ``empty`` deletes the streams of the previous test.
     """
 
     def __init__(self, container: Container, port: int) -> None:
@@ -37,7 +37,7 @@ class ContainerServer(EmbeddedServer):
         self._data_dir = Path("/data")
 
     async def empty(self) -> None:
-        """Start it if need be, and delete every stream."""
+        """Start the container if necessary, and delete every stream."""
         await self.start(self._data_dir)
         nc = await connect(self.url, name="test")
         names = (await api_request(nc, "STREAM.NAMES", None))["streams"] or ()
@@ -46,7 +46,7 @@ class ContainerServer(EmbeddedServer):
         await nc.close()
 
     async def start(self, data_dir: Path, **_ignored: object) -> str:
-        """Start the container again if it was killed; its data are still there."""
+        """Restart the container if it was killed; its data is still there."""
         await asyncio.to_thread(self._container.start)
         try:
             nc = await connect(self.url, name="test", timeout_seconds=_START_SECONDS)
@@ -62,7 +62,7 @@ class ContainerServer(EmbeddedServer):
         return f"the container is {self._container.attrs['State']}, its log ends with:\n{lines}"
 
     async def kill(self) -> None:
-        """End the server at once, and the container with it."""
+        """Kill the server, and the container with it."""
         from docker.errors import APIError  # noqa: PLC0415 - only where there is an engine
 
         with suppress(APIError):  # it does not run
@@ -71,5 +71,5 @@ class ContainerServer(EmbeddedServer):
         await asyncio.to_thread(self._container.wait)
 
     async def stop(self) -> None:
-        """End it in order."""
+        """Stop the container gracefully."""
         await asyncio.to_thread(self._container.stop)

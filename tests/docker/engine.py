@@ -1,4 +1,4 @@
-"""Whether a Docker Engine answers; as a program, for the shell: exit status 0 if one does."""
+"""Checks whether a Docker Engine answers; run as a program, it exits with 0 if one does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ANSWER_SECONDS = 5
 
 @functools.cache
 def engine_problem() -> str | None:
-    """Say why no Docker Engine can be used; None if one answers at $DOCKER_HOST or its socket."""
+    """Return why no Engine can be used; None if one answers at $DOCKER_HOST or its socket."""
     import docker  # noqa: PLC0415 - 0.2 s that only these tests need
     from docker.errors import DockerException  # noqa: PLC0415
     from requests import RequestException  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The whole reconciler on a server that we did not start."""
+"""The whole reconciler on a server that the product did not start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _declaration(manifest: Manifest) -> IntakeMessageOut:
     return IntakeMessageOut("desired", manifest.key, Declared(manifest), uuid.uuid4().hex)
 
 
-async def test_a_resource_converges_over_a_server_in_a_container(
+async def test_a_resource_converges_on_a_server_in_a_container(
     nats_container: NatsContainer, shapes_url: str
 ) -> None:
     config = Manifest(

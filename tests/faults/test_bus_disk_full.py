@@ -35,7 +35,7 @@ ROOMY = "16g"  # nothing of it is taken until it is written
 CRAMPED_BYTES = 1_000_000
 _CAP_SYS_ADMIN = 21  # of linux/capability.h
 COUNT = 300
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 LONG = {f"example.org/a{number}": "x" * 200 for number in range(40)}
 
 
@@ -93,13 +93,13 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 async def world(tmp_path: Path, disk: Disk) -> AsyncIterator[World]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(disk.folder / "nats", human).here() as world:
+    async with World(disk.folder / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         await world.declare("first")
         await world.until_outcome("first", "Converged")
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 
@@ -165,7 +165,7 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
             )
 
             disk.resize(ROOMY)
-            await client.publish([manifest("afterwards")], timeout_seconds=PATIENCE_SECONDS)
+            await client.publish([manifest("afterwards")], timeout_seconds=TIMEOUT_SECONDS)
             acknowledged.append("afterwards")
             for name in acknowledged:
                 await until_decided(client, name)
@@ -189,7 +189,7 @@ async def publish_until_it_stops(client: Client, acknowledged: list[str]) -> Non
 
 
 async def until_decided(client: Client, name: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             with contextlib.suppress(BusError):
                 if await client.history(f"default/Shape/{name}"):

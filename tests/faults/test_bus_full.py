@@ -22,7 +22,7 @@ from tests.faulty_api import FaultyApi
 from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config, manifest
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 COUNT = 50
 
 
@@ -30,14 +30,14 @@ COUNT = 50
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         await world.declare("first")
         await world.until_outcome("first", "Converged")
         await world.until_settled()
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 

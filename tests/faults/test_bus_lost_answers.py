@@ -18,7 +18,7 @@ from reconciler.wiring import initialize, open_connection, running
 from tests.faults.tcp_proxy import TcpProxy, proxied
 from tests.scenarios.harness import manifest
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
     ):
         _swallow_an_acknowledgement(proxy)
         manifests = [manifest(f"s{number}") for number in range(count)]
-        answers = await client.declare_many(manifests, timeout_seconds=PATIENCE_SECONDS)
+        answers = await client.declare_many(manifests, timeout_seconds=TIMEOUT_SECONDS)
         assert len(proxy.swallowed) == 1
         assert [getattr(answer, "generation", answer) for answer in answers] == [1] * count
         for number in range(count):
@@ -71,8 +71,8 @@ async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_one_genera
         running(direct, ["decider"]),
     ):
         proxy.swallow_one(lambda frame: b'"stream":"INTAKE"' in frame and b'"seq"' in frame)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await client.publish([manifest("foo")], timeout_seconds=PATIENCE_SECONDS)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await client.publish([manifest("foo")], timeout_seconds=TIMEOUT_SECONDS)
         assert len(proxy.swallowed) == 1
         assert await client.observation_time() == 2, "the intake has the repeat as well"
         answer = await client.declare(manifest("foo"))

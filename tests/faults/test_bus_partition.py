@@ -34,11 +34,11 @@ FAULTS: list[tuple[str, set[Way]]] = [
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         roles: list[Role] = ["worker", "observer", "projector"]
         await world.start_reconciler(roles)
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 

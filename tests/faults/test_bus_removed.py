@@ -24,19 +24,19 @@ from tests.scenarios.harness import Human, World, api_config, manifest
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         await world.declare("foo")
         await world.until_outcome("foo", "Converged")
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 
 async def halts(world: World) -> str:
     """Wait until the reconciler ends by itself; give what its process would say."""
-    error = await world.until_it_ends()
+    error = await world.until_reconciler_ends()
     assert error is not None
     buffer = io.StringIO()
     with redirect_stderr(buffer):
@@ -87,7 +87,7 @@ async def test_fault_18_an_intake_that_counts_from_one_again_is_refused(world: W
         Exception, match=r"INTAKE is at position 0, but the log refers to its position \d+"
     ):
         await world.start_reconciler(ROLES)
-    await world.until_it_ends()
+    await world.until_reconciler_ends()
 
 
 @pytest.mark.parametrize("refused", [1, 5, 20], ids="{} refused".format)
@@ -98,7 +98,7 @@ async def test_fault_18_without_the_stream_of_rejections_all_others_continue(
     await delete_stream(world.nc, REJECTIONS)
     names = [f"pink-{number}" for number in range(refused)]
     await world.declare_all([manifest(name, color="Pink") for name in names] + [manifest("bar")])
-    await world.until(lambda: world.human.finds("bar"), "bar is created")
+    await world.until(lambda: world.human.find("bar"), "bar is created")
     [finding] = [each for each in await check_streams(world.nc) if each.verdict == "fail"]
     assert REJECTIONS in finding.details
     assert "reconciler init" in finding.remedy

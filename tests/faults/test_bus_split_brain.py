@@ -61,11 +61,11 @@ class SecondReader(JetStreamIntakeReader):
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 

@@ -38,7 +38,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A world whose log contains an action that no worker has executed yet."""
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         await world.declare("foo")
@@ -52,7 +52,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
         await world.until(is_decided, "bar is decided")
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 
@@ -92,12 +92,12 @@ async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorte
     assert parts.ports.watch is not None
     await wait_until_lost(parts.ports.watch)
     await calls(world)  # what was under way has ended
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     shutil.rmtree(data)
     older.rename(data)
     await world.start_nats()
 
-    error = await world.until_it_ends(PATIENCE_SECONDS)
+    error = await world.until_reconciler_ends(PATIENCE_SECONDS)
     assert error is not None
     buffer = io.StringIO()
     with redirect_stderr(buffer):

@@ -30,7 +30,7 @@ class KeepingApi:
         self.url = ""
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[KeepingApi]:
+    async def open(self) -> AsyncGenerator[KeepingApi]:
         app = web.Application()
         app.router.add_get("/shapes", self._list)
         app.router.add_post("/shapes", self._create)
@@ -76,17 +76,17 @@ async def bus(tmp_path: Path) -> AsyncIterator[World]:
     """A bus with a reconciler; the API is each test's own."""
 
     class Nobody(Human):
-        async def start_afresh(self) -> None: ...
+        async def reset(self) -> None: ...
 
     human = Nobody("http://127.0.0.1:9")
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         yield world
-    await human.leaves()
+    await human.close()
 
 
 async def test_a_kept_conflict_ends_its_action_and_the_next_has_a_new_key(bus: World):
-    async with KeepingApi(passing={"foo"}).here() as api:
+    async with KeepingApi(passing={"foo"}).open() as api:
         await bus.configure(api_config(api.url))
         await bus.declare("foo")
         await bus.until_outcome("foo", "Converged", generation=1)
@@ -100,7 +100,7 @@ async def test_a_kept_conflict_ends_its_action_and_the_next_has_a_new_key(bus: W
 
 
 async def test_a_request_that_still_runs_under_the_key_is_waited_for(bus: World):
-    async with KeepingApi(passing=set(), running=3).here() as api:
+    async with KeepingApi(passing=set(), running=3).open() as api:
         await bus.configure(api_config(api.url))
         await bus.declare("foo")
         await bus.until_outcome("foo", "Converged", generation=1)

@@ -26,7 +26,7 @@ from reconciler.roles.decider.postponed import MAX_POSTPONED
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 UNUSABLE = 20_000
 NEIGHBOURS = 40
 HOSTILE = ResourceKey("hostile", "Shape", "bad")
@@ -38,11 +38,11 @@ QUARTER = MAX_POSTPONED
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         yield world
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 
@@ -94,7 +94,7 @@ async def until_discarded(world: World, expected: int, namespace: str = HOSTILE.
         return await discarded(world, namespace) >= expected
 
     what = f"{expected} messages are counted"
-    await world.until(is_counted, what, seconds=PATIENCE_SECONDS)
+    await world.until(is_counted, what, seconds=TIMEOUT_SECONDS)
     assert await discarded(world, namespace) == expected
 
 
@@ -112,7 +112,7 @@ async def others_converge(world: World) -> None:
     await world.declare_all([manifest(name) for name in names])
     for name in names:
         key = f"default/Shape/{name}"
-        outcome = await world.client.wait_for(key, generation=1, timeout_seconds=PATIENCE_SECONDS)
+        outcome = await world.client.wait_for(key, generation=1, timeout_seconds=TIMEOUT_SECONDS)
         assert outcome.outcome == "Converged"
 
 
@@ -173,7 +173,7 @@ async def test_fault_28_a_decider_that_takes_over_comes_back_under_the_quarter(
     await limit_dead_letters(world, 1)
     for _ in range(2):
         await flood(world, intake("desired", HOSTILE), count=3 * QUARTER)
-        await world.until(is_under_the_quarter, "a quarter waits", seconds=PATIENCE_SECONDS)
+        await world.until(is_under_the_quarter, "a quarter waits", seconds=TIMEOUT_SECONDS)
         await world.restart_reconciler()
     await others_converge(world)
     assert await discarded(world) == 5 * QUARTER
@@ -196,6 +196,6 @@ async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: W
     async def are_stored() -> bool:
         return len(await world.dead_letters()) == 2 * QUARTER
 
-    await world.until(are_stored, "each is a dead letter", seconds=PATIENCE_SECONDS)
+    await world.until(are_stored, "each is a dead letter", seconds=TIMEOUT_SECONDS)
     assert {each.stage for each in await world.dead_letters()} == {"decision"}
     assert await discarded(world) == 0

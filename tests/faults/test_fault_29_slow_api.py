@@ -29,13 +29,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A world whose human is in the slow API; ``default`` is a fast one."""
     fast, slow = FaultyApi(), FaultyApi()
     human = Human(await slow.start(tmp_path / "slow", latency_ms=1000 * SECONDS_A_CALL))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(await fast.start(tmp_path / "fast"), resync=3600))
         limits = Limits(concurrency=CONCURRENCY)
         await world.configure(api_config(human.url, resync=3600, limits=limits), name="slow")
         yield world
-    await human.leaves()
+    await human.close()
     await fast.stop()
     await slow.stop()
 

@@ -1,6 +1,6 @@
-"""Records a data folder of the current format: ``python -m tests.frozen.record``.
+"""Record a data folder in the current format: ``python -m tests.frozen.record``.
 
-Later code must start on it as long as it has the same format, and refuse it after that (ADR 0020).
+Later code must start on it while the format is the same, and refuse it afterward (ADR 0020).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.cli.runner import Cli, shape, up
 RECORDED = Path(__file__).parent / f"format-{LOG_FORMAT}.tar.xz"
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "kind-definition.md"
 _EXAMPLE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
-_LEFT_OUT = (".log", ".lock", ".conf")
+_EXCLUDED = (".log", ".lock", ".conf")
 
 
 def definition(api_url: str) -> str:
@@ -25,7 +25,7 @@ def definition(api_url: str) -> str:
 
 
 def declare_everything(cli: Cli, api_url: str) -> None:
-    """Declare and withdraw a bit of each, so that the log has most kinds of events."""
+    """Declare and withdraw resources of each kind, so that the log has most types of events."""
     cli.write("badge.yaml", definition(api_url))
     cli.write(
         "shapes.yaml", "---\n".join([shape("kept"), shape("changed"), shape("gone"), shape("held")])
@@ -45,7 +45,7 @@ def declare_everything(cli: Cli, api_url: str) -> None:
 
 
 def main() -> None:
-    """Run everything in a new folder, and keep that folder."""
+    """Run everything in a new folder, and archive that folder."""
     with tempfile.TemporaryDirectory() as name:
         cli = Cli(Path(name))
         with up(cli, "--resync", "0.5") as running:
@@ -53,11 +53,11 @@ def main() -> None:
             running.stop()
         with tarfile.open(RECORDED, "w:xz") as archive:
             for path in sorted((cli.folder / "reconciler-data").rglob("*")):
-                if path.is_file() and path.suffix not in _LEFT_OUT and "secrets" not in path.parts:
-                    archive.add(path, path.relative_to(cli.folder), filter=_of_nobody)
+                if path.is_file() and path.suffix not in _EXCLUDED and "secrets" not in path.parts:
+                    archive.add(path, path.relative_to(cli.folder), filter=_without_owner)
 
 
-def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mtime = 0

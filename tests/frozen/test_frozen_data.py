@@ -12,7 +12,7 @@ OLDER = 6
 REFUSED = Path(__file__).parent / f"format-{OLDER}.tar.xz"
 
 
-def test_a_recorded_data_folder_is_taken_up(tmp_path: Path) -> None:
+def test_a_recorded_data_folder_is_resumed(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     with tarfile.open(RECORDED) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -21,7 +21,7 @@ def test_a_recorded_data_folder_is_taken_up(tmp_path: Path) -> None:
         past = cli.ok("history", "default/Shape/changed", "-o", "json").out
         assert past.count("SpecDeclared") >= 2
 
-        # What was declared then is held to now.
+        # The recorded declarations still apply.
         cli.write("badge.yaml", definition(running.ready["apiUrl"]))
         cli.ok("apply", "-f", "badge.yaml", "--wait")
         listed_rows = cli.ok("get", "-A", "-o", "json").json

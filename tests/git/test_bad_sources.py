@@ -122,13 +122,13 @@ async def test_a_released_source_is_not_followed(world: World, repository: Repos
     repository.write({"a.yaml": document("a")})
     await world.declare_all([source(repository, policy={"deletion": "Orphan"})])
     await until_ready(world, repository.commit())
-    await world.tell(SHOP, Withdrawn())
+    await world.publish(SHOP, Withdrawn())
     await world.until_outcome(SHOP, "Released")
-    await world.observed_again(12)  # over two intervals: a read that began before has ended
+    await world.until_observed_again(12)  # over two intervals: a read that began before has ended
     position_before = await world.log.last_position()
     repository.write({"a.yaml": document("a", "Blue"), "b.yaml": document("b")})
     repository.commit()
-    await world.observed_again(12)
+    await world.until_observed_again(12)
     assert await world.log.last_position() == position_before
     assert await world.client.status(ResourceKey("default", "Shape", "b")) is None
 

@@ -21,7 +21,13 @@ from infra.providers.git.reader import MAX_MEMORY_BYTES, MAX_MESSAGE_CHARACTERS
 from infra.providers.git.reader_process import Failure, Reply, Request, read_source
 from tests.git.repositories import Repository
 from tests.host_access import EVERYTHING
-from tests.hostile_server import MIB, Answer, hostile_server, measured_loop, measured_resident
+from tests.hostile_server import (
+    MIB,
+    Answer,
+    hostile_server,
+    measure_event_loop,
+    measure_resident_memory,
+)
 
 GIB = 1024 * MIB
 PEAK_BYTES = 256 * MIB
@@ -199,7 +205,7 @@ async def test_refs_without_an_end_end_with_the_time(peak_bytes: Callable[[], in
             connection.sendall(one[:-10] + b"%08x\n" % number + one[-1:])
 
     with hostile_server(answer) as port:
-        async with measured_loop() as loop:
+        async with measure_event_loop() as loop:
             failure = await failure_of(f"http://127.0.0.1:{port}/shop", seconds=10)
     assert "no result within 10 s" in failure.message or "256 MiB of memory" in failure.message
     assert peak_bytes() < PEAK_BYTES
@@ -259,7 +265,7 @@ async def test_a_document_that_takes_long_ends_with_the_time(repository: Reposit
     repository.write({"a.yaml": values * 20})
     repository.commit()
     began = time.monotonic()
-    async with measured_loop() as loop:
+    async with measure_event_loop() as loop:
         failure = await failure_of(repository.url, seconds=4)
     assert "no result within 4 s" in failure.message
     assert time.monotonic() - began < 30
@@ -283,7 +289,7 @@ async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_pro
     text = head + "[]," * 100_000 + "[]]}}"
     repository.write({f"{number}.json": text for number in range(25)})
     repository.commit()
-    with measured_resident() as memory:
+    with measure_resident_memory() as memory:
         failure = await failure_of(repository.url)
     assert "its manifests exceed the limit of 128 MiB of memory" in failure.message
     assert memory.peak_bytes < 64 * MIB

@@ -35,7 +35,7 @@ CONFIG = "composition"
 @pytest.fixture
 async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
     human = Human(api_url)
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         world.kinds = KindRegistry([SHAPE, GIT_SOURCE, MANIFEST_SET])
         await world.start_reconciler()
         await world.configure(api_config(human.url))
@@ -49,7 +49,7 @@ async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
             CONFIG,
         )
         yield world
-    await human.leaves()
+    await human.close()
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def head_of(row: StatusRow) -> str:
 
 
 async def colors(world: World) -> dict[str, str]:
-    return {each["name"]: each["color"] for each in await world.human.sees_all()}
+    return {each["name"]: each["color"] for each in await world.human.list_all()}
 
 
 async def declarations(world: World, names: Sequence[str]) -> dict[str, int]:
@@ -147,7 +147,7 @@ async def test_manifests_of_a_repository_are_declared_changed_and_withdrawn(
     await until_ready(world, second)
     assert await colors(world) == {"a": "Green", "c": "Red"}
 
-    await world.tell(SHOP, Withdrawn())
+    await world.publish(SHOP, Withdrawn())
     await world.until_outcome(SHOP, "Deleted")
     assert await colors(world) == {}
 
@@ -166,11 +166,11 @@ async def test_an_idle_one_writes_no_event_and_a_restart_neither(
     await until_problem(world, "RefGone")
     commit = repository.commit()
     await until_ready(world, commit)
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     position_before = await world.log.last_position()
-    await world.observed_again(8)
+    await world.until_observed_again(8)
     await world.restart_reconciler()
-    await world.observed_again(4)
+    await world.until_observed_again(4)
     assert await world.log.last_position() == position_before
 
 
@@ -199,7 +199,7 @@ async def test_38_a_commit_of_200_manifests(world: World, repository: Repository
     held = await world.until_outcome(SHOP, "Held", reason="PruneGuard")
     assert "90 of its 200 resources would be withdrawn" in held.message
     assert held.message.startswith(f"commit {third[:12]} by Ann <ann@example.org>: ")
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert len(await colors(world)) == 200
     answer = await world.ask_as("ann", SHOP, Approved("PruneGuard", reason="it is meant"))
     assert answer.accepted
@@ -270,9 +270,9 @@ async def test_a_requested_read_does_not_wait_for_the_interval(
     await until_ready(world, repository.commit())
     repository.write({"a.yaml": document("a", "Blue")})
     commit = repository.commit()
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert await colors(world) == {"a": "Red"}
-    await world.tell(SHOP, ReconcileRequested("a webhook"))
+    await world.publish(SHOP, ReconcileRequested("a webhook"))
     await until_ready(world, commit)
     assert await colors(world) == {"a": "Blue"}
 
@@ -364,9 +364,9 @@ async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_reported_on
     repository.commit()
     message = await until_problem(world, "BadCommit")
     assert "sed: exit status 1: deploy is broken; commit" in message
-    await world.observed_again(2)
+    await world.until_observed_again(2)
     position_before = await world.log.last_position()
-    await world.observed_again(12)  # over more than two intervals
+    await world.until_observed_again(12)  # over more than two intervals
     assert await world.log.last_position() == position_before
 
 
@@ -442,7 +442,7 @@ async def test_of_two_concurrent_declarations_of_one_set_one_fails(world: World)
         return sorted(await colors(world)) == ["a", "b"]
 
     await world.until(are_there, "both are there")
-    await world.tell(key, Withdrawn())
+    await world.publish(key, Withdrawn())
     await world.until_outcome(key, "Deleted")
 
     async def is_all_deleted() -> bool:
@@ -488,7 +488,7 @@ spec: {color: Blue, providerConfigRef: {name: badges}}
     assert commit[:12] in next(
         each.reason for each in await world.facts(pin) if isinstance(each, SpecDeclared)
     )
-    await world.tell(key, Withdrawn())
+    await world.publish(key, Withdrawn())
     await world.until_outcome(key, "Deleted")
     assert await colors(world) == {}
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.cli.runner import REPOSITORY, Cli, Up, up
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
 from tests.git.repositories import AUTHOR, Repository
 from tests.host_access import allow_more
@@ -40,7 +40,7 @@ class Website:
         self.cli = Cli(folder)
         self.repository = Repository(folder / "git")
         self.running: Up
-        self.docker: Hands
+        self.docker: EngineAdmin
         self._up = ExitStack()
 
     # --- its systems
@@ -48,7 +48,7 @@ class Website:
     def start(self) -> None:
         systems = ("--no-api", "--with", "docker,caddy,composition", "--resync", "2")
         self.running = self._up.enter_context(up(self.cli, *systems))
-        self.docker = Hands(self.running.ready["components"]["docker"])
+        self.docker = EngineAdmin(self.running.ready["components"]["docker"])
 
     def kill(self) -> None:
         self.running.process.kill()

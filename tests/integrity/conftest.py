@@ -1,4 +1,4 @@
-"""A world on a server of its own for each story, which destroys it; an empty bus for the rest."""
+"""A world on a separate server for tests that destroy it; an empty bus for the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.bus.streams import ensure_topology
 from infra.jetstream.connection import connect
 from tests.integrity.operator import Operator
 from tests.scenarios.conftest import api_url
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 
 __all__ = ["api_url", "bare_world"]
 

@@ -1,4 +1,4 @@
-"""The person who runs the reconciler: uses its command line, and has access to the disk."""
+"""The operator of the reconciler, who uses its command line and has access to the disk."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Operator:
         self.folder = folder
         self._inside = Inside(folder)
 
-    async def runs(self, url: str, *arguments: str) -> Ran:
-        """Run a command in a thread: it has an event loop of its own."""
+    async def run(self, url: str, *arguments: str) -> Ran:
+        """Run a command in a thread, because it has its own event loop."""
         return await asyncio.to_thread(self._inside.run, *arguments, "--nats-url", url)
 
-    async def succeeds(self, url: str, *arguments: str) -> Ran:
-        ran = await self.runs(url, *arguments)
+    async def run_ok(self, url: str, *arguments: str) -> Ran:
+        ran = await self.run(url, *arguments)
         assert ran.status == 0, f"{arguments}: {ran}"
         return ran
 
-    async def finds(self, url: str, check: str) -> dict[str, str]:
-        """Give what `doctor` says to one check."""
-        findings = (await self.runs(url, "doctor", "--output", "json")).json
+    async def diagnose(self, url: str, check: str) -> dict[str, str]:
+        """Return the finding of one check of `doctor`."""
+        findings = (await self.run(url, "doctor", "--output", "json")).json
         (finding,) = [each for each in findings if each["check"] == check]
         return finding
 
 
 def blocks_of(data_dir: Path, stream: str) -> list[Path]:
-    """Give the files in which a stopped server keeps a stream's messages, oldest first."""
+    """Return the files in which a stopped server stores a stream's messages, oldest first."""
     folder = data_dir / "jetstream" / "$G" / "streams" / stream / "msgs"
     return sorted(folder.glob("*.blk"), key=lambda path: int(path.stem))

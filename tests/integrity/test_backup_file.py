@@ -1,4 +1,4 @@
-"""A backup is consistent, complete and checked; what is not a whole one is refused in one line."""
+"""A backup is consistent, complete and verified; an invalid one is refused in one line."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
 
 @pytest.fixture
 def empty_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
-    """The URL of a bus that has nothing yet."""
+    """The URL of an empty bus."""
     return accounts.next_url(nats_server)
 
 
-async def test_every_event_comes_back_at_its_position_with_its_digest(
+async def test_every_event_is_restored_at_its_position_with_its_digest(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
@@ -63,14 +63,14 @@ async def test_every_event_comes_back_at_its_position_with_its_digest(
     operator: Operator,
 ) -> None:
     await _fill(log)
-    saved = (await operator.succeeds(fresh_bus_url, "backup", "b", "-o", "json")).json
+    saved = (await operator.run_ok(fresh_bus_url, "backup", "b", "-o", "json")).json
     assert (saved["events"], saved["position"], saved["damage"]) == (160, 160, [])
     assert not list(operator.folder.glob("*.partial"))
-    await operator.succeeds(empty_url, "restore", "b")
+    await operator.run_ok(empty_url, "restore", "b")
     nc = await connect(empty_url, name="test")
     assert await _contents(nc) == await _contents(bus)
     assert (await find_log(nc)).log_id == log.log_id
-    again = await operator.succeeds(empty_url, "restore", "b")
+    again = await operator.run_ok(empty_url, "restore", "b")
     assert "already complete" in again.out
     await nc.close()
 
@@ -79,12 +79,12 @@ async def test_an_existing_file_is_not_overwritten(
     log: JetStreamLog, fresh_bus_url: str, operator: Operator
 ) -> None:
     (operator.folder / "b").write_text("precious")
-    refused = await operator.runs(fresh_bus_url, "backup", "b")
+    refused = await operator.run(fresh_bus_url, "backup", "b")
     assert (refused.status, (operator.folder / "b").read_text()) == (1, "precious")
     assert refused.err == "error: b already exists; use another name, or remove it\n"
 
 
-def test_two_backups_of_one_name_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+def test_two_concurrent_backups_with_one_name_do_not_mix(tmp_path: Path) -> None:
     path, header = tmp_path / "b", Header(LogIdentity("log"), datetime.now(UTC), {})
     stored = [StoredMessage(seq, "log.a.B.c.fact", b"{}", None, 1) for seq in range(1, 100)]
 
@@ -103,7 +103,7 @@ def test_two_backups_of_one_name_at_the_same_time_do_not_mix(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
-async def test_a_backup_under_writes_is_a_prefix_of_the_log(
+async def test_a_backup_during_writes_is_a_prefix_of_the_log(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
@@ -118,11 +118,11 @@ async def test_a_backup_under_writes_is_a_prefix_of_the_log(
             await _fill(log, 5)
 
     writer = asyncio.create_task(write())
-    saved = (await operator.succeeds(fresh_bus_url, "backup", "b", "-o", "json")).json
+    saved = (await operator.run_ok(fresh_bus_url, "backup", "b", "-o", "json")).json
     stop.set()
     await writer
     assert saved["events"] == saved["position"] >= 800
-    await operator.succeeds(empty_url, "restore", "b")
+    await operator.run_ok(empty_url, "restore", "b")
     nc = await connect(empty_url, name="test")
     assert await _contents(nc) == (await _contents(bus))[: saved["events"]]
     await nc.close()
@@ -153,7 +153,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_written(
+async def test_an_incomplete_backup_is_refused_before_anything_is_written(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
@@ -162,18 +162,18 @@ async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_writ
     what: str,
 ) -> None:
     await _fill(log)
-    await operator.succeeds(fresh_bus_url, "backup", "b")
+    await operator.run_ok(fresh_bus_url, "backup", "b")
     spoil, message = BAD[what]
     (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
-    refused = await operator.runs(empty_url, "restore", "bad")
+    refused = await operator.run(empty_url, "restore", "bad")
     assert refused.status == 1
     assert refused.err.startswith("error: bad is not usable as a backup: ")
     assert message in refused.err
     assert refused.err.count("\n") == 1
-    assert "no event log yet" in (await operator.runs(empty_url, "get")).err
+    assert "no event log yet" in (await operator.run(empty_url, "get")).err
 
 
-async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_refused(
+async def test_a_restore_completes_a_prefix_of_the_same_log_and_refuses_another_log(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
@@ -181,50 +181,50 @@ async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_ref
     operator: Operator,
 ) -> None:
     await _fill(log)
-    await operator.succeeds(fresh_bus_url, "backup", "early")
+    await operator.run_ok(fresh_bus_url, "backup", "early")
     await _fill(log)
-    await operator.succeeds(fresh_bus_url, "backup", "late")
-    await operator.succeeds(empty_url, "restore", "early")
-    restore_report = (await operator.succeeds(empty_url, "restore", "late", "-o", "json")).json
+    await operator.run_ok(fresh_bus_url, "backup", "late")
+    await operator.run_ok(empty_url, "restore", "early")
+    restore_report = (await operator.run_ok(empty_url, "restore", "late", "-o", "json")).json
     assert (restore_report["present"], restore_report["events"]) == (160, 320)
     nc = await connect(empty_url, name="test")
     assert await _contents(nc) == await _contents(bus)
     previous_identity = await find_log(nc)
 
-    longer = await operator.runs(empty_url, "restore", "early")
+    longer = await operator.run(empty_url, "restore", "early")
     assert longer.status == 1
     assert f"use --replace {log.log_id}" in longer.err
     assert await find_log(nc) == previous_identity
-    wrong = await operator.runs(empty_url, "restore", "early", "--replace", "another")
+    wrong = await operator.run(empty_url, "restore", "early", "--replace", "another")
     assert "nothing was changed" in wrong.err
     await nc.close()
 
 
-async def test_an_empty_log_of_another_name_is_no_hindrance(
+async def test_an_empty_log_with_another_name_does_not_prevent_a_restore(
     log: JetStreamLog, fresh_bus_url: str, empty_url: str, operator: Operator
 ) -> None:
     await _fill(log)
-    await operator.succeeds(fresh_bus_url, "backup", "b")
-    await operator.succeeds(empty_url, "init")
-    await operator.succeeds(empty_url, "restore", "b")
+    await operator.run_ok(fresh_bus_url, "backup", "b")
+    await operator.run_ok(empty_url, "init")
+    await operator.run_ok(empty_url, "restore", "b")
     nc = await connect(empty_url, name="test")
     assert (await find_log(nc)).log_id == log.log_id
-    await operator.succeeds(empty_url, "init")  # changes nothing, above all not the log's name
+    await operator.run_ok(empty_url, "init")  # changes nothing, especially not the log's name
     assert (await find_log(nc)).log_id == log.log_id
     await nc.close()
 
 
-async def test_a_log_that_somebody_works_on_is_not_touched(
+async def test_a_log_in_use_is_not_replaced(
     log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     await _fill(log)
-    await operator.succeeds(fresh_bus_url, "backup", "b")
+    await operator.run_ok(fresh_bus_url, "backup", "b")
     worker = await ensure_worker_consumer(bus, "default")
     reader = PullReader(bus, LOG, worker, max_batch=1)
     waiting = asyncio.create_task(reader.next_batch())
 
     async def is_refused() -> bool:
-        ran = await operator.runs(fresh_bus_url, "restore", "b", "--replace", log.log_id)
+        ran = await operator.run(fresh_bus_url, "restore", "b", "--replace", log.log_id)
         return "stop all deciders, workers, observers" in ran.err
 
     async with asyncio.timeout(20):
@@ -241,35 +241,35 @@ async def test_a_backup_of_a_damaged_log_reports_the_damage(
     key = new_key()
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     await publish(bus, f"{log_filter(key)[:-2]}.fact", b"hello")
-    ran = await operator.runs(fresh_bus_url, "backup", "b")
+    ran = await operator.run(fresh_bus_url, "backup", "b")
     assert ran.status == 1
     assert f"Unreadable: {key}, position 4" in ran.out
     assert (operator.folder / "b").exists()
 
 
-async def test_the_new_intake_counts_on_from_above_the_old_one(
+async def test_the_new_intake_continues_with_higher_sequences(
     log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     await _fill(log)
     sequence_before = (await stream_state(bus, INTAKE)).last_seq
-    await operator.succeeds(fresh_bus_url, "backup", "b")
+    await operator.run_ok(fresh_bus_url, "backup", "b")
     await _fill(log)
-    await operator.succeeds(fresh_bus_url, "restore", "b", "--replace", log.log_id)
+    await operator.run_ok(fresh_bus_url, "restore", "b", "--replace", log.log_id)
     assert (await stream_state(bus, INTAKE)).first_seq > max(sequence_before, 1_000_000_000_000)
 
 
-async def test_a_restored_log_gives_other_keys_to_the_same_actions(
+async def test_a_restored_log_assigns_different_keys_to_the_same_actions(
     log: JetStreamLog, fresh_bus_url: str, tmp_path: Path, operator: Operator
 ) -> None:
-    """The API remembers the keys of what the log has lost: they must stand for nothing new."""
+    """The API remembers the keys of lost actions, so new actions must not reuse them."""
     await _fill(log, shapes=1)
-    await operator.succeeds(fresh_bus_url, "backup", "b")
+    await operator.run_ok(fresh_bus_url, "backup", "b")
     key = new_key()
     decided = [await _decided(log, key)]
     for name in ("once", "twice"):
         empty = EmbeddedServer()
         nc = await connect(await empty.start(tmp_path / name), name="test")
-        await operator.succeeds(empty.url, "restore", "b")
+        await operator.run_ok(empty.url, "restore", "b")
         decided.append(await _decided(await open_log(nc), key))
         await nc.close()
         await empty.kill()

@@ -1,4 +1,4 @@
-"""What a chain of versions and digests finds, and what it says."""
+"""The damage that a chain of versions and digests detects and reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FOO = ResourceKey("default", "Shape", "foo")
 BAR = ResourceKey("default", "Shape", "bar")
 
 
-def recorded(history: Sequence[LogEvent]) -> list[RecordedEvent]:
-    """A history as the log has it, from position 1 on."""
+def records_of(history: Sequence[LogEvent]) -> list[RecordedEvent]:
+    """Return a history as stored in the log, from position 1."""
     records: list[RecordedEvent] = []
     digest = ""
     for position, event in enumerate(history, 1):
@@ -33,15 +33,17 @@ def recorded(history: Sequence[LogEvent]) -> list[RecordedEvent]:
 
 
 @dataclass
-class Pass:
-    """One pass over a log: what was sound, and what was not."""
+class PassResult:
+    """The result of one pass over a log: sound events and damage."""
 
     sound: list[str] = field(default_factory=list[str])
     damage: list[LogDamage] = field(default_factory=list[LogDamage])
 
 
-def passed(stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None = None) -> Pass:
-    result = Pass()
+def run_pass(
+    stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None = None
+) -> PassResult:
+    result = PassResult()
     chains = LogChains(result.damage.append, after=after, max_resources=most)
     for one in stored:
         event = chains.verify_next(one)
@@ -50,26 +52,26 @@ def passed(stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None 
     return result
 
 
-def at(stored: RecordedEvent, position: int) -> RecordedEvent:
+def move_to(stored: RecordedEvent, position: int) -> RecordedEvent:
     return replace(stored, position=position)
 
 
-def renumbered(stored: Sequence[RecordedEvent]) -> list[RecordedEvent]:
-    return [at(one, position) for position, one in enumerate(stored, 1)]
+def renumber(stored: Sequence[RecordedEvent]) -> list[RecordedEvent]:
+    return [move_to(one, position) for position, one in enumerate(stored, 1)]
 
 
 def test_a_sound_history_has_no_damage() -> None:
-    records = passed(recorded(events(FOO, 1, 5)))
+    records = run_pass(records_of(events(FOO, 1, 5)))
     assert records.damage == []
     assert len(records.sound) == 5
 
 
-def _changed(stored: list[RecordedEvent]) -> list[RecordedEvent]:
+def _change_payload(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     payload = stored[2].payload.replace(b"AsDeclared", b"AsDecIared")
     return [*stored[:2], replace(stored[2], payload=payload), *stored[3:]]
 
 
-def _of_a_newer_release(stored: list[RecordedEvent]) -> list[RecordedEvent]:
+def _use_newer_type(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     content = json.loads(stored[2].payload)
     content["type"] = "reconciler.resource.ShapeTeleported"
     content["data"]["event"] = "ShapeTeleported"
@@ -77,69 +79,69 @@ def _of_a_newer_release(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     return [*stored[:2], newer, *stored[3:]]
 
 
-def _misplaced(stored: list[RecordedEvent]) -> list[RecordedEvent]:
-    alien = replace(recorded(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3)
+def _insert_foreign(stored: list[RecordedEvent]) -> list[RecordedEvent]:
+    alien = replace(records_of(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3)
     return [*stored[:2], alien, *stored[3:]]
 
 
-def _on_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
+def _move_to_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     other_record = replace(stored[2], subject=log(FOO, "action"))
     return [*stored[:2], other_record, *stored[3:]]
 
 
 Damages = Callable[[list[RecordedEvent]], list[RecordedEvent]]
 CASES: list[tuple[Problem, Damages, str]] = [
-    ("Missing", lambda s: renumbered([*s[:2], *s[3:]]), "expected event 3, found event 4"),
-    ("Repeated", lambda s: renumbered([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
-    ("OutOfOrder", lambda s: renumbered([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
-    ("Changed", _changed, "expected event 3 with digest"),
+    ("Missing", lambda s: renumber([*s[:2], *s[3:]]), "expected event 3, found event 4"),
+    ("Repeated", lambda s: renumber([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
+    ("OutOfOrder", lambda s: renumber([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
+    ("Changed", _change_payload, "expected event 3 with digest"),
     (
         "Unreadable",
         lambda s: [*s[:2], replace(s[2], payload=b"?"), *s[3:]],
         "not a valid log event",
     ),
-    ("Unreadable", _of_a_newer_release, "ShapeTeleported"),
-    ("Misplaced", _misplaced, "found event 1 of default/Shape/bar"),
+    ("Unreadable", _use_newer_type, "ShapeTeleported"),
+    ("Misplaced", _insert_foreign, "found event 1 of default/Shape/bar"),
     (
         "Misplaced",
-        _on_another_class,
+        _move_to_another_class,
         "found event 3 (outcome.Converged) on",
     ),
     ("Undigested", lambda s: [*s[:2], replace(s[2], digest=""), *s[3:]], "found event 3 without"),
 ]
 
 
-@pytest.mark.parametrize(("problem", "damages", "told"), CASES)
-def test_damage_is_reported_once_with_its_place_and_nothing_behind_it_is_used(
-    problem: Problem, damages: Damages, told: str
+@pytest.mark.parametrize(("problem", "damages", "message"), CASES)
+def test_damage_is_reported_once_with_its_position_and_later_events_are_ignored(
+    problem: Problem, damages: Damages, message: str
 ) -> None:
-    records = passed(damages(recorded(events(FOO, 1, 6))))
+    records = run_pass(damages(records_of(events(FOO, 1, 6))))
     (damage,) = records.damage
     assert (damage.problem, damage.resource) == (problem, "default/Shape/foo")
     assert (damage.version, damage.position) == (3, 3)
-    assert told in str(damage)
+    assert message in str(damage)
     assert records.sound == ["default/Shape/foo@1", "default/Shape/foo@2"]
 
 
-def test_events_in_the_wrong_order_are_found() -> None:
-    stored = recorded(events(FOO, 1, 5))
-    swapped = renumbered([*stored[:2], stored[3], stored[2], *stored[4:]])
-    assert passed(swapped).damage[0].problem == "Missing"
-    assert len(passed(swapped).sound) == 2
+def test_events_in_the_wrong_order_are_detected() -> None:
+    stored = records_of(events(FOO, 1, 5))
+    swapped = renumber([*stored[:2], stored[3], stored[2], *stored[4:]])
+    assert run_pass(swapped).damage[0].problem == "Missing"
+    assert len(run_pass(swapped).sound) == 2
 
 
 def test_one_resource_is_damaged_and_the_others_are_not() -> None:
-    foo, bar = recorded(events(FOO, 1, 4)), recorded(events(BAR, 1, 4))
+    foo, bar = records_of(events(FOO, 1, 4)), records_of(events(BAR, 1, 4))
     mixed = [one for pair in zip(foo, bar, strict=True) for one in pair]
     del mixed[2]
-    result = passed(renumbered(mixed))
+    result = run_pass(renumber(mixed))
     assert [each.resource for each in result.damage] == ["default/Shape/foo"]
     assert [each for each in result.sound if "bar" in each] == [f"{BAR}@{n}" for n in range(1, 5)]
 
 
-def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None:
-    stored = recorded(events(FOO, 1, 5))
-    result = passed([*stored[:2], at(stored[2], 7)])
+def test_a_position_without_an_event_is_missing_even_if_its_resource_is_unknown() -> None:
+    stored = records_of(events(FOO, 1, 5))
+    result = run_pass([*stored[:2], move_to(stored[2], 7)])
     assert [(each.problem, each.resource) for each in result.damage] == [("Missing", "")]
     assert "events at positions 3 to 6" in str(result.damage[0])
     damage: list[LogDamage] = []
@@ -152,33 +154,35 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
     assert "events at positions 4 to 5, found no event" in str(damage[0])
 
 
-def test_what_belongs_to_no_resource_is_reported() -> None:
-    result = passed([RecordedEvent(1, "log.some.thing", b"hello", "")])
+def test_an_event_of_no_resource_is_reported() -> None:
+    result = run_pass([RecordedEvent(1, "log.some.thing", b"hello", "")])
     assert [(each.problem, each.resource) for each in result.damage] == [("Misplaced", "")]
 
 
-def test_a_pass_that_begins_in_the_middle_takes_the_first_event_as_it_is() -> None:
-    stored = recorded(events(FOO, 1, 6))
-    assert passed(stored[3:], after=3).damage == []
-    assert passed([stored[3], at(stored[5], 5)], after=3).damage[0].problem == "Missing"
+def test_a_pass_that_begins_in_the_middle_accepts_the_first_event() -> None:
+    stored = records_of(events(FOO, 1, 6))
+    assert run_pass(stored[3:], after=3).damage == []
+    assert run_pass([stored[3], move_to(stored[5], 5)], after=3).damage[0].problem == "Missing"
 
 
-def test_a_bounded_pass_checks_those_resources_of_which_it_saw_the_newest_events() -> None:
-    foo = recorded(events(FOO, 1, 4))
-    others = [recorded(events(ResourceKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)]
+def test_a_bounded_pass_checks_the_resources_with_the_newest_events() -> None:
+    foo = records_of(events(FOO, 1, 4))
+    others = [
+        records_of(events(ResourceKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)
+    ]
     skipped = [*foo[:2], foo[3]]
-    soon = renumbered([*skipped[:2], *others[:2], skipped[2]])
-    late = renumbered([*skipped[:2], *others, skipped[2]])
-    assert [each.problem for each in passed(soon, most=2).damage] == ["Missing"]
-    assert passed(late, most=2).damage == [], "its history is forgotten: taken as it is"
-    assert [each.problem for each in passed(late).damage] == ["Missing"]
-    assert len(passed(late, most=2).sound) == len(late)
+    soon = renumber([*skipped[:2], *others[:2], skipped[2]])
+    late = renumber([*skipped[:2], *others, skipped[2]])
+    assert [each.problem for each in run_pass(soon, most=2).damage] == ["Missing"]
+    assert run_pass(late, most=2).damage == [], "its history is forgotten, so the event is accepted"
+    assert [each.problem for each in run_pass(late).damage] == ["Missing"]
+    assert len(run_pass(late, most=2).sound) == len(late)
 
 
-def test_an_event_of_another_resource_is_misplaced_though_its_version_and_digest_fit() -> None:
+def test_another_resources_event_is_misplaced_even_if_version_and_digest_fit() -> None:
     first, second = events(FOO, 1, 2)
-    stored = recorded([first, second])
+    stored = records_of([first, second])
     payload = encode_log(replace(second, subject=str(BAR)))
     digest = next_digest(stored[0].digest, payload)
-    result = passed([stored[0], replace(stored[1], payload=payload, digest=digest)])
+    result = run_pass([stored[0], replace(stored[1], payload=payload, digest=digest)])
     assert [each.problem for each in result.damage] == ["Misplaced"]

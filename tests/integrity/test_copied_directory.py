@@ -23,9 +23,9 @@ CONFIG = config_key("default")
 
 
 class Onlooker(Human):
-    """Finds the API as the other world has left it."""
+    """Leaves the API unchanged, for a world that shares it."""
 
-    async def start_afresh(self) -> None: ...
+    async def reset(self) -> None: ...
 
 
 def block(name: str) -> ResourceKey:
@@ -35,12 +35,12 @@ def block(name: str) -> ResourceKey:
 async def declare(world: World, name: str, color: str, policy: Fields | None = None) -> None:
     spec: Fields = {"type": "Square", "color": color, "policy": policy or {}}
     declared = Manifest("shapes/v1", FIXED.name, Metadata(name), spec)
-    await world.tell(block(name), Declared(declared))
+    await world.publish(block(name), Declared(declared))
 
 
 @pytest.fixture
 async def original(bare_world: World) -> World:
-    """An installation with one object, whose API shows the key of what wrote it last."""
+    """An installation with one object; the API returns the key of an object's last write."""
     bare_world.kinds = KindRegistry([FIXED])
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url, provider="fixed"))
@@ -52,17 +52,17 @@ async def original(bare_world: World) -> World:
 
 @pytest.fixture
 async def copy(original: World, tmp_path: Path, api_url: str) -> AsyncIterator[World]:
-    """A copy of its data directory, on a server of its own; the original runs on."""
+    """A copy of the data directory on a separate server; the original keeps running."""
     await original.stop_reconciler()
     await original.kill_nats()
     shutil.copytree(original.server.data_dir, tmp_path / "copy")
     await original.start_nats()
     await original.start_reconciler()
     human = Onlooker(api_url)
-    async with World(tmp_path / "copy", human).here() as world:
+    async with World(tmp_path / "copy", human).open() as world:
         world.kinds = original.kinds
         yield world
-    await human.leaves()
+    await human.close()
 
 
 async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
@@ -80,47 +80,47 @@ async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
     held = await copy.until_outcome(CONFIG, "Held", reason="Twin")
     assert "another installation is running on a copy of this log" in held.message
     (detected,) = every(TwinDetected, await copy.facts(CONFIG))
-    assert {each.name for each in detected.objects} == {"foo", "later"}, "all are listed at once"
+    assert {each.name for each in detected.objects} == {"foo", "later"}, "all are listed together"
     await declare(copy, "foo", "Green")
     await declare(copy, "another", "Green")
     for name in ("foo", "another"):
         waiting = await copy.until_outcome(block(name), "Held", reason="Twin")
         assert "approve system/ProviderConfig/default --hold Twin" in waiting.message
-    await copy.observed_again()
+    await copy.until_observed_again()
     assert await original.human.journal() == journal_before
 
     await original.stop_reconciler()
     await copy.client.approve_many([CONFIG], hold="Twin", reason="the original has stopped")
     for name in ("foo", "another"):
         await copy.until_outcome(block(name), "Converged")
-        assert (await original.human.sees(name))["color"] == "Green"
+        assert (await original.human.get(name))["color"] == "Green"
     await copy.until_outcome(block("later"), "Disputed", reason="LabelNotInLog")
-    await copy.observed_again()
-    assert (await copy.outcomes(CONFIG))[-1].outcome == "Converged", "once is enough"
-    assert (await original.human.sees("later"))["color"] == "Red"
+    await copy.until_observed_again()
+    assert (await copy.outcomes(CONFIG))[-1].outcome == "Converged", "one approval is enough"
+    assert (await original.human.get("later"))["color"] == "Red"
 
 
-async def test_a_copy_that_has_reached_the_same_version_is_detected_at_the_next_one(
+async def test_a_copy_at_the_same_version_is_detected_at_the_next_one(
     original: World, copy: World
 ) -> None:
-    """Both decide an update at one version, so that both have one key: the API takes the first."""
+    """Both decide an update at one version, so both use one key, and the API applies the first."""
     await declare(copy, "foo", "Green")
     await declare(original, "foo", "Blue")
     await original.until_outcome(block("foo"), "Converged", generation=2)
     await copy.start_reconciler()
-    await copy.observed_again()
+    await copy.until_observed_again()
     await declare(original, "foo", "Yellow")
     await original.until_outcome(block("foo"), "Converged", generation=3)
     await copy.until_outcome(CONFIG, "Held", reason="Twin")
-    await copy.observed_again()
-    assert (await original.human.sees("foo"))["color"] == "Yellow"
+    await copy.until_observed_again()
+    assert (await original.human.get("foo"))["color"] == "Yellow"
     assert (await original.human.effects("foo")) == ["POST", "PUT", "PUT"]
 
 
-async def test_after_a_restore_all_that_is_newer_is_approved_together(
+async def test_after_a_restore_all_newer_objects_are_approved_together(
     original: World, tmp_path: Path, operator: Operator, api_url: str
 ) -> None:
-    await operator.succeeds(original.server.url, "backup", "monday")
+    await operator.run_ok(original.server.url, "backup", "monday")
     for name in ("a", "b", "c"):
         await declare(original, name, "Red")
         await original.until_outcome(block(name), "Converged")
@@ -131,7 +131,7 @@ async def test_after_a_restore_all_that_is_newer_is_approved_together(
     await original.kill_nats()
     shutil.rmtree(original.server.data_dir / "jetstream")
     await original.start_nats()
-    await operator.succeeds(original.server.url, "restore", "monday")
+    await operator.run_ok(original.server.url, "restore", "monday")
     journal_before = await original.human.journal()
 
     await original.start_reconciler()
@@ -140,25 +140,25 @@ async def test_after_a_restore_all_that_is_newer_is_approved_together(
     assert {each.name for each in detected.objects} == {"a", "b", "c", "foo"}
     await original.until_outcome(block("foo"), "Held", reason="Twin")
     assert await original.human.journal() == journal_before
-    approved = await operator.succeeds(
+    approved = await operator.run_ok(
         original.server.url, "approve", "--all", "--hold", "Twin", "--reason", "restored"
     )
     assert "approved" in approved.out
     await original.until_outcome(block("foo"), "Converged")
-    assert (await original.human.sees("foo"))["color"] == "Red"
+    assert (await original.human.get("foo"))["color"] == "Red"
     assert len(every(HoldApproved, await original.facts(CONFIG))) == 1
 
 
 async def test_a_label_that_an_operator_copied_holds_nothing(original: World) -> None:
-    """It is disputed, for that object alone; other resources go on."""
-    own_shape = await original.human.sees("foo")
-    await original.human.makes("bar", labels=own_shape["labels"])
-    await original.human.deletes("foo")
-    await original.human.makes("foo", color="Blue", labels=own_shape["labels"])
-    await original.observed_again(3)
+    """Only that object is disputed; other resources are unaffected."""
+    own_shape = await original.human.get("foo")
+    await original.human.create("bar", labels=own_shape["labels"])
+    await original.human.delete("foo")
+    await original.human.create("foo", color="Blue", labels=own_shape["labels"])
+    await original.until_observed_again(3)
     await declare(original, "other", "Green")
     await original.until_outcome(block("other"), "Converged")
     assert not every(TwinDetected, await original.facts(CONFIG))
-    copied = (await original.human.sees("bar"))["labels"][OWNER_LABEL]
+    copied = (await original.human.get("bar"))["labels"][OWNER_LABEL]
     assert copied == own_shape["labels"][OWNER_LABEL]
     assert (await original.human.effects("bar")) == ["human POST"]

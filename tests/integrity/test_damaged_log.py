@@ -1,4 +1,4 @@
-"""What disks and strangers do to the log is found, told with its place, held, and repaired."""
+"""Damage to the log is detected, reported with its position, held, and repaired."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CONFIG = ResourceKey("system", "ProviderConfig", "default")
 NAMES = ("foo", "bar", "baz")
 
 
-async def _live(world: World) -> None:
-    """A log in which each of three resources was declared twice."""
+async def _create_history(world: World) -> None:
+    """Create a log in which each of three resources was declared twice."""
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     for color in ("Red", "Blue"):
@@ -58,20 +58,20 @@ def _flip(world: World, event_id: str) -> None:
 
 
 async def _outcomes(world: World, operator: Operator) -> dict[str, tuple[str, str]]:
-    rows = (await operator.succeeds(world.server.url, "get", "Shape", "-o", "json")).json
+    rows = (await operator.run_ok(world.server.url, "get", "Shape", "-o", "json")).json
     return {
         row["metadata"]["name"]: (row["status"]["outcome"], row["status"]["reason"]) for row in rows
     }
 
 
 async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
-    ran = await operator.runs(world.server.url, "replay", "-o", "json")
+    ran = await operator.run(world.server.url, "replay", "-o", "json")
     assert ran.status == 1
     return ran.json["integrity"]["damage"]
 
 
 async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -> None:
-    """The named resources are held and shown; doctor fails; all others go on."""
+    """Check that only the named resources are held, and that doctor reports them."""
     url = world.server.url
 
     async def are_held() -> bool:
@@ -79,11 +79,11 @@ async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -
         return all(outcomes[name] == ("Held", "LogDamaged") for name in names)
 
     await world.until(are_held, f"{names} shown as held")
-    finding = await operator.finds(url, "log")
+    finding = await operator.diagnose(url, "log")
     assert finding["status"] == "fail"
     for name in names:
         assert f"default/Shape/{name}" in finding["details"] or len(names) > 2
-        description = (await operator.succeeds(url, "describe", f"Shape/{name}", "-o", "json")).json
+        description = (await operator.run_ok(url, "describe", f"Shape/{name}", "-o", "json")).json
         assert (description["status"]["outcome"], description["status"]["reason"]) == (
             "Held",
             "LogDamaged",
@@ -98,10 +98,10 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
 ) -> None:
     monkeypatch.setattr(decider, "_FIRST_DELAY_SECONDS", 0.05)
     world, url = bare_world, bare_world.server.url
-    await _live(world)
-    await operator.succeeds(url, "backup", "sound")
+    await _create_history(world)
+    await operator.run_ok(url, "backup", "sound")
     await world.start_reconciler()
-    await world.declare("foo", color="Yellow")  # behind the backup: must not be lost
+    await world.declare("foo", color="Yellow")  # after the backup: must not be lost
     await world.until_outcome("foo", "Converged", generation=3)
     await world.until_settled()
     await world.stop_reconciler()
@@ -128,13 +128,13 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
         "the resource is held because its log is damaged: default/Shape/foo, position"
         in letter.reason
     )
-    assert await world.human.effects("foo") == effects, "nothing is done for a held resource"
+    assert await world.human.effects("foo") == effects, "a held resource has no effects"
     await world.stop_reconciler()
 
-    refused = await operator.runs(url, "restore", "sound")
+    refused = await operator.run(url, "restore", "sound")
     assert refused.status == 1
     assert f"use --replace {world.log.log_id}" in refused.err
-    repaired = await operator.succeeds(
+    repaired = await operator.run_ok(
         url, "restore", "sound", "--replace", world.log.log_id, "-o", "json"
     )
     assert repaired.json["lost"] == 0
@@ -142,21 +142,21 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     assert repaired.json["damage"] == []
     await world.start_reconciler()
     await world.until_outcome("foo", "Converged", generation=4)
-    assert (await world.human.sees("foo"))["color"] == "Black", "the intake still had it"
+    assert (await world.human.get("foo"))["color"] == "Black", "the intake had kept it"
     assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
-    assert (await operator.finds(url, "log"))["status"] == "ok"
+    assert (await operator.diagnose(url, "log"))["status"] == "ok"
     assert await world.human.effects("foo") == ["POST", "PUT", "PUT", "PUT"]
 
 
-async def test_a_deletion_in_a_running_log_is_shown_soon(
+async def test_a_deletion_in_a_log_in_use_is_detected_soon(
     bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows say Converged until the scrubber reads the log, so it reads when events are gone."""
+    """The rows report Converged until the scrubber, which reads when events are missing."""
     monkeypatch.setattr(scrubber, "CHECK_SECONDS", 0.5)
     monkeypatch.setattr(scrubber, "FIRST_DELAY_SECONDS", 3_600.0)
     world = bare_world
     await _allow_deletions(world)
-    await _live(world)
+    await _create_history(world)
     second = (await world.client.history(shape("foo")))[1].position
     await world.start_reconciler()
     await world.until_settled()
@@ -165,51 +165,51 @@ async def test_a_deletion_in_a_running_log_is_shown_soon(
 
 
 async def _allow_deletions(world: World) -> None:
-    """Create the empty log again without its protection, as only an administrator can."""
+    """Recreate the empty log without its protection, as only an administrator can."""
     info = await api_request(world.nc, f"STREAM.INFO.{LOG}", {})
     await api_request(world.nc, f"STREAM.DELETE.{LOG}", {})
     await api_request(world.nc, f"STREAM.CREATE.{LOG}", info["config"] | {"deny_delete": False})
 
 
-async def test_a_log_whose_end_is_cut_holds_the_resources_that_have_lost_events(
+async def test_a_truncated_log_holds_the_resources_that_lost_events(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world
-    await _live(world)
-    await operator.succeeds(world.server.url, "backup", "sound")
+    await _create_history(world)
+    await operator.run_ok(world.server.url, "backup", "sound")
     last = await world.log_position()
     await _stop_server(world)
     (block,) = blocks_of(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(b'"id":"default/Shape/baz@6"')])
-    block.with_name("index.db").unlink()  # without it, the server takes the shorter log for whole
+    block.with_name("index.db").unlink()  # without it, the server accepts the shorter log
     await _start_server(world)
     assert (await stream_state(world.nc, LOG)).last_seq < last
 
-    verified = await operator.runs(world.server.url, "replay", "--verify", "-o", "json")
+    verified = await operator.run(world.server.url, "replay", "--verify", "-o", "json")
     assert verified.status == 1
     await world.start_reconciler()
     await _expect_held(world, operator, ["baz"])
     await world.restart_reconciler()
-    await _expect_held_still(world, operator)
+    await _expect_still_held(world, operator)
     await world.stop_reconciler()
-    await operator.succeeds(world.server.url, "restore", "sound", "--replace", world.log.log_id)
+    await operator.run_ok(world.server.url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
 
-    async def is_well() -> bool:  # as it was, or as it was declared while it was held
+    async def is_well() -> bool:  # unchanged, or as declared while it was held
         return (await _outcomes(world, operator))["baz"] == ("Converged", "AsDeclared")
 
-    await world.until(is_well, "baz goes on")
+    await world.until(is_well, "baz converges")
     await world.until_outcome("foo", "Converged", generation=3)
-    assert (await operator.finds(world.server.url, "log"))["status"] == "ok"
+    assert (await operator.diagnose(world.server.url, "log"))["status"] == "ok"
 
 
-async def test_a_resource_whose_newest_event_is_damaged_hides_no_other(
+async def test_a_damaged_newest_event_hides_no_other_resource(
     bare_world: World, operator: Operator
 ) -> None:
-    """The server says nothing of those that it would have told behind it."""
+    """The server omits the messages that would follow it."""
     world = bare_world
-    await _live(world)
+    await _create_history(world)
     keys = [shape(name) for name in NAMES]
     before = await world.log.newest_positions(keys)
     newest = (await world.history("foo"))[-1]
@@ -226,21 +226,21 @@ async def test_a_resource_whose_newest_event_is_damaged_hides_no_other(
     await _expect_held(world, operator, ["foo"])
 
 
-async def test_an_older_configuration_does_not_stand_for_one_that_cannot_be_read(
+async def test_an_older_configuration_does_not_replace_an_unreadable_one(
     bare_world: World, operator: Operator
 ) -> None:
-    """All in the API was ours at first; then it was shared with people, and that event is lost."""
+    """The scope was exclusive at first and then shared; the second event is lost."""
     world, url = bare_world, bare_world.server.url
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, exclusive=True))
     await world.configure(api_config(world.human.url))
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    await world.human.makes("theirs")
+    await world.human.create("theirs")
     await world.until_outcome("theirs", "Unowned")
     await world.until_settled()
     _, second = [each for each in await world.history(CONFIG) if type(each.data) is SpecDeclared]
-    await operator.succeeds(url, "backup", "sound")
+    await operator.run_ok(url, "backup", "sound")
     await world.stop_reconciler()
     await _stop_server(world)
     _flip(world, second.id)
@@ -253,27 +253,27 @@ async def test_an_older_configuration_does_not_stand_for_one_that_cannot_be_read
     assert await world.human.effects("theirs") == ["human POST"], "left alone"
     await world.stop_reconciler()
 
-    await operator.succeeds(url, "restore", "sound", "--replace", world.log.log_id)
+    await operator.run_ok(url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
     await world.until_outcome("bar", "Converged")
     assert await world.human.effects("theirs") == ["human POST"], "left alone"
 
 
-async def _expect_held_still(world: World, operator: Operator) -> None:
-    """A new process knows it, too, though the log is longer again."""
+async def _expect_still_held(world: World, operator: Operator) -> None:
+    """Check that a new process also holds it, even though the log is longer again."""
     await world.declare("baz", color="Green")
     await world.declare("bar", color="Yellow")
     await world.until_outcome("bar", "Converged", generation=4)
     assert (await _outcomes(world, operator))["baz"] == ("Held", "LogDamaged")
-    assert (await world.human.sees("baz"))["color"] == "Blue"
+    assert (await world.human.get("baz"))["color"] == "Blue"
 
 
 async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world
-    await _live(world)
-    await operator.succeeds(world.server.url, "backup", "sound")
+    await _create_history(world)
+    await operator.run_ok(world.server.url, "backup", "sound")
     await _stop_server(world)
     for block in blocks_of(world.server.data_dir, LOG):
         block.unlink()
@@ -281,10 +281,10 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     assert "Missing" in {each["problem"] for each in await _damage(world, operator)}
     with pytest.raises(IncompatibleStreamError, match="begins at position"):
         await world.start_reconciler()
-    assert (await operator.finds(world.server.url, "log beginning"))["status"] == "fail"
-    await operator.succeeds(world.server.url, "restore", "sound", "--replace", world.log.log_id)
+    assert (await operator.diagnose(world.server.url, "log beginning"))["status"] == "fail"
+    await operator.run_ok(world.server.url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
     assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
     for name in NAMES:
         assert await world.human.effects(name) == ["POST", "PUT"]
@@ -303,11 +303,11 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-async def test_garbage_in_a_history_holds_that_resource_and_no_other(
+async def test_garbage_in_a_history_holds_only_that_resource(
     bare_world: World, operator: Operator, what: str
 ) -> None:
     world = bare_world
-    await _live(world)
+    await _create_history(world)
     await world.start_reconciler()
     subject, payload = GARBAGE[what]
     await publish(world.nc, subject, payload)
@@ -317,15 +317,15 @@ async def test_garbage_in_a_history_holds_that_resource_and_no_other(
     assert outcomes["foo"] == ("Held", "LogDamaged")
 
 
-async def test_garbage_that_belongs_to_no_resource_is_reported_by_doctor_and_holds_nothing(
+async def test_garbage_of_no_resource_is_reported_by_doctor_and_holds_nothing(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world
-    await _live(world)
+    await _create_history(world)
     await world.start_reconciler()
     await publish(world.nc, "log.lost", b"hello")
     await world.declare("foo", color="Yellow")
     await world.until_outcome("foo", "Converged", generation=3)
-    finding = await operator.finds(world.server.url, "log")
+    finding = await operator.diagnose(world.server.url, "log")
     assert finding["status"] == "fail"
     assert "found log.lost" in finding["details"]

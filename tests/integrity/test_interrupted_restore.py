@@ -1,4 +1,4 @@
-"""A restoration that is interrupted at any step is completed by the next one, and loses nothing."""
+"""A restore that is interrupted at any step is completed by the next one without any loss."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
 
 
 async def way(nc: Client, path: Path) -> str:
-    """Return what the command would do now."""
+    """Return what the restore command would do."""
     backup = Backup(path)
     return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).mode
 
 
 async def declare(nc: Client, name: str) -> None:
-    """Store what no decider reads."""
+    """Store a declaration that no decider reads."""
     await publish(nc, f"rec.desired.default.Shape.{name}", b"{}", headers={MESSAGE_ID: name})
 
 
-async def declared(nc: Client) -> list[str]:
-    """Return the names of what waits in the intake: in the order of each partition."""
+async def waiting_names(nc: Client) -> list[str]:
+    """Return the names of the waiting declarations, in the order of each partition."""
     stored = await read_subject(nc, INTAKE, "in.>")
     return [one.subject.rsplit(".", 1)[1] for one in stored]
 
@@ -84,12 +84,12 @@ async def contents(nc: Client) -> list[tuple[int, str, bytes]]:
     return [(one.seq, one.subject, one.payload) for one in await read_subject(nc, LOG, "log.>")]
 
 
-def files_in(folder: Path) -> set[str]:
+def list_files(folder: Path) -> set[str]:
     return {str(each) for each in folder.iterdir()}
 
 
 async def contents_if_usable(nc: Client) -> list[tuple[int, str, bytes]] | None:
-    """Return what a role would read; ``None`` if there is no log, or one that is refused."""
+    """Return what a role would read; ``None`` without a usable log."""
     try:
         await find_log(nc)
     except (NotFoundOnBusError, IncompatibleStreamError):
@@ -98,10 +98,10 @@ async def contents_if_usable(nc: Client) -> list[tuple[int, str, bytes]] | None:
 
 
 @pytest.mark.parametrize("server", ["the damaged log", "nothing"])
-async def test_what_is_interrupted_at_any_step_is_completed_by_the_next(
+async def test_a_restore_interrupted_at_any_step_is_completed_by_the_next(
     nc: Client, log: JetStreamLog, tmp_path: Path, server: str
 ) -> None:
-    """Each attempt gets one step further than the one before, until one has no step left."""
+    """Each attempt gets one step further than the previous one, until one succeeds."""
     path = tmp_path / "b"
     first, second = new_key(), new_key()
     await log.append([ResourceAppend(first, events(first, 1, 30), 0)])
@@ -126,17 +126,17 @@ async def test_what_is_interrupted_at_any_step_is_completed_by_the_next(
         else:
             break
     assert steps > 8
-    assert sorted(await declared(nc)) == waiting
+    assert sorted(await waiting_names(nc)) == waiting
     assert restored.declarations == len(waiting)
     assert await contents(nc) == expected
     assert (await find_log(nc)).log_id == log.log_id
     assert not any((await topology_differences(nc)).values())
-    assert files_in(tmp_path) == {str(path), *restored.replaced}
+    assert list_files(tmp_path) == {str(path), *restored.replaced}
     assert restored.replaced
     assert not any("replacing" in each for each in restored.replaced)
 
 
-async def test_declarations_that_wait_beside_a_deleted_log_are_declared_again(
+async def test_waiting_declarations_of_a_deleted_log_are_republished(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -145,12 +145,12 @@ async def test_declarations_that_wait_beside_a_deleted_log_are_declared_again(
     await declare(nc, "after")
     await delete_stream(nc, LOG)
     restored = await restore(nc, tmp_path / "b", None)
-    assert await declared(nc) == ["after"]
+    assert await waiting_names(nc) == ["after"]
     assert restored.declarations == 1
-    assert files_in(tmp_path) == {str(tmp_path / "b"), *restored.replaced}
+    assert list_files(tmp_path) == {str(tmp_path / "b"), *restored.replaced}
 
 
-async def test_declarations_beside_the_deleted_log_of_another_installation_are_only_saved(
+async def test_declarations_of_another_installation_are_only_saved(
     nc: Client, log: JetStreamLog, module_bus_url: str, tmp_path: Path
 ) -> None:
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
@@ -159,23 +159,23 @@ async def test_declarations_beside_the_deleted_log_of_another_installation_are_o
     await declare(other_client, "foreign")
     await delete_stream(other_client, LOG)
     restored = await restore(other_client, tmp_path / "b", None)
-    assert await declared(other_client) == []
+    assert await waiting_names(other_client) == []
     [saved] = restored.replaced
     [waiting] = [one for block in Backup(Path(saved)).declarations() for one in block]
     assert waiting.subject.endswith("foreign")
     await other_client.close()
 
 
-async def test_another_backup_does_not_end_an_interrupted_restore(
+async def test_another_backup_does_not_complete_an_interrupted_restore(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
-    """It would forget the declarations that the interrupted one has saved beside its own file."""
+    """It would lose the declarations that the interrupted restore saved next to its file."""
     path, newer = tmp_path / "b", tmp_path / "newer"
     first, second = new_key(), new_key()
     await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
     await save_log(nc, path, await find_log(nc), lambda _: None)
     await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
-    await asyncio.sleep(1)  # a backup is named by the second in which it was made
+    await asyncio.sleep(1)  # a backup is identified by the second of its creation
     await save_log(nc, newer, await find_log(nc), lambda _: None)
     await declare(nc, "after")
     steps = 1  # with only the first one taken, the server is unchanged
@@ -192,10 +192,10 @@ async def test_another_backup_does_not_end_an_interrupted_restore(
         else:
             break
     assert steps > 8
-    assert await declared(nc) == ["after"]
+    assert await waiting_names(nc) == ["after"]
 
 
-async def test_a_restore_that_cannot_end_is_refused_before_anything_is_written_or_removed(
+async def test_a_restore_that_cannot_finish_is_refused_before_any_change(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     path, key = tmp_path / "b", new_key()
@@ -210,7 +210,7 @@ async def test_a_restore_that_cannot_end_is_refused_before_anything_is_written_o
     with pytest.raises(IncompatibleStreamError, match="another server or account"):
         await restore(nc, path, log.log_id)
     assert await contents_if_usable(nc) == expected
-    assert await declared(nc) == ["after"]
+    assert await waiting_names(nc) == ["after"]
 
     for stream in SUBJECTS:
         await delete_stream(nc, stream)
@@ -237,11 +237,11 @@ async def test_a_log_that_has_changed_since_the_plan_is_not_removed(
     with pytest.raises(RestoreRefusedError, match="another client has changed stream LOG_1"):
         await restore_log(nc, backup, knowledge, plan, lambda _: None)
     assert await contents_if_usable(nc) == expected
-    assert files_in(tmp_path) == {str(path)}
+    assert list_files(tmp_path) == {str(path)}
 
 
 @pytest.mark.parametrize("saved", ["events", "declarations"])
-async def test_a_repeat_recovers_what_was_saved_though_another_restore_has_ended(
+async def test_a_repeated_restore_recovers_saved_data_after_another_restore(
     nc: Client, log: JetStreamLog, tmp_path: Path, saved: str
 ) -> None:
     path, copy = tmp_path / "one" / "b", tmp_path / "two" / "b"
@@ -263,19 +263,19 @@ async def test_a_repeat_recovers_what_was_saved_though_another_restore_has_ended
     arm(None)
     await restore(nc, copy, None)
     assert await contents(nc) == expected[:3]
-    assert await declared(nc) == []
+    assert await waiting_names(nc) == []
 
     assert await way(nc, path) == "continue"
     await restore(nc, path, None)
     assert await contents(nc) == expected
-    assert await declared(nc) == ([] if saved == "events" else ["after"])
-    assert not [each for each in files_in(path.parent) if "replacing" in each]
+    assert await waiting_names(nc) == ([] if saved == "events" else ["after"])
+    assert not [each for each in list_files(path.parent) if "replacing" in each]
 
 
-async def test_a_copy_of_the_backup_elsewhere_does_not_end_an_interrupted_restore(
+async def test_a_copy_of_the_backup_does_not_complete_an_interrupted_restore(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
-    """The files that the interrupted restore has saved are not beside it, nor beside a link."""
+    """The files that the interrupted restore saved are not next to the copy, nor next to a link."""
     path, copy, link = tmp_path / "one" / "b", tmp_path / "two" / "b", tmp_path / "two" / "link"
     first, second = new_key(), new_key()
     await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
@@ -303,7 +303,7 @@ async def test_a_copy_of_the_backup_elsewhere_does_not_end_an_interrupted_restor
         else:
             break
     assert refused > 1
-    assert await declared(nc) == ["after"]
+    assert await waiting_names(nc) == ["after"]
     assert await contents(nc) == expected
     metadata = (await stream_state(nc, LOG)).config["metadata"]
     assert saved_files(metadata) == []
@@ -326,7 +326,7 @@ accounts {
 """
 
 
-async def test_a_server_without_room_for_the_streams_is_reported_before_the_log_is_written(
+async def test_a_server_with_too_little_storage_is_reported_before_the_log_is_written(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -343,7 +343,7 @@ async def test_a_server_without_room_for_the_streams_is_reported_before_the_log_
     await server.kill()
 
 
-async def test_an_account_with_too_few_streams_or_consumers_is_reported_before_anything_is_written(
+async def test_an_account_with_too_few_streams_or_consumers_is_reported_early(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     """Two namespaces have six consumers of the log each, and the restore reads the log itself."""

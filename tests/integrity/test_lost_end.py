@@ -1,4 +1,4 @@
-"""A log or an intake that is shorter than other streams show: told, refused, and restored."""
+"""A log or intake that is shorter than other streams show is reported, refused and restored."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 
 
-async def _remember(nc: Client, log: JetStreamLog, witness: str) -> None:
-    """Leave what only a longer log can have led to."""
+async def _store_evidence(nc: Client, log: JetStreamLog, witness: str) -> None:
+    """Store data that only a longer log can have produced."""
     if witness == "the cached states":
         await log.save_states({new_key(): (9, b"{}")})
     else:
@@ -41,37 +41,37 @@ async def _remember(nc: Client, log: JetStreamLog, witness: str) -> None:
 
 
 @pytest.mark.parametrize("witness", ["the cached states", "the stored rows"])
-async def test_a_log_shorter_than_states_or_unreadable_rows_show_is_used_by_nobody(
+async def test_a_log_shorter_than_its_states_or_rows_is_not_used(
     log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator, witness: str
 ) -> None:
     key = new_key()
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
-    await operator.succeeds(fresh_bus_url, "backup", "sound")
-    await _remember(bus, log, witness)
+    await operator.run_ok(fresh_bus_url, "backup", "sound")
+    await _store_evidence(bus, log, witness)
     message = f"expected a log that ends at position 9 or later, according to {witness}, found one"
 
     with pytest.raises(LogTooShortError, match=message):
         async with running(bus, ["decider"]):
             pass
     for command in (("replay",), ("replay", "--verify"), ("backup", "short")):
-        ran = await operator.runs(fresh_bus_url, *command)
+        ran = await operator.run(fresh_bus_url, *command)
         assert (ran.status, message in ran.out.replace("\n", " ")) == (1, True), command
-    finding = await operator.finds(fresh_bus_url, "log")
+    finding = await operator.diagnose(fresh_bus_url, "log")
     assert finding["status"] == "fail"
     assert message in finding["details"]
-    refused = await operator.runs(fresh_bus_url, "restore", "sound")
+    refused = await operator.run(fresh_bus_url, "restore", "sound")
     assert refused.status == 1
     assert f"use --replace {log.log_id}" in refused.err
     assert message in refused.err
     assert (await stream_state(bus, STATES if "states" in witness else ROWS)).messages
 
-    await operator.succeeds(fresh_bus_url, "restore", "sound", "--replace", log.log_id)
+    await operator.run_ok(fresh_bus_url, "restore", "sound", "--replace", log.log_id)
     async with running(bus, ["decider"]):
         pass
-    assert (await operator.finds(fresh_bus_url, "log"))["status"] == "ok"
+    assert (await operator.diagnose(fresh_bus_url, "log"))["status"] == "ok"
 
 
-async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
+async def test_no_remedy_for_a_truncated_log_removes_the_evidence(
     bare_world: World, operator: Operator
 ) -> None:
     world, url = bare_world, bare_world.server.url
@@ -87,7 +87,7 @@ async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
 
     for _ in range(2):  # before a role has marked the loss, and after
         for command in ("replay", "replay --verify", "replay --repair", "doctor"):
-            ran = await operator.runs(url, *command.split())
+            ran = await operator.run(url, *command.split())
             error_text = " ".join((ran.out + ran.err).split())
             assert ran.status == 1, command
             assert "Keep all streams" in error_text
@@ -102,7 +102,7 @@ async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
 async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
     bare_world: World, operator: Operator
 ) -> None:
-    """Its row was removed, so no row shows the loss. The events before would recreate it."""
+    """Its row was removed, so no row shows the loss. The earlier events would recreate it."""
     world, url = bare_world, bare_world.server.url
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
@@ -121,18 +121,18 @@ async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
     _truncate_log_before(world, newest.id)
     await world.start_nats()
 
-    for _ in range(2):  # it stays so
+    for _ in range(2):  # the second attempt fails, too
         with pytest.raises(LogTooShortError, match="Keep all streams"):
             await world.start_reconciler()
-        await world.until_it_ends()
-    finding = await operator.finds(url, "log")
+        await world.until_reconciler_ends()
+    finding = await operator.diagnose(url, "log")
     assert finding["status"] == "fail"
     assert "starts no role" in finding["remedy"]
     assert await world.human.effects("foo") == ["POST", "DELETE"]
 
 
 @pytest.mark.parametrize("changes", [0, 6], ids=["below-the-first-end", "above-the-first-end"])
-async def test_no_role_starts_if_a_second_loss_takes_a_deletion(
+async def test_no_role_starts_if_a_second_loss_includes_a_deletion(
     bare_world: World, changes: int
 ) -> None:
     """The first loss was accepted: neither its end nor its events explain another one."""
@@ -160,11 +160,11 @@ async def test_no_role_starts_if_a_second_loss_takes_a_deletion(
     for _ in range(2):
         with pytest.raises(LogTooShortError, match="Keep all streams"):
             await world.start_reconciler()
-        await world.until_it_ends()
+        await world.until_reconciler_ends()
     assert await world.human.effects("bar") == ["POST", "DELETE"]
 
 
-async def test_roles_start_if_a_second_loss_takes_events_of_resources_with_a_row(
+async def test_roles_start_if_a_second_loss_includes_only_resources_with_a_row(
     bare_world: World, operator: Operator
 ) -> None:
     world, url = bare_world, bare_world.server.url
@@ -184,12 +184,12 @@ async def test_roles_start_if_a_second_loss_takes_events_of_resources_with_a_row
     for _ in range(2):
         await world.stop_reconciler()
         await world.start_reconciler()
-    rows = (await operator.succeeds(url, "get", "Shape", "-o", "json")).json
+    rows = (await operator.run_ok(url, "get", "Shape", "-o", "json")).json
     assert [row["status"]["reason"] for row in rows] == ["LogDamaged", "LogDamaged"]
 
 
 async def _lose_from(world: World, event_id: str) -> None:
-    """Stop everything once the rows are stored, and have the log end before an event."""
+    """Stop everything once the rows are stored, and truncate the log before an event."""
     await world.until_settled()
     await world.stop_reconciler()
     await world.server.stop()
@@ -198,7 +198,7 @@ async def _lose_from(world: World, event_id: str) -> None:
 
 
 def _truncate_log_before(world: World, event_id: str) -> None:
-    """Have the log of a stopped server end before an event."""
+    """Truncate the log of a stopped server before an event."""
     (block,) = blocks_of(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(f'"id":"{event_id}"'.encode())])
@@ -207,7 +207,7 @@ def _truncate_log_before(world: World, event_id: str) -> None:
 
 def _is_held(operator: Operator, url: str) -> Callable[[], Awaitable[bool]]:
     async def is_held() -> bool:
-        (row,) = (await operator.succeeds(url, "get", "Shape", "-o", "json")).json
+        (row,) = (await operator.run_ok(url, "get", "Shape", "-o", "json")).json
         return (row["status"]["outcome"], row["status"]["reason"]) == ("Held", "LogDamaged")
 
     return is_held
@@ -219,7 +219,7 @@ async def _recreate_intake(world: World) -> None:
     await api_request(world.nc, f"STREAM.CREATE.{INTAKE}", config)
 
 
-async def _cut_intake(world: World) -> None:
+async def _truncate_intake(world: World) -> None:
     await world.server.stop()
     (block,) = blocks_of(world.server.data_dir, INTAKE)
     content = block.read_bytes()
@@ -233,7 +233,7 @@ async def _cut_intake(world: World) -> None:
     await world.until(is_connected, "connected again")
 
 
-@pytest.mark.parametrize("damage", [_recreate_intake, _cut_intake])
+@pytest.mark.parametrize("damage", [_recreate_intake, _truncate_intake])
 async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are_kept(
     bare_world: World, operator: Operator, damage: Callable[[World], Awaitable[None]]
 ) -> None:
@@ -247,24 +247,24 @@ async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are
     await world.until_settled()
     await world.stop_reconciler()
     await damage(world)
-    await world.declare("foo", color="Blue")  # at a position that the log knows already
+    await world.declare("foo", color="Blue")  # at a position that the log already refers to
     await world.declare("baz")
     assert await find_intake_problem(world.nc)
 
     with pytest.raises(StreamReplacedError, match="Delete nothing"):
         await world.start_reconciler()
-    finding = await operator.finds(url, "intake positions")
+    finding = await operator.diagnose(url, "intake positions")
     assert finding["status"] == "fail"
     assert "Do not delete anything. Stop all roles" in finding["remedy"]
-    await operator.succeeds(url, "backup", "now")
-    restored = (await operator.succeeds(url, "restore", "now", "-o", "json")).json
+    await operator.run_ok(url, "backup", "now")
+    restored = (await operator.run_ok(url, "restore", "now", "-o", "json")).json
     assert (restored["declarations"], restored["lost"]) == (2, 0)
     await world.start_reconciler()
     await world.until_outcome("foo", "Converged", generation=3)
     await world.until_outcome("baz", "Converged")
-    assert (await world.human.sees("foo"))["color"] == "Blue"
-    assert (await world.human.sees("bar"))["color"] == "Green"
-    again = await operator.succeeds(url, "doctor", "-o", "json")
+    assert (await world.human.get("foo"))["color"] == "Blue"
+    assert (await world.human.get("bar"))["color"] == "Green"
+    again = await operator.run_ok(url, "doctor", "-o", "json")
     assert "intake positions" not in {one["check"] for one in again.json}
 
 
@@ -277,12 +277,12 @@ async def test_a_deleted_log_is_not_replaced_by_an_empty_one(
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.until_settled()
-    await operator.succeeds(url, "backup", "sound")
+    await operator.run_ok(url, "backup", "sound")
     await world.stop_reconciler()
     await delete_stream(world.nc, LOG)
 
     for command in ("get", "doctor", "replay", "init", "backup new"):
-        refused = await operator.runs(url, *command.split())
+        refused = await operator.run(url, *command.split())
         assert refused.status == 1, command
         assert f"stream {LOG} was deleted or recreated, but stream {ROWS} still has" in refused.err
     with pytest.raises(IncompatibleStreamError, match="Keep all streams"):
@@ -292,9 +292,9 @@ async def test_a_deleted_log_is_not_replaced_by_an_empty_one(
         await initialize(world.nc)
     await delete_stream(world.nc, LOG)
 
-    await operator.succeeds(url, "restore", "sound")
+    await operator.run_ok(url, "restore", "sound")
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
     await world.until_outcome("foo", "Converged")
     assert await world.human.effects("foo") == ["POST"]
 
@@ -311,21 +311,21 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
     await world.stop_reconciler()
     await publish(world.nc, ROWS_PREFIX + status_name(shape("foo")), b"{}")
 
-    verified = await operator.runs(url, "replay", "--verify")
+    verified = await operator.run(url, "replay", "--verify")
     assert verified.status == 1
     assert "The log is correct, and the rows are not. Run `reconciler replay --repair" in (
         " ".join(verified.out.split())
     )
     position = (await JetStreamRows(world.nc).get([CHECKPOINT]))[CHECKPOINT]
-    repaired = await operator.succeeds(url, "replay", "--repair")
+    repaired = await operator.run_ok(url, "replay", "--repair")
     assert "The rows are marked" in repaired.out
     marked = (await JetStreamRows(world.nc).get([CHECKPOINT]))[CHECKPOINT]
-    assert marked.replace(b"false", b"true") == position, "it still shows how long the log is"
-    assert (await operator.succeeds(url, "get", "Shape", "foo", "-o", "json")).json
+    assert marked.replace(b"false", b"true") == position, "it still shows the length of the log"
+    assert (await operator.run_ok(url, "get", "Shape", "foo", "-o", "json")).json
     await world.start_reconciler()
     await world.until_settled()
     await world.stop_reconciler()
-    verified = await operator.succeeds(url, "replay", "--verify")
+    verified = await operator.run_ok(url, "replay", "--verify")
     assert "stored rows" in verified.out
     assert "incomplete" not in verified.out
 
@@ -348,15 +348,15 @@ async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_re
             await publish(world.nc, ROWS_PREFIX + row, b"not of ours")
 
     for full in ((), ("--full",)):
-        findings = (await operator.runs(url, "doctor", *full, "--output", "json")).json
+        findings = (await operator.run(url, "doctor", *full, "--output", "json")).json
         (finding,) = [each for each in findings if each["check"] == "stored rows"]
         assert finding["status"] == "fail"
         assert "projector" in finding["remedy"]
-    assert (await operator.succeeds(url, "get", "Shape", "foo", "-o", "json")).json
-    await operator.succeeds(url, "backup", change)
+    assert (await operator.run_ok(url, "get", "Shape", "foo", "-o", "json")).json
+    await operator.run_ok(url, "backup", change)
     await world.start_reconciler()
     await world.until_settled()
     await world.stop_reconciler()
-    assert (await operator.finds(url, "stored rows"))["status"] == "ok"
-    verified = await operator.succeeds(url, "replay", "--verify")
+    assert (await operator.diagnose(url, "stored rows"))["status"] == "ok"
+    verified = await operator.run_ok(url, "replay", "--verify")
     assert "equal the rebuilt rows" in " ".join(verified.out.split())

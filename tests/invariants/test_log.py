@@ -1,4 +1,4 @@
-"""Invariants 1, 2, 3, 9, 10 and 13: the log is the only truth, and says everything beforehand."""
+"""Invariants 1, 2, 3, 9, 10 and 13: the log is the only truth, and records every intent first."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from tests.invariants.witness import Witness
 from tests.scenarios.harness import World, api_config, every, now, only, shape
 
 
-async def eventful_life(world: World) -> None:
-    """Resources that converge, drift, are withdrawn, orphaned, refused, and made by humans."""
-    await world.human.makes("taken")
-    await world.human.makes("bar")
+async def run_eventful_history(world: World) -> None:
+    """Make resources converge, drift, be withdrawn, orphaned and refused; a human creates some."""
+    await world.human.create("taken")
+    await world.human.create("bar")
     for name in ("foo", "drifting", "leaving", "taken"):
         await world.declare(name)
     await world.declare("orphan", policy={"deletion": "Orphan"})
     for name in ("foo", "drifting", "leaving", "orphan"):
         await world.until_outcome(name, "Converged")
     await world.until_outcome("taken", "Conflict")
-    await world.human.changes("drifting", color="Green")
+    await world.human.update("drifting", color="Green")
     await world.withdraw("leaving")
     await world.withdraw("orphan")
     await world.until_outcome("leaving", "Deleted")
     await world.until_outcome("orphan", "Released")
     await world.until_outcome("bar", "Unowned")
 
-    async def corrected() -> bool:
-        return (await world.human.sees("drifting"))["color"] == "Red"
+    async def is_corrected() -> bool:
+        return (await world.human.get("drifting"))["color"] == "Red"
 
-    await world.until(corrected, "the drift is corrected")
-    await world.observed_again()
+    await world.until(is_corrected, "the drift is corrected")
+    await world.until_observed_again()
 
 
-async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world: World):
-    await eventful_life(world)
+async def test_1_a_replay_rebuilds_every_row_byte_for_byte_without_a_call(world: World):
+    await run_eventful_history(world)
     await world.stop_reconciler()
     rows_before = await world.rows()
     journal = await world.human.journal()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
 
     await world.erase_caches()
     await world.start_reconciler(["projector"])
@@ -83,7 +83,7 @@ async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world:
     assert await world.human.journal() == journal
 
 
-async def test_1_a_state_from_a_cached_is_the_state_from_the_log(world: World):
+async def test_1_a_cached_state_equals_the_state_folded_from_the_log(world: World):
     key = shape("foo")
     for turn in range(EVENTS_BETWEEN_SAVES // 4 + 1):
         await world.declare("foo", color=("Red", "Green")[turn % 2])
@@ -113,7 +113,7 @@ async def test_2_the_intent_is_in_the_log_before_each_effect(bare_world: World):
     await world.until_outcome("foo", "Deleted")
 
     assert [each.operation for each in witness.executed] == ["Create", "Update", "Delete"]
-    assert witness.unannounced == []
+    assert witness.unrecorded == []
     assert all(each.causes for each in witness.executed)
     keys = [each["idempotency_key"] for each in await world.human.journal()]
     assert keys == [each.idempotency_key for each in witness.executed]
@@ -127,7 +127,7 @@ async def test_3_every_attempt_has_the_key_and_the_parameters_of_the_action(
     world.kinds = witness.kinds()
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
-    await world.human.breaks(**{fault: 1, "methods": ["POST"], "remaining": 2})
+    await world.human.inject_faults(**{fault: 1, "methods": ["POST"], "remaining": 2})
 
     await world.declare("foo")
 
@@ -143,60 +143,60 @@ async def test_3_every_attempt_has_the_key_and_the_parameters_of_the_action(
     assert effect["idempotency_key"] == decided.idempotency_key
 
 
-async def posts(world: World) -> int:
+async def count_posts(world: World) -> int:
     return sum((await world.human.requests()).get("POST", {}).values())
 
 
-async def test_9_a_restart_forgets_no_back_off_and_wakes_no_resource_without_cause(
+async def test_9_a_backoff_survives_a_restart_that_wakes_no_resource_without_cause(
     bare_world: World,
 ):
     world = bare_world
     await world.start_reconciler()
-    patient = Retry(initial_seconds=600, max_seconds=600)
-    await world.configure(api_config(world.human.url, retry=patient))
-    await world.human.breaks(error_rate=1, methods=["POST"])
+    long_retry = Retry(initial_seconds=600, max_seconds=600)
+    await world.configure(api_config(world.human.url, retry=long_retry))
+    await world.human.inject_faults(error_rate=1, methods=["POST"])
     await world.declare("foo")
     degraded = await world.until_outcome("foo", "Degraded")
     assert "fault was injected" in degraded.message
     await world.until_settled()
     position = await world.log_position()
-    assert await posts(world) == 1
+    assert await count_posts(world) == 1
 
     await world.stop_reconciler()
     await world.erase_caches()
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
 
-    assert await posts(world) == 1
+    assert await count_posts(world) == 1
     assert await world.log_position() == position
     status = await world.until(lambda: world.status("foo"), "the row is rebuilt")
     assert status.retry_at == only(RetryScheduled, await world.facts("foo")).at
 
 
-async def test_9_the_attempts_continue_counting_after_a_restart(bare_world: World):
+async def test_9_the_attempt_count_continues_after_a_restart(bare_world: World):
     world = bare_world
     await world.start_reconciler()
     await world.configure(
         api_config(world.human.url, retry=Retry(initial_seconds=0.2, max_seconds=60))
     )
-    await world.human.breaks(error_rate=1, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, methods=["POST"])
     await world.declare("foo")
 
-    async def waits() -> list[RetryScheduled]:
+    async def scheduled_retries() -> list[RetryScheduled]:
         return every(RetryScheduled, await world.facts("foo"))
 
-    async def waits_for_the_third() -> bool:
-        return len(await waits()) == 2
+    async def has_failed_twice() -> bool:
+        return len(await scheduled_retries()) == 2
 
-    await world.until(waits_for_the_third, "two attempts failed")
+    await world.until(has_failed_twice, "two attempts failed")
     await world.stop_reconciler()
     await world.erase_caches()
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Converged")
-    first, second = await waits()
+    first, second = await scheduled_retries()
     assert 0.1 <= first.delay_seconds <= 0.2 <= second.delay_seconds <= 0.4
     facts = await world.facts("foo")
     assert [each.attempt for each in every(ActionRetried, facts)] == [2, 3]
@@ -204,8 +204,8 @@ async def test_9_the_attempts_continue_counting_after_a_restart(bare_world: Worl
     assert third[0].time >= second.at
 
 
-async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
-    await eventful_life(world)
+async def test_10_the_recorded_inputs_lead_to_the_recorded_events(world: World):
+    await run_eventful_history(world)
     await world.stop_reconciler()
     configs = world.parts.configurations.by_name
     commands: dict[ResourceKey, list[Command]] = {}
@@ -221,14 +221,14 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
         state = NEW
         for moment, turn in groupby(await world.history(key), key=lambda event: event.time):
             recorded = list(turn)
-            mine = _take_until(inputs, recorded)
+            turn_commands = _take_until(inputs, recorded)
             kind = world.kinds.find(key.kind)
             context = Context(key, moment, 0.0, world.log.log_id, kind, configs)
-            again = decide(state, mine, context)
-            assert [encode_log(each) for each in again.events] == [
+            repeated = decide(state, turn_commands, context)
+            assert [encode_log(each) for each in repeated.events] == [
                 encode_log(each) for each in recorded
             ]
-            state = again.state
+            state = repeated.state
             replayed += len(recorded)
         assert state == (await ResourceRepository(world.log).get([key]))[key].state
     assert replayed > 30
@@ -244,9 +244,9 @@ def _command(message: StoredMessage, read: IntakeMessage) -> Command:
 def _take_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Command]:
     """Take the commands up to the last one that a turn's events name as their cause."""
     last = max(event.causationposition for event in recorded)
-    mine = [each for each in inputs if each.position <= last]
-    del inputs[: len(mine)]
-    return mine
+    turn_commands = [each for each in inputs if each.position <= last]
+    del inputs[: len(turn_commands)]
+    return turn_commands
 
 
 async def test_the_log_cannot_be_deleted_or_purged(world: World):
@@ -263,8 +263,8 @@ async def test_the_log_cannot_be_deleted_or_purged(world: World):
     assert len(await world.history("foo")) == 4
 
 
-async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
-    """A worker of this test's own deletes it and dies; another one is refused; all is otherwise."""
+async def test_13_the_log_never_denies_an_effect_of_the_api(world: World):
+    """This test deletes the object as a worker that dies; the next worker's call is refused."""
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
@@ -281,18 +281,18 @@ async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
         (await api.delete("/shapes/foo", headers=header)).raise_for_status()
     refused = ActionError("NotDone", "try again later", 503)
     report = Reported(action.action_id, 1, now(), now(), "another", refused, redelivered=True)
-    await world.tell(shape("foo"), report, "result")
+    await world.publish(shape("foo"), report, "result")
     await world.declare("foo", color="Blue")
     await world.stop_reconciler()
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Converged", generation=3)
-    assert (await world.human.sees("foo"))["color"] == "Blue"
+    assert (await world.human.get("foo"))["color"] == "Blue"
     await world.until_settled()
     facts = await world.facts("foo")
     deleted = only(ActionSucceeded, [e for e in facts if _is_about(e, action)])
     assert deleted.found_by == "Absence"
-    assert not every(DriftDetected, facts), "nobody else is blamed"
+    assert not every(DriftDetected, facts), "no other client is blamed"
 
 
 def _is_about(event: ResourceEvent, action: Action) -> bool:

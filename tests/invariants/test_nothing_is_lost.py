@@ -16,17 +16,17 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.resource.evolve import fold
 from tests.bus.histories import history_of
-from tests.scenarios.harness import World, api_config, every, manifest, names, now
+from tests.scenarios.harness import World, api_config, every, manifest, now, type_names
 
-_FIRES_ABOUT = timedelta(seconds=0.25)
+_TIMER_TOLERANCE = timedelta(seconds=0.25)
 NAMES = [f"foo-{number}" for number in range(40)]
 
 
-async def unaccounted(world: World) -> list[str]:
-    """The resources whose action is in flight by the log, and that no process works on.
+async def find_lost_actions(world: World) -> list[str]:
+    """Return the resources with an action in flight that no process works on.
 
-    They are read in an order in which a moving message is seen twice, never missed: the log first,
-    then the queue of actions, then the intake and the timers.
+    The order of reads may count a moving message twice, but never misses it: the log first, then
+    the queue of actions, then the intake and the timers.
     """
     histories: dict[ResourceKey, list[LogEvent]] = {}
     for stored in await world.log.read_kind("default", "Shape"):
@@ -38,32 +38,30 @@ async def unaccounted(world: World) -> list[str]:
         return []
     workers = await worker_consumers(world.nc)
     if any(each["num_pending"] or each["num_ack_pending"] for each in workers):
-        return []  # leased, or about to be
+        return []  # leased, or will be
     deciders = await api_request(world.nc, f"CONSUMER.LIST.{INTAKE}", {})
     if any(each["num_pending"] or each["num_ack_pending"] for each in deciders["consumers"]):
         return []  # its result waits to be decided
-    unaccounted_actions: list[str] = []
+    lost_actions: list[str] = []
     for key, flight in in_flight.items():
         timer = await read_subject(world.nc, TIMERS, schedule(key, "retry"))
         newest = fold(await history_of(world.log, key))
         settled = newest.actions.in_flight != flight
-        is_due = flight.retry_at is not None and flight.retry_at <= now() + _FIRES_ABOUT
+        is_due = flight.retry_at is not None and flight.retry_at <= now() + _TIMER_TOLERANCE
         if not settled and not (flight.retry_at and (timer or is_due)):
-            unaccounted_actions.append(
-                f"{key}: {flight.action.operation}, attempt {flight.attempt}"
-            )
-    return unaccounted_actions
+            lost_actions.append(f"{key}: {flight.action.operation}, attempt {flight.attempt}")
+    return lost_actions
 
 
 async def all_converged(world: World) -> bool:
-    return {each["name"] for each in await world.human.sees_all()} == set(NAMES) and all(
-        [names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES]
+    return {each["name"] for each in await world.human.list_all()} == set(NAMES) and all(
+        [type_names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES]
     )
 
 
 async def watch_until_converged(world: World) -> None:
     async def is_done_without_loss() -> bool:
-        assert await unaccounted(world) == []
+        assert await find_lost_actions(world) == []
         return await all_converged(world)
 
     await world.until(is_done_without_loss, "all converge, and nothing is lost", seconds=40)
@@ -78,7 +76,7 @@ async def test_11_while_the_api_fails_each_action_is_leased_or_scheduled(
     await world.configure(
         api_config(world.human.url, retry=Retry(initial_seconds=0.1, max_seconds=0.3))
     )
-    await world.human.breaks(
+    await world.human.inject_faults(
         **{fault: 0.5, "methods": ["POST"], "seed": 7, "retry_after_seconds": 0}
     )
 
@@ -90,17 +88,19 @@ async def test_11_while_the_api_fails_each_action_is_leased_or_scheduled(
     assert any(retried)
 
 
-async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(world: World):
-    await world.human.breaks(latency_ms=100, methods=["POST"])
+async def test_11_a_reconciler_stopped_in_the_middle_loses_no_action(world: World):
+    await world.human.inject_faults(latency_ms=100, methods=["POST"])
     await world.declare_all([manifest(name) for name in NAMES])
 
-    async def some_are_under_way() -> bool:
-        return any([names(await world.facts(name))[-1:] == ["ActionDecided"] for name in NAMES[:5]])
+    async def some_are_in_flight() -> bool:
+        return any(
+            [type_names(await world.facts(name))[-1:] == ["ActionDecided"] for name in NAMES[:5]]
+        )
 
-    await world.until(some_are_under_way, "some actions are under way")
-    await world.stop_reconciler()  # its calls are cut off; what it had leased is free in 30 s
-    assert await unaccounted(world) == []
-    await world.human.mends()
+    await world.until(some_are_in_flight, "some actions are in flight")
+    await world.stop_reconciler()  # cuts off its calls; its leases end after 30 s
+    assert await find_lost_actions(world) == []
+    await world.human.clear_faults()
 
     await world.start_reconciler()
 
@@ -108,39 +108,41 @@ async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(wor
     assert sorted(each["name"] for each in await world.human.journal()) == sorted(NAMES)
 
 
-async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_its_own: World):
-    """nats-server is killed while forty resources are on their way, and comes back."""
-    world = bare_world_of_its_own
+async def test_11_a_killed_server_causes_a_delay_but_no_duplicate(
+    bare_world_on_own_server: World,
+):
+    """nats-server is killed and restarted while forty resources are being created."""
+    world = bare_world_on_own_server
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, limits=Limits(concurrency=4)))
     await world.declare("first")
     await world.until_outcome("first", "Converged")
-    await world.human.breaks(latency_ms=50, methods=["POST"])
+    await world.human.inject_faults(latency_ms=50, methods=["POST"])
     await world.declare_all([manifest(name) for name in NAMES])
 
     async def are_some_created() -> bool:
         return 1 < len(await world.human.journal()) < len(NAMES)
 
-    await world.until(are_some_created, "some are made")
+    await world.until(are_some_created, "some are created")
     await world.kill_nats()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
 
-    async def api_goes_quiet() -> bool:
+    async def is_api_idle() -> bool:
         requests_before = await world.human.requests()
         await asyncio.sleep(0.1)
         return requests_before == await world.human.requests()
 
-    await world.until(api_goes_quiet, "the workers have nothing more to do")
+    await world.until(is_api_idle, "the workers have nothing more to do")
     await world.start_nats()
 
     async def are_all_recreated() -> bool:
         are_converged = [
-            names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES
+            type_names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES
         ]
         return all(are_converged)
 
     await world.until(are_all_recreated, "all converge", seconds=60)
-    assert await unaccounted(world) == []
+    assert await find_lost_actions(world) == []
     journal = [each["name"] for each in await world.human.journal()]
     assert sorted(journal) == sorted(["first", *NAMES])
     for name in NAMES:
@@ -149,10 +151,10 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_i
         assert every(DriftDetected, facts) == []
 
 
-async def test_11_the_log_continues_where_it_was_after_the_server_was_killed(
-    bare_world_of_its_own: World,
+async def test_11_the_log_continues_after_the_server_was_killed(
+    bare_world_on_own_server: World,
 ):
-    world = bare_world_of_its_own
+    world = bare_world_on_own_server
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     await world.declare("foo")
@@ -161,7 +163,7 @@ async def test_11_the_log_continues_where_it_was_after_the_server_was_killed(
 
     await world.kill_nats()
     await world.start_nats()
-    await world.until(lambda: world.history("foo"), "the log answers again")
+    await world.until(lambda: world.history("foo"), "the log is available again")
 
     after = await stream_state(world.nc, LOG)
     assert after.last_seq >= before.last_seq

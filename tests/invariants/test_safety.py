@@ -1,4 +1,4 @@
-"""Invariants 6, 7, 8 and 12: what is not proved is not believed, what is not ours not touched."""
+"""Invariants 6, 7, 8 and 12: absence needs a proof, and foreign objects are left alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABSENT: ExternalObject | None = None
 
 
 async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_world: World):
-    """The API lies in no listing here: the looks come from another observer, on the bus."""
+    """The observations come from another observer, on the bus."""
     world = bare_world
     await world.start_reconciler(["decider", "worker", "projector"])
     await world.configure(api_config(world.human.url))
@@ -35,49 +35,49 @@ async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_w
     await world.until_settled()
     assert every(DriftDetected, await world.facts("foo")) == []
 
-    await world.human.deletes("foo")
+    await world.human.delete("foo")
     after = await world.client.observation_time()
     proof = Observed("default", "foo", ABSENT, "CompleteListing", as_of=after)
     await world.client.publish_observation(shape("foo"), proof)
 
-    await world.until(lambda: world.human.finds("foo"), "foo is recreated")
+    await world.until(lambda: world.human.find("foo"), "foo is recreated")
     await world.until_outcome("foo", "Converged")
     assert only(DriftDetected, await world.facts("foo")).missing
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-async def test_6_a_part_of_a_listing_proves_nothing(bare_world: World, exclusive: bool):
+async def test_6_a_partial_listing_proves_nothing(bare_world: World, exclusive: bool):
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=1, exclusive=exclusive))
     await world.declare_all([manifest(name) for name in ("foo-1", "foo-2", "foo-3")])
     for name in ("foo-1", "foo-2", "foo-3"):
         await world.until_outcome(name, "Converged")
-    await world.observed_again()
-    await world.human.breaks(listing_fail_after_pages=1)
-    await world.human.deletes("foo-3")
-    await world.human.forgets_counts()
+    await world.until_observed_again()
+    await world.human.inject_faults(listing_fail_after_pages=1)
+    await world.human.delete("foo-3")
+    await world.human.reset_counts()
     position = await world.log_position()
 
-    async def failed_thrice() -> bool:
+    async def has_failed_three_times() -> bool:
         return (await world.human.requests()).get("GET", {}).get("500", 0) >= 3
 
-    await world.until(failed_thrice, "three listings broke off")
+    await world.until(has_failed_three_times, "three listings failed")
     await world.until_settled()
     assert await world.log_position() == position
 
 
-async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_and_stays(
+async def test_7_an_object_with_our_label_that_the_log_never_created_is_disputed(
     exclusive_world: World,
 ):
     world = exclusive_world
-    await world.human.makes("bar", labels=world.owner_of("bar"))
+    await world.human.create("bar", labels=world.owner_of("bar"))
     another_log = owner("another-log", ResourceKey("default", "Shape", "baz"))
-    await world.human.makes("baz", labels={OWNER_LABEL: another_log})
+    await world.human.create("baz", labels={OWNER_LABEL: another_log})
 
     await world.until_outcome("bar", "Disputed", reason="LabelNotInLog")
     await world.until_outcome("baz", "Disputed", reason="OwnedByAnother")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["human POST", "human POST"]
 
 
@@ -86,50 +86,50 @@ async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(worl
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await world.human.deletes("foo")
-    await world.human.makes("foo", color="Green")
-    stranger = await world.human.sees("foo")
+    await world.human.delete("foo")
+    await world.human.create("foo", color="Green")
+    foreign_shape = await world.human.get("foo")
     await world.withdraw("foo")
 
     await world.start_reconciler(["decider", "worker", "projector"])
 
     await world.until_outcome("foo", "Deleted", reason="NotOurs")
-    assert await world.human.sees("foo") == stranger
+    assert await world.human.get("foo") == foreign_shape
     facts = await world.facts("foo")
     assert only(ActionFailed, facts).error.error_class == "Conflict"
     assert only(OwnershipReleased, facts).reason == "Replaced"
 
 
-async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_repainted(world: World):
+async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_updated(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await world.human.deletes("foo")
-    await world.human.makes("foo", color="Green")
-    stranger = await world.human.sees("foo")
+    await world.human.delete("foo")
+    await world.human.create("foo", color="Green")
+    foreign_shape = await world.human.get("foo")
     await world.declare("foo", color="Purple")
 
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Conflict", generation=2, reason="AlreadyExists")
-    await world.observed_again()
-    assert await world.human.sees("foo") == stranger
+    await world.until_observed_again()
+    assert await world.human.get("foo") == foreign_shape
 
 
-async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world: World):
+async def test_8_a_foreign_write_without_a_change_causes_no_event_and_no_write(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again()
+    await world.until_observed_again()
     position, observed_at = await world.log_position(), await world.client.observation_time()
 
-    await world.human.changes("foo")  # a new version with the same content
-    await world.observed_again()
+    await world.human.update("foo")  # a new version with the same content
+    await world.until_observed_again()
     assert await world.log_position() == position
     assert (
         await world.client.observation_time() == observed_at
-    )  # the observer found nothing to tell
+    )  # the observer found no change to report
 
-    existing_shape = await world.human.sees("foo")
+    existing_shape = await world.human.get("foo")
     fields = {"type": existing_shape["type"], "color": existing_shape["color"]}
     same = ExternalObject(
         "foo",
@@ -144,18 +144,18 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     await world.until_settled()
     assert await world.log_position() == position
 
-    await world.human.changes("foo", labels={"team": "b", **world.owner_of("foo")})
-    await world.observed_again()
+    await world.human.update("foo", labels={"team": "b", **world.owner_of("foo")})
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST", "human PUT", "human PUT"]
     assert only(ActionDecided, await world.facts("foo")).action.operation == "Create"
 
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
-    existing_shape = await world.human.sees("foo")
+    existing_shape = await world.human.get("foo")
     assert existing_shape["labels"] == {"team": "b", **world.owner_of("foo")}
 
 
-async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(
+async def test_12_a_secret_is_used_but_never_logged(
     bare_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     world = bare_world
@@ -168,7 +168,7 @@ async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(
     await world.configure(config)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    await world.human.breaks(error_rate=1, methods=["PUT"], remaining=1)
+    await world.human.inject_faults(error_rate=1, methods=["PUT"], remaining=1)
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
 

@@ -1,4 +1,4 @@
-"""Invariants 4 and 5: wake-ups carry no truth, and of two writers one wins."""
+"""Invariants 4 and 5: wakeups carry no facts, and one of two writers wins."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from reconciler.resource.evolve import fold
 from reconciler.roles.decider.decider import Decider
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.sweeper import sweeper
-from tests.scenarios.harness import ACTOR, World, every, manifest, names, only, shape
+from tests.scenarios.harness import ACTOR, World, every, manifest, only, shape, type_names
 
 
-def moment() -> datetime:
+def now() -> datetime:
     return datetime.now(UTC)
 
 
-async def test_4_wake_ups_stale_observations_and_old_results_change_nothing(world: World):
+async def test_4_wakeups_stale_observations_and_old_results_change_nothing(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.declare("foo", color="Purple")
@@ -51,43 +51,41 @@ async def test_4_wake_ups_stale_observations_and_old_results_change_nothing(worl
     assert created_object is not None
     green = ExternalObject("foo", {"type": "Square", "color": "Green"}, created_object.uid)
 
-    def reported(error: ActionError | None) -> Reported:
-        return Reported(first.action_id, 1, moment(), moment(), "zombie", error, green)
+    def report_of(error: ActionError | None) -> Reported:
+        return Reported(first.action_id, 1, now(), now(), "zombie", error, green)
 
-    nothing_new: list[tuple[Intake, IntakeData]] = [
+    stale_messages: list[tuple[Intake, IntakeData]] = [
         ("timer", TimerFired("Retry")),
         ("timer", TimerFired("Sweep")),
         ("timer", TimerFired("ConfigChanged")),
         ("observed", Observed("default", "foo", green, "Read", as_of=0)),
         ("observed", Observed("default", "foo", None, "CompleteListing", as_of=1)),
         ("observed", Observed("elsewhere", "foo", None, "Read", as_of=10**9)),
-        ("result", reported(None)),
-        ("result", reported(ActionError("NotFound", "gone"))),
-        ("result", reported(ActionError("Unknown", "no answer"))),
+        ("result", report_of(None)),
+        ("result", report_of(ActionError("NotFound", "gone"))),
+        ("result", report_of(ActionError("Unknown", "no answer"))),
     ]
-    for what, data in [*nothing_new, *reversed(nothing_new)]:
-        await world.tell(shape("foo"), data, what)
+    for what, data in [*stale_messages, *reversed(stale_messages)]:
+        await world.publish(shape("foo"), data, what)
 
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST", "PUT"]
 
 
-async def test_4_an_old_result_does_not_end_the_action_that_is_under_way(world: World):
+async def test_4_an_old_result_does_not_end_the_action_in_flight(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     first = only(ActionDecided, await world.facts("foo")).action
-    await world.human.breaks(latency_ms=300, methods=["PUT"])
+    await world.human.inject_faults(latency_ms=300, methods=["PUT"])
     await world.declare("foo", color="Purple")
 
-    async def update_is_under_way() -> bool:
+    async def is_update_in_flight() -> bool:
         return len(every(ActionDecided, await world.facts("foo"))) == 2
 
-    await world.until(update_is_under_way, "the update is under way")
-    failed = Reported(
-        first.action_id, 1, moment(), moment(), "zombie", ActionError("Refused", "refused")
-    )
-    await world.tell(shape("foo"), failed, "result")
+    await world.until(is_update_in_flight, "the update is in flight")
+    failed = Reported(first.action_id, 1, now(), now(), "zombie", ActionError("Refused", "refused"))
+    await world.publish(shape("foo"), failed, "result")
 
     await world.until_outcome("foo", "Converged", generation=2)
     assert await world.human.effects() == ["POST", "PUT"]
@@ -100,7 +98,7 @@ async def test_4_a_resource_whose_timer_was_lost_is_found_by_the_sweep(
     monkeypatch.setattr(sweeper, "SWEEP_SECONDS", 0.1)
     monkeypatch.setattr(sweeper, "OVERDUE_SECONDS", 0.1)
     await world.restart_reconciler()
-    await world.human.breaks(error_rate=1, methods=["POST"], remaining=1)
+    await world.human.inject_faults(error_rate=1, methods=["POST"], remaining=1)
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
 
@@ -113,8 +111,8 @@ async def test_4_a_resource_whose_timer_was_lost_is_found_by_the_sweep(
 # --- two deciders
 
 
-class Inbox:
-    """Implements ``reconciler.ports.IntakeReader``, for batches that are handed over directly."""
+class DirectReader:
+    """Implements ``reconciler.ports.IntakeReader``, for batches that the test passes directly."""
 
     def __init__(self) -> None:
         self.acked: list[IntakeDelivery] = []
@@ -167,7 +165,7 @@ class DiscardingSink:
 
 
 class CountingLog(JetStreamLog):
-    """The log, counting the appends that another writer was faster than."""
+    """The log; counts the appends that lost to another writer."""
 
     lost = 0
 
@@ -180,11 +178,11 @@ class CountingLog(JetStreamLog):
 
 
 class Replica:
-    """A decider with a memory of its own, as in a process of its own."""
+    """A decider with its own state, as in a separate process."""
 
     def __init__(self, world: World) -> None:
         self.log = CountingLog(world.nc, LogIdentity(world.log.log_id))
-        self.inbox = Inbox()
+        self.inbox = DirectReader()
         configurations = Configurations()
         configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://nowhere")
         self.decider = Decider(
@@ -201,38 +199,36 @@ _positions = itertools.count(1)
 
 def delivery(data: IntakeData, what: Intake = "desired", name: str = "foo") -> IntakeDelivery:
     message_id = uuid.uuid4().hex
-    payload = encode_intake(message_id, ACTOR, data, time=moment())
+    payload = encode_intake(message_id, ACTOR, data, time=now())
     key: ResourceKey = shape(name)
     subject = f"in.0.{what}.{key.tokens}"
     return IntakeDelivery(next(_positions), subject, payload, message_id, None, 1, None)
 
 
-def red(name: str = "foo") -> IntakeDelivery:
+def red_declaration(name: str = "foo") -> IntakeDelivery:
     return delivery(Declared(manifest(name, color="Red")), name=name)
 
 
-async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_once(
+async def test_5_a_decider_with_a_stale_state_conflicts_refolds_and_decides_once(
     bare_world: World,
 ):
     world = bare_world
-    mine, zombie = Replica(world), Replica(world)
-    await mine.decider.handle([red()])
-    await zombie.decider.handle(
-        [delivery(TimerFired("Sweep"), "timer")]
-    )  # now it knows the resource
+    current, zombie = Replica(world), Replica(world)
+    await current.decider.handle([red_declaration()])
+    await zombie.decider.handle([delivery(TimerFired("Sweep"), "timer")])  # loads the resource
     decided = only(ActionDecided, await world.facts("foo")).action
     created_object = ExternalObject("foo", decided.fields, "u-1", "1", decided.labels)
-    result = Reported(decided.action_id, 1, moment(), moment(), "w", object=created_object)
-    reported = delivery(result, "result")
-    await mine.decider.handle([reported])
+    result = Reported(decided.action_id, 1, now(), now(), "w", object=created_object)
+    report_of = delivery(result, "result")
+    await current.decider.handle([report_of])
 
-    await zombie.decider.handle([reported])  # it still believes that the create is under way
+    await zombie.decider.handle([report_of])  # in its state, the creation is still in flight
     await zombie.decider.handle([delivery(Declared(manifest("foo", color="Purple")))])
 
-    assert (mine.log.lost, zombie.log.lost) == (0, 1)
+    assert (current.log.lost, zombie.log.lost) == (0, 1)
     history = await world.history("foo")
     assert [event.resourceversion for event in history] == list(range(1, len(history) + 1))
-    assert names([event.data for event in history]) == [
+    assert type_names([event.data for event in history]) == [
         "SpecDeclared",
         "ActionDecided",
         "ActionSucceeded",
@@ -243,17 +239,19 @@ async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_onc
     assert len(zombie.inbox.acked) == 3
 
 
-async def test_5_of_two_deciders_at_once_one_append_wins_for_each_resource(bare_world: World):
-    """Both take the same forty messages at the same time, again and again, in opposite order."""
+async def test_5_of_two_concurrent_deciders_one_append_wins_for_each_resource(bare_world: World):
+    """Both repeatedly process the same forty messages at the same time, in opposite order."""
     world = bare_world
-    mine, other_replica = Replica(world), Replica(world)
+    current, other_replica = Replica(world), Replica(world)
     shapes = [f"foo-{number}" for number in range(40)]
     for color in ("Red", "Green", "Blue"):
         batch = [delivery(Declared(manifest(name, color=color)), name=name) for name in shapes]
-        await asyncio.gather(mine.decider.handle(batch), other_replica.decider.handle(batch[::-1]))
+        await asyncio.gather(
+            current.decider.handle(batch), other_replica.decider.handle(batch[::-1])
+        )
 
-    assert mine.log.lost + other_replica.log.lost > 0
-    assert len(mine.inbox.acked) == len(other_replica.inbox.acked) == 120
+    assert current.log.lost + other_replica.log.lost > 0
+    assert len(current.inbox.acked) == len(other_replica.inbox.acked) == 120
     for name in shapes:
         history = await world.history(name)
         fold(history)  # gapless, or it raises
@@ -262,30 +260,30 @@ async def test_5_of_two_deciders_at_once_one_append_wins_for_each_resource(bare_
         assert len(every(ActionDecided, facts)) == 1
 
 
-async def test_5_a_second_replica_changes_nothing_about_the_effects(world: World):
-    """Two whole reconcilers on one bus, both looking and both ready to decide."""
-    other_world = World.beside(world)
+async def test_5_a_second_replica_does_not_change_the_effects(world: World):
+    """Two whole reconcilers on one bus; both observe and decide."""
+    other_world = World.on_bus_of(world)
     await other_world.start_reconciler()
     try:
         shapes = [f"foo-{number}" for number in range(30)]
         await world.declare_all([manifest(name) for name in shapes])
         for name in shapes:
             await world.until_outcome(name, "Converged")
-        await world.human.deletes("foo-7")
-        await world.human.changes("foo-8", color="Green")
+        await world.human.delete("foo-7")
+        await world.human.update("foo-8", color="Green")
 
-        async def repaired() -> bool:
-            existing_shape = await world.human.finds("foo-8")
-            seven = await world.human.finds("foo-7")
+        async def are_repaired() -> bool:
+            existing_shape = await world.human.find("foo-8")
+            seven = await world.human.find("foo-7")
             return (
                 existing_shape is not None
                 and existing_shape["color"] == "Red"
                 and seven is not None
             )
 
-        await world.until(repaired, "both are repaired")
-        await world.observed_again()
-        await other_world.observed_again()
+        await world.until(are_repaired, "both are repaired")
+        await world.until_observed_again()
+        await other_world.until_observed_again()
     finally:
         await other_world.stop_reconciler()
     assert await world.human.effects("foo-7") == ["POST", "human DELETE", "POST"]

@@ -1,4 +1,4 @@
-"""A kind whose provider looks into the log before each effect, and keeps what it was asked for."""
+"""A kind whose provider reads the log before each effect, and records the requested actions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.scenarios.harness import World
 
 @dataclass
 class Witness:
-    """Every action that was executed, and those of which the log did not speak by then."""
+    """Every executed action, and those that the log did not record beforehand."""
 
     world: World
     executed: list[Action] = field(default_factory=list[Action])
-    unannounced: list[Action] = field(default_factory=list[Action])
+    unrecorded: list[Action] = field(default_factory=list[Action])
 
     def kinds(self) -> KindRegistry:
         kind: Kind = replace(SHAPE, connect=self._connect)
@@ -31,33 +31,33 @@ class Witness:
     def _connect(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
     ) -> Provider:
-        return _Watched(ShapesProvider(config, secrets, permit), self)
+        return _WatchedProvider(ShapesProvider(config, secrets, permit), self)
 
-    async def see(self, action: Action) -> None:
+    async def record(self, action: Action) -> None:
         self.executed.append(action)
         recorded = await self.world.facts(action.external_name)
         intents = [each for each in recorded if isinstance(each, (ActionDecided, ActionRetried))]
         if action not in [intent.action for intent in intents]:
-            self.unannounced.append(action)
+            self.unrecorded.append(action)
 
 
-class _Watched:
-    """Implements ``reconciler.provider.Provider`` over another one."""
+class _WatchedProvider:
+    """Implements ``reconciler.provider.Provider`` around another provider."""
 
     def __init__(self, inner: Provider, witness: Witness) -> None:
         self._inner = inner
         self._witness = witness
 
     async def create(self, action: Action) -> Effect:
-        await self._witness.see(action)
+        await self._witness.record(action)
         return await self._inner.create(action)
 
     async def update(self, action: Action) -> Effect:
-        await self._witness.see(action)
+        await self._witness.record(action)
         return await self._inner.update(action)
 
     async def delete(self, action: Action) -> Effect:
-        await self._witness.see(action)
+        await self._witness.record(action)
         return await self._inner.delete(action)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:

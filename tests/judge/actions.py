@@ -1,4 +1,4 @@
-"""Rules about actions: their intent, their key, their effects and their ends."""
+"""Rules about actions: their intent, key, effects and end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from events.log import (
 )
 from tests.judge.history import Call, Effect
 from tests.judge.ledger import DecidedAction, Ledger
-from tests.judge.rule import Breach, Happening, on, rule
+from tests.judge.rule import Breach, JudgedEvent, on, rule
 
-_LATER_CALL = "/"
-_UNFINISHED = ("under way", "failed", "not done")
+_CALL_SEPARATOR = "/"
+_UNFINISHED_PROGRESS = ("under way", "failed", "not done")
 
-# --- what is decided
+# --- decisions
 
 
 @on(ActionDecided, ActionRetried, LookupDecided)
-def changed_action(of: Happening[ActionDecided | ActionRetried | LookupDecided]) -> Iterator[str]:
-    """An action keeps its key and its parameters, and shares its key with none (invariant 3)."""
+def changed_action(of: JudgedEvent[ActionDecided | ActionRetried | LookupDecided]) -> Iterator[str]:
+    """An action keeps its key and parameters, and shares its key with no other (invariant 3)."""
     action = of.data.action
     first = of.ledger.actions.get(action.action_id)
     if not isinstance(of.data, ActionDecided):
@@ -33,30 +33,30 @@ def changed_action(of: Happening[ActionDecided | ActionRetried | LookupDecided])
             yield f"the parameters of {action.action_id} changed"
         return
     if action.idempotency_key in of.ledger.by_key:
-        yield f"the key {action.idempotency_key} is used again"
+        yield f"the key {action.idempotency_key} is reused"
     if action.action_id != of.event.id:
         yield f"the action is called {action.action_id}"
 
 
 @on(ActionDecided)
-def parallel_action(of: Happening[ActionDecided]) -> Iterator[str]:
+def parallel_action(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """A resource has at most one action in flight (invariant 2)."""
     if of.resource.in_flight is not None:
         yield f"decided while {of.resource.in_flight.action.action_id} is in flight"
 
 
 @on(ActionHeld, needs=("truth",))
-def needless_hold(of: Happening[ActionHeld]) -> Iterator[str]:
-    """A person decides only about a result that nothing else can tell (invariant 13)."""
+def needless_hold(of: JudgedEvent[ActionHeld]) -> Iterator[str]:
+    """A person decides only about a result that cannot be determined otherwise (invariant 13)."""
     if of.ledger.history.promises.idempotency_keys:
-        yield "held for a person, though its key tells the result"
+        yield "held for a person, though its key determines the result"
     elif of.truth.shows_result(of.event.key, of.data.object):
-        yield f"held for a person, though {of.data.object} tells the result"
+        yield f"held for a person, though {of.data.object} shows the result"
 
 
 @on(ActionRetried)
-def outdated_call(of: Happening[ActionRetried]) -> Iterator[str]:
-    """A refused call is not repeated once something newer is declared (invariant 4)."""
+def outdated_call(of: JudgedEvent[ActionRetried]) -> Iterator[str]:
+    """A refused call is not repeated after a newer declaration (invariant 4)."""
     decided = of.ledger.actions.get(of.data.action.action_id)
     if decided is None or decided.is_open or decided.is_checked:
         return
@@ -65,14 +65,14 @@ def outdated_call(of: Happening[ActionRetried]) -> Iterator[str]:
 
 
 @on(ActionAbandoned)
-def abandoned_in_doubt(of: Happening[ActionAbandoned]) -> Iterator[str]:
+def abandoned_in_doubt(of: JudgedEvent[ActionAbandoned]) -> Iterator[str]:
     """Only a person ends an action that may be done, before a lookup (invariants 2, 13)."""
     decided = of.ledger.actions.get(of.data.action_id)
     if decided is not None and decided.is_open and not decided.is_given_up:
-        yield f"{of.data.action_id} may be done, and nothing has looked it up"
+        yield f"{of.data.action_id} may have been done, and no lookup was made"
 
 
-# --- what the API receives
+# --- calls and effects
 
 
 @rule("call")
@@ -82,12 +82,12 @@ def call_without_intent(ledger: Ledger, call: Call) -> Iterator[str]:
     if decided is None or decided.action != call.action:
         yield f"{call.action.operation}: no such intent in the log"
     if ledger.sent.get(call.action.idempotency_key, call.action) != call.action:
-        yield "its key came with other parameters before"
+        yield "its key was used with different parameters before"
 
 
 @rule("effect", "effects")
 def effect_without_intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
-    """An effect has its decision in the log before it, of this object (invariant 2)."""
+    """The log has the decision of an effect, about this object, before it (invariant 2)."""
     what, decided = f"{effect.operation} of {effect.uid}", ledger.action_of(effect.key)
     if effect.key is None:
         by_hand = ledger.history.by_hand
@@ -96,7 +96,7 @@ def effect_without_intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
     elif decided is None:
         yield f"{what} was not decided before: the log has no key {effect.key}"
     else:
-        action, is_later_call = decided.action, _LATER_CALL in effect.key
+        action, is_later_call = decided.action, _CALL_SEPARATOR in effect.key
         operation = "Update" if is_later_call else action.operation
         if (effect.operation, effect.name) != (operation, action.external_name):
             yield f"{what}: {action.operation} of {action.external_name} was decided"
@@ -110,7 +110,7 @@ def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
         return
     if ledger.history.promises.idempotency_keys and effect.key in decided.effects:
         yield f"{decided.action.action_id}: a second effect under {effect.key}"
-    if _LATER_CALL in effect.key and decided.action.idempotency_key not in decided.effects:
+    if _CALL_SEPARATOR in effect.key and decided.action.idempotency_key not in decided.effects:
         yield f"{decided.action.action_id}: its later call came before its first"
 
 
@@ -118,11 +118,11 @@ def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     """A resource has one object in the API, even after a replacement (invariants 2, 3).
 
-    An object that the log has released on purpose belongs to no resource. The object of a
-    replacement that has not ended stands beside the old one; `unended_action` judges its end.
+    An object that the log has released on purpose belongs to no resource. During a replacement,
+    the new object exists in addition to the old one; `unfinished_action` judges its end.
 
-    An API without unique names and keys cannot be asked for that: there a leak is one that the log
-    does not own.
+    An API without unique names and keys cannot guarantee this; there, an object that the log does
+    not own is a leak.
     """
     promises = ledger.history.promises
     if not (promises.idempotency_keys and promises.unique_names):
@@ -145,21 +145,21 @@ def _is_replacing(ledger: Ledger, decided: DecidedAction) -> bool:
     return is_in_flight and decided.action.purpose == "Replace"
 
 
-# --- how it ends
+# --- ends
 
 
 @rule("end", "effects")
 def unexplained_effect(ledger: Ledger) -> Iterator[Breach]:
     """The log records every effect as done, or its result as unknown (invariant 13).
 
-    The result of an action that has not ended is unknown by that.
+    The result of an unfinished action is unknown.
     """
     for effect in ledger.effects:
         decided = ledger.action_of(effect.key)
         if decided is None or decided.key in ledger.history.damaged:
             continue
         if decided.has_ended and not decided.may_be_done:
-            text = f"{effect.operation} of {effect.uid}: by the log it had no effect"
+            text = f"{effect.operation} of {effect.uid}: according to the log it had no effect"
             yield decided.key, f"{decided.action.action_id}: {text}"
 
 
@@ -174,18 +174,18 @@ def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
         if decided is None or decided.key in ledger.history.damaged:
             continue
         if report.absent:
-            continue  # it met nothing, which the aggregate does not believe within the grace
+            continue  # it found nothing, which the aggregate ignores within the grace period
         uid = None if report.object is None else report.object.uid
         if not decided.has_succeeded:
-            text = "it was reported as done, the log does not record it"
+            text = "it was reported as done, but the log does not record it"
             yield decided.key, f"{report.action_id}: {text}"
         elif decided.action.operation == "Create" and uid not in {None, *decided.created}:
-            text = f"it was reported to have created {uid}, the log does not record it"
+            text = f"it was reported to have created {uid}, but the log does not record it"
             yield decided.key, f"{report.action_id}: {text}"
 
 
 @rule("end")
-def unended_action(ledger: Ledger) -> Iterator[Breach]:
+def unfinished_action(ledger: Ledger) -> Iterator[Breach]:
     """A decided action has an end, or its next attempt is scheduled (invariant 11).
 
     At a final rest, nothing may be scheduled or held. A paused resource keeps its action: an
@@ -195,10 +195,10 @@ def unended_action(ledger: Ledger) -> Iterator[Breach]:
     for action_id, decided in ledger.actions.items():
         if decided.has_ended or decided.key in history.damaged:
             continue
-        is_waiting = decided.progress not in _UNFINISHED
+        is_waiting = decided.progress not in _UNFINISHED_PROGRESS
         is_paused = ledger.resource(decided.key).is_paused
         if is_paused and (history.is_final or decided.progress == "failed"):
             continue
         if is_waiting and not history.is_final:
             continue
-        yield decided.key, f"action {action_id} is {decided.progress}, and nothing follows"
+        yield decided.key, f"action {action_id} is {decided.progress}, and no event follows"

@@ -13,24 +13,24 @@ from events.log import Condition, LogEvent
 from projections.status import StatusRow, fold_status
 from reconciler.resource.state import ResourceState
 
-OF_THE_LOG: Final = frozenset(
+LOG_ONLY_FIELDS: Final = frozenset(
     {
-        # The key, and what the newest events say of themselves.
+        # The key, and metadata of the newest events.
         *("namespace", "kind", "name", "position", "since", "changed_at", "observed_at"),
-        # What the aggregate does not need: names of objects, times, numbers.
+        # Names, times and numbers that the aggregate does not need.
         *("owned_by", "owned_since", "owned_reason", "drifts", "released", "uncertain_names"),
         "is_unconfirmed",
         *("unmet_since", "pending_level"),
         # The state has them only while an outcome or a wait is current.
         *("retry_seconds", "throttled_seconds"),
-        # The row drops them with its object, and is not told twice.
+        # The row drops them with its object, and they are reported only once.
         *("refers", "referenced_from"),
     }
 )
 """Fields of the row that do not follow from the state."""
 
 
-def fields_of(state: ResourceState) -> Mapping[str, object]:
+def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
     """Return the fields of the row that follow from the state."""
     desired, observed, spec = state.desired, state.observed, state.desired.spec
     owned, retiring, flight = state.owned, state.retiring, state.actions.in_flight
@@ -80,7 +80,7 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
 
 
 def _names_of(state: ResourceState) -> Mapping[str, object]:
-    """Return where the object is, and its next name; nothing of what only listings name."""
+    """Return the names of the object; none for an object that only listings name."""
     spec, owned, released = state.desired.spec, state.owned, state.released
     if owned is not None:
         name = owned.external_name
@@ -99,7 +99,7 @@ def _names_of(state: ResourceState) -> Mapping[str, object]:
 
 
 def _outcome_of(state: ResourceState) -> Mapping[str, object]:
-    """Return what the newest outcome says; nothing while something newer is under way."""
+    """Return the fields of the newest outcome; none after a newer change."""
     last = state.outcome
     if last is None:
         return {}
@@ -112,28 +112,28 @@ def _outcome_of(state: ResourceState) -> Mapping[str, object]:
 
 
 def _without_readiness(conditions: Sequence[Condition]) -> list[Condition]:
-    """Leave out what a creation makes unknown in the row before the next outcome says it."""
+    """Omit the condition that a creation resets in the row before the next outcome."""
     return [each for each in conditions if each.type != "Ready"]
 
 
 class Agreement:
-    """Folds the history of one resource into a row, beside the state that others fold it into."""
+    """Folds the history of one resource into a row, to compare it with the folded state."""
 
     def __init__(self, subject: str) -> None:
         namespace, kind, name = subject.split("/")
         self.row = StatusRow(namespace, kind, name)
 
     def disagreements(self, event: LogEvent, after: ResourceState) -> Iterator[str]:
-        """Fold one more event; return the fields that are not those of the state after it."""
+        """Fold one more event; yield the fields that differ from the state after it."""
         fold_status(self.row, self.row.position + 1, event)
         return self.differences(event, after)
 
     def differences(self, event: LogEvent, after: ResourceState) -> Iterator[str]:
-        """Return the fields of the row that are not those of the state after the newest event."""
+        """Yield the fields of the row that differ from the state after the newest event."""
         row = self.row
         wrong = {
             name: (getattr(row, name), expected)
-            for name, expected in fields_of(after).items()
+            for name, expected in expected_fields_of(after).items()
             if getattr(row, name) != expected
         }
         wrong |= _optional_differences(row, event, after)
@@ -150,7 +150,7 @@ class Agreement:
 def _optional_differences(
     row: StatusRow, event: LogEvent, state: ResourceState
 ) -> dict[str, tuple[object, object]]:
-    """Compare the fields that the row may leave out, but must not show otherwise."""
+    """Compare the fields that the row may omit."""
     flight, observed_object = state.actions.in_flight, state.observed.object
     is_approved = state.holds.approved in (Hold.DELETION_GUARD, Hold.LOSS_GUARD)
     is_doubted = state.observed.doubted is not None or state.observed.read_requested_at is not None
@@ -170,7 +170,7 @@ def _optional_differences(
         for name, value in expected.items()
         if getattr(row, name) and getattr(row, name) != value
     }
-    # A wait that is over is not shown: what it waited for is decided in the same turn.
+    # A wait that is over is omitted: its follow-up is decided in the same turn.
     until = (None if flight is None else flight.retry_at) or state.waits.until
     is_over = row.retry_at is None and until is not None and until <= event.time
     if row.retry_at != until and not is_over:
@@ -182,10 +182,10 @@ def _digest(observed_object: ExternalObject | None) -> str:
     return "" if observed_object is None else digest(observed_object)
 
 
-def unclassified() -> set[str]:
-    """Return the fields of the row that are compared in no way, and not known not to be."""
+def unclassified_fields() -> set[str]:
+    """Return the fields of the row that are neither compared nor listed as exceptions."""
     compared = {"outcome", "observed_generation", "reason", "message", "conditions"}
     compared |= {"external_name", "declared_name", "declared_config"}
     compared |= {"doubted", "observed_uid", "foreign_identity", "pending_digest", "retry_at"}
-    compared |= fields_of(ResourceState()).keys()
-    return {each.name for each in msgspec.structs.fields(StatusRow)} - compared - OF_THE_LOG
+    compared |= expected_fields_of(ResourceState()).keys()
+    return {each.name for each in msgspec.structs.fields(StatusRow)} - compared - LOG_ONLY_FIELDS

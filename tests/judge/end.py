@@ -1,4 +1,4 @@
-"""Rules about the end: what is declared exists as declared, and nothing else of ours does."""
+"""Rules about the end: declared objects exist as declared, and no other object of ours exists."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tests.judge.objects import owner_labels
 from tests.judge.references import mark_of, references_damage
 from tests.judge.rule import Breach, rule
 
-_EXCUSES = ("Failed", "Conflict", "Disputed", "Held", "Paused")
-"""Outcomes of a resource that cannot be as declared, where no simulated world tells whether."""
+_EXCUSED_OUTCOMES = ("Failed", "Conflict", "Disputed", "Held", "Paused")
+"""Outcomes that excuse a difference, where no simulated world can confirm the reason."""
 
 
 @rule("end")
 def missing_outcome(ledger: Ledger) -> Iterator[Breach]:
     """A resource has an outcome for its newest generation, or is retried (invariants 9, 11)."""
-    for key, resource in _intact(ledger):
+    for key, resource in _undamaged_resources(ledger):
         is_known = resource.generation or resource.observed is not None
         is_told = resource.outcome is not None and not resource.has_news
         if is_known and not is_told and not _is_retried(ledger, resource):
             yield key, "it has no outcome"
         is_looking = resource.outcome is not None and resource.outcome.reason == "AwaitingListing"
         if is_looking and ledger.history.is_final:
-            yield key, "it still waits for its first look"
+            yield key, "it still waits for its first listing"
 
 
 @rule("end", "objects")
 def loss(ledger: Ledger) -> Iterator[Breach]:
-    """What is declared exists as declared, and what the log owns exists (invariants 6, 8, 17)."""
+    """Declared objects exist as declared, and owned objects exist (invariants 6, 8, 17)."""
     existing = {each.uid for each in ledger.history.objects or ()}
-    for key, resource in _intact(ledger):
+    for key, resource in _undamaged_resources(ledger):
         spec = resource.spec
         if spec is not None and spec.provider_config and not is_held(ledger, resource):
             for text in _losses(ledger, resource, spec):
@@ -49,14 +49,14 @@ def loss(ledger: Ledger) -> Iterator[Breach]:
 def leak(ledger: Ledger) -> Iterator[Breach]:
     """An object of ours is declared, and the log owns it (invariants 2, 7, 11).
 
-    Unless a hold keeps it; unless it was made by a call that arrived after its action had failed
-    for good, or by an action that a person gave up, whatever it had done.
+    Exceptions: a hold keeps it; it was created by a call that arrived after its action had failed
+    permanently; or by an action that a person gave up.
     """
-    for key, resource in _intact(ledger):
+    for key, resource in _undamaged_resources(ledger):
         found = _object_of(ledger, resource)
         if not is_held(ledger, resource) and _is_leaked(ledger, resource, found):
             yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
-    owned, pending, waiting = _accounted(ledger)
+    owned, pending, waiting = _owned_and_pending(ledger)
     for found in ledger.history.objects or ():
         if found.uid not in ledger.ours or found.uid in ledger.late | owned | waiting:
             continue
@@ -68,7 +68,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
 @rule("end", "objects")
 def conflict(ledger: Ledger) -> Iterator[Breach]:
     """A resource conflicts only with an object that exists and is not its own (invariant 7)."""
-    for key, resource in _intact(ledger):
+    for key, resource in _undamaged_resources(ledger):
         if resource.outcome_name not in ("Conflict", "Disputed") or not ledger.history.is_final:
             continue
         if not resource.is_declared or not _is_managed(resource) or is_held(ledger, resource):
@@ -82,22 +82,22 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
                 yield key, f"it conflicts with {existing.uid}, which is ours"
 
 
-# --- of one resource
+# --- one resource
 
 
-def _intact(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource]]:
+def _undamaged_resources(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource]]:
     for key, resource in ledger.resources.items():
         if key not in ledger.history.damaged and not references_damage(ledger, resource):
             yield key, resource
 
 
-def is_held(ledger: Ledger, resource: Resource, *, for_ever: bool = True) -> bool:
+def is_held(ledger: Ledger, resource: Resource, *, forever: bool = True) -> bool:
     """Return whether another service or a person has to remove a hold of a resource.
 
-    ``for_ever``: a reference of something damaged holds too, which cannot be withdrawn.
+    ``for_ever``: a reference from a damaged resource, which cannot be withdrawn, also counts.
     """
     is_held = not resource.is_forced and "Keep" in resource.references.values()
-    is_held = is_held and (for_ever or not ledger.history.damaged) and not resource.is_declared
+    is_held = is_held and (forever or not ledger.history.damaged) and not resource.is_declared
     return bool(resource.finalizers) or is_held or resource.is_held_for_a_person
 
 
@@ -106,7 +106,7 @@ def _is_managed(resource: Resource) -> bool:
 
 
 def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[str]:
-    """Return in what a declared resource is not as declared."""
+    """Yield how a declared resource differs from its declaration."""
     is_wanted = resource.is_declared and resource.policy.mode != "Absent"
     if not is_wanted or not _is_managed(resource):
         return
@@ -122,18 +122,18 @@ def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[
 
 
 def _is_retried(ledger: Ledger, resource: Resource) -> bool:
-    """Return whether its outcome may follow yet; at a final rest none does."""
+    """Return whether an outcome may still follow; in a final history none does."""
     return resource.in_flight is not None and not ledger.history.is_final
 
 
 def _is_explained(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> bool:
-    """Return whether its outcome names why it cannot be as declared, and that is true."""
+    """Return whether its outcome names the true reason why it is not as declared."""
     if resource.outcome_name == "Drifted":
         return resource.policy.mode == "CreateOnly"
     truth = ledger.history.truth
     if truth is not None:
         return truth.explains(spec, resource.outcome_name)
-    return resource.outcome_name in _EXCUSES and not ledger.history.is_final
+    return resource.outcome_name in _EXCUSED_OUTCOMES and not ledger.history.is_final
 
 
 def _differences(
@@ -150,7 +150,9 @@ def _differences(
         expected = truth.expected_fields(spec)
     else:
         fields = spec.fields if resource.resolved is None else resource.resolved
-        expected = {name: _opened(each, ledger.history.secrets) for name, each in fields.items()}
+        expected = {
+            name: _secret_value(each, ledger.history.secrets) for name, each in fields.items()
+        }
     for name, value in expected.items():
         if name not in ignored and not is_as_wanted(value, existing.fields.get(name)):
             yield f"{name} is {existing.fields.get(name)!r}, declared is {value!r}"
@@ -161,14 +163,14 @@ def _differences(
                 yield f"label {name} is {existing.labels.get(name)!r}, not {value!r}"
 
 
-def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
-    """Return the value of a secret instead of its mark."""
+def _secret_value(value: Any, secrets: Mapping[str, str]) -> Any:
+    """Return the value of a secret instead of its reference."""
     mark = mark_of(value, "$secret")
     return value if mark is None else secrets.get(mark["$secret"])
 
 
 def _is_leaked(ledger: Ledger, resource: Resource, existing: ExternalObject | None) -> bool:
-    """Return whether an object exists that should not, by what is declared."""
+    """Return whether an object exists that should not exist according to the declarations."""
     excuses = {"Conflict", "Disputed"} if resource.is_declared else {"Disputed"}
     excuses |= set() if ledger.history.is_final else {"Held", "Paused", "Failed"}
     if existing is None or resource.outcome_name in excuses:
@@ -181,17 +183,17 @@ def _is_leaked(ledger: Ledger, resource: Resource, existing: ExternalObject | No
 
 
 def _should_exist(resource: Resource, owned: Owned) -> bool:
-    """Return whether the log must no longer own an object once it is missing."""
+    """Return whether a missing object must not be owned by the log."""
     if resource.is_paused or resource.doubted is not None:
         return False
     if owned != resource.retiring:
         return True
-    # While a hold keeps the replaced object, it is read no more.
+    # While a hold keeps the replaced object, it is no longer read.
     return resource.policy.mode != "ObserveOnly" and resource.outcome_name in ("", "Converged")
 
 
 def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
-    """Return the object of a resource: owned, released and not deleted since, or of its name."""
+    """Return the object of a resource: owned, released, or the one with its name."""
     objects, owned = ledger.history.objects or (), resource.owned
     known_ownership = owned or resource.released
     if known_ownership is not None and known_ownership.uid is not None:
@@ -213,13 +215,13 @@ def _outcome(ledger: Ledger, resource: Resource) -> str:
     return f"outcome: {outcome}; the API has {_object_of(ledger, resource)}"
 
 
-# --- of all objects
+# --- all objects
 
 
-def _accounted(ledger: Ledger) -> tuple[set[str | None], set[str], set[str | None]]:
+def _owned_and_pending(ledger: Ledger) -> tuple[set[str | None], set[str], set[str | None]]:
     """Return the ids that the log owns, the names of paused actions, and the ids that wait.
 
-    Whose object a write of ours has met is decided when its references are known.
+    A waiting resource decides about an object that its write met once its references are known.
     """
     owned: set[str | None] = set()
     pending: set[str] = set()

@@ -1,4 +1,4 @@
-"""Reads a history from a real bus and the example API, as any other service could read it."""
+"""Reads a history from a real bus and the example API, as any other service can."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from infra.jetstream.reads import StoredMessage, stream_state
 from shapes_api.shapes import Shape
 from tests.faulty_api.journal import JournalEntry
 from tests.faulty_api.options import ID_MARK
-from tests.judge.history import Acknowledged, Effect, History, Message, Recorded
+from tests.judge.history import AcknowledgedMessage, Effect, History, Message, RecordedEvent
 from tests.judge.judging import Finding, findings
 
 _PAGE = 1_000
@@ -41,14 +41,14 @@ async def check(
     nc: Client,
     api_url: str,
     *,
-    acknowledged: Iterable[Acknowledged] = (),
+    acknowledged: Iterable[AcknowledgedMessage] = (),
     by_hand: Collection[str] = (),
     after_effect: int = 0,
     secrets: Mapping[str, str] | None = None,
 ) -> list[Finding]:
-    """Read everything when it has come to rest, and return what the judge finds.
+    """Read the whole history at rest, and return the judge's findings.
 
-    ``acknowledged``: further declarations that must not be lost, which the intake may have deleted.
+    ``acknowledged``: more declarations that must not be lost, even if the intake deleted them.
     """
     history = await read_history(nc, api_url, after_effect=after_effect)
     return findings(
@@ -61,7 +61,7 @@ async def check(
 async def read_history(nc: Client, api_url: str, *, after_effect: int = 0) -> History:
     """Read all streams, then the API.
 
-    ``after_effect``: where the API's journal began for this bus, from ``last_effect``.
+    ``after_effect``: the start of the API's journal for this bus, from ``last_effect``.
     """
     while True:
         history = await read_bus(nc)
@@ -73,7 +73,7 @@ async def read_history(nc: Client, api_url: str, *, after_effect: int = 0) -> Hi
 
 
 async def read_bus(nc: Client) -> History:
-    """Read all streams; the history knows nothing of any API."""
+    """Read all streams; the history has no data of an API."""
     while True:
         history = await _read_bus_once(nc)
         if await _is_whole(nc, history):
@@ -81,18 +81,18 @@ async def read_bus(nc: Client) -> History:
 
 
 async def _is_whole(nc: Client, history: History) -> bool:
-    """Return whether nothing was appended while the rest was read, which may rest on it."""
+    """Return whether no event was appended while the other streams were read."""
     read = history.log[-1].position if history.log else 0
     return (await stream_state(nc, LOG)).last_seq == read
 
 
 async def _read_bus_once(nc: Client) -> History:
-    log = [_recorded(message) for message in await _all(nc, LOG)]
-    messages = [_message(message) for message in await _all(nc, INTAKE)]
-    refused = [decode_log(message.payload) for message in await _all(nc, REJECTIONS)]
+    log = [_read_event(message) for message in await _read_all(nc, LOG)]
+    messages = [_message(message) for message in await _read_all(nc, INTAKE)]
+    refused = [decode_log(message.payload) for message in await _read_all(nc, REJECTIONS)]
     dead_letters = [
         msgspec.json.decode(message.payload, type=DeadLetterRecord)
-        for message in await _all(nc, DEADLETTERS)
+        for message in await _read_all(nc, DEADLETTERS)
     ]
     return History(
         log=log,
@@ -122,7 +122,7 @@ def _object(shape: Shape) -> ExternalObject:
     return ExternalObject(name, fields, uid, str(shape.version), shape.labels)
 
 
-async def _all(nc: Client, stream: str) -> list[StoredMessage]:
+async def _read_all(nc: Client, stream: str) -> list[StoredMessage]:
     existing_messages: list[StoredMessage] = []
     async with follow(nc, stream) as follower:
         async for messages in follower.replay():
@@ -130,8 +130,8 @@ async def _all(nc: Client, stream: str) -> list[StoredMessage]:
     return existing_messages
 
 
-def _recorded(message: StoredMessage) -> Recorded:
-    return Recorded(message.seq, message.time_ns / 1e9, decode_log(message.payload))
+def _read_event(message: StoredMessage) -> RecordedEvent:
+    return RecordedEvent(message.seq, message.time_ns / 1e9, decode_log(message.payload))
 
 
 def _message(message: StoredMessage) -> Message:
@@ -148,7 +148,7 @@ def read_message(
     stored_at: float = 0.0,
     reply_to: str | None = None,
 ) -> Message:
-    """Return a message of the intake; without key and data if it cannot be read."""
+    """Return a message of the intake; without key and data if it is unreadable."""
     try:
         what, key = parse_stored_intake(subject)
         read = decode_intake(payload, expected=what, fallback_id=name)
@@ -158,7 +158,7 @@ def read_message(
 
 
 async def last_effect(api_url: str) -> int:
-    """Return the sequence of the API's newest effect, for an API that had another bus before."""
+    """Return the sequence of the newest effect of an API that had another bus before."""
     async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
         return max((each.sequence for each in await _journal(http, 0)), default=0)
 
@@ -175,7 +175,7 @@ async def _journal(http: httpx.AsyncClient, after: int) -> list[JournalEntry]:
 
 
 def _identity(name: str, uid: str) -> tuple[str, str]:
-    """Return an object's name and id, which the API may have put behind the name."""
+    """Return an object's name and id; the API may have appended the id to the name."""
     plain, _, number = name.partition(ID_MARK)
     return plain, number or uid
 

@@ -1,4 +1,4 @@
-"""Feeds the judge what happens in the simulated world, and is its ground truth."""
+"""Feeds the judge the events of the simulated world, and provides its ground truth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reconciler.ports import ResourceAppend, StoredEvent
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.judge.from_bus import read_message
-from tests.judge.history import Call, Effect, History, Message, Promises, Recorded
+from tests.judge.history import Call, Effect, History, Message, Promises, RecordedEvent
 from tests.judge.judging import Finding, Judge
 from tests.judge.ledger import Ledger
 from tests.judge.references import mark_of, value_of
@@ -29,13 +29,13 @@ from tests.simulation.provider import Lies
 from tests.simulation.vault import Vault, without_values
 
 PERSON = "person"
-"""The source of what people publish in the simulation."""
+"""The source of messages from people in the simulation."""
 
-_CIRCLES = ("each would wait for the other", "the references form a cycle")
+_CYCLE_TEXTS = ("each would wait for the other", "the references form a cycle")
 
 
 class Witness:
-    """Records what happens and collects what is wrong; ``stop`` ends the run at its cause."""
+    """Records the run and collects violations; ``stop`` ends the run at the first one."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Witness:
         )
         self.judge = Judge(self.history)
         truth.ledger = self.ledger = self.judge.ledger
-        log.after_store.append(self._appended)
-        api.before_call = self._called
-        api.after_change = self._changed
+        log.after_store.append(self._on_append)
+        api.before_call = self._on_call
+        api.after_change = self._on_change
 
     def fail(self, what: str) -> None:
         """Add a violation, and end the run."""
@@ -89,7 +89,7 @@ class Witness:
 
     @property
     def effects(self) -> int:
-        """How many effects of ours the API had."""
+        """The number of effects of the reconciler in the API."""
         return sum(each.key is not None for each in self.ledger.effects)
 
     def end(self) -> list[str]:
@@ -99,7 +99,7 @@ class Witness:
         return [str(each) for each in self.judge.end()]
 
     def record(self) -> None:
-        """Record what the bus has stored since the last time."""
+        """Record what the bus has stored since the last call."""
         messages = self.history.messages
         assert messages is not None
         for each in self._intake.messages[len(messages) :]:
@@ -121,19 +121,19 @@ class Witness:
         for each in findings:
             self.fail(str(each))
 
-    def _appended(self, append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
+    def _on_append(self, append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
         self.record()
-        for text in self.turns.appended(append.events, [event for _, event in stored]):
+        for text in self.turns.check_appended(append.events, [event for _, event in stored]):
             self.fail(text)
         for position, event in stored:
-            recorded = Recorded(position, self._api.now, event)
+            recorded = RecordedEvent(position, self._api.now, event)
             self.history.log.append(recorded)
             self._report(self.judge.event(recorded))
 
-    def _called(self, action: Action) -> None:
+    def _on_call(self, action: Action) -> None:
         self._report(self.judge.call(Call(self._api.now, action)))
 
-    def _changed(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         existing = change.before or change.after
         assert existing is not None
         assert existing.uid is not None
@@ -148,7 +148,7 @@ class Witness:
 
 
 class SimulatedTruth:
-    """Implements ``tests.judge.history.Truth``: what the simulated API and store really have."""
+    """Implements ``tests.judge.history.Truth``: the actual state of the simulated API and store."""
 
     history: History
     ledger: Ledger
@@ -172,7 +172,7 @@ class SimulatedTruth:
         return fields if existing_kind is None else existing_kind.check_declared(fields)
 
     def is_rightly_refused(self, message: Message) -> bool:
-        """Return whether it came before its kind was defined, or may have closed a circle."""
+        """Return whether it came before its kind was defined, or may have closed a cycle."""
         key, traits, log = message.key, self._api.traits, self.history.log
         if key is None or key.kind != "Shape" or not isinstance(message.data, Declared):
             return False
@@ -188,15 +188,15 @@ class SimulatedTruth:
             inbox = f"_INBOX.{message.message_id}"
             answers = [each for to, each in self.history.answers or () if to == inbox]
             rejection = self._decisions.rejections.get((key, message.position))
-            if rejection is not None:  # the answer may be lost, this is not
+            if rejection is not None:  # the answer may be lost, but the rejection is not
                 answers.append(rejection[0].reply)
-            is_refused = any(each in answer.message for answer in answers for each in _CIRCLES)
-            return is_refused and self._may_close_a_circle(key.name)
+            is_refused = any(each in answer.message for answer in answers for each in _CYCLE_TEXTS)
+            return is_refused and self._may_close_a_cycle(key.name)
         defined = (each.stored_at for each in log if each.event.key.kind == KIND_DEFINITION_KIND)
         return message.stored_at <= next(defined, float("inf"))
 
-    def _may_close_a_circle(self, name: str) -> bool:
-        """Return whether all that was ever declared leads from a resource back to it."""
+    def _may_close_a_cycle(self, name: str) -> bool:
+        """Return whether any declaration so far leads from a resource back to it."""
         targets: dict[str, set[str]] = {}
         for message in (self.history.messages or {}).values():
             if message.key is not None and isinstance(message.data, Declared):
@@ -204,15 +204,15 @@ class SimulatedTruth:
                 if reference is not None:
                     target = reference["$ref"].partition("/")[2]
                     targets.setdefault(message.key.name, set()).add(target)
-        names_found: set[str] = set()
-        ahead = [name]
-        while ahead:
-            more = targets.get(ahead.pop(), set()) - names_found
-            names_found |= more
-            ahead += more
-        return name in names_found
+        visited: set[str] = set()
+        to_visit = [name]
+        while to_visit:
+            more = targets.get(to_visit.pop(), set()) - visited
+            visited |= more
+            to_visit += more
+        return name in visited
 
-    # --- of objects
+    # --- objects
 
     def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
         return self._api.was_absent_within(name, uid, begin, end)
@@ -240,13 +240,13 @@ class SimulatedTruth:
             for each in self._api.objects.values()
             if (each.name, each.labels.get(OWNER_LABEL)) == mark
         ]
-        # Of two with one label, one has a copy, and no read tells which.
+        # Of two objects with one label, one has a copy, and no read shows which.
         return not has_names and len(labeled) == 1 and labeled[0] in self.ledger.made
 
-    # --- of specs
+    # --- specs
 
     def expected_fields(self, spec: SpecDeclared) -> Fields:
-        """Return the fields that an object should have, without those that cannot be known."""
+        """Return the expected fields of an object, without those that cannot be known."""
         expected: Fields = {}
         for resource in self.ledger.resources.values():
             if resource.key.kind == KIND_DEFINITION_KIND and resource.spec is not None:
@@ -270,18 +270,18 @@ class SimulatedTruth:
         return any(map(self._is_missing, spec.fields.values())) or self._is_in_a_cycle(spec)
 
     def _is_in_a_cycle(self, spec: SpecDeclared) -> bool:
-        """Return whether the references of what is declared lead from a resource back to it."""
-        names_found: set[str] = set()
-        ahead = [each.target for each in spec.references]
-        while ahead:
-            name = ahead.pop()
+        """Return whether the references of declared resources lead from a resource back to it."""
+        visited: set[str] = set()
+        to_visit = [each.target for each in spec.references]
+        while to_visit:
+            name = to_visit.pop()
             resource = self.ledger.resource(ResourceKey.parse(name))
-            if name in names_found or resource.spec is None or not resource.is_declared:
+            if name in visited or resource.spec is None or not resource.is_declared:
                 continue
             if resource.spec is spec:
                 return True
-            names_found.add(name)
-            ahead += [each.target for each in resource.spec.references]
+            visited.add(name)
+            to_visit += [each.target for each in resource.spec.references]
         return False
 
     def _is_missing(self, value: Any) -> bool:
@@ -291,7 +291,7 @@ class SimulatedTruth:
         return reference is not None and self._value(reference) is None
 
     def _value(self, place: Fields) -> object:
-        """Return the value of a reference; None unless its target is as declared, and is known."""
+        """Return the value of a reference; None unless its target is converged and known."""
         target = ResourceKey("default", "Shape", place["$ref"].partition("/")[2])
         resource = self.ledger.resource(target)
         is_managed = not resource.policy.paused and resource.policy.mode == "Present"

@@ -13,7 +13,7 @@ from events.manifest import Fields
 from events.names import ResourceKey
 
 
-class Recorded(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event of the log, its position, and when the server stored it, in seconds."""
 
     position: int
@@ -33,7 +33,7 @@ class Message(NamedTuple):
     reply_to: str | None = None
 
 
-class Acknowledged(NamedTuple):
+class AcknowledgedMessage(NamedTuple):
     """A declaration or withdrawal that the bus acknowledged as stored."""
 
     key: ResourceKey
@@ -48,9 +48,9 @@ class Call(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change of one object in the API; ``key`` is the idempotency key, None without one.
+    """A change of one object in the API; ``key`` is its idempotency key, if it has one.
 
-    The later calls of an action have its key with a suffix: ``<key>/2``.
+    The later calls of an action use its key with a suffix: ``<key>/2``.
     """
 
     at: float
@@ -63,7 +63,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class Promises:
-    """What the API guarantees; an effect that it cannot prevent is not held against the product."""
+    """What the API guarantees; an effect that it cannot prevent is no breach."""
 
     idempotency_keys: bool = True
     unique_names: bool = True
@@ -72,13 +72,13 @@ class Promises:
 
 
 class Truth(Protocol):
-    """What only a simulated world can tell. Times are seconds of its clock.
+    """Facts that only a simulated world can provide. Times are seconds of its clock.
 
     ``checked`` returns declared fields as their kind completes them, or raises
-    ``InvalidManifestError``. ``is_too_recent``: an object that was written then cannot be ready
-    yet. ``shows_result``: a read of the API tells the result of a creation of a resource.
-    ``explains``: a spec cannot be realized, for the reason that its outcome names. ``has_copies``:
-    another copy of the log writes to the API, too.
+    ``InvalidManifestError``. ``is_too_recent``: an object that was written at that time
+    cannot be ready yet. ``shows_result``: a read of the API shows the result of a resource's
+    creation. ``explains``: the outcome names the reason why a spec cannot be applied.
+    ``has_copies``: another copy of the log also writes to the API.
     """
 
     @property
@@ -98,23 +98,23 @@ class Truth(Protocol):
 
 @dataclass
 class History:
-    """One run. None stands for what its reader cannot know: the rules that need it are skipped.
+    """The history of one run. The rules that need a field with the value None are skipped.
 
-    ``log`` is in the log's order, ``effects`` in the API's. ``objects``: those of the API at the
-    end; None: ``effects`` are only a part of what was done. ``by_hand``: names of objects that may
-    be changed without an idempotency key; None: all. ``secrets``: values that objects have, by
-    name. ``secret_values``: what must not be in the log. ``people``: who may approve; None: all.
-    ``misnamed``: uids that the API has named in answers, and that no object has.
-    ``log_id``: what owner labels begin with. ``damaged``: resources of which the log was destroyed.
-    ``is_final``: all faults have stopped, all that was scheduled was done: nothing may be pending.
+    ``log`` is in the log's order, ``effects`` in the API's. ``objects`` are those of the API at the
+    end; with None, ``effects`` are incomplete. ``by_hand`` has the names of objects that may be
+    changed without an idempotency key, None for all. ``secrets`` maps the names of secrets to the
+    values that objects have. ``secret_values`` must not be in the log. ``people`` may approve, None
+    for all. ``misnamed`` has uids that the API returned by mistake. Owner labels begin with
+    ``log_id``. The log of the ``damaged`` resources was destroyed. ``is_final``: all faults have
+    stopped and all scheduled work is done, so nothing may be pending.
     """
 
-    log: list[Recorded] = field(default_factory=list[Recorded])
+    log: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     messages: dict[int, Message] | None = field(default_factory=dict[int, Message])
     refused: set[int] = field(default_factory=set[int])
     dead_letters: set[int] = field(default_factory=set[int])
     answers: list[tuple[str, Reply]] | None = None
-    acknowledged: Iterable[Acknowledged] = ()
+    acknowledged: Iterable[AcknowledgedMessage] = ()
     calls: list[Call] = field(default_factory=list[Call])
     effects: list[Effect] | None = field(default_factory=list[Effect])
     objects: Collection[ExternalObject] | None = None

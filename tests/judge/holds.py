@@ -1,4 +1,4 @@
-"""Rules about what holds a resource: finalizers, references, guards and approvals."""
+"""Rules about holds of a resource: finalizers, references, guards and approvals."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from events.log import (
 )
 from events.manifest import ApprovalLevel, stricter_level
 from events.provider_config import ProviderConfigSpec
-from tests.judge.ledger import MADE_WAY, Resource
-from tests.judge.rule import Happening, on
+from tests.judge.ledger import PREDECESSOR_DELETED, Resource
+from tests.judge.rule import JudgedEvent, on
 
 _LEVELS: tuple[ApprovalLevel, ...] = get_args(ApprovalLevel)
 
 
 @on(FinalizerAdded, FinalizerRemoved, ReleaseForced)
-def finalizers(of: Happening[FinalizerAdded | FinalizerRemoved | ReleaseForced]) -> Iterator[str]:
-    """A finalizer is its holder's, and only a withdrawn resource is forced (invariant 14)."""
+def finalizers(of: JudgedEvent[FinalizerAdded | FinalizerRemoved | ReleaseForced]) -> Iterator[str]:
+    """A finalizer belongs to its holder, and only a withdrawn resource is forced (invariant 14)."""
     actor = of.event.actor
     match of.data:
         case FinalizerAdded(finalizer, holder):
             if holder != actor:
-                yield f"{finalizer} is of {actor}, not of {holder}"
+                yield f"{finalizer} belongs to {actor}, not to {holder}"
         case FinalizerRemoved(finalizer):
             holder = of.resource.finalizers.get(finalizer)
             if holder != actor and not of.data.forced:
-                yield f"{actor} removed {finalizer}, which is of {holder}"
+                yield f"{actor} removed {finalizer}, which belongs to {holder}"
         case ReleaseForced():
             if of.resource.is_declared:
                 yield "a declared resource was released by force"
 
 
 @on(ActionDecided, OwnershipReleased)
-def unheeded_hold(of: Happening[ActionDecided | OwnershipReleased]) -> Iterator[str]:
+def unheeded_hold(of: JudgedEvent[ActionDecided | OwnershipReleased]) -> Iterator[str]:
     """Nothing is deleted or released that a finalizer or a reference keeps (invariant 14)."""
     match of.data:
         case ActionDecided(action) if (action.operation, action.purpose) == ("Delete", "Converge"):
@@ -51,46 +51,46 @@ def unheeded_hold(of: Happening[ActionDecided | OwnershipReleased]) -> Iterator[
         case _:
             return
     if of.resource.finalizers:
-        yield f"{what}, though a finalizer stands"
+        yield f"{what}, though it has a finalizer"
     is_free = of.resource.is_declared or of.resource.is_forced
     if not is_free and keeping & set(of.resource.references.values()):
         yield f"{what}, though it is referenced"
 
 
 @on(HoldApproved)
-def approvals(of: Happening[HoldApproved]) -> Iterator[str]:
+def approvals(of: JudgedEvent[HoldApproved]) -> Iterator[str]:
     """A person approves, and only the hold or the plan that was asked about (invariant 17)."""
     people, hold, outcome = of.ledger.history.people, of.data.hold, of.resource.outcome
     if people is not None and of.event.actor not in people:
-        yield f"{of.event.actor} is no person, and approved {hold}"
+        yield f"{of.event.actor} is no person, but approved {hold}"
     if hold == "Approval":
         if of.data.plan != of.resource.requested_approval[0]:
-            yield "a plan was approved that was not asked for"
+            yield "a plan was approved without a request"
     elif outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
         yield f"{hold} was approved, which did not hold it"
 
 
 @on(ActionDecided)
-def unapproved_action(of: Happening[ActionDecided]) -> Iterator[str]:
+def unapproved_action(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """An action that needs an approval has one, for what exists now (invariants 16, 17)."""
     action, plan = of.data.action, of.resource.plan
     settings = of.settings(action.provider_config)
-    least = min((_LEVELS.index(each.approve) for each in settings), default=0)
-    level = stricter_level(_LEVELS[least], of.resource.policy.approve)
+    min_level = min((_LEVELS.index(each.approve) for each in settings), default=0)
+    level = stricter_level(_LEVELS[min_level], of.resource.policy.approve)
     is_deletion = action.operation == "Delete" or action.purpose == "Replace"
     if level == "Never" or action.purpose == "Retire":
         return
     if level == "Deletions" and not is_deletion:
         return
-    if action.operation == "Create" and plan == MADE_WAY:
+    if action.operation == "Create" and plan == PREDECESSOR_DELETED:
         return
     if plan != of.resource.content_to_approve:
-        yield f"{action.operation} that no person approved as it is"
+        yield f"{action.operation} that no person approved in its current form"
 
 
 @on(OwnershipClaimed)
-def unmanaged(of: Happening[OwnershipClaimed]) -> Iterator[str]:
-    """Only a few undeclared objects are claimed to be deleted, none referenced (invariant 17)."""
+def unmanaged(of: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
+    """Few undeclared objects are claimed for deletion, and none is referenced (invariant 17)."""
     is_stray = of.data.reason in ("ExclusiveScope", "Label", "Prefix")
     if of.resource.is_declared or not is_stray:
         return
@@ -100,12 +100,12 @@ def unmanaged(of: Happening[OwnershipClaimed]) -> Iterator[str]:
     if of.resource.references:
         yield "a referenced stray is deleted"
     if of.data.uid in of.ledger.released:
-        yield "what was released on purpose is deleted as a stray"
+        yield "an object that was released on purpose is deleted as a stray"
 
 
 @on(ActionDecided)
-def redefinitions(of: Happening[ActionDecided]) -> Iterator[str]:
-    """A changed definition replaces a few objects, or what was approved (invariant 17)."""
+def redefinitions(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+    """A changed definition replaces few objects, or approved ones (invariant 17)."""
     resource, action = of.resource, of.data.action
     is_present = resource.policy.mode == "Present" and resource.retiring is None
     if not is_present or not _is_replacement(action, resource):

@@ -1,4 +1,4 @@
-"""Applies the rules: to records as they arrive, or to a whole history that was read afterwards."""
+"""Applies the rules: to records as they arrive, or to a whole history that is read later."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tests.judge import actions, end, holds, log, objects, references
-from tests.judge.history import Call, Effect, History, Recorded
+from tests.judge.history import Call, Effect, History, RecordedEvent
 from tests.judge.ledger import Ledger
-from tests.judge.rule import RULES, Happening, Moment
+from tests.judge.rule import RULES, JudgedEvent, Moment
 
 MODULES = (log, actions, objects, holds, references, end)
 """The modules of the rules, which register them."""
@@ -34,11 +34,11 @@ INVARIANTS: Mapping[int, tuple[str, ...]] = {
     16: ("tests/resource/test_readiness.py", "tests/resource/test_due.py"),
     17: ("tests/resource/test_definitions.py", "tests/resource/test_approval.py"),
 }
-"""The tests that prove each invariant beside the rules, which name theirs in their docstrings."""
+"""The tests of each invariant, in addition to the rules, which name theirs in their docstrings."""
 
 
 class Finding(NamedTuple):
-    """One breach: of which rule, its subject, and what is wrong."""
+    """One breach: its rule, its subject, and what is wrong."""
 
     rule: str
     subject: str
@@ -56,29 +56,29 @@ class Judge:
         self.ledger = Ledger(history)
         self._rules = [each for each in RULES if each.can_judge(history)]
 
-    def event(self, recorded: Recorded) -> list[Finding]:
-        """Judge an event of the log, and take it in."""
+    def event(self, recorded: RecordedEvent) -> list[Finding]:
+        """Judge an event of the log, and add it to the ledger."""
         event = recorded.event
         resource = self.ledger.resource(event.key)
-        happening = Happening(self.ledger, resource, event, event.data)
-        breaches = self._apply("event", event.id, event.data, happening)
+        judged_event = JudgedEvent(self.ledger, resource, event, event.data)
+        breaches = self._apply("event", event.id, event.data, judged_event)
         self.ledger.take_event(event)
         return breaches
 
     def call(self, call: Call) -> list[Finding]:
-        """Judge a request that reached the API, and take it in."""
+        """Judge a request that reached the API, and add it to the ledger."""
         breaches = self._apply("call", call.action.action_id, call, self.ledger, call)
         self.ledger.sent.setdefault(call.action.idempotency_key, call.action)
         return breaches
 
     def effect(self, effect: Effect) -> list[Finding]:
-        """Judge an effect in the API, and take it in."""
+        """Judge an effect in the API, and add it to the ledger."""
         breaches = self._apply("effect", effect.name, effect, self.ledger, effect)
         self.ledger.take_effect(effect)
         return breaches
 
     def end(self) -> list[Finding]:
-        """Judge a history that has come to rest."""
+        """Judge a history at rest."""
         return [
             Finding(rule.name, str(subject), text)
             for rule in self._rules
@@ -90,15 +90,16 @@ class Judge:
         return [
             Finding(rule.name, subject, text)
             for rule in self._rules
-            if rule.moment == moment and (not rule.sorts or isinstance(data, rule.sorts))
+            if rule.moment == moment
+            and (not rule.event_types or isinstance(data, rule.event_types))
             for text in rule.breaches(*what)
         ]
 
 
 def findings(history: History) -> list[Finding]:
-    """Return every breach in a recorded history that has come to rest.
+    """Return every breach in a recorded history at rest.
 
-    Records are taken in the order of their times; of several at one time, the event first.
+    Records are processed in the order of their times; at the same time, events come first.
     """
     judge = Judge(history)
     breaches: list[Finding] = []
@@ -110,7 +111,7 @@ def findings(history: History) -> list[Finding]:
     )
     for _, _, record in records:
         match record:
-            case Recorded():
+            case RecordedEvent():
                 breaches += judge.event(record)
             case Call():
                 breaches += judge.call(record)
@@ -120,5 +121,5 @@ def findings(history: History) -> list[Finding]:
 
 
 def skipped_rules(history: History) -> list[str]:
-    """Return the names of the rules that a history records too little for."""
+    """Return the names of the rules for which a history lacks evidence."""
     return [each.name for each in RULES if not each.can_judge(history)]

@@ -1,4 +1,4 @@
-"""What the log and the API's effects add up to, by the judge's own reading of them."""
+"""The state that the judge derives from the log and the API's effects."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from tests.judge.history import Effect, History
 
 OWNER_LABEL = "reconciler/owner"
-FINAL_ERRORS = ("Conflict", "NotFound", "Refused")
-MADE_WAY = "made way"
-"""Stands for the approved content once the object that it replaces was deleted."""
+FINAL_ERROR_CLASSES = ("Conflict", "NotFound", "Refused")
+PREDECESSOR_DELETED = "made way"
+"""The approved content after the object that it replaces was deleted."""
 
-_SETTLED = {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
+_SETTLED_OUTCOMES = {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
 
 
 class Owned(NamedTuple):
-    """An object that the log owns; ``written`` is what was wanted when it was last written."""
+    """An object that the log owns; ``written`` has the fields wanted at its last write."""
 
     name: str
     uid: str | None
@@ -37,7 +37,7 @@ class Owned(NamedTuple):
 
 @dataclass
 class DecidedAction:
-    """An action of the log, and what became of it."""
+    """An action of the log, and its progress."""
 
     key: ResourceKey
     action: e.Action
@@ -47,18 +47,18 @@ class DecidedAction:
     is_lookup: bool = False
     in_doubt: bool = False
     is_open: bool = False
-    """Whether an attempt may have done it, and no lookup has shown since that none has."""
+    """Whether an attempt may have done it, and no later lookup has disproved that."""
     is_unclear: bool = False
-    """Whether a lookup since could not show whether it was done."""
+    """Whether a later lookup could not show whether it was done."""
     is_checked: bool = False
     """Whether a person has approved another call."""
     has_succeeded: bool = False
     may_be_done: bool = False
     is_given_up: bool = False
-    """Whether a person has ended it, whatever it has done; the log records its end afterwards."""
+    """Whether a person gave it up regardless of its result; the log records its end later."""
     effects: set[str] = field(default_factory=set[str])
     created: set[str] = field(default_factory=set[str])
-    """Ids of the objects that it created by the log: a second delivery may create a second one."""
+    """Ids of the objects that it created according to the log; a redelivery may create another."""
 
     @property
     def has_ended(self) -> bool:
@@ -85,7 +85,7 @@ class Resource:
     released: Owned | None = None
     observed: ExternalObject | None = None
     absent_at: int = 0
-    """Where in the intake the newest proof began that there is no object."""
+    """The intake position at which the newest proof of absence began."""
     unmanaged: int = 0
     doubted: LossCount | None = None
     effect_position: int = 0
@@ -94,7 +94,7 @@ class Resource:
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
     is_in_effect: bool = False
-    """Whether the references of its newest declaration count: until its object was deleted."""
+    """Whether the references of its newest declaration count, which ends with its object."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
@@ -102,7 +102,7 @@ class Resource:
     approved: str = ""
     requested_approval: tuple[str, object] = ("", None)
     plan: object = None
-    held_by: e.LogEvent | None = None  # of a configuration: its API is newer than the log
+    held_by: e.LogEvent | None = None  # for a configuration: its API has objects newer than the log
     has_been_held: bool = False
 
     @property
@@ -112,12 +112,12 @@ class Resource:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing may be done about it."""
+        """Whether no action may be taken."""
         return self.is_declared and self.policy.paused
 
     @property
     def outcome_name(self) -> str:
-        """The newest outcome, empty without one."""
+        """The name of the newest outcome, empty without one."""
         return "" if self.outcome is None else self.outcome.outcome
 
     @property
@@ -132,7 +132,7 @@ class Resource:
 
     @property
     def expected(self) -> Fields:
-        """The wanted fields, with the values of references, without the ignored ones."""
+        """The wanted fields with the values of references, without ignored fields."""
         spec = {} if self.spec is None else self.spec.fields
         fields = spec if self.resolved is None else self.resolved
         return {
@@ -141,7 +141,7 @@ class Resource:
 
     @property
     def content_to_approve(self) -> object:
-        """What an approval rests on: the object, and what is to be different."""
+        """The basis of an approval: the object, and the fields to change."""
         observed_object, there = self.observed, None
         if observed_object is not None:
             there = (observed_object.fields, observed_object.labels, observed_object.uid)
@@ -154,7 +154,7 @@ class Resource:
 
 
 def is_as_wanted(expected: Any, found: Any) -> bool:
-    """Return whether a value is as wanted; keys of a mapping that are not named are ignored."""
+    """Return whether a value is as wanted; additional keys of a mapping are ignored."""
     if not isinstance(expected, dict) or not isinstance(found, dict):
         return expected == found
     named, there = cast("Fields", expected), cast("Fields", found)
@@ -162,7 +162,7 @@ def is_as_wanted(expected: Any, found: Any) -> bool:
 
 
 class Ledger:
-    """Everything recorded so far. Rules are applied before it takes the next record."""
+    """All records so far. Rules are applied before a record is added."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -175,24 +175,24 @@ class Ledger:
         self.effects: list[Effect] = []
         self.configs: defaultdict[str, list[ProviderConfigSpec]] = defaultdict(list)
         self.made: dict[str, str] = {}
-        """The key of the creation of each object, by its id."""
+        """The idempotency key of each object's creation, by the object's id."""
         self.ours: set[str] = set()
         self.released: set[str] = set()
         self.given_up: set[str] = set()
         """Actions that a person gave up with their objects."""
         self.late: set[str] = set()
-        """Objects created by a call after its action had failed for good: no log can know them."""
+        """Objects that a call created after its action had failed permanently; no log has them."""
 
     def resource(self, key: ResourceKey) -> Resource:
-        """Return what is recorded of a resource; an empty one if nothing is."""
+        """Return the recorded resource; an empty one if there is none."""
         return self.resources.get(key) or Resource(key)
 
     def action_of(self, key: str | None) -> DecidedAction | None:
-        """Return the action of an effect: the keys of its later calls begin with its own."""
+        """Return the action of an effect; the keys of later calls begin with the action's key."""
         return self.by_key.get((key or "").partition("/")[0])
 
     def observation(self, event: e.LogEvent) -> Observed | None:
-        """Return the observation that an event rests on, if it was recorded."""
+        """Return the observation that caused an event, if it was recorded."""
         message = self.history.message(event.causationposition)
         return message.data if message and isinstance(message.data, Observed) else None
 
@@ -202,7 +202,7 @@ class Ledger:
             if existing.uid in self.made:
                 yield existing, self.action_of(self.made[existing.uid])
 
-    # --- taking records in
+    # --- adding records
 
     def take_effect(self, effect: Effect) -> None:
         """Add an effect."""
@@ -219,7 +219,7 @@ class Ledger:
             self.ours.add(effect.uid)
 
     def _explain_by_key(self, resource: Resource, uid: str) -> None:
-        """Count the action whose key an object shows when it is claimed as one that was done."""
+        """Mark the action whose key a claimed object has as possibly done."""
         observed_object = resource.observed
         if (
             observed_object is not None
@@ -249,7 +249,7 @@ class Ledger:
                 self.ours.discard(uid)
                 self.released.add(uid)
             case e.ActionSucceeded(ended, object=ExternalObject(uid=str(uid))):
-                # A write of one object that met another does not make that one ours (ADR 0009).
+                # A write that met a different object does not make that object ours (ADR 0009).
                 is_met = ended in self.actions and self.actions[ended].action.uid not in (None, uid)
                 if not (is_met or (data.outdated and uid in self.released)):
                     self.ours.add(uid)
@@ -263,9 +263,9 @@ class Ledger:
             self.generations.setdefault(name, data.generation)
         decided = self.actions.get(_action_of(data))
         if decided is not None:
-            _of_action(resource, event, decided)
+            _fold_action_event(resource, event, decided)
         else:
-            _of_resource(resource, event)
+            _fold_resource_event(resource, event)
         exists = bool(resource.is_declared or resource.owned or resource.in_flight)
         resource.is_in_effect = exists and (resource.is_in_effect or resource.is_declared)
 
@@ -288,7 +288,7 @@ def _action_of(data: e.ResourceEvent) -> str:
 # --- one resource
 
 
-def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one match
+def _fold_resource_event(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one match
     match event.data:
         case e.SpecDeclared() as data:
             _declare(resource, event, data)
@@ -367,7 +367,7 @@ def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> Non
         and observed_object is not None
         and observed_object.name != data.external_name
     ):
-        resource.observed = None  # it was seen under another name
+        resource.observed = None  # it was observed under another name
     resource.spec, resource.resolved, resource.is_declared = data, None, True
     resource.generation, resource.position = data.generation, event.causationposition
     resource.is_troubled, resource.has_news, resource.approved = False, True, ""
@@ -386,10 +386,10 @@ def _release(resource: Resource, data: e.OwnershipReleased) -> None:
     if data.reason == "Orphaned":
         resource.released = owned
     else:
-        _own_the_replaced_again(resource)
+        _restore_replaced(resource)
 
 
-def _own_the_replaced_again(resource: Resource) -> None:
+def _restore_replaced(resource: Resource) -> None:
     if resource.retiring is not None:
         resource.owned, resource.observed = resource.retiring, resource.retiring.shown
         resource.retiring = None
@@ -398,11 +398,11 @@ def _own_the_replaced_again(resource: Resource) -> None:
 # --- its actions
 
 
-def _of_action(resource: Resource, event: e.LogEvent, decided: DecidedAction) -> None:
+def _fold_action_event(resource: Resource, event: e.LogEvent, decided: DecidedAction) -> None:
     match event.data:
         case e.ActionDecided(action):
             resource.in_flight, resource.approved = decided, ""
-            if resource.outcome_name in _SETTLED or action.operation == "Delete":
+            if resource.outcome_name in _SETTLED_OUTCOMES or action.operation == "Delete":
                 resource.outcome = None
         case e.ActionRetried() | e.LookupDecided():
             resource.in_flight, decided.progress = decided, "under way"
@@ -415,9 +415,9 @@ def _of_action(resource: Resource, event: e.LogEvent, decided: DecidedAction) ->
         case e.ActionDoubted():
             decided.in_doubt = decided.may_be_done = decided.is_open = True
         case e.ActionSucceeded() as data:
-            _succeed(resource, event, data, decided)
+            _fold_success(resource, event, data, decided)
         case e.ActionFailed() as data:
-            _fail(resource, event, data, decided)
+            _fold_failure(resource, event, data, decided)
         case e.ActionAbandoned(in_doubt=in_doubt):
             decided.progress, resource.in_flight, resource.is_troubled = "ended", None, False
             decided.in_doubt |= in_doubt
@@ -432,7 +432,7 @@ def _take_effect_time(resource: Resource, event: e.LogEvent, reported_at: dateti
         resource.effect_at = reported_at or event.time
 
 
-def _succeed(
+def _fold_success(
     resource: Resource, event: e.LogEvent, data: e.ActionSucceeded, decided: DecidedAction
 ) -> None:
     _take_effect_time(resource, event, data.reported_at)
@@ -441,7 +441,7 @@ def _succeed(
     if data.operation == "Create" and data.object is not None and data.object.uid is not None:
         decided.created.add(data.object.uid)
     made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
-    resource.plan = MADE_WAY if made_way and resource.plan is not None else None
+    resource.plan = PREDECESSOR_DELETED if made_way and resource.plan is not None else None
     if not data.late:
         resource.in_flight, resource.is_troubled = None, False
     if data.outdated:
@@ -453,7 +453,7 @@ def _succeed(
         else:
             resource.owned = resource.observed = None
             resource.absent_at = event.causationposition
-            _own_the_replaced_again(resource)
+            _restore_replaced(resource)
         return
     if action.definition and action.definition == resource.definition:
         resource.redefined = 0
@@ -471,13 +471,13 @@ def _succeed(
     resource.observed = observed_object
 
 
-def _fail(
+def _fold_failure(
     resource: Resource, event: e.LogEvent, data: e.ActionFailed, decided: DecidedAction
 ) -> None:
     is_unknown = data.error.error_class == "Unknown"
     is_gone = data.operation == "Create" and data.error.error_class == "NotFound"
     decided.in_doubt |= data.redelivered or (is_unknown and not decided.is_lookup)
-    # Of a creation that ends with NotFound, a first call made what its next call did not meet.
+    # If a creation ends with NotFound, its first call created an object that the next call missed.
     decided.may_be_done |= data.redelivered or is_unknown or is_gone
     resource.is_troubled = True
     is_looked_up = data.error.error_class == "Refused" and not decided.is_lookup
@@ -489,7 +489,7 @@ def _fail(
         decided.is_open |= is_unknown or is_begun
         decided.is_unclear &= not (is_unknown or is_begun)
     decided.is_open |= data.redelivered
-    if data.error.error_class not in FINAL_ERRORS or is_looked_up:
+    if data.error.error_class not in FINAL_ERROR_CLASSES or is_looked_up:
         decided.progress = "failed"
         return
     decided.progress, decided.has_failed, resource.in_flight = "ended", True, None

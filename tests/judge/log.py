@@ -1,4 +1,4 @@
-"""Rules about the log: versions, generations, secrets, and that every message is decided in it."""
+"""Rules about the log: versions, generations, secrets, and the decision of every message."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from events.manifest import Declaration, Fields, InvalidManifestError, split_man
 from events.names import ResourceKey
 from tests.judge.history import History, Message
 from tests.judge.ledger import Ledger
-from tests.judge.rule import Breach, Happening, on, rule
+from tests.judge.rule import Breach, JudgedEvent, on, rule
 
-_MADE_NO_GENERATION = ("Unchanged", "Superseded", "Duplicate")
-_MAX_SECONDS = 10.0
+_NO_GENERATION_REASONS = ("Unchanged", "Superseded", "Duplicate")
+_MAX_WAIT_SECONDS = 10.0
 
 # --- each event
 
 
 @on()
-def versions(of: Happening[ResourceEvent]) -> Iterator[str]:
+def versions(of: JudgedEvent[ResourceEvent]) -> Iterator[str]:
     """The versions of a resource's events have no gap and no duplicate (invariant 5)."""
     if of.event.resourceversion != of.resource.version + 1:
         yield f"it follows version {of.resource.version}"
 
 
 @on()
-def secrets(of: Happening[ResourceEvent]) -> Iterator[str]:
+def secrets(of: JudgedEvent[ResourceEvent]) -> Iterator[str]:
     """No value of a secret is in the log, whatever an API returned (invariant 12).
 
-    Neither as it is, nor in Base64 or hexadecimal digits.
+    Neither in plain text, nor in Base64 or hexadecimal digits.
     """
     values = of.ledger.history.secret_values
     stored = encode_log(of.event) if values else b""
@@ -45,26 +45,26 @@ def secrets(of: Happening[ResourceEvent]) -> Iterator[str]:
 
 
 @on(SpecDeclared, SpecWithdrawn)
-def generations(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
-    """One message makes at most one generation, whenever it is redelivered (invariant 4).
+def generations(of: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
+    """One message creates at most one generation, even if it is redelivered (invariant 4).
 
-    It may be decided again at its first position, after one that it has overtaken.
+    It may be decided again at its first position, after a message that it has overtaken.
     """
     first = of.ledger.generations.get((of.event.key, of.event.actor, of.event.causationid))
     if first not in (None, of.data.generation):
-        yield f"message {of.event.causationid} made generation {first} already"
+        yield f"message {of.event.causationid} already created generation {first}"
 
 
 @on(SpecDeclared, SpecWithdrawn, needs=("answers",))
-def repetitions(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
-    """A message that was answered as making no generation makes none when sent again (invariant 4).
+def repetitions(of: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
+    """A message whose answer reported no generation creates none when resent (invariant 4).
 
-    Except where it is handled before the message that it had overtaken is redelivered: the newest
+    Exception: it is handled before the message that it had overtaken is redelivered. The newest
     generation is then of an older message, and was stored after the answer.
     """
     for inbox, answer in of.ledger.history.answers or ():
         is_its_own = (
-            inbox == f"_INBOX.{of.event.causationid}" and answer.reason in _MADE_NO_GENERATION
+            inbox == f"_INBOX.{of.event.causationid}" and answer.reason in _NO_GENERATION_REASONS
         )
         is_older = of.resource.position < answer.position
         has_overtaken = is_older and answer.generation < of.resource.generation
@@ -79,7 +79,7 @@ def repetitions(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
 def undecided_message(ledger: Ledger) -> Iterator[Breach]:
     """Every message is decided, refused or a dead letter, or repeats one (invariant 11).
 
-    Where answers are recorded, an answer is a decision, too: of two messages that were handled out
+    Where answers are recorded, an answer is also a decision: of two messages that were handled out
     of order, one may repeat the other. `outdated_declaration` and `repetitions` judge those.
     """
     history, first = ledger.history, _first_positions(ledger)
@@ -106,14 +106,14 @@ def lost_message(ledger: Ledger) -> Iterator[Breach]:
     """A message that the bus acknowledged is in the intake or in the log (invariant 11)."""
     messages = (ledger.history.messages or {}).values()
     stored = ledger.causes | {(each.key, each.message_id) for each in messages}
-    for one in ledger.history.acknowledged:
-        if one not in stored:
-            yield one.key, f"{one.message_id!r} was acknowledged and is nowhere"
+    for message in ledger.history.acknowledged:
+        if message not in stored:
+            yield message.key, f"{message.message_id!r} was acknowledged and is lost"
 
 
 @rule("end", "messages")
 def outdated_declaration(ledger: Ledger) -> Iterator[Breach]:
-    """The newest declaration or withdrawal of a resource is what the log has (invariants 4, 11)."""
+    """The log has the newest declaration or withdrawal of a resource (invariants 4, 11)."""
     history, expected = ledger.history, _newest(ledger)
     for key in expected.keys() | ledger.resources.keys():
         resource, declaration = ledger.resource(key), expected.get(key)
@@ -123,26 +123,29 @@ def outdated_declaration(ledger: Ledger) -> Iterator[Breach]:
             text = f"declared is {resource.is_declared}, should be {declaration is not None}"
             yield key, text
         elif declaration is not None and not _is_same(history, key, resource.spec, declaration):
-            yield key, f"{resource.spec} is decided, the newest declaration is another"
+            yield key, f"{resource.spec} is decided, but the newest declaration differs"
 
 
 def undecided_for_long(history: History, now: float) -> Iterator[Breach]:
-    """Return the messages that wait though only other resources are in trouble (invariant 14).
+    """Yield the messages that wait although only other resources have problems (invariant 14).
 
-    Not a rule about a history at rest: then everything is decided.
+    This is no rule about a history at rest, in which everything is decided.
     """
     answered_inboxes = {inbox for inbox, _ in history.answers or ()}
     for message in (history.messages or {}).values():
         waited = now - message.stored_at
         is_usable = isinstance(message.data, Declared | Withdrawn)
-        if waited > _MAX_SECONDS and is_usable and message.reply_to not in answered_inboxes:
-            yield f"message {message.position}", f"undecided for {waited:.0f} s while others' wait"
+        if waited > _MAX_WAIT_SECONDS and is_usable and message.reply_to not in answered_inboxes:
+            yield (
+                f"message {message.position}",
+                f"undecided for {waited:.0f} s while other resources wait",
+            )
 
 
 def _first_positions(ledger: Ledger) -> dict[tuple[ResourceKey, str], int]:
-    """Return where each message counts: where it made a generation, or else where it came first.
+    """Return the position of each message: of its generation, or else of its first copy.
 
-    Sent again later, under the same id, it declares nothing new.
+    A later copy under the same id declares nothing new.
     """
     first: dict[tuple[ResourceKey, str], int] = {}
     for message in (ledger.history.messages or {}).values():
@@ -176,7 +179,7 @@ def _newest(ledger: Ledger) -> dict[ResourceKey, Declaration | None]:
 
 
 def _is_refused(history: History, message: Message) -> bool:
-    """Return whether a message does not count: a simulated world knows which had to be refused."""
+    """Return whether a message was refused; a simulated world knows which had to be."""
     if history.truth is None:
         return message.position in history.refused | history.dead_letters
     return history.truth.is_rightly_refused(message)
@@ -200,25 +203,25 @@ def _is_same(
         return False
     if history.truth is not None:
         return spec.fields == expected.fields
-    return _is_completed(expected.fields, spec.fields)
+    return _includes(expected.fields, spec.fields)
 
 
-def _is_completed(declared: Any, fields: Any) -> bool:
-    """Return whether a value is as declared, or has more: a kind completes mappings anywhere."""
+def _includes(declared: Any, fields: Any) -> bool:
+    """Return whether a value includes the declared one; a kind may complete any mapping."""
     if isinstance(declared, list) and isinstance(fields, list):
         items, found = cast("list[Any]", declared), cast("list[Any]", fields)
-        return len(items) == len(found) and all(map(_is_completed, items, found))
+        return len(items) == len(found) and all(map(_includes, items, found))
     if not isinstance(declared, dict) or not isinstance(fields, dict):
         return declared == fields
     actual_fields = cast("Fields", fields)
     return all(
-        _is_completed(value, actual_fields.get(name))
+        _includes(value, actual_fields.get(name))
         for name, value in cast("Fields", declared).items()
     )
 
 
 def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
-    """Return whether a message declares what was declared at its position: it makes no event."""
+    """Return whether a message repeats the declaration at its position, which makes no event."""
     previous_declaration: SpecDeclared | None = None
     for _, _, event in ledger.history.log:
         if event.key == key and event.causationposition <= position:

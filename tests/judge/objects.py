@@ -1,4 +1,4 @@
-"""Rules about objects: whose they are, what may be done to them, and that they are missing."""
+"""Rules about objects: their ownership, permitted writes, and their absence."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from events.log import (
 from events.provider_config import ProviderConfigSpec, config_key
 from tests.judge.history import Effect
 from tests.judge.ledger import OWNER_LABEL, Ledger, Resource
-from tests.judge.rule import Happening, on, rule
+from tests.judge.rule import JudgedEvent, on, rule
 
-_HELD_SOON_SECONDS = 15.0
+_HOLD_DELAY_SECONDS = 15.0
 
-# --- whose an object is
+# --- ownership
 
 
 @rule("effect", "effects")
 def foreign_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
     """Only an object that is ours is updated or deleted (invariant 7).
 
-    Not judged: an API without conditional writes, whose object may be another one by then; a call
-    that was under way when a person gave up its object, or when the object was released while the
-    log recorded the call as possibly under way.
+    Exceptions: an API without conditional writes, where the object may have been replaced; a call
+    in flight when a person gave up its object, or when the object was released while the log
+    recorded the call as possibly in flight.
     """
     decided = ledger.action_of(effect.key)
     if effect.operation == "Create" or decided is None or effect.uid in ledger.ours:
@@ -46,10 +46,10 @@ def foreign_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 
 
 @on(OwnershipClaimed)
-def unfounded_claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
+def unfounded_claim(of: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
     """An object becomes ours only as the policy or the configuration allows (invariant 7).
 
-    A found object is one that we made, or carries our label, which another client may have copied.
+    A found object is one that we created, or has our label, which another client may have copied.
     """
     uid, ledger, settings = of.data.uid, of.ledger, of.settings(of.data.provider_config)
     match of.data.reason:
@@ -82,10 +82,10 @@ def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:
 
 
 @on(ActionSucceeded, needs=("effects", "objects"))
-def foreign_success(of: Happening[ActionSucceeded]) -> Iterator[str]:
-    """An object that an action is said to have created was created by us (invariants 7, 13).
+def foreign_success(of: JudgedEvent[ActionSucceeded]) -> Iterator[str]:
+    """An object that an action is recorded to have created was created by us (invariants 7, 13).
 
-    One that a lookup found may carry a copy of our label.
+    An object that a lookup found may have a copy of our label.
     """
     uid = None if of.data.object is None else of.data.object.uid
     is_creation = of.data.operation == "Create" and of.data.found_by is None and uid is not None
@@ -95,8 +95,8 @@ def foreign_success(of: Happening[ActionSucceeded]) -> Iterator[str]:
 
 
 @on(ActionDecided)
-def second_object(of: Happening[ActionDecided]) -> Iterator[str]:
-    """No object is created beside one that the same resource has released (invariants 2, 17)."""
+def second_object(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+    """No object is created while one that its resource released exists (invariants 2, 17)."""
     released, observed_object = of.resource.released, of.resource.observed
     is_there = (
         released is not None and observed_object is not None and observed_object.uid == released.uid
@@ -106,7 +106,7 @@ def second_object(of: Happening[ActionDecided]) -> Iterator[str]:
 
 
 @on(ActionDecided)
-def deletion_of_anothers_object(of: Happening[ActionDecided]) -> Iterator[str]:
+def deletion_of_anothers_object(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """No resource decides to delete an object that another one owns and keeps (invariant 7)."""
     action = of.data.action
     if action.operation != "Delete" or action.uid is None:
@@ -121,7 +121,7 @@ def deletion_of_anothers_object(of: Happening[ActionDecided]) -> Iterator[str]:
 
 
 @on(OwnershipReleased)
-def leftover_label(of: Happening[OwnershipReleased]) -> Iterator[str]:
+def leftover_label(of: JudgedEvent[OwnershipReleased]) -> Iterator[str]:
     """A released object keeps our label only if nothing may be written to it (invariant 7)."""
     resource, policy = of.resource, of.resource.policy
     if of.data.reason != "Orphaned" or of.data.uid is None:
@@ -129,7 +129,7 @@ def leftover_label(of: Happening[OwnershipReleased]) -> Iterator[str]:
     may_write = not (resource.is_orphaned or policy.paused or policy.mode == "ObserveOnly")
     has_label = is_labeled(of.ledger, resource, resource.observed)
     if may_write and not resource.is_troubled and has_label:
-        yield f"{of.data.uid} is released with our label on it"
+        yield f"{of.data.uid} is released with our label"
 
 
 def is_labeled(ledger: Ledger, resource: Resource, existing: ExternalObject | None) -> bool:
@@ -145,7 +145,7 @@ def owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
 
 
 @on(DriftDetected, needs=("effects",))
-def misattributed_deletion(of: Happening[DriftDetected]) -> Iterator[str]:
+def misattributed_deletion(of: JudgedEvent[DriftDetected]) -> Iterator[str]:
     """A deletion of our own is never recorded as a change by another client (invariant 13)."""
     uid = None if of.resource.owned is None else of.resource.owned.uid
     if uid is None or not of.data.missing or of.data.suspected_action:
@@ -157,7 +157,7 @@ def misattributed_deletion(of: Happening[DriftDetected]) -> Iterator[str]:
 
 @rule("effect", "effects", "truth")
 def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
-    """What another copy of the log has written is not overwritten unnoticed (invariant 7).
+    """An object that another copy of the log wrote is not overwritten unnoticed (invariant 7).
 
     An API without conditional writes cannot refuse an update that is based on an older read.
     """
@@ -178,22 +178,22 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
         yield f"{effect.uid} was updated, though {written_by} is no action of this log"
 
 
-# --- what is believed of it
+# --- observations
 
 
 @on(TwinDetected, needs=("truth",))
-def invented_twin(of: Happening[TwinDetected]) -> Iterator[str]:
-    """No object is taken for newer than the log where no copy of the log writes (invariant 13)."""
+def invented_twin(of: JudgedEvent[TwinDetected]) -> Iterator[str]:
+    """No object is considered newer than the log if no copy of the log writes (invariant 13)."""
     if not of.truth.has_copies:
-        yield f"{of.data.objects[0].action} is said to be missing in the log"
+        yield f"{of.data.objects[0].action} is reported as missing in the log"
 
 
 @on(ActionDecided, ActionRetried)
-def write_to_a_held_api(of: Happening[ActionDecided | ActionRetried]) -> Iterator[str]:
+def write_to_a_held_api(of: JudgedEvent[ActionDecided | ActionRetried]) -> Iterator[str]:
     """Nothing is written to an API while it has objects that are newer than the log (invariant 7).
 
-    A decider may have read the log a moment ago. Its clock may be wrong, so the time is that of the
-    message that it processed.
+    A decider may have read the log shortly before. Its clock may be wrong, so the time of the
+    message that it processed counts.
     """
     config = of.ledger.resources.get(config_key(of.data.action.provider_config))
     if config is None or config.held_by is None:
@@ -201,25 +201,25 @@ def write_to_a_held_api(of: Happening[ActionDecided | ActionRetried]) -> Iterato
     held = of.ledger.history.message(config.held_by.causationposition)
     cause = of.ledger.history.message(of.event.causationposition)
     if held is None or cause is None:
-        is_late = of.event.time > config.held_by.time + timedelta(seconds=_HELD_SOON_SECONDS)
+        is_late = of.event.time > config.held_by.time + timedelta(seconds=_HOLD_DELAY_SECONDS)
     else:
-        is_late = cause.stored_at > held.stored_at + _HELD_SOON_SECONDS
+        is_late = cause.stored_at > held.stored_at + _HOLD_DELAY_SECONDS
     if is_late:
-        yield f"{of.data.action.action_id} was begun while its API is held"
+        yield f"{of.data.action.action_id} was started while its API is held"
 
 
 @on(ExternalObserved)
-def late_observation(of: Happening[ExternalObserved]) -> Iterator[str]:
-    """An observation is believed only if it began after our last effect (invariant 6)."""
+def late_observation(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+    """An observation is accepted only if it began after our last effect (invariant 6)."""
     if of.resource.in_flight is not None:
-        yield "an observation was believed while an action is in flight"
+        yield "an observation was accepted while an action is in flight"
     if of.data.as_of < of.resource.effect_position:
         yield f"as of {of.data.as_of}, before the effect at {of.resource.effect_position}"
 
 
 @on(ExternalObserved, needs=("messages",))
-def observation_within_grace(of: Happening[ExternalObserved]) -> Iterator[str]:
-    """An observation is believed only after the grace of an API that lags (invariant 6)."""
+def observation_within_grace(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+    """An observation is accepted only after the grace period of a lagging API (invariant 6)."""
     observed, effect_at = of.ledger.observation(of.event), of.resource.effect_at
     seconds = _grace_of(of.settings(of.data.provider_config))
     if observed is None or observed.began_at is None or effect_at is None or not seconds:
@@ -228,17 +228,17 @@ def observation_within_grace(of: Happening[ExternalObserved]) -> Iterator[str]:
     shown_by = of.ledger.history.message(of.event.causationposition)
     effect_by = of.ledger.history.message(of.resource.effect_position)
     if observed.age_seconds is not None and shown_by is not None and effect_by is not None:
-        # By the bus: the clock of the role that read may be wrong.
+        # In bus time, because the reader's clock may be wrong.
         waited = shown_by.stored_at - observed.age_seconds - effect_by.stored_at
     if waited < seconds:
-        yield f"believed {waited:.2f} s after our effect: grace {seconds} s"
+        yield f"accepted {waited:.2f} s after our effect, grace period {seconds} s"
 
 
 @on(ExternalObserved, needs=("messages", "truth"))
-def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
+def false_absence(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     """An object that is recorded as missing was missing at some moment (invariant 6).
 
-    A listing that left it out is not the product's fault. A listed object that another resource is
+    A listing that omitted it is not the product's fault. A listed object that another resource is
     deleting is not the object of a resource that has none.
     """
     name, owned = of.data.external_name, of.resource.owned or of.resource.observed
@@ -252,11 +252,11 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     begin = since - _grace_of(of.settings(of.data.provider_config))
     uid = None if owned is None else owned.uid
     if not of.truth.was_absent_within(name, uid, begin, cause.stored_at):
-        yield f"{name} was held for missing, but existed all the time"
+        yield f"{name} was recorded as missing, but existed all the time"
 
 
-def _is_being_deleted(of: Happening[ExternalObserved]) -> bool:
-    """Return whether another resource is deleting an object of its own with the observed name."""
+def _is_being_deleted(of: JudgedEvent[ExternalObserved]) -> bool:
+    """Return whether another resource is deleting its object with the observed name."""
     place = (of.data.provider_config, of.data.external_name)
     for other_resource in of.ledger.resources.values():
         flight, owned = other_resource.in_flight, other_resource.owned
@@ -275,17 +275,20 @@ def _is_being_deleted(of: Happening[ExternalObserved]) -> bool:
 
 
 @on(OutcomeRecorded)
-def assumed_absence(of: Happening[OutcomeRecorded]) -> Iterator[str]:
-    """That an object does not exist is said after a proof from after the declaration.
+def assumed_absence(of: JudgedEvent[OutcomeRecorded]) -> Iterator[str]:
+    """An outcome reports an object as missing only after a proof since the declaration.
 
-    Also where nothing is created for it (invariant 6).
+    This includes resources that create no object (invariant 6).
     """
     resource, outcome = of.resource, of.data
-    says_it = outcome.reason == resource.policy.mode and outcome.reason in ("Absent", "ObserveOnly")
-    if not resource.is_declared or not says_it or resource.observed is not None:
+    reports_absence = outcome.reason == resource.policy.mode and outcome.reason in (
+        "Absent",
+        "ObserveOnly",
+    )
+    if not resource.is_declared or not reports_absence or resource.observed is not None:
         return
     if resource.absent_at < resource.position:
-        yield f"{outcome.outcome}, {outcome.reason}: no read since the declaration shows it"
+        yield f"{outcome.outcome}, {outcome.reason}: no read since the declaration proves it"
 
 
 def _grace_of(settings: list[ProviderConfigSpec]) -> float:
@@ -293,23 +296,23 @@ def _grace_of(settings: list[ProviderConfigSpec]) -> float:
 
 
 @on(ExternalObserved, needs=("messages",))
-def implausible_loss(of: Happening[ExternalObserved]) -> Iterator[str]:
-    """A listing that misses many of our objects is believed once approved (invariant 17)."""
+def implausible_loss(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+    """A listing without many of our objects is accepted only once approved (invariant 17)."""
     observed, settings = of.ledger.observation(of.event), of.settings(of.data.provider_config)
     losses = None if observed is None or of.data.object is not None else observed.losses
     if losses is None or of.resource.owned is None or of.resource.approved == "LossGuard":
         return
-    is_much = all(
+    is_implausible = all(
         losses.missing >= each.loss_guard.min_count
         and losses.missing * 100 > losses.owned * each.loss_guard.max_percent
         for each in settings
     )
-    if settings and is_much:
-        yield f"it was believed that {losses.missing} of {losses.owned} are missing"
+    if settings and is_implausible:
+        yield f"it was accepted that {losses.missing} of {losses.owned} are missing"
 
 
 @on(ActionDecided, needs=("truth",))
-def early_renewal(of: Happening[ActionDecided]) -> Iterator[str]:
+def early_renewal(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """An object is renewed at its end, and not before (invariant 8)."""
     if of.data.action.purpose != "Renew" or of.resource.observed is None:
         return
@@ -319,7 +322,7 @@ def early_renewal(of: Happening[ActionDecided]) -> Iterator[str]:
 
 
 @on(ActionDecided, needs=("truth",))
-def early_retirement(of: Happening[ActionDecided]) -> Iterator[str]:
+def early_retirement(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """A replaced object is deleted only when the new one is ready (invariant 16)."""
     uid = None if of.resource.owned is None else of.resource.owned.uid
     is_replaced = of.data.action.purpose == "Retire" and of.resource.is_declared

@@ -1,4 +1,4 @@
-"""Rules about references: the values that they stand for, and that both ends know of them."""
+"""Rules about references: their values, and their record at both ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from events.manifest import Fields
 from events.names import ResourceKey
 from events.reference import REFERENCE_KIND
 from tests.judge.ledger import Ledger, Resource
-from tests.judge.rule import Breach, Happening, on, rule
+from tests.judge.rule import Breach, JudgedEvent, on, rule
 
 
 @on(SpecResolved, needs=("effects", "truth"))
-def reference_value(of: Happening[SpecResolved]) -> Iterator[str]:
-    """A reference has a value that its target had, and was ready with at first (invariant 16)."""
+def reference_value(of: JudgedEvent[SpecResolved]) -> Iterator[str]:
+    """A reference has a value that its target had when it was ready (invariant 16)."""
     fields = {} if of.resource.spec is None else of.resource.spec.fields
     for name, value in fields.items():
         place = mark_of(value, "$ref")
@@ -38,7 +38,7 @@ def reference_value(of: Happening[SpecResolved]) -> Iterator[str]:
 
 @rule("end")
 def references(ledger: Ledger) -> Iterator[Breach]:
-    """A target knows who references it, and a reference whether its target exists (invariant 9)."""
+    """A target records its references, and a reference whether its target exists (invariant 9)."""
     if not ledger.history.is_final:
         return
     damaged, resources = ledger.history.damaged, ledger.resources
@@ -51,7 +51,7 @@ def references(ledger: Ledger) -> Iterator[Breach]:
             target = ResourceKey.parse(each.target)
             if not _permits(ledger, target, key.namespace):
                 continue
-            if resource.is_declared or not _leads_back(ledger, key, target):
+            if resource.is_declared or not _references_back(ledger, key, target):
                 wanted = expected.setdefault(target, {})
                 wanted[str(key)] = spec.fields.get("onWithdrawal", "Keep")
         if key.kind == REFERENCE_KIND and not references_damage(ledger, resource):
@@ -63,12 +63,12 @@ def references(ledger: Ledger) -> Iterator[Breach]:
             if recorded != outcome:
                 yield key, f"its target should make it {outcome}, its outcome is {recorded}"
     unclear = {str(key) for key in damaged}
-    for key in dict.fromkeys([*resources, *expected]):  # a target may be nothing but expected
+    for key in dict.fromkeys([*resources, *expected]):  # a target may exist only as a reference
         references = ledger.resource(key).references
         known_references = {by: each for by, each in references.items() if by not in unclear}
         wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
         if known_references != wanted and key not in damaged:
-            yield key, f"it knows the references {known_references}, and has {wanted}"
+            yield key, f"it records the references {known_references}, but has {wanted}"
 
 
 def _permits(ledger: Ledger, target: ResourceKey, namespace: str) -> bool:
@@ -79,25 +79,25 @@ def _permits(ledger: Ledger, target: ResourceKey, namespace: str) -> bool:
 
 
 def references_damage(ledger: Ledger, resource: Resource) -> bool:
-    """Return whether a resource references one of which the log was destroyed."""
+    """Return whether a resource references one with a damaged log."""
     if resource.spec is None or not ledger.history.damaged:
         return False
     targets = [ResourceKey.parse(each.target) for each in resource.spec.references]
     return any(each in ledger.history.damaged for each in targets)
 
 
-def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
+def _references_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
     """Return whether references of withdrawn resources lead from a target back to a resource."""
     keys: set[ResourceKey] = set()
-    ahead = [target]
-    while ahead:
-        met = ahead.pop()
-        resource = ledger.resource(met)
-        if met in keys or met in ledger.history.damaged or resource.spec is None:
+    to_visit = [target]
+    while to_visit:
+        current = to_visit.pop()
+        resource = ledger.resource(current)
+        if current in keys or current in ledger.history.damaged or resource.spec is None:
             continue
         if not resource.is_declared and resource.is_in_effect:
-            keys.add(met)
-            ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
+            keys.add(current)
+            to_visit += [ResourceKey.parse(each.target) for each in resource.spec.references]
     return key in keys
 
 
@@ -107,7 +107,7 @@ def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
 
 
 def is_named(expected: str, name: str) -> bool:
-    """Return whether an object has a name, or replaces one that has."""
+    """Return whether an object has a name, or replaces one with that name."""
     return expected == name or expected.rpartition("-")[0] == name
 
 

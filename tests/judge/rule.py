@@ -1,4 +1,4 @@
-"""What a rule is: one function, the only place where an invariant is judged."""
+"""A rule is one function, and the only place where its invariant is judged."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _Rule = TypeVar("_Rule", bound=Callable[..., Iterator[Any]])
 
 
 @dataclass(frozen=True, slots=True)
-class Happening(Generic[_Data]):
-    """An event of the log, and its resource as the events before it leave it."""
+class JudgedEvent(Generic[_Data]):
+    """An event in the log, and its resource as of the previous event."""
 
     ledger: Ledger
     resource: Resource
@@ -34,25 +34,25 @@ class Happening(Generic[_Data]):
 
     @property
     def truth(self) -> Truth:
-        """What a simulated world knows; the rule needs it."""
+        """The facts of a simulated world; the rule must list "truth" in its needs."""
         assert self.ledger.history.truth is not None
         return self.ledger.history.truth
 
     def settings(self, config: str = "") -> list[ProviderConfigSpec]:
-        """Return all that a configuration ever was: a decider may have read an older one."""
+        """Return all versions of a configuration: a decider may have read an older one."""
         default = self.resource.spec.provider_config if self.resource.spec else ""
         return self.ledger.configs[config or default]
 
 
 class Rule(NamedTuple):
-    """One invariant's judge: a generator of breaches, and what it needs to be recorded."""
+    """One invariant's judge: a generator of breaches, and the evidence that it needs."""
 
     name: str
     moment: Moment
     breaches: Callable[..., Iterator[Any]]
     invariants: tuple[int, ...]
     needs: tuple[Evidence, ...]
-    sorts: tuple[type[Any], ...]
+    event_types: tuple[type[Any], ...]
 
     def can_judge(self, history: History) -> bool:
         """Return whether a history records what the rule needs."""
@@ -63,28 +63,28 @@ RULES: list[Rule] = []
 
 
 def on(
-    *sorts: type[_Data], needs: tuple[Evidence, ...] = ()
-) -> Callable[[Callable[[Happening[_Data]], Iterator[str]]], object]:
-    """Register a rule about events of some sorts, or of all; it yields what is wrong."""
-    return _register("event", needs, sorts)
+    *event_types: type[_Data], needs: tuple[Evidence, ...] = ()
+) -> Callable[[Callable[[JudgedEvent[_Data]], Iterator[str]]], object]:
+    """Register a rule about events of the given types, or of all; it yields what is wrong."""
+    return _register("event", needs, event_types)
 
 
 def rule(moment: Moment, *needs: Evidence) -> Callable[[_Rule], _Rule]:
-    """Register a rule about each call or each effect, of which it yields what is wrong.
+    """Register a rule about each call or each effect; it yields what is wrong with it.
 
-    At the end, it yields breaches of a history that has come to rest.
+    With the moment "end", it yields breaches of a history at rest.
     """
     return _register(moment, needs)
 
 
 def _register(
-    moment: Moment, needs: tuple[Evidence, ...], sorts: tuple[type[Any], ...] = ()
+    moment: Moment, needs: tuple[Evidence, ...], event_types: tuple[type[Any], ...] = ()
 ) -> Callable[[_Rule], _Rule]:
     def add(breaches: _Rule) -> _Rule:
         named = _INVARIANTS.search(breaches.__doc__ or "")
         assert named is not None, f"{breaches.__name__}: name its invariant in the docstring"
         numbers = tuple(int(each) for each in named[1].split(","))
-        RULES.append(Rule(breaches.__name__, moment, breaches, numbers, needs, sorts))
+        RULES.append(Rule(breaches.__name__, moment, breaches, numbers, needs, event_types))
         return breaches
 
     return add

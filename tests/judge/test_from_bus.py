@@ -1,18 +1,18 @@
-"""The judge gets what really happened: read from a real bus and a real API."""
+"""The judge reads the history from a real bus and a real API."""
 
 from __future__ import annotations
 
 from events.log import ActionDecided
 from events.names import ResourceKey
 from tests.judge.from_bus import check, last_effect, read_history
-from tests.judge.history import Acknowledged
+from tests.judge.history import AcknowledgedMessage
 from tests.scenarios.conftest import api_url, bare_world, world
 from tests.scenarios.harness import World, shape
 
 __all__ = ["api_url", "bare_world", "world"]
 
 
-async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
+async def test_a_run_without_faults_has_no_findings(world: World) -> None:
     position_before = await last_effect(world.human.url)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
@@ -42,14 +42,14 @@ async def test_changes_made_without_the_log_are_found(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await world.human.deletes("foo")
-    await world.human.makes("bar")
-    nowhere = Acknowledged(ResourceKey("default", "Shape", "baz"), "m1")
+    await world.human.delete("foo")
+    await world.human.create("bar")
+    lost_message = AcknowledgedMessage(ResourceKey("default", "Shape", "baz"), "m1")
 
     breaches = await check(
         world.nc,
         world.human.url,
-        acknowledged=[nowhere],
+        acknowledged=[lost_message],
         by_hand=["foo"],
         after_effect=position_before,
     )

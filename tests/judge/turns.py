@@ -1,6 +1,6 @@
-"""Checks of recorded turns, with the product's own folds and ``decide``.
+"""Check recorded turns with the product's own folds and ``decide`` (invariants 5 and 10).
 
-They are no judgement of a history: a defect of the fold would be in both. Invariants 5 and 10.
+They do not judge a history: a defect in the fold would affect both sides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.judge.agreement import Agreement
 
 
 class RecordedTurn(NamedTuple):
-    """A turn as a decider took it."""
+    """A turn of a decider."""
 
     before: ResourceState
     commands: Sequence[Command]
@@ -29,7 +29,7 @@ class RecordedTurn(NamedTuple):
 
 
 class Turns:
-    """Records turns, and follows the states that the log folds to."""
+    """Records turns, and folds the log into states."""
 
     def __init__(self) -> None:
         self.recorded: list[RecordedTurn] = []
@@ -38,7 +38,7 @@ class Turns:
         self._rows: dict[ResourceKey, Agreement] = {}
 
     def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
-        """Take a turn as the decider does, and record it."""
+        """Decide a turn as the decider does, and record it."""
         context = replace(
             context,
             configs=dict(context.configs),
@@ -52,8 +52,10 @@ class Turns:
             self._turn_of[id(event)] = recorded
         return turn
 
-    def appended(self, decided: Sequence[LogEvent], stored: Sequence[LogEvent]) -> Iterator[str]:
-        """Fold events that were stored; return whether a turn decided them, from the fold."""
+    def check_appended(
+        self, decided: Sequence[LogEvent], stored: Sequence[LogEvent]
+    ) -> Iterator[str]:
+        """Fold stored events; yield a problem unless a turn decided them from the fold."""
         key = stored[0].key
         state, turn = self.states.get(key, NEW), self._turn_of.get(id(decided[0]))
         if turn is None:
@@ -67,26 +69,24 @@ class Turns:
             try:
                 state = evolve(state, event)
             except HistoryGapError:
-                return  # the judge of the versions finds it
+                return  # the rule about versions reports it
             row = self._rows.setdefault(key, Agreement(event.subject))
             yield from row.disagreements(event, state)
         self.states[key] = state
 
-    def not_repeatable(self) -> Iterator[str]:
-        """Take every turn once more; return the turns that decide other events now."""
+    def unrepeatable_turns(self) -> Iterator[str]:
+        """Decide every turn again; yield the turns that now decide different events."""
         for turn in self.recorded:
-            again = decide(turn.before, turn.commands, turn.context)
-            if tuple(again.events) != turn.events:
+            repeated = decide(turn.before, turn.commands, turn.context)
+            if tuple(repeated.events) != turn.events:
                 version = turn.before.version
-                yield f"{turn.context.key}: version {version} is not decided the same again"
+                yield f"{turn.context.key}: version {version} is decided differently when repeated"
 
 
-def _difference(remaining_state: ResourceState, right: ResourceState) -> str:
+def _difference(left: ResourceState, right: ResourceState) -> str:
     names = [
         name
         for name in ResourceState.__struct_fields__
-        if getattr(remaining_state, name) != getattr(right, name)
+        if getattr(left, name) != getattr(right, name)
     ]
-    return ", ".join(
-        f"{n}: {getattr(remaining_state, n)!r} is not {getattr(right, n)!r}" for n in names
-    )
+    return ", ".join(f"{n}: {getattr(left, n)!r} is not {getattr(right, n)!r}" for n in names)

@@ -1,4 +1,4 @@
-"""Decided actions: handed to one worker each, again when its lease ends."""
+"""Decided actions: each is delivered to one worker, and redelivered when its lease ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.memory_bus.network import Network
 from tests.memory_bus.reading import Answer, pull
 
 LEASE_SECONDS = 10.0
-_ASK_AGAIN_SECONDS = 5.0
+_REQUEST_SECONDS = 5.0
 
 
-Rooms = Callable[[], Mapping[str, int]]
-"""Tells how many actions of each configuration a reader can take now."""
+FreeSlots = Callable[[], Mapping[str, int]]
+"""Returns how many actions of each configuration a reader can accept now."""
 
 
 class ActionQueue:
@@ -38,7 +38,7 @@ class ActionQueue:
         self.consumers: dict[str, Consumer] = defaultdict(
             lambda: Consumer(LEASE_SECONDS, max_ack_pending=max_ack_pending)
         )
-        self._requests: list[tuple[str, Rooms, float, Answer[ActionDelivery]]] = []
+        self._requests: list[tuple[str, FreeSlots, float, Answer[ActionDelivery]]] = []
         self._wake_at = 0.0
         log.after_store.append(self._stored)
 
@@ -47,16 +47,16 @@ class ActionQueue:
             config = _configuration(each.event)
             if config is not None:
                 self.consumers[config].add(each.position)
-        self._network.outside(0, self.serve)
+        self._network.call_later(0, self.serve)
 
     @property
     def is_idle(self) -> bool:
         """Whether every action was executed and acknowledged."""
         return all(consumer.is_idle for consumer in self.consumers.values())
 
-    def request(self, reader: str, rooms: Rooms, answer: Answer[ActionDelivery]) -> None:
-        """Have actions handed to a worker when there are some."""
-        self._requests.append((reader, rooms, self._time() + _ASK_AGAIN_SECONDS, answer))
+    def request(self, reader: str, rooms: FreeSlots, answer: Answer[ActionDelivery]) -> None:
+        """Register a worker's request for actions; they are delivered as soon as there are some."""
+        self._requests.append((reader, rooms, self._time() + _REQUEST_SECONDS, answer))
         self.serve()
 
     def forget_requests(self, reader: str) -> None:
@@ -64,7 +64,7 @@ class ActionQueue:
         self._requests = [each for each in self._requests if each[0] != reader]
 
     def serve(self) -> None:
-        """Hand out what can be handed out now."""
+        """Deliver the actions that can be delivered now."""
         if self._network.is_away:
             return
         now = self._time()
@@ -73,7 +73,7 @@ class ActionQueue:
             _, rooms, _, answer = request
             handed_out: list[tuple[int, int]] = []
             for config, room in rooms().items():
-                handed_out += self.consumers[config].hand_out(room, now)
+                handed_out += self.consumers[config].deliver(room, now)
             if handed_out:
                 self._requests.remove(request)
                 answer([self._delivery(*each) for each in sorted(handed_out)])
@@ -81,32 +81,32 @@ class ActionQueue:
         due = min((due for due in dues if due is not None), default=None)
         if due is not None and self._requests and self._wake_at <= now:
             self._wake_at = max(due, now + 0.05)
-            self._network.outside(self._wake_at - now, self.serve)
+            self._network.call_later(self._wake_at - now, self.serve)
 
     def _delivery(self, position: int, delivered: int) -> ActionDelivery:
         return ActionDelivery(position, self._log.events[position - 1].event, delivered, None)
 
     def ack(self, positions: Sequence[int]) -> None:
-        """Hand these out no more."""
+        """Stop delivering these actions."""
         for consumer in self.consumers.values():
             consumer.ack(positions)
         self.serve()  # a slot may have become free
 
     def extend(self, positions: Sequence[int]) -> None:
-        """Begin the leases of these anew."""
+        """Restart the leases of these actions."""
         for consumer in self.consumers.values():
             consumer.extend(positions, self._time())
 
-    def give_back(self, positions: Iterable[int]) -> None:
-        """Hand these to others at once."""
+    def release(self, positions: Iterable[int]) -> None:
+        """Redeliver these actions to other workers immediately."""
         for consumer in self.consumers.values():
-            consumer.again(positions, self._time())
+            consumer.redeliver_at(positions, self._time())
         self.serve()
 
     def deliver_again(self, count: int) -> None:
-        """Hand out the newest again."""
+        """Redeliver the newest actions."""
         for consumer in self.consumers.values():
-            consumer.forget_acks(count, self._time())
+            consumer.redeliver_acknowledged(count, self._time())
         self.serve()
 
 
@@ -120,7 +120,7 @@ class MemoryActionReader:
         self._random = random.Random(seed)
         self._most: dict[str, int] = {}
         self._leased: dict[int, str] = {}
-        self._with_room: set[int] = set()
+        self._without_slot: set[int] = set()
 
     async def take_from(self, provider_config: str, limit: int) -> None:
         self._most[provider_config] = limit
@@ -128,7 +128,7 @@ class MemoryActionReader:
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         while True:
-            batch = await pull(self._network, "actions", self._request, _ASK_AGAIN_SECONDS)
+            batch = await pull(self._network, "actions", self._request, _REQUEST_SECONDS)
             if batch:
                 for each in batch:
                     self._leased[each.position] = _configuration(each.event) or ""
@@ -139,19 +139,19 @@ class MemoryActionReader:
         self._queue.request(self._name, lambda: self._rooms(most), answer)
 
     def _rooms(self, most: int) -> Mapping[str, int]:
-        leased = [name for at, name in self._leased.items() if at not in self._with_room]
+        leased = [name for at, name in self._leased.items() if at not in self._without_slot]
         rooms = {name: size - leased.count(name) for name, size in self._most.items()}
         return {name: min(most, room) for name, room in rooms.items() if room > 0}
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        self._with_room.add(delivery.position)
+        self._without_slot.add(delivery.position)
         self._network.send("actions", self._queue.serve)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         positions = [each.position for each in deliveries]
         for position in positions:
             self._leased.pop(position, None)
-            self._with_room.discard(position)
+            self._without_slot.discard(position)
         self._network.send("action ack", lambda: self._queue.ack(positions))
 
     async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
@@ -159,11 +159,11 @@ class MemoryActionReader:
         self._network.send("sign of life", lambda: self._queue.extend(positions))
 
     async def close(self) -> None:
-        self._queue.give_back(list(self._leased))
+        self._queue.release(list(self._leased))
 
 
 def _configuration(event: LogEvent) -> str | None:
-    """Name the configuration that an action is of; None for another event."""
+    """Return the configuration of an action; None for any other event."""
     if isinstance(event.data, (ActionDecided, ActionRetried, LookupDecided)):
         return event.data.action.provider_config
     return None

@@ -1,4 +1,4 @@
-"""The whole bus, and the ports that one process has of it."""
+"""The whole bus, and its ports for one process."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ROWS_AT_ONCE = 900
 class MemoryBus:
     """Streams, buckets and the network to them; ``seed`` decides latencies and batch sizes.
 
-    ``max_unacknowledged`` and ``max_actions_leased`` bound what a consumer hands out at the same
-    time, as ``max_ack_pending`` does. ``may_be_damaged`` keeps the log's bytes and digests.
+    ``max_unacknowledged`` and ``max_actions_leased`` limit how many messages a consumer delivers at
+    the same time, as ``max_ack_pending`` does. ``may_be_damaged`` stores bytes and digests.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MemoryBus:
         clock_seconds: float = 0.0,
         secrets: SecretStores | None = None,
     ) -> Ports:
-        """Return the ports of a process, whose clock is wrong by ``clock_seconds``."""
+        """Return the ports of a process whose clock is off by ``clock_seconds``."""
         network, seed = self.network, f"{self.seed}/{name}"
         clock = Clock(self.loop.time, clock_seconds)
         log = MemoryLog(self.log, network)

@@ -1,4 +1,4 @@
-"""The SDK's client on the bus in memory: what other services and operators do."""
+"""The SDK's client on the bus in memory, for other services and operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.memory_bus.rows import MemoryRows
 
 
 class MemoryClientBus:
-    """Does for the SDK what ``infra.bus.client_bus.JetStreamClientBus`` does on a server."""
+    """The in-memory counterpart of ``infra.bus.client_bus.JetStreamClientBus``."""
 
     def __init__(self, bus: MemoryBus, source: str) -> None:
         self._bus = bus
@@ -56,7 +56,7 @@ class MemoryClientBus:
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
-        """Store messages and wait for the answers; None for one that does not come in time."""
+        """Store messages and wait for the answers; None for one that does not arrive in time."""
         requests = [(*self._outgoing(each), self._inbox()) for each in messages]
         answers = [self._waiting[inbox] for *_, inbox in requests]
         await self._store(requests)
@@ -66,7 +66,7 @@ class MemoryClientBus:
     async def ask_raw(
         self, subject: str, payload: bytes, *, message_id: str = "", reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store bytes; return their position, and the answer if one comes in time."""
+        """Store bytes; return their position, and the answer if it arrives in time."""
         inbox = self._inbox()
         answer = self._waiting[inbox]
         [position] = await self._store([(subject, payload, message_id, inbox)])
@@ -76,7 +76,7 @@ class MemoryClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store a message of the intake as it is, under a new id."""
+        """Store a message of the intake unchanged, under a new id."""
         return await self.ask_raw(
             subject, payload, message_id=message_id, reply_timeout_seconds=reply_timeout_seconds
         )
@@ -106,13 +106,13 @@ class MemoryClientBus:
     async def dead_letters(
         self, *, limit: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
-        """Return the dead letters by number, and what was done about them."""
+        """Return the dead letters by number, and the records of how they were handled."""
         letters = self._bus.decisions.dead_letters.values()
         numbered = list(enumerate(map(self._record, letters), start=1))
         return dict(numbered[-limit:] if limit else numbered), self._handled
 
     async def record_handling(self, handled: DeadLetterHandled) -> None:
-        """Write down what was done about a dead letter."""
+        """Record how a dead letter was handled."""
         self._handled.append(handled)
 
     def _record(self, letter: DeadLetter) -> DeadLetterRecord:
@@ -132,10 +132,10 @@ class MemoryClientBus:
     @asynccontextmanager
     async def outcomes(
         self, tokens: Sequence[str], *, after: int | None
-    ) -> AsyncGenerator[_Outcomes]:
+    ) -> AsyncGenerator[_OutcomeFeed]:
         """Follow the outcomes of resources, by key, from now on."""
-        del after, tokens  # who asks takes what is meant
-        yield _Outcomes(self._bus)
+        del after, tokens  # the caller filters the outcomes
+        yield _OutcomeFeed(self._bus)
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
         """Return each resource's newest outcome."""
@@ -173,20 +173,20 @@ class MemoryClientBus:
         return await self._rows.read_matching(pattern)
 
 
-class _Outcomes:
-    """What comes into the log from now on, as ``infra.bus.outcome_feeds`` hands it out."""
+class _OutcomeFeed:
+    """The new outcomes in the log, as ``infra.bus.outcome_feeds`` delivers them."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._log = bus.log
         self._position = bus.log.last_position
-        self._news = asyncio.Event()
-        bus.log.after_store.append(lambda _append, _stored: self._news.set())
+        self._new_arrival = asyncio.Event()
+        bus.log.after_store.append(lambda _append, _stored: self._new_arrival.set())
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes."""
         while self._position == self._log.last_position:
-            self._news.clear()
-            await self._news.wait()
+            self._new_arrival.clear()
+            await self._new_arrival.wait()
         new = self._log.events[self._position :]
         self._position = self._log.last_position
         return [each for each in new if isinstance(each.event.data, OutcomeRecorded)]

@@ -1,4 +1,4 @@
-"""The clocks of the simulated processes: the loop's time as a date, each as wrong as it is."""
+"""The clocks of the simulated processes: the loop's time as a date, each with its own error."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Clock:
         self._wrong_by = wrong_by_seconds
 
     def now(self) -> datetime:
-        """Give the date as this process sees it."""
+        """Return the date according to this process."""
         return _EPOCH + timedelta(seconds=self._time() + self._wrong_by)
 
 
 def seconds_of(at: datetime) -> float:
-    """Give the loop's time of a date of a right clock."""
+    """Return the loop's time at a date of an accurate clock."""
     return (at - _EPOCH).total_seconds()
 
 
 def date_of(time: float) -> datetime:
-    """Give the date of a right clock at a time of the loop."""
+    """Return the date of an accurate clock at a time of the loop."""
     return _EPOCH + timedelta(seconds=time)

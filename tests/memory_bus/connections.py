@@ -13,7 +13,7 @@ _LATENCY_SECONDS = 0.0005
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end: what is written arrives at the other, in order."""
+    """One end of a connection: written data arrives at the other end in order."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, context: Context
@@ -39,7 +39,7 @@ class MemoryTransport(asyncio.Transport):
         self.close()
 
     def close_by_peer(self) -> None:
-        """Be closed after what is on its way."""
+        """Close after all data in transit has arrived."""
         self._loop.call_later(_LATENCY_SECONDS, self.close, context=self._context)
 
     def later(self, callback: str, argument: Any) -> None:
@@ -68,16 +68,16 @@ class MemoryTransport(asyncio.Transport):
         return True
 
     def pause_reading(self) -> None:
-        """Nothing is held back: memory is the only buffer."""
+        """Do nothing: memory is the only buffer."""
 
     def resume_reading(self) -> None:
-        """Nothing was held back."""
+        """Do nothing."""
 
     def get_write_buffer_size(self) -> int:
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There are none."""
+        """Do nothing: there are no limits."""
 
 
 def connect_in_memory(
@@ -85,9 +85,9 @@ def connect_in_memory(
 ) -> tuple[asyncio.Transport, asyncio.Protocol]:
     """Connect two protocols; the server's callbacks run outside the client's process."""
     outside = Context()
-    here = MemoryTransport(loop, client, copy_context())
-    there = MemoryTransport(loop, server, outside)
-    here.other_end, there.other_end = there, here
-    outside.run(server.connection_made, there)
-    client.connection_made(here)
-    return here, client
+    client_end = MemoryTransport(loop, client, copy_context())
+    server_end = MemoryTransport(loop, server, outside)
+    client_end.other_end, server_end.other_end = server_end, client_end
+    outside.run(server.connection_made, server_end)
+    client.connection_made(client_end)
+    return client_end, client

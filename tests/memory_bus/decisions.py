@@ -1,4 +1,4 @@
-"""Where a decider's timers, answers, rejections and dead letters go."""
+"""A decider's timers, answers, rejections and dead letters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from events.subjects import intake as intake_subject
 from events.subjects import namespace_of
 from infra.jetstream.errors import StreamFullError
 from reconciler.ports import DeadLetter, Rejection, TimerRequest
+from tests.memory_bus.capacity import Capacity
 from tests.memory_bus.clock import Clock, seconds_of
 from tests.memory_bus.faults import TimersFail
 from tests.memory_bus.intake import IntakeStream
 from tests.memory_bus.network import Network
-from tests.memory_bus.room import Room
 
 _LATE_SECONDS = 8.0
 _SLACK_SECONDS = 0.25
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class Decisions:
-    """What the server has of them. A timer of a resource replaces the one before it."""
+    """The server's state of these. A timer of a resource replaces the previous one."""
 
     def __init__(
         self, intake: IntakeStream, network: Network, time: Callable[[], float], seed: str
@@ -35,7 +35,7 @@ class Decisions:
         self._time = time
         self._timers: dict[tuple[ResourceKey, str], TimerRequest] = {}
         self._faults: list[TimersFail] = []
-        self.letters_room = Room("DEADLETTERS")
+        self.dead_letter_capacity = Capacity("DEADLETTERS")
         self.answers: list[tuple[str, Reply]] = []
         self.after_answer: list[Callable[[str, Reply], object]] = []
         self.rejections: dict[tuple[ResourceKey, int], tuple[Rejection, float]] = {}
@@ -45,7 +45,7 @@ class Decisions:
         self.given_up: set[int] = set()
 
     def fail(self, fault: TimersFail) -> None:
-        """Have the next timers fail."""
+        """Make the next timers fail."""
         self._faults += [fault] * fault.count
 
     def lose_timers(self) -> None:
@@ -57,11 +57,11 @@ class Decisions:
         self._faults.clear()
 
     def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Take timers in."""
+        """Set timers."""
         for timer in timers:
             self._timers[timer.key, timer.purpose] = timer
             due = max(0.0, seconds_of(timer.at) - self._time())
-            self._network.outside(due + _SLACK_SECONDS, lambda timer=timer: self._fire(timer))
+            self._network.call_later(due + _SLACK_SECONDS, lambda timer=timer: self._fire(timer))
 
     def _fire(self, timer: TimerRequest) -> None:
         if self._timers.get((timer.key, timer.purpose)) is not timer:
@@ -71,11 +71,11 @@ class Decisions:
         if how is not None:
             self._network.struck[f"timer {how}"] += 1
         if how == "late":
-            self._network.outside(_LATE_SECONDS, lambda: self._wake(timer))
+            self._network.call_later(_LATE_SECONDS, lambda: self._wake(timer))
         if how in (None, "doubled"):
             self._wake(timer)
         if how == "doubled":
-            self._network.outside(_SLACK_SECONDS, lambda: self._wake(timer))
+            self._network.call_later(_SLACK_SECONDS, lambda: self._wake(timer))
 
     def _wake(self, timer: TimerRequest) -> None:
         payload = encode_intake(
@@ -84,33 +84,33 @@ class Decisions:
             TimerFired(timer.purpose),
             time=timer.at,
         )
-        self._hand_over(intake_subject("timer", timer.key), payload)
+        self._store_fired(intake_subject("timer", timer.key), payload)
 
-    def _hand_over(self, subject: str, payload: bytes) -> None:
-        """Store what has fired in the intake, as its source does: again until there is room."""
+    def _store_fired(self, subject: str, payload: bytes) -> None:
+        """Store a fired timer in the intake; retry while the stream is full."""
         try:
             self._intake.store(subject, payload)
         except StreamFullError:
-            self._network.outside(_AGAIN_SECONDS, lambda: self._hand_over(subject, payload))
+            self._network.call_later(_RETRY_SECONDS, lambda: self._store_fired(subject, payload))
 
     def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
-        """Hand answers to the publishers that wait for them; there may be none."""
+        """Deliver answers to the publishers that wait for them, if any."""
         self.answers += answers
         for subject, answer in answers:
             for hook in self.after_answer:
                 hook(subject, answer)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """Keep dead letters, each once; give those that wait for room."""
+        """Store each dead letter once; return those that do not fit."""
         waiting: list[DeadLetter] = []
         for each in letters:
             name = each.stage, each.delivery.position
             about = each.stage, namespace_of(each.delivery.subject), each.dedup_key
             if each.dedup_key and self._stored_contents.get(about) == each.content:
-                continue  # the newest letter about it says the same
+                continue  # the newest dead letter about it is identical
             try:
                 if name not in self.dead_letters:
-                    self.letters_room.take()
+                    self.dead_letter_capacity.reserve()
                 self.dead_letters[name] = each
                 self._stored_contents[about] = each.content
             except StreamFullError:
@@ -118,19 +118,19 @@ class Decisions:
         return waiting
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Count messages that get no letter."""
+        """Count messages that get no dead letter."""
         for each in letters:
             self.discarded[namespace_of(each.delivery.subject), each.stage] += 1
             self.given_up.add(each.delivery.position)
 
     def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Keep rejections, each once."""
+        """Store each rejection once."""
         for each in rejections:
             self.rejections.setdefault((each.key, each.reply.position), (each, self._time()))
 
 
 def rejected_event(rejection: Rejection) -> LogEvent:
-    """Return the event by which a rejection is published among the outcomes."""
+    """Return a rejection as an event of the outcome stream."""
     answer = rejection.reply
     data = OutcomeRecorded("Rejected", answer.generation, answer.reason, answer.message)
     return LogEvent(

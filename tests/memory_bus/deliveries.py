@@ -1,4 +1,4 @@
-"""A durable pull consumer: delivers in order, and redelivers what is not acknowledged in time."""
+"""A durable pull consumer that delivers in order and redelivers unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 class Consumer:
-    """Positions of a stream, each handed out until it is acknowledged.
+    """Positions of a stream, each delivered until it is acknowledged.
 
-    What is handed out and not acknowledged, however late it is wanted again, takes one of
-    ``max_ack_pending`` slots; without a free one nothing new is handed out. What was handed out
-    ``max_deliver`` times is dropped without a word; -1 for never.
+    A delivered and unacknowledged message takes one of ``max_ack_pending`` slots, even while its
+    redelivery is delayed; without a free slot no new message is delivered. A message is silently
+    dropped after ``max_deliver`` deliveries; -1 means never.
     """
 
     def __init__(
@@ -25,20 +25,20 @@ class Consumer:
         self._first_new = 0
 
     def add(self, position: int) -> None:
-        """Take in a new message."""
+        """Add a new message."""
         self._new.append(position)
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything was handed out and acknowledged."""
+        """Whether every message was delivered and acknowledged."""
         return not self._outstanding and self._first_new == len(self._new)
 
     def next_redelivery(self) -> float | None:
-        """Give the time of the next redelivery."""
+        """Return the time of the next redelivery."""
         return min(self._outstanding.values(), default=None)
 
-    def hand_out(self, most: int, now: float) -> list[tuple[int, int]]:
-        """Give positions with how often each was handed out, redeliveries first."""
+    def deliver(self, most: int, now: float) -> list[tuple[int, int]]:
+        """Return positions and their delivery counts, redeliveries first."""
         self._drop_exhausted(now)
         due = [position for position, when in self._outstanding.items() if when <= now][:most]
         free = max(0, self._max_ack_pending - len(self._outstanding))
@@ -54,37 +54,37 @@ class Consumer:
         return handed_out
 
     def _drop_exhausted(self, now: float) -> None:
-        """Give up what is due again and was handed out too often already."""
+        """Drop due messages that have reached the maximum number of deliveries."""
         if self._max_deliver > 0:
             for position, when in list(self._outstanding.items()):
                 if when <= now and self._delivered[position] >= self._max_deliver:
                     del self._outstanding[position]
 
-    def has(self, now: float) -> bool:
-        """Whether there is something to hand out."""
+    def can_deliver(self, now: float) -> bool:
+        """Return whether a message can be delivered."""
         is_free = len(self._outstanding) < self._max_ack_pending
         return (is_free and self._first_new < len(self._new)) or any(
             when <= now for when in self._outstanding.values()
         )
 
     def ack(self, positions: Iterable[int]) -> None:
-        """Hand these out no more."""
+        """Stop delivering these messages."""
         for position in positions:
             self._outstanding.pop(position, None)
 
     def extend(self, positions: Iterable[int], now: float) -> None:
-        """Wait for the acknowledgement of these from now on."""
+        """Restart the acknowledgment timeout of these messages."""
         for position in positions:
             if position in self._outstanding:
                 self._outstanding[position] = now + self._ack_wait
 
-    def again(self, positions: Iterable[int], when: float) -> None:
-        """Hand these out again at a time, if they are not acknowledged."""
+    def redeliver_at(self, positions: Iterable[int], when: float) -> None:
+        """Redeliver these messages at a time, unless they are acknowledged."""
         for position in positions:
             if position in self._outstanding:
                 self._outstanding[position] = when
 
-    def forget_acks(self, count: int, now: float) -> None:
-        """Hand out the newest again, as if their acknowledgements had been lost."""
+    def redeliver_acknowledged(self, count: int, now: float) -> None:
+        """Redeliver the newest messages, as if their acknowledgments had been lost."""
         for position in self._new[: self._first_new][-count:]:
             self._outstanding.setdefault(position, now)

@@ -1,6 +1,6 @@
 """Faults of the bus: what can go wrong with a request, a timer or the stored log.
 
-A fault on a request is armed, and strikes the next request of its sort. The simulation stores these
+An armed fault affects the next request of its type. The simulation stores these
 structs in its plans, so their field names and tags are a file format.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-Sort = Literal[
+RequestType = Literal[
     "append",
     "load",
     "configurations",
@@ -35,9 +35,9 @@ Sort = Literal[
     "list",
     "secret",
 ]
-"""What a request to the bus or to the API asks for."""
+"""The type of a request to the bus or the API."""
 
-BUS_SORTS: tuple[Sort, ...] = (
+BUS_REQUESTS: tuple[RequestType, ...] = (
     "append",
     "load",
     "configurations",
@@ -69,7 +69,7 @@ Strike = Literal[
     "throttle",
     "break",
 ]
-"""``refuse``: the API says no before it does anything; ``break``: it fails after it has done it."""
+"""``refuse``: the API refuses before any effect; ``break``: it fails after the effect."""
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="step"):
@@ -79,15 +79,15 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class OnRequest(TimedStep, frozen=True, tag=True):
-    """A fault at the next request of a sort."""
+    """A fault of the next request of a type."""
 
-    what: Sort
+    what: RequestType
     strike: Strike
     seconds: float = 0.0
 
 
 class TimersFail(TimedStep, frozen=True, tag=True):
-    """What happens to the timers that are due next."""
+    """A fault of the next timers that are due."""
 
     how: Literal["lost", "doubled", "late"]
     count: int = 1

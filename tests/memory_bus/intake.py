@@ -1,4 +1,4 @@
-"""The intake: partitions of resources, each read by one reader at a time if all goes well."""
+"""The intake: partitions of resources, each normally read by one reader at a time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from infra.bus import streams
 from infra.bus.intake import IntakeNotStoredError
 from infra.jetstream.errors import StreamFullError
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from tests.memory_bus.capacity import Capacity
 from tests.memory_bus.clock import Clock, date_of
 from tests.memory_bus.deliveries import Consumer
 from tests.memory_bus.network import Network
 from tests.memory_bus.reading import Answer, pull
-from tests.memory_bus.room import Room
 
 PARTITIONS = 3
 ACK_WAIT_SECONDS = 10.0
 BATCH_SIZES = (1, 2, 5, 20)
-"""How many messages a reader asks for at once: drawn, so that every division of them occurs."""
+"""Numbers of messages that a reader requests at a time, drawn at random to vary the batches."""
 
 _PIN_SECONDS = 3.0
-_MISFITS = PARTITIONS
-_ASK_AGAIN_SECONDS = 2.5
+_NO_PARTITION = PARTITIONS
+_REQUEST_SECONDS = 2.5
 
 
 class StoredIntake:
@@ -68,7 +68,7 @@ class _Request:
 
 
 class IntakeStream:
-    """What the server has of the intake, its consumers and their pins."""
+    """The server's state of the intake: messages, consumers and their pins."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class IntakeStream:
         max_ack_pending: int = 2_000,
     ) -> None:
         self._network = network
-        self.room = Room("INTAKE")
+        self.capacity = Capacity("INTAKE")
         self._time = time
         self._random = random.Random(seed)
         self.messages: list[StoredIntake] = []
@@ -108,7 +108,7 @@ class IntakeStream:
         Raises ``StreamFullError``.
         """
         now = self._time()
-        self.room.take()
+        self.capacity.reserve()
         position = len(self.messages) + 1
         stored, partition = _partitioned(subject)
         shown_id = message_id or f"intake-{position}"
@@ -118,11 +118,11 @@ class IntakeStream:
         return position
 
     def was_sole_reader(self, delivery: IntakeDelivery) -> bool:
-        """Return whether no other reader has got the partition of a message since then."""
+        """Return whether no other reader has received the message's partition since then."""
         return self._times_pinned[_partition_of(delivery.subject)] == delivery.receipt
 
     def newer(self, delivery: IntakeDelivery) -> list[IntakeDelivery]:
-        """Give what stands behind a message on its subject, to look at."""
+        """Return the newer messages on a message's subject, without delivering them."""
         return [
             IntakeDelivery(
                 each.position,
@@ -139,7 +139,7 @@ class IntakeStream:
         ]
 
     def declared(self, key: ResourceKey) -> list[IntakeDelivery]:
-        """Give all declarations of a resource, to look at."""
+        """Return all declarations of a resource, without delivering them."""
         return [
             IntakeDelivery(
                 each.position,
@@ -155,7 +155,7 @@ class IntakeStream:
             if each.subject.split(".", 2)[-1] == f"desired.{key.tokens}"
         ]
 
-    # --- handing out
+    # --- delivering
 
     @property
     def is_idle(self) -> bool:
@@ -165,12 +165,12 @@ class IntakeStream:
     def request(
         self, reader: str, most: int, answer: Answer[IntakeDelivery], *, waits: bool = True
     ) -> None:
-        """Have messages handed to a reader when there are some, or at once if it does not wait."""
+        """Deliver messages to a reader as soon as there are some, or now if it does not wait."""
         now = self._time()
         for partition, (pinned, _) in list(self._pins.items()):
             if pinned == reader:
                 self._pins[partition] = (reader, now)
-        request = _Request(reader, most, now + _ASK_AGAIN_SECONDS, answer)
+        request = _Request(reader, most, now + _REQUEST_SECONDS, answer)
         if waits:
             self._requests.append(request)
             self.serve()
@@ -178,7 +178,7 @@ class IntakeStream:
             answer([] if self._network.is_away else self._collect(request, now))
 
     def unpin(self, reader: str = "") -> None:
-        """Let other readers have what a reader had, or all had."""
+        """Release the partitions of one reader, or of all."""
         self._pins = {
             partition: pin for partition, pin in self._pins.items() if reader and pin[0] != reader
         }
@@ -191,7 +191,7 @@ class IntakeStream:
         self._requests = [each for each in self._requests if each.reader != reader]
 
     def serve(self) -> None:
-        """Hand out what can be handed out now."""
+        """Deliver the messages that can be delivered now."""
         if self._network.is_away:
             return
         now = self._time()
@@ -207,7 +207,7 @@ class IntakeStream:
         batch: list[IntakeDelivery] = []
         for partition, consumer in enumerate(self._consumers):
             if len(batch) < request.most and self._may_read(request.reader, partition, now):
-                handed_out = consumer.hand_out(request.most - len(batch), now)
+                handed_out = consumer.deliver(request.most - len(batch), now)
                 if handed_out:
                     if self._pins.get(partition, ("",))[0] != request.reader:
                         self._times_pinned[partition] += 1
@@ -233,39 +233,39 @@ class IntakeStream:
         )
 
     def _wake_later(self, now: float) -> None:
-        """Look again when the next message is due again, or a pin ends."""
+        """Serve again when the next redelivery is due, or a pin ends."""
         if not self._requests or self._wake_at > now:
             return
         times = [due for each in self._consumers if (due := each.next_redelivery()) is not None]
-        waiting = any(each.has(now) for each in self._consumers)
+        waiting = any(each.can_deliver(now) for each in self._consumers)
         times += [pinned_at + _PIN_SECONDS for _, pinned_at in self._pins.values() if waiting]
         if times:
             self._wake_at = max(min(times), now + 0.05)
-            self._network.outside(self._wake_at - now, self.serve)
+            self._network.call_later(self._wake_at - now, self.serve)
 
     # --- acknowledging
 
     def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Hand these out no more."""
+        """Stop delivering these messages."""
         for each in deliveries:
             self._consumer(each).ack([each.position])
         self.serve()  # a slot may have become free
 
     def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Start the leases of these afresh."""
+        """Restart the leases of these messages."""
         for each in deliveries:
             self._consumer(each).extend([each.position], self._time())
 
     def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
-        """Hand these out again after a time."""
+        """Redeliver these messages after a delay."""
         for each in deliveries:
-            self._consumer(each).again([each.position], self._time() + seconds)
+            self._consumer(each).redeliver_at([each.position], self._time() + seconds)
         self.serve()
 
     def deliver_again(self, count: int) -> None:
-        """Hand out the newest of each partition again."""
+        """Redeliver the newest messages of each partition."""
         for consumer in self._consumers:
-            consumer.forget_acks(count, self._time())
+            consumer.redeliver_acknowledged(count, self._time())
         self.serve()
 
     def _consumer(self, delivery: IntakeDelivery) -> Consumer:
@@ -279,7 +279,7 @@ def _inbox(reply_to: str | None) -> str | None:
 
 
 def _max_deliver() -> int:
-    """Read how often the product has a message handed out."""
+    """Return the maximum number of deliveries that the product configures."""
     config = streams._decider_consumer("decider-0", "in.0.>")  # pyright: ignore[reportPrivateUsage]
     return int(config.get("max_deliver", -1))
 
@@ -290,17 +290,17 @@ def partition_of(key: ResourceKey) -> int:
 
 
 def _partitioned(subject: str) -> tuple[str, int]:
-    """Give the subject under which the stream keeps a message, and its partition."""
+    """Return the subject under which the stream stores a message, and its partition."""
     parts = subject.split(".")
     if len(parts) != 5:
-        return subject, _MISFITS
+        return subject, _NO_PARTITION
     partition = zlib.crc32(".".join(parts[2:]).encode()) % PARTITIONS
     return f"in.{partition}." + ".".join(parts[1:]), partition
 
 
 def _partition_of(stored_subject: str) -> int:
     if not stored_subject.startswith("in."):
-        return _MISFITS
+        return _NO_PARTITION
     return int(stored_subject.split(".")[1])
 
 
@@ -330,7 +330,7 @@ class MemoryIntakeReader:
         if not wait:
             return await pull(self._network, "pull", self._request_available, 0.0)
         while True:
-            batch = await pull(self._network, "pull", self._request, _ASK_AGAIN_SECONDS)
+            batch = await pull(self._network, "pull", self._request, _REQUEST_SECONDS)
             if batch:
                 return batch
 
@@ -401,7 +401,7 @@ class MemoryIntakeWriter:
         return intake_subject(message.what, message.key), payload, message.message_id
 
     def _store(self, messages: Sequence[tuple[str, bytes, str]]) -> None:
-        """Store each that there is room for, as the real writer does."""
+        """Store the messages that fit, as the real writer does."""
         failures: dict[int, StreamFullError] = {}
         for place, (subject, payload, message_id) in enumerate(messages):
             try:
@@ -417,7 +417,7 @@ class MemoryIntakeWriter:
 
 
 def is_usable(subject: str) -> bool:
-    """Tell whether a stored subject names a resource."""
+    """Return whether a stored subject names a resource."""
     try:
         parse_stored_intake(subject)
     except (ValueError, InvalidNameError):

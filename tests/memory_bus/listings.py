@@ -13,7 +13,7 @@ from tests.memory_bus.reading import Pushed
 
 
 class Listings:
-    """What the server has of them."""
+    """The server's state of the listings."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
@@ -34,7 +34,7 @@ class Listings:
 
 
 class MemoryListingReader:
-    """Implements ``reconciler.ports.ListingReader`` for one process: it reads from now on."""
+    """Implements ``reconciler.ports.ListingReader`` for one process; reads only new parts."""
 
     def __init__(self, listings: Listings, network: Network) -> None:
         self._listings = listings

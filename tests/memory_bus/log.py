@@ -16,17 +16,17 @@ from reconciler.ports import (
     ResourceAppend,
     StoredEvent,
 )
+from tests.memory_bus.capacity import Capacity
 from tests.memory_bus.network import Network
 from tests.memory_bus.reading import Pushed
 from tests.memory_bus.recorded import RecordedLog
-from tests.memory_bus.room import Room
 
 LOG_ID = "simulated"
-_EVENTS_ONE_BY_ONE = 2
+_MAX_SINGLE_APPENDS = 2
 
 
 class LogStream:
-    """What the server has of the log."""
+    """The server's state of the log."""
 
     def __init__(self, time: Callable[[], float], *, may_be_damaged: bool = False) -> None:
         self._time = time
@@ -36,10 +36,10 @@ class LogStream:
         self.stored_at: list[float] = []
         self._of_resource: dict[ResourceKey, list[StoredEvent]] = {}
         self._states: dict[ResourceKey, tuple[int, bytes]] = {}
-        self._followers_see = 0
+        self._follower_position = 0
         self._followers_lag_until = 0.0
         self.checks_expectations = True
-        self.room = Room("LOG_1")
+        self.capacity = Capacity("LOG_1")
         self.before_store: list[Callable[[ResourceAppend], None]] = []
         self.after_store: list[Callable[[ResourceAppend, Sequence[StoredEvent]], None]] = []
 
@@ -49,7 +49,7 @@ class LogStream:
         return len(self.events)
 
     def head(self, key: ResourceKey) -> int:
-        """The position of a resource's newest event, 0 for a resource without any."""
+        """Return the position of a resource's newest event, 0 without events."""
         mine = self._of_resource.get(key)
         return mine[-1].position if mine else 0
 
@@ -59,7 +59,7 @@ class LogStream:
             head_version = self.head(each.key)
             if self.checks_expectations and head_version != each.expected_position:
                 raise AppendLostError(f"wrong last sequence: {head_version}")
-        self.room.take(sum(len(each.events) for each in appends))
+        self.capacity.reserve(sum(len(each.events) for each in appends))
         return [self._store(each) for each in appends]
 
     def _store(self, append: ResourceAppend) -> int:
@@ -83,21 +83,21 @@ class LogStream:
     # --- reading
 
     def let_followers_lag(self, seconds: float) -> None:
-        """Have reads that a follower answers see nothing new for a while."""
+        """Make reads from a follower return nothing new for some time."""
         if self._time() >= self._followers_lag_until:
-            self._followers_see = len(self.events)
+            self._follower_position = len(self.events)
         self._followers_lag_until = max(self._followers_lag_until, self._time() + seconds)
 
     def heal(self) -> None:
-        """Have every read see everything."""
+        """Make every read return all events."""
         self._followers_lag_until = 0.0
 
     def _visible(self) -> int:
         lagging = self._time() < self._followers_lag_until
-        return self._followers_see if lagging else len(self.events)
+        return self._follower_position if lagging else len(self.events)
 
     def read_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
-        """Give all events of the resources of a kind: a follower that lags is waited for."""
+        """Return all events of a kind's resources; such a read waits for a lagging follower."""
         return [
             each
             for key, events in self._of_resource.items()
@@ -106,12 +106,12 @@ class LogStream:
         ]
 
     def newest_version(self, key: ResourceKey) -> int:
-        """Give the version of a resource's newest event, 0 for none."""
+        """Return the version of a resource's newest event, 0 without events."""
         events = self._of_resource.get(key)
         return events[-1].event.resourceversion if events else 0
 
     def load(self, key: ResourceKey, *, from_leader: bool, use_cache: bool) -> LoadedResource:
-        """Give a resource's newest cached state, and the events after it."""
+        """Return a resource's newest cached state, and the events after it."""
         visible = len(self.events) if from_leader else self._visible()
         events = [each for each in self._of_resource.get(key, ()) if each.position <= visible]
         head = events[-1].position if events else 0
@@ -125,7 +125,7 @@ class LogStream:
     # --- states
 
     def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
-        """Keep states."""
+        """Store cached states."""
         for key, state in states.items():
             self._states.pop(key, None)  # the newest one is the last
             self._states[key] = state
@@ -134,12 +134,12 @@ class LogStream:
 
     @property
     def newest_state(self) -> tuple[str, int]:
-        """The resource and the position of the newest state, "" and 0 for none."""
+        """The resource and position of the newest cached state, "" and 0 without one."""
         key, (position, _payload) = next(reversed(self._states.items()), ("", (0, b"")))
         return str(key), position
 
     def erase_states(self) -> None:
-        """Lose all states."""
+        """Delete all cached states."""
         self._states.clear()
 
 
@@ -175,11 +175,11 @@ class MemoryLog:
         return await self._network.ask("load", read)
 
     async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
-        if len(appends) > 1 or len(appends[0].events) > _EVENTS_ONE_BY_ONE:
+        if len(appends) > 1 or len(appends[0].events) > _MAX_SINGLE_APPENDS:
             return await self._network.ask("append", lambda: self._stream.append(appends))
         [each] = appends
         position = each.expected_position
-        for event in each.events:  # as the JetStream log does it: a crash may leave half a turn
+        for event in each.events:  # like the JetStream log: a crash may leave half a turn
             one = ResourceAppend(each.key, [event], position)
             [position] = await self._network.ask(
                 "append", lambda one=one: self._stream.append([one])
@@ -210,7 +210,7 @@ class MemoryLog:
         max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
         return self._follow(
-            after, LogChains(damaged or _nobody, after=after, max_resources=max_resources)
+            after, LogChains(damaged or _ignore, after=after, max_resources=max_resources)
         )
 
     @asynccontextmanager
@@ -259,7 +259,7 @@ class _Feed:
 
 
 class _CheckedFeed:
-    """Implements it for a log that may be damaged, as ``infra.bus.event_log.CheckedFeed`` does."""
+    """A feed of a log that may be damaged, like ``infra.bus.event_log.CheckedFeed``."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class _CheckedFeed:
         self.position = after
         stream.after_store.append(lambda _append, _stored: self._pushed.send())
         self._pushed.send()
-        self._check_end()
+        self._verify_end()
 
     @property
     def caught_up(self) -> bool:
@@ -288,13 +288,13 @@ class _CheckedFeed:
             (each.position, self._chains.verify_next(each)) for each in arrived if each is not None
         ]
         self.position += len(arrived)
-        self._check_end()
+        self._verify_end()
         return [StoredEvent(position, event) for position, event in found if event is not None]
 
-    def _check_end(self) -> None:
+    def _verify_end(self) -> None:
         if self.caught_up:
             self._chains.end(self.position)
 
 
-def _nobody(_damage: LogDamage) -> None:
+def _ignore(_damage: LogDamage) -> None:
     return

@@ -1,9 +1,9 @@
-"""An event loop with a clock of its own, and with processes that can be killed and paused.
+"""An event loop with virtual time, and with processes that can be killed and paused.
 
-Every callback belongs to the process whose code asked for it (by its ``contextvars`` context). In a
-process callbacks run in order, as asyncio promises; which process runs next is drawn from the seed.
+Every callback belongs to the process that scheduled it (by its ``contextvars`` context). Within a
+process, callbacks run in order, as asyncio guarantees; the seed decides which process runs next.
 A killed process never runs again, not even its ``finally`` blocks, as after SIGKILL; a paused one
-goes on later, with everything that became due meanwhile, as after SIGSTOP and SIGCONT.
+continues later with everything that is due by then, as after SIGSTOP and SIGCONT.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from tests.memory_bus.connections import MakeProtocol, connect_in_memory
 
-_MAX_WAITS_AT_THE_END = 10
+_MAX_CLOSE_ATTEMPTS = 10
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 
 class Process:
-    """What the loop knows of one process."""
+    """One simulated process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,7 @@ _process: ContextVar[Process] = ContextVar("process")
 
 
 def current_process() -> Process:
-    """Return the process whose code the running loop runs."""
+    """Return the current process of the running loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop.current_process()
@@ -82,27 +82,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.create_task(main, context=context)
 
     def kill(self, process: Process) -> None:
-        """Let a process never run again."""
+        """Stop a process forever."""
         process.dead = True
         process.ready.clear()
-        self._not_runnable(process)
+        self._remove_runnable(process)
         for task, owner in self._tasks:
-            if owner is process:  # code that waits for all tasks at the end would never end
+            if owner is process:  # code that waits for all tasks would hang
                 asyncio_tasks._unregister_task(task)  # pyright: ignore[reportPrivateUsage]
 
     def pause(self, process: Process) -> None:
-        """Let a process stand still."""
+        """Pause a process."""
         process.paused = True
-        self._not_runnable(process)
+        self._remove_runnable(process)
 
     def resume(self, process: Process) -> None:
-        """Let a process go on."""
+        """Resume a paused process."""
         if process.paused and not process.dead:
             process.paused = False
             if process.ready:
                 self._runnable.append(process)
 
-    def _not_runnable(self, process: Process) -> None:
+    def _remove_runnable(self, process: Process) -> None:
         if process in self._runnable:
             self._runnable.remove(process)
 
@@ -138,7 +138,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(previous_loop)
 
     def _advance(self, limit: float) -> bool:
-        """Go to the next timers, if they are due by the limit; tell whether something is ready."""
+        """Advance to the next timers if they are due by the limit; return whether any were."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -173,7 +173,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.steps += 1
         handle._run()  # pyright: ignore
 
-    # --- what asyncio asks of a loop
+    # --- methods that asyncio calls
 
     def time(self) -> float:
         return self._now
@@ -226,10 +226,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._tasks.append((task, context.get(_process, self.outside)))
         return task
 
-    # --- what a test runner asks of a loop
+    # --- methods that a test runner calls
 
     def set_debug(self, enabled: bool) -> None:
-        """Take it in; there is no debug mode."""
+        """Do nothing: there is no debug mode."""
 
     def call_soon_threadsafe(
         self,
@@ -240,17 +240,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     async def shutdown_asyncgens(self) -> None:
-        """Leave them to the garbage collector, as ``close`` does."""
+        """Do nothing: the garbage collector closes them."""
 
     async def shutdown_default_executor(self, *_args: Any) -> None:
-        """There is none."""
+        """Do nothing: there is no executor."""
 
     # --- threads and connections
 
     def run_in_executor(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, executor: Any, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
-        """Call a function that would block, at once: virtual time does not pass meanwhile."""
+        """Call a blocking function now; virtual time does not advance."""
         future: asyncio.Future[_T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -270,7 +270,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """Remember where a socket is meant to lead: it is never used itself."""
+        """Record the port of a socket; the socket itself is never used."""
         if address[1] not in self._servers:
             raise ConnectionRefusedError(111, f"nothing listens on port {address[1]}")
         self._connecting[sock.fileno()] = address[1]
@@ -282,7 +282,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         sock: socket.socket | None = None,
         **_kwargs: Any,
     ) -> Any:
-        """Connect to what listens in this loop, over a socket that ``sock_connect`` was given."""
+        """Connect to a server in this loop, with a socket that ``sock_connect`` has recorded."""
         assert sock is not None, "only connections over a given socket are supported"
         port = self._connecting.pop(sock.fileno())
         sock.close()
@@ -298,30 +298,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take uncaught exceptions, except for dropped tasks of a killed process."""
+        """Record uncaught exceptions, except those of the dropped tasks of a killed process."""
         if not self._closed:
             error = context.get("exception")
             self.failures.append(f"{context.get('message')}: {error!r}")
 
     def close(self) -> None:
-        """Drop every task where it stands."""
+        """Drop every task."""
         self._closed = True
         for task, _ in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # pyright: ignore
-                _drop(task.get_coro())  # pyright: ignore
+                _close_coroutine(task.get_coro())  # pyright: ignore
         self._tasks.clear()
         self._timers.clear()
         self._runnable.clear()
 
 
-def _drop(coroutine: Any) -> None:
-    """End a coroutine where it stands, though its ``finally`` blocks may want to wait."""
-    for _ in range(_MAX_WAITS_AT_THE_END):
+def _close_coroutine(coroutine: Any) -> None:
+    """Close a coroutine, even if its ``finally`` blocks await."""
+    for _ in range(_MAX_CLOSE_ATTEMPTS):
         try:
             coroutine.close()
         except (RuntimeError, BaseExceptionGroup):
             continue
-        except ValueError:  # it resets a variable of its task's context, and has ended by that
+        except ValueError:  # it reset a context variable of its task, which has closed it
             return
         return

@@ -1,4 +1,4 @@
-"""The way between the processes and what they ask: late, lost, or cut short by a crash."""
+"""The network between the processes and the bus, with delays, losses and crashes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from contextvars import Context
 from typing import TypeVar
 
 from infra.jetstream.errors import BusUnavailableError
-from tests.memory_bus.faults import OnRequest, Sort
+from tests.memory_bus.faults import OnRequest, RequestType
 from tests.memory_bus.loop import Process, VirtualLoop, current_process
 
-PATIENCE_SECONDS = 4.0
-"""How long a caller waits for an answer of the bus. The real one waits 15 s."""
+TIMEOUT_SECONDS = 4.0
+"""How long a caller waits for a response of the bus; the product waits 15 s."""
 
 MAX_DELAY_SECONDS = 0.3
-"""The longest delay of one way, beyond half a millisecond."""
+"""Maximum delay of one direction, in addition to half a millisecond."""
 
 _T = TypeVar("_T")
 
 
 class Network:
-    """Carries requests; the faults that are armed strike the next one of their sort."""
+    """Carries requests; an armed fault affects the next request of its type."""
 
     def __init__(
         self, loop: VirtualLoop, seed: str, *, max_delay_seconds: float = MAX_DELAY_SECONDS
@@ -38,42 +38,42 @@ class Network:
         self.struck: Counter[str] = Counter()
         self.crash: Callable[[Process], None] = lambda process: None
         self.pause: Callable[[Process, float], None] = lambda process, seconds: None
-        self.tell: Callable[[str], None] | None = None
+        self.trace: Callable[[str], None] | None = None
 
     # --- faults
 
     def arm(self, fault: OnRequest) -> None:
-        """Have the next request of a sort go wrong."""
+        """Make the next request of a type fail."""
         self._armed.append(fault)
 
     def go_away(self, seconds: float) -> None:
-        """Lose everything for a while."""
+        """Lose all requests and responses for some time."""
         self._away_until = max(self._away_until, self._loop.time() + seconds)
 
     def heal(self) -> None:
-        """No more faults from now on."""
+        """Stop all faults."""
         self._armed.clear()
         self._away_until = 0.0
         self.is_healed = True
 
     @property
     def is_away(self) -> bool:
-        """Whether nothing goes through."""
+        """Whether all requests are lost."""
         return self._loop.time() < self._away_until
 
-    def strike(self, what: Sort) -> OnRequest | None:
-        """Take the fault that is armed for the next request of a sort, if there is one."""
+    def strike(self, what: RequestType) -> OnRequest | None:
+        """Remove and return the fault that is armed for a type of request, if any."""
         for index, fault in enumerate(self._armed):
             if fault.what == what:
                 del self._armed[index]
                 self.struck[f"{fault.what}: {fault.strike}"] += 1
-                if self.tell is not None:
-                    self.tell(f"FAULT {fault.what}: {fault.strike} {fault.seconds:g}")
+                if self.trace is not None:
+                    self.trace(f"FAULT {fault.what}: {fault.strike} {fault.seconds:g}")
                 return fault
         return None
 
     def latency(self) -> float:
-        """Draw how long one way takes for the current process: mostly short, now and then long."""
+        """Draw the latency of one direction for the current process; most are short."""
         name = self._loop.current_process().name
         draw = self._latencies.get(name)
         if draw is None:
@@ -82,10 +82,10 @@ class Network:
 
     # --- requests to the bus
 
-    async def ask(self, what: Sort, operation: Callable[[], _T]) -> _T:
-        """Have something done by the bus, and give its answer.
+    async def ask(self, what: RequestType, operation: Callable[[], _T]) -> _T:
+        """Run an operation on the bus, and return its result.
 
-        Raises ``BusUnavailableError`` if no answer comes: then it is unknown whether it was done.
+        Raises ``BusUnavailableError`` without a response; whether it ran is then unknown.
         """
         fault = self.strike(what) if self._armed else None
         await self.before(fault)
@@ -108,18 +108,18 @@ class Network:
 
         def reply(error: Exception | None, result: _T | None) -> None:
             if not reply_is_lost:
-                self.outside(coming, lambda: _settle(answer, error, result))
+                self.call_later(coming, lambda: _settle(answer, error, result))
 
-        self.outside(going, arrive)
+        self.call_later(going, arrive)
         self.after(fault)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 return await answer
         except TimeoutError:
             raise BusUnavailableError(f"{what}: no response before the timeout") from None
 
-    def send(self, what: Sort, operation: Callable[[], object]) -> None:
-        """Tell the bus something that it does not answer, such as an acknowledgement."""
+    def send(self, what: RequestType, operation: Callable[[], object]) -> None:
+        """Send the bus a message without a response, such as an acknowledgment."""
         fault = self.strike(what) if self._armed else None
         if fault is not None and fault.strike == "crash before":
             self.crash(current_process())
@@ -138,17 +138,17 @@ class Network:
             if not is_lost and not self.is_away:
                 operation()
 
-        self.outside(going, arrive)
+        self.call_later(going, arrive)
         self.after(fault)
 
-    # --- used by the API's clients too
+    # --- also used by the API's clients
 
-    def outside(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Have something happen later, whatever becomes of the process that asked for it."""
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Run a callback later, even if the calling process is killed."""
         self._loop.call_later(seconds, callback, context=_outside)
 
     async def before(self, fault: OnRequest | None) -> None:
-        """Stop the calling process before its request is sent, if the fault says so."""
+        """Crash or pause the calling process before its request is sent, if the fault says so."""
         if fault is None or fault.strike not in ("crash before", "pause before"):
             return
         if fault.strike == "crash before":
@@ -158,7 +158,7 @@ class Network:
         await asyncio.sleep(0)
 
     def after(self, fault: OnRequest | None) -> None:
-        """Stop the calling process when its request is on the way, if the fault says so."""
+        """Crash or pause the calling process after its request is sent, if the fault says so."""
         if fault is None:
             return
         if fault.strike == "crash after":
@@ -177,4 +177,4 @@ def _settle(answer: asyncio.Future[_T], error: Exception | None, result: _T | No
 
 
 _outside = Context()
-"""Belongs to no process: what is on the way arrives, though its sender may be dead by then."""
+"""Belongs to no process, so that a message arrives even after its sender was killed."""

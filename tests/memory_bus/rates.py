@@ -1,4 +1,4 @@
-"""Rate limits: a time each, written by compare-and-set, in the bus's time."""
+"""Rate limits: each has one time, in bus time, written by compare-and-set."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.memory_bus.network import Network
 
 
 class Rates:
-    """What the server has of them."""
+    """The server's state of the rate limits."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self.time = time
         self.times: dict[str, tuple[float, int]] = {}
 
     def save(self, name: str, time: float, revision: int) -> int:
-        """Write over a revision; raises ``RateConflictError``."""
+        """Replace a revision; raises ``RateConflictError``."""
         _, stored = self.times.get(name, (0.0, 0))
         if stored != revision:
             raise RateConflictError(f"wrong last sequence: {stored}")

@@ -1,4 +1,4 @@
-"""How a reader gets what the server has: it asks and waits, or is pushed what is new."""
+"""How a reader receives messages: it pulls them, or the server pushes new ones."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tests.memory_bus.faults import Sort
+from tests.memory_bus.faults import RequestType
 from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
 
 _T = TypeVar("_T")
 Answer = Callable[[list[_T]], None]
-"""Hands messages to the reader that asked for them."""
+"""Delivers messages to the reader that requested them."""
 
 _AWAY_SECONDS = 0.5
 
 
 async def pull(
-    network: Network, what: Sort, request: Callable[[Answer[_T]], object], expires_seconds: float
+    network: Network,
+    what: RequestType,
+    request: Callable[[Answer[_T]], object],
+    expires_seconds: float,
 ) -> list[_T]:
-    """Request messages and wait; return none if none came in time.
+    """Request messages and wait; return none if none arrive in time.
 
-    ``request`` is called when the request arrives at the server, with the way back. A message that
-    is late on that way counts as delivered, and may be delivered again before it arrives.
+    ``request`` is called with a callback when the request arrives at the server. A message that is
+    delayed on its way back counts as delivered, and may be redelivered before it arrives.
     """
     arrived: asyncio.Future[list[_T]] = asyncio.get_running_loop().create_future()
 
-    def give(batch: list[_T]) -> None:
+    def set_arrived(batch: list[_T]) -> None:
         if not arrived.done():
             arrived.set_result(batch)
 
@@ -38,9 +41,9 @@ async def pull(
         way += fault.seconds
 
     def answer(batch: list[_T]) -> None:
-        network.outside(way, lambda: give(batch))
+        network.call_later(way, lambda: set_arrived(batch))
 
-    network.outside(network.latency(), lambda: request(answer))
+    network.call_later(network.latency(), lambda: request(answer))
     network.after(fault)
     try:
         async with asyncio.timeout(expires_seconds + 2 * way + 0.5):
@@ -50,40 +53,42 @@ async def pull(
 
 
 class Pushed(Generic[_T]):
-    """What is new in a list of the server's, pushed to a process in order; nothing is lost."""
+    """Pushes the new items of a list on the server to a process, in order and without loss."""
 
-    def __init__(self, source: Sequence[_T], network: Network, after: int, what: Sort) -> None:
+    def __init__(
+        self, source: Sequence[_T], network: Network, after: int, what: RequestType
+    ) -> None:
         self._source = source
         self._network = network
-        self._what: Sort = what
+        self._what: RequestType = what
         self._process = current_process()
         self._sent_position = after
         self._is_sending = False
         self._arrived: list[_T] = []
-        self._news = asyncio.Event()
+        self._new_arrival = asyncio.Event()
 
     def send(self) -> None:
-        """Push what is new, some time after it was stored."""
+        """Push new items, some time after they were stored."""
         if self._process.dead or self._is_sending or self._sent_position >= len(self._source):
             return
         self._is_sending = True
         fault = self._network.strike(self._what)
         late = 0.0 if fault is None else fault.seconds
-        self._network.outside(self._network.latency() + late, self._arrive)
+        self._network.call_later(self._network.latency() + late, self._arrive)
 
     def _arrive(self) -> None:
         if self._network.is_away:
-            self._network.outside(_AWAY_SECONDS, self._arrive)
+            self._network.call_later(_AWAY_SECONDS, self._arrive)
             return
         self._is_sending = False
         self._arrived += self._source[self._sent_position :]
         self._sent_position = len(self._source)
-        self._news.set()
+        self._new_arrival.set()
 
     async def next(self) -> list[_T]:
-        """Wait for what is new."""
+        """Wait for new items."""
         while not self._arrived:
-            self._news.clear()
-            await self._news.wait()
+            self._new_arrival.clear()
+            await self._new_arrival.wait()
         arrived, self._arrived = self._arrived, []
         return arrived

@@ -1,6 +1,6 @@
-"""The bytes of the log as the server has them, with digests: what damage is done to, and found in.
+"""The bytes of the log as the server stores them, with digests, to damage them and find the damage.
 
-Verifying costs about as much as everything else, so only a log that the plan damages is kept so.
+Verification doubles the cost of a run, so only a log that the plan damages is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.memory_bus.faults import DamageLog
 
 @dataclass
 class RecordedLog:
-    """Every position's event, or None where it was lost, and the digest of each kept cached."""
+    """The event at each position, None if it was lost, and the digest of each cached state."""
 
     events: list[RecordedEvent | None] = field(default_factory=list[RecordedEvent | None])
     _of_resource: dict[ResourceKey, list[int]] = field(default_factory=dict[ResourceKey, list[int]])
@@ -45,9 +45,9 @@ class RecordedLog:
                 self._states[key] = position, recorded.digest
 
     def damage(self, key: ResourceKey, step: DamageLog) -> int:
-        """Flip a byte of an event, or lose an event that is not the newest; give its position.
+        """Flip a byte of an event, or lose an event that is not the newest; return its position.
 
-        What is lost at the end cannot be told from a shorter history, but by what others remember.
+        A history that lost its end looks like a shorter history.
         """
         mine = self._of_resource.get(key, [])
         if step.how == "lose":
@@ -67,20 +67,20 @@ class RecordedLog:
         return position
 
     def loaded(self, key: ResourceKey, plain: LoadedResource) -> LoadedResource:
-        """Give what was loaded as far as it is sound, and where it is not."""
+        """Return the loaded history up to the first damage, and the damage."""
         chain = HistoryChain()
         if plain.cached is not None:
             position, digest = self._states.get(key, (0, ""))
             chain = HistoryChain(None, digest, position)
         events: list[LogEvent] = []
         try:
-            for recorded in self._there(key, chain.position, plain.last_position):
+            for recorded in self._intact_events(key, chain.position, plain.last_position):
                 events.append(chain.verify_next(recorded, str(key)))  # noqa: PERF401 - those before damage
         except LogDamagedError as error:
             return LoadedResource(plain.last_position, plain.cached, events, error.damage)
         return LoadedResource(plain.last_position, plain.cached, events)
 
-    def _there(self, key: ResourceKey, after: int, last: int) -> Iterable[RecordedEvent]:
+    def _intact_events(self, key: ResourceKey, after: int, last: int) -> Iterable[RecordedEvent]:
         for position in self._of_resource.get(key, ()):
             recorded = self.events[position - 1]
             if recorded is not None and after < position <= last:
@@ -88,5 +88,5 @@ class RecordedLog:
 
     @property
     def missing(self) -> int:
-        """How many positions hold no event."""
+        """The number of lost events."""
         return sum(1 for each in self.events if each is None)

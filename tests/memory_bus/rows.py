@@ -11,7 +11,7 @@ from tests.memory_bus.network import Network
 
 
 class Rows:
-    """What the server has of them."""
+    """The server's state of the rows."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
@@ -19,7 +19,7 @@ class Rows:
         self.revision = 0
 
     def checkpoint(self) -> tuple[bytes, int]:
-        """Give the checkpoint and its revision."""
+        """Return the checkpoint and its revision."""
         return self.content.get(CHECKPOINT, b""), self.written.get(CHECKPOINT, 0)
 
     def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
@@ -37,7 +37,7 @@ class Rows:
         return self.revision
 
     def clear(self, before: int | None = None) -> None:
-        """Remove all that was written before a revision."""
+        """Remove all rows that were written before a revision."""
         for name in list(self.content):
             if before is None or self.written[name] < before:
                 del self.content[name], self.written[name]

@@ -36,17 +36,17 @@ from reconciler.ports import (
 )
 from tests.bus.histories import history_of
 from tests.memory_bus.contract.buses import Bus as Ports
-from tests.memory_bus.contract.buses import OnMemory, on_jetstream
+from tests.memory_bus.contract.buses import MemoryContractBus, on_jetstream
 from tests.memory_bus.loop import VirtualLoop
 
 _SHAPES = [ResourceKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
 _START = datetime(2030, 1, 1, tzinfo=UTC)
-_OPERATIONS = 80
+_OPERATION_COUNT = 80
 
 
 @dataclass
 class Bus:
-    """The ports of one bus, and what this test remembers of what it did there."""
+    """The ports of one bus, and the state that this test expects there."""
 
     log: EventLog
     writer: IntakeWriter
@@ -63,17 +63,17 @@ class Bus:
     ids: int = 0
 
 
-# --- the operations, each drawn from the same dice on both sides; each gives its answer
+# --- the operations, with the same random numbers on both buses; each returns its result
 
 
 async def append(bus: Bus, dice: random.Random) -> Any:
-    """Append for some resources: most expectations are right, some are old."""
+    """Append for some resources; most expected positions are current, some are outdated."""
     appends: list[ResourceAppend] = []
     for key in dice.sample(_SHAPES, dice.choice((1, 1, 1, 2, 4))):
         position, version = bus.heads.get(key, (0, 0))
-        count, wrong = dice.choice((1, 2, 3, 5)), dice.random() < 0.15
+        count, is_old = dice.choice((1, 2, 3, 5)), dice.random() < 0.15
         events = [_event(key, version + number, dice) for number in range(1, count + 1)]
-        appends.append(ResourceAppend(key, events, max(0, position - 1) if wrong else position))
+        appends.append(ResourceAppend(key, events, max(0, position - 1) if is_old else position))
     try:
         positions = await bus.log.append(appends)
     except AppendLostError:
@@ -85,7 +85,7 @@ async def append(bus: Bus, dice: random.Random) -> Any:
 
 
 async def load(bus: Bus, dice: random.Random) -> Any:
-    """Load some resources, with or without what is kept of them."""
+    """Load some resources, with or without their cached states."""
     keys = dice.sample(_SHAPES, dice.randint(1, 5))
     from_leader, states = dice.random() < 0.5, dice.random() < 0.7
     loaded = await bus.log.load(keys, from_leader=from_leader, use_cache=states)
@@ -99,8 +99,8 @@ async def load(bus: Bus, dice: random.Random) -> Any:
     return answers
 
 
-async def keep(bus: Bus, dice: random.Random) -> Any:
-    """Keep the state of a resource as of its newest event."""
+async def save_state(bus: Bus, dice: random.Random) -> Any:
+    """Save the state of a resource as of its newest event."""
     key = dice.choice(_SHAPES)
     if key in bus.heads:
         position, version = bus.heads[key]
@@ -108,8 +108,8 @@ async def keep(bus: Bus, dice: random.Random) -> Any:
     return None
 
 
-async def look_back(bus: Bus, dice: random.Random) -> Any:
-    """Read the log in every other way."""
+async def read_log(bus: Bus, dice: random.Random) -> Any:
+    """Call the other read operations of the log."""
     key = dice.choice(_SHAPES)
     history = [each.id for each in await history_of(bus.log, key)]
     kind = [each.position for each in await bus.log.read_kind("default", "Shape")]
@@ -118,7 +118,7 @@ async def look_back(bus: Bus, dice: random.Random) -> Any:
 
 
 async def follow(bus: Bus, dice: random.Random) -> Any:
-    """Follow the log from somewhere up to its end."""
+    """Follow the log from a random position to its end."""
     after = dice.randint(0, await bus.log.last_position())
     events: list[tuple[int, str]] = []
     async with bus.log.follow(after) as feed:
@@ -128,7 +128,7 @@ async def follow(bus: Bus, dice: random.Random) -> Any:
 
 
 async def publish(bus: Bus, dice: random.Random) -> Any:
-    """Publish some messages, now and then one that was published before."""
+    """Publish some messages, some of them for a second time."""
     messages: list[IntakeMessageOut] = []
     for _ in range(dice.choice((1, 2, 6))):
         if bus.ids and dice.random() < 0.2:
@@ -146,7 +146,7 @@ async def publish(bus: Bus, dice: random.Random) -> Any:
 
 
 async def read(bus: Bus, dice: random.Random) -> Any:
-    """Read all that waits; acknowledge most of it, and have the rest delivered again at once."""
+    """Read all waiting messages; acknowledge most, and redeliver the rest immediately."""
     deliveries: list[Any] = []
     while len(deliveries) < bus.waiting:
         deliveries += await bus.reader.next_batch()
@@ -161,8 +161,8 @@ async def read(bus: Bus, dice: random.Random) -> Any:
     )
 
 
-async def forget(bus: Bus) -> Any:
-    """Read all that waits, and say nothing: it comes again when the lease has ended."""
+async def read_without_acknowledging(bus: Bus) -> Any:
+    """Read all waiting messages without acknowledgment; they are redelivered after the lease."""
     first, again = dict[int, int](), dict[int, int]()
     while len(first) < bus.waiting:
         first |= {each.position: each.delivered for each in await bus.reader.next_batch()}
@@ -175,8 +175,8 @@ async def forget(bus: Bus) -> Any:
     return sorted(again.items())
 
 
-async def work(bus: Bus, _dice: random.Random) -> Any:
-    """Take every decided action, in order, and acknowledge it."""
+async def execute_actions(bus: Bus, _dice: random.Random) -> Any:
+    """Read every decided action in order, and acknowledge it."""
     deliveries: list[tuple[int, str, int]] = []
     while len(deliveries) < bus.decided:
         batch = await bus.actions.next_batch()
@@ -186,8 +186,8 @@ async def work(bus: Bus, _dice: random.Random) -> Any:
     return deliveries
 
 
-async def project(bus: Bus, dice: random.Random) -> Any:
-    """Write rows from two sides: who has not looked since the other wrote is refused."""
+async def write_rows(bus: Bus, dice: random.Random) -> Any:
+    """Write rows as one of two writers; one with an outdated checkpoint is refused."""
     side = dice.randrange(len(bus.rows))
     store = bus.rows[side]
     if dice.random() < 0.5:
@@ -204,22 +204,22 @@ async def project(bus: Bus, dice: random.Random) -> Any:
     return sorted((await store.load()).items()), bus.checkpoint
 
 
-_ALL: tuple[Callable[[Bus, random.Random], Any], ...] = (
+_OPERATION_CHOICES: tuple[Callable[[Bus, random.Random], Any], ...] = (
     append,
     append,
     append,
     load,
     load,
-    keep,
-    look_back,
+    save_state,
+    read_log,
     follow,
     publish,
     publish,
     read,
     read,
-    work,
-    work,
-    project,
+    execute_actions,
+    execute_actions,
+    write_rows,
 )
 
 
@@ -227,13 +227,14 @@ async def play(bus: Bus, seed: int) -> list[str]:
     await bus.actions.take_from("default", 16)
     dice = random.Random(f"operations/{seed}")
     answers: list[str] = []
-    for number in range(_OPERATIONS):
-        operation = dice.choice(_ALL)
+    for number in range(_OPERATION_COUNT):
+        operation = dice.choice(_OPERATION_CHOICES)
         own_dice = random.Random(f"{seed}/{number}")
         answer = await operation(bus, own_dice)
         answers.append(f"{number} {operation.__name__}: {answer!r}")
     await publish(bus, dice)
-    answers.append(f"forget: {await forget(bus)!r}")  # at the end: it takes a whole lease
+    redelivered = await read_without_acknowledging(bus)  # last, because it takes a whole lease
+    answers.append(f"redelivered: {redelivered!r}")
     return answers
 
 
@@ -256,7 +257,7 @@ def _event(key: ResourceKey, version: int, dice: random.Random) -> LogEvent:
     )
 
 
-# --- the two sides
+# --- the two buses
 
 
 def _bus(one: Ports) -> Bus:
@@ -264,7 +265,7 @@ def _bus(one: Ports) -> Bus:
     return Bus(one.log, one.writer, reader, actions, [one.rows(), one.rows()])
 
 
-async def on_the_server(url: str, seed: int) -> list[str]:
+async def play_on_server(url: str, seed: int) -> list[str]:
     async with on_jetstream(url, lease_seconds=10.0) as one:
         bus = _bus(one)
         try:
@@ -274,11 +275,11 @@ async def on_the_server(url: str, seed: int) -> list[str]:
             await bus.actions.close()
 
 
-def in_memory(seed: int) -> list[str]:
+def play_in_memory(seed: int) -> list[str]:
     loop = VirtualLoop(f"model/{seed}")
 
     async def run() -> list[str]:
-        return await play(_bus(OnMemory(str(seed))), seed)
+        return await play(_bus(MemoryContractBus(str(seed))), seed)
 
     try:
         return loop.run_until_complete(run())
@@ -289,5 +290,5 @@ def in_memory(seed: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
-async def test_the_same_operations_have_the_same_answers(fresh_bus_url: str, seed: int) -> None:
-    assert in_memory(seed) == await on_the_server(fresh_bus_url, seed)
+async def test_both_buses_return_the_same_results(fresh_bus_url: str, seed: int) -> None:
+    assert play_in_memory(seed) == await play_on_server(fresh_bus_url, seed)

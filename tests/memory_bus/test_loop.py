@@ -1,4 +1,4 @@
-"""The virtual loop: one that was closed in the middle of its work leaves nothing to the next."""
+"""The virtual loop: a loop that is closed while work is pending does not affect the next one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_callbacks_left_over_in_a_closed_loop_do_not_stop_the_next_one() -> None
     assert called == [began + 1]
 
 
-def test_a_message_can_be_sent_while_the_loop_does_not_run() -> None:
+def test_a_message_can_be_sent_while_the_loop_is_not_running() -> None:
     loop = VirtualLoop("seed")
     assert Network(loop, "seed").latency() > 0

@@ -26,7 +26,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
 from reconciler.provider.kind import KindRegistry
-from tests.caddy import SERVERS, Backend, Hands, Visitors, put, read_file, stored
+from tests.caddy import SERVERS, Backend, CaddyAdmin, Visitors, put, read_file, write_certificate
 from tests.folders import short_folder
 from tests.scenarios.harness import World, api_config, every
 
@@ -42,7 +42,7 @@ class Site:
 
     def __init__(self, world: World, server: Caddy, prefix: str, folder: Path) -> None:
         self.world, self.server, self.prefix, self.folder = world, server, prefix, folder
-        self.hands = Hands(server)
+        self.admin = CaddyAdmin(server)
         self.host = f"{prefix}.example.org"
         self.authority = trustme.CA()
         authority = self.authority.cert_pem.bytes().decode()
@@ -80,7 +80,7 @@ class Site:
 
     def certificate(self) -> dict[str, str]:
         """Issue another one into the same files."""
-        return stored(self.folder / "tls", self.authority.issue_cert(self.host))
+        return write_certificate(self.folder / "tls", self.authority.issue_cert(self.host))
 
     async def declare(self, name: str, backends: list[str], **spec: Any) -> None:
         """Declare a route, and wait until it can be used as it is declared now."""
@@ -122,14 +122,14 @@ class Site:
         return len(every(ActionDecided, await self.world.facts(self.key(name))))
 
     async def until(self, holds: Callable[[], Any], what: str) -> None:
-        async def does() -> bool:
+        async def is_met() -> bool:
             return bool(await holds())
 
-        await self.world.until(does, what, seconds=30)
+        await self.world.until(is_met, what, seconds=30)
 
     async def end(self) -> None:
         await self.closing.aclose()
-        await self.hands.close()
+        await self.admin.close()
 
 
 @pytest.fixture
@@ -170,18 +170,18 @@ async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Sit
     assert {await site.asks() for _ in range(4)} == {"a", "b"}
     assert await site.asks("/api") == await site.asks("/api/orders") == "api"
     assert await site.asks("/apis") in ("a", "b")
-    async with Visitors(site.secure_url, site.host, site.trusting).asking(1) as visitors:
+    async with Visitors(site.secure_url, site.host, site.trusting).send_requests(1) as visitors:
         await site.until(lambda: _true(len(visitors.answers) == 2), "both answer over TLS")
     shop = await world.client.status(declared[0].key)
     assert shop is not None
     assert shop.outputs["urls"] == [f"http://{site.host}:{site.server.http_port}/"]
 
     for each in declared:
-        await world.tell(each.key, Withdrawn())
+        await world.publish(each.key, Withdrawn())
     for each in declared:
         await world.until_outcome(each.key, "Deleted")
     assert await site.asks() == ""
-    assert site.prefix not in repr(await site.hands.sees("/config/"))
+    assert site.prefix not in repr(await site.admin.get("/config/"))
 
 
 async def _true(value: bool) -> bool:
@@ -198,9 +198,9 @@ async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_
         "match": [{"host": [f"x.{site.host}"]}],
         "handle": [{"handler": "static_response", "body": "theirs"}],
     }
-    await site.hands.does("POST", f"{SERVERS}/http/routes", foreign_route)
+    await site.admin.send("POST", f"{SERVERS}/http/routes", foreign_route)
     await site.declare("shop", [a.address], paths=["/"])
-    clean = await site.hands.find(site.name("shop"))
+    clean = await site.admin.find(site.name("shop"))
     assert clean is not None
     edits = [
         ("PATCH", {**clean, "handle": [{"handler": "static_response", "body": "edited"}]}),
@@ -208,10 +208,10 @@ async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_
         ("DELETE", None),
     ]
     for method, content in edits:
-        await site.hands.does(method, f"/id/{site.name('shop')}", content)
+        await site.admin.send(method, f"/id/{site.name('shop')}", content)
 
         async def is_mended() -> bool:
-            route = await site.hands.find(site.name("shop"))
+            route = await site.admin.find(site.name("shop"))
             return route is not None and {**route, "group": ""} == {**clean, "group": ""}
 
         await site.until(is_mended, f"undone: {method}")
@@ -219,7 +219,7 @@ async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_
     await site.world.until_outcome(site.key("shop"), "Converged")
     await site.world.until_settled()
     assert every(DriftDetected, await site.world.facts(site.key("shop")))
-    assert await site.hands.find(f"{site.prefix}-theirs") == foreign_route
+    assert await site.admin.find(f"{site.prefix}-theirs") == foreign_route
     rows = await site.world.client.statuses()
     assert [each.name for each in rows if each.is_foreign] == [f"{site.prefix}-theirs"]
 
@@ -227,7 +227,7 @@ async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_
     observer = site.world.parts.observer
     assert observer is not None
     listings = observer.listings
-    await site.hands.does("PATCH", f"/id/{site.prefix}-theirs", {**foreign_route, "terminal": True})
+    await site.admin.send("PATCH", f"/id/{site.prefix}-theirs", {**foreign_route, "terminal": True})
     await site.until(lambda: _true(observer.listings > listings), "another change is seen")
     await site.world.until_settled()
     assert await site.actions("shop") == count_before, "nothing is written while nothing differs"
@@ -244,12 +244,12 @@ async def test_backends_follow_the_outputs_that_they_refer_to(site: Site) -> Non
     )
     await site.world.declare_all([outer])
     await site.world.until_outcome(outer.key, "Converged")
-    route = await site.hands.find(site.name("outer"))
+    route = await site.admin.find(site.name("outer"))
     assert route is not None
     assert route["handle"][0]["upstreams"] == [{"dial": f"127.0.0.1:{site.server.http_port}"}]
-    await site.world.tell(site.key("inner"), Withdrawn())
+    await site.world.publish(site.key("inner"), Withdrawn())
     await site.world.until_outcome(site.key("inner"), "Held", reason="Referenced")
-    await site.world.tell(outer.key, Withdrawn())
+    await site.world.publish(outer.key, Withdrawn())
     await site.world.until_outcome(site.key("inner"), "Deleted")
 
 
@@ -264,7 +264,7 @@ async def test_a_roll_of_backends_under_load_fails_no_request(site: Site) -> Non
     slow = asyncio.create_task(site.asks("/slow"))
     await old.is_held.wait()
     reader, writer = await _websocket(site)
-    async with Visitors(site.url, site.host).asking() as visitors:
+    async with Visitors(site.url, site.host).send_requests() as visitors:
         for version in ("v2", "v3", "v4"):
             new = await site.backend(version)
             await site.declare("shop", [old.address, new.address])
@@ -302,7 +302,7 @@ async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(si
     files = site.certificate()
     await site.declare("shop", [a.address], tls=files)
     first = await site.is_served()
-    async with Visitors(site.secure_url, site.host, site.trusting).asking(2) as visitors:
+    async with Visitors(site.secure_url, site.host, site.trusting).send_requests(2) as visitors:
         await site.until(lambda: _true(visitors.answers["a"] > 5), "it is asked")
         site.certificate()
 

@@ -26,7 +26,7 @@ async def other_human(tmp_path: Path) -> AsyncIterator[Human]:
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "other-api"))
     yield human
-    await human.leaves()
+    await human.close()
     await process.stop()
 
 
@@ -38,20 +38,20 @@ async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human:
     await world.declare("there", color="Purple", config="second")
     await world.until_outcome("here", "Converged")
     await world.until_outcome("there", "Converged")
-    assert [each["name"] for each in await world.human.sees_all()] == ["here"]
-    assert [each["name"] for each in await other_human.sees_all()] == ["there"]
+    assert [each["name"] for each in await world.human.list_all()] == ["here"]
+    assert [each["name"] for each in await other_human.list_all()] == ["there"]
 
-    await other_human.makes("here", color="Green")  # the same name, in the other API
-    await other_human.changes("there", color="Green")
+    await other_human.create("here", color="Green")  # the same name, in the other API
+    await other_human.update("there", color="Green")
 
     unmanaged_key = ResourceKey("second", "Shape", "here")
     await world.until_outcome(unmanaged_key, "Unowned")
 
     async def is_repainted() -> bool:
-        return (await other_human.sees("there"))["color"] == "Purple"
+        return (await other_human.get("there"))["color"] == "Purple"
 
     await world.until(is_repainted, "what drifted there is corrected there")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST"]
     assert await other_human.effects("here") == ["human POST"]
     assert every(DriftDetected, await world.facts("here")) == []
@@ -60,16 +60,16 @@ async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human:
 async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
     world: World, other_human: Human
 ):
-    await world.human.makes("bar")
+    await world.human.create("bar")
     await world.until_outcome("bar", "Unowned")
-    await other_human.makes("bar", color="Green")
+    await other_human.create("bar", color="Green")
     await world.configure(api_config(other_human.url), name="second")
     other_key = ResourceKey("default", "Shape", name_for_external("bar", "second"))
     await world.until_outcome(other_key, "Unowned")
-    await world.observed_again()
+    await world.until_observed_again()
 
     position = await world.log_position()
-    await world.observed_again(4)
+    await world.until_observed_again(4)
     assert await world.log_position() == position
 
 
@@ -80,11 +80,11 @@ async def test_an_object_is_seen_whose_name_is_that_of_a_resource_elsewhere(worl
     )
     await world.until_outcome("bar", "Converged")
 
-    await world.human.makes("bar", color="Green")
+    await world.human.create("bar", color="Green")
 
     key = ResourceKey("default", "Shape", name_for_external("bar", "default"))
     await world.until_outcome(key, "Unowned")
-    assert (await world.human.sees("foo"))["color"] == "Red"
+    assert (await world.human.get("foo"))["color"] == "Red"
 
 
 async def test_a_resource_waits_for_its_configuration(bare_world: World):
@@ -103,21 +103,21 @@ async def test_a_resource_waits_for_its_configuration(bare_world: World):
 async def test_a_configuration_that_is_withdrawn_ends_its_listings_and_nothing_else(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again()
+    await world.until_observed_again()
 
-    await world.tell(CONFIG, Withdrawn())
+    await world.publish(CONFIG, Withdrawn())
 
     await world.until_outcome(CONFIG, "Deleted")
     await world.until_settled()
-    await world.human.deletes("foo")
+    await world.human.delete("foo")
     await world.declare("bar")
     await world.until_outcome("bar", "Held", reason="ProviderConfigMissing")
-    assert await world.human.finds("foo") is None
+    assert await world.human.find("foo") is None
 
     await world.configure(api_config(world.human.url))
 
     await world.until_outcome("bar", "Converged")
-    await world.until(lambda: world.human.finds("foo"), "foo is recreated")
+    await world.until(lambda: world.human.find("foo"), "foo is recreated")
     await world.until_outcome("foo", "Converged")
 
 
@@ -127,7 +127,7 @@ async def test_a_configuration_that_moves_is_followed(world: World, other_human:
 
     await world.configure(api_config(other_human.url))
 
-    await world.until(lambda: other_human.finds("foo"), "foo is made at the new place")
+    await world.until(lambda: other_human.find("foo"), "foo is made at the new place")
     assert await world.human.effects() == ["POST"]
     assert await other_human.effects() == ["POST"]
 
@@ -164,7 +164,7 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
 
         position = await world.log_position()
         await world.declare_all([record("10.0.0.2", "10.0.0.1", "10.0.0.2")])
-        await world.observed_again()
+        await world.until_observed_again()
         assert await world.log_position() == position  # the same set in another order
 
         etag = (await api.get("/records/www")).headers["ETag"]
@@ -176,7 +176,7 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
             return await values() == ["10.0.0.1", "10.0.0.2"]
 
         await world.until(is_corrected, "the values come back")
-        await world.observed_again()
+        await world.until_observed_again()
         drift = only(DriftDetected, await world.facts(key))
         assert drift.differences == (
             FieldDifference("values", ["10.0.0.1", "10.0.0.2"], ["10.6.6.6"]),
@@ -185,7 +185,7 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
         await world.declare_all([record("10.0.0.3", ttl=120)])
         await world.until_outcome(key, "Converged", generation=2)
         assert await values() == ["10.0.0.3"]
-        await world.tell(key, Withdrawn())
+        await world.publish(key, Withdrawn())
         await world.until_outcome(key, "Deleted", generation=3)
         assert (await api.get("/records/www")).status_code == 404
 
@@ -199,7 +199,7 @@ async def test_a_record_waits_until_its_configuration_is_of_its_provider(
     held = await world.until_outcome(key, "Held", reason="WrongProvider")
     assert "Record requires 'records'" in held.message
 
-    await world.tell(key, Withdrawn())
+    await world.publish(key, Withdrawn())
     await world.until_outcome(key, "Deleted", generation=2)
     await world.declare_all([record("10.0.0.1")])
     await world.until_outcome(key, "Held", generation=3)
@@ -218,7 +218,7 @@ async def test_both_kinds_of_one_name_are_two_resources(world: World, records_ur
 
     await world.until_outcome(shape("www"), "Converged")
     await world.until_outcome(ResourceKey("default", "Record", "www"), "Converged")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST"]
 
 
@@ -235,9 +235,9 @@ async def test_a_resource_waits_for_the_permission_of_its_namespace_and_leaves_w
     await world.until_outcome("foo", "Converged")
 
     await world.configure(for_others)
-    await world.human.changes("foo", color="Green")
+    await world.human.update("foo", color="Green")
     await world.until_outcome("foo", "Held", reason="NotPermitted")
-    assert (await world.human.sees("foo"))["color"] == "Green"
+    assert (await world.human.get("foo"))["color"] == "Green"
     await world.withdraw("foo")
     await world.until_outcome("foo", "Deleted")
-    assert await world.human.sees_all() == []
+    assert await world.human.list_all() == []

@@ -88,7 +88,7 @@ async def test_what_is_kept_has_its_bytes_when_it_is_declared_again(
     uuid = run("blkid", "-p", "-o", "value", "-s", "UUID", image)
 
     for each in (attachment(), kept_manifest):
-        await with_disks.tell(each.key, Withdrawn())
+        await with_disks.publish(each.key, Withdrawn())
     await with_disks.until_outcome(attachment().key, "Deleted")
     await with_disks.until_outcome(kept_manifest.key, "Released")
     assert remaining_mounts(disk_root) == ([], [])
@@ -110,16 +110,16 @@ async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_it
     await with_disks.declare_all([disk(), attached])
     await ready(with_disks, attached.key)
 
-    await with_disks.tell(disk().key, Withdrawn())
+    await with_disks.publish(disk().key, Withdrawn())
     held = await with_disks.until_outcome(disk().key, "Held", reason="DataLoss")
     assert "all data of disk data" in held.message
-    await with_disks.tell(disk().key, Approved("DataLoss"), "approval")
+    await with_disks.publish(disk().key, Approved("DataLoss"), "approval")
     waiting = await with_disks.until_outcome(disk().key, "Degraded")
     assert f"mounted at {place}; Reconciler deletes it after it is detached" in waiting.message
 
     user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
     try:
-        await with_disks.tell(attached.key, Withdrawn())
+        await with_disks.publish(attached.key, Withdrawn())
         busy = await with_disks.until_outcome(attached.key, "Degraded")
         assert f"{place} is in use by cat (pid {user.pid})" in busy.message
         assert (len(remaining_mounts(disk_root)[0]), image.exists()) == (1, True)

@@ -25,7 +25,7 @@ from infra.providers.docker.volume import VOLUME
 from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
-from tests.engines import TestEngine, running_engine
+from tests.engines import TestEngine, disposable_engine
 from tests.scenarios.harness import World, api_config, every
 
 pytestmark = pytest.mark.dockerd
@@ -62,7 +62,7 @@ def volume(name: str, **spec: Any) -> Manifest:
 @pytest.fixture
 def prefix(engine: TestEngine, unique: str) -> Iterator[str]:
     yield unique
-    engine.hands.remove_all(unique)
+    engine.admin.remove_all(unique)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     key = manifests["orders-db"].key
     await ready(docked, key)
 
-    inspected = engine.hands.inspect(f"{prefix}-orders-db")
+    inspected = engine.admin.inspect(f"{prefix}-orders-db")
     assert inspected is not None
     assert f"POSTGRES_PASSWORD={PLANTED}" in inspected["Config"]["Env"]
     assert inspected["HostConfig"]["Memory"] == 268435456
@@ -134,7 +134,7 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     await others.write(SecretKey("default", "orders-db"), PLANTED[::-1])
 
     def is_rotated() -> bool:
-        now = engine.hands.inspect(f"{prefix}-orders-db")
+        now = engine.admin.inspect(f"{prefix}-orders-db")
         return now is not None and f"POSTGRES_PASSWORD={PLANTED[::-1]}" in now["Config"]["Env"]
 
     await until(docked, is_rotated, "the container is replaced with the new secret")
@@ -143,12 +143,12 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
 async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_objects_stay(
     docked: World, engine: TestEngine, prefix: str, record_property: Callable[[str, object], None]
 ) -> None:
-    hands, name = engine.hands, f"{prefix}-web"
+    admin, name = engine.admin, f"{prefix}-web"
     network = f"{prefix}-net"
-    hands.post("/networks/create", {"Name": network})
+    admin.post("/networks/create", {"Name": network})
     body = {"Image": engine.image, "Labels": {"whose": "theirs"}}
-    hands.post("/containers/create", body, name=f"{prefix}-stranger")
-    before = hands.inspect(f"{prefix}-stranger")
+    admin.post("/containers/create", body, name=f"{prefix}-stranger")
+    before = admin.inspect(f"{prefix}-stranger")
     manifest = container(
         name, engine.image, memoryBytes=64 << 20, networks=[{"name": network, "aliases": ["w"]}]
     )
@@ -156,7 +156,7 @@ async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_o
     await ready(docked, manifest.key)
 
     def running() -> dict[str, Any] | None:
-        inspected = hands.inspect(name)
+        inspected = admin.inspect(name)
         return inspected if inspected is not None and inspected["State"]["Running"] else None
 
     def is_limited() -> bool:
@@ -171,14 +171,14 @@ async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_o
 
     limit = {"Memory": 128 << 20, "MemorySwap": 256 << 20}
     harms: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "kill": (lambda: hands.post(f"/containers/{name}/kill"), running),
-        "stop": (lambda: hands.post(f"/containers/{name}/stop", t="0"), running),
-        "update": (lambda: hands.post(f"/containers/{name}/update", limit), is_limited),
+        "kill": (lambda: admin.post(f"/containers/{name}/kill"), running),
+        "stop": (lambda: admin.post(f"/containers/{name}/stop", t="0"), running),
+        "update": (lambda: admin.post(f"/containers/{name}/update", limit), is_limited),
         "disconnect": (
-            lambda: hands.post(f"/networks/{network}/disconnect", {"Container": name}),
+            lambda: admin.post(f"/networks/{network}/disconnect", {"Container": name}),
             is_connected,
         ),
-        "rm -f": (lambda: hands.delete(f"/containers/{name}", force="true"), running),
+        "rm -f": (lambda: admin.delete(f"/containers/{name}", force="true"), running),
     }
     took: dict[str, float] = {}
     for harm, (do, is_healed) in harms.items():
@@ -202,15 +202,15 @@ async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_o
     print("healed after", {harm: f"{seconds:.2f} s" for harm, seconds in took.items()})
     record_property("healed", took)
     assert max(took.values()) < HEALED_SECONDS + SLACK_SECONDS
-    assert hands.inspect(f"{prefix}-stranger") == before
-    assert len(hands.containers(name)) == 1
+    assert admin.inspect(f"{prefix}-stranger") == before
+    assert len(admin.containers(name)) == 1
 
 
 async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
-    hands = engine.hands
-    foreign_container = hands.post(
+    admin = engine.admin
+    foreign_container = admin.post(
         "/containers/create", {"Image": engine.image}, name=f"{prefix}-taken"
     )
     conflicting = container(f"{prefix}-taken", engine.image)
@@ -220,7 +220,7 @@ async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
     waiting = await docked.until_outcome(missing.key, "Degraded")
     assert "does not exist on this Engine" in waiting.message
 
-    hands.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
+    admin.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
     await ready(docked, missing.key)
 
     wrong = container(f"{prefix}-wrong", "reconciler-test:typing-error")
@@ -228,7 +228,7 @@ async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
     await docked.until_outcome(wrong.key, "Degraded")
     await docked.declare_all([container(f"{prefix}-wrong", engine.image)])
     await ready(docked, wrong.key, 2)
-    inspected = hands.inspect(f"{prefix}-taken")
+    inspected = admin.inspect(f"{prefix}-taken")
     assert inspected is not None
     assert (inspected["Id"], inspected["State"]["Status"]) == (foreign_container["Id"], "created")
 
@@ -236,11 +236,11 @@ async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
 async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
-    hands, name = engine.hands, f"{prefix}-ports"
+    admin, name = engine.admin, f"{prefix}-ports"
     manifest = container(name, engine.image, ports=[{"container": 80}], env={"A": "1"})
     await docked.declare_all([manifest])
     await ready(docked, manifest.key)
-    first = hands.inspect(name)
+    first = admin.inspect(name)
     assert first is not None
     port = int(first["NetworkSettings"]["Ports"]["80/tcp"][0]["HostPort"])
 
@@ -248,17 +248,17 @@ async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
     await docked.declare_all([fixed])
 
     def is_replaced() -> bool:
-        now = hands.inspect(name)
+        now = admin.inspect(name)
         return now is not None and now["State"]["Running"] and "A=2" in now["Config"]["Env"]
 
     await until(docked, is_replaced, "another container has the same port")
-    assert [each["Names"] for each in hands.containers(prefix)] == [[f"/{name}"]]
+    assert [each["Names"] for each in admin.containers(prefix)] == [[f"/{name}"]]
 
 
 async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
-    hands, name = engine.hands, f"{prefix}-data"
+    admin, name = engine.admin, f"{prefix}-data"
     kept_manifest, deleted_manifest = (
         volume(f"{prefix}-kept", policy={"deletion": "Orphan"}),
         volume(name),
@@ -268,27 +268,27 @@ async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
         await ready(docked, each.key)
     mount = {"Type": "volume", "Source": name, "Target": "/data"}
     body = {"Image": engine.image, "HostConfig": {"Mounts": [mount]}}
-    hands.post("/containers/create", body, name=f"{prefix}-user")
+    admin.post("/containers/create", body, name=f"{prefix}-user")
 
     for each in (kept_manifest, deleted_manifest):
-        await docked.tell(each.key, Withdrawn())
+        await docked.publish(each.key, Withdrawn())
     released = await docked.until_outcome(kept_manifest.key, "Released")
     assert "stays in the API" in released.message
-    assert hands.volume(f"{prefix}-kept") is not None
+    assert admin.volume(f"{prefix}-kept") is not None
     assert every(ActionDecided, await docked.facts(kept_manifest.key))[1:] == [], (
         "no label is written"
     )
 
     held = await docked.until_outcome(deleted_manifest.key, "Held", reason="DataLoss")
     assert f"all data of volume {name}" in held.message
-    await docked.tell(deleted_manifest.key, Approved("DataLoss"), "approval")
+    await docked.publish(deleted_manifest.key, Approved("DataLoss"), "approval")
     waiting = await docked.until_outcome(deleted_manifest.key, "Degraded")
     assert f"in use by {prefix}-user" in waiting.message
-    assert hands.volume(name) is not None
+    assert admin.volume(name) is not None
 
-    hands.delete(f"/containers/{prefix}-user", force="true")
+    admin.delete(f"/containers/{prefix}-user", force="true")
     await docked.until_outcome(deleted_manifest.key, "Deleted")
-    assert hands.volume(name) is None
+    assert admin.volume(name) is None
 
     again = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
     await docked.declare_all([again])
@@ -302,7 +302,7 @@ async def test_the_page_of_volumes_is_applied(
     await docked.declare_all(manifests)
     for each in manifests:
         await ready(docked, each.key)
-    found = engine.hands.volume(f"{prefix}-scratch")
+    found = engine.admin.volume(f"{prefix}-scratch")
     assert found is not None
     assert found["Options"]["o"] == "size=16m"
 
@@ -310,7 +310,7 @@ async def test_the_page_of_volumes_is_applied(
 async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_resumed(
     docked: World, engine: TestEngine, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hands, name = engine.hands, f"{prefix}-half"
+    admin, name = engine.admin, f"{prefix}-half"
     began, call = asyncio.Event(), EngineApi.call
 
     async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Response:
@@ -324,14 +324,14 @@ async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_re
     await docked.declare_all([manifest])
     await asyncio.wait_for(began.wait(), 30)
     await docked.stop_reconciler()
-    half = hands.inspect(name)
+    half = admin.inspect(name)
     assert half is not None
     assert half["State"]["Status"] == "created"
 
     monkeypatch.undo()
     await docked.start_reconciler()
     await ready(docked, manifest.key)
-    whole = hands.inspect(name)
+    whole = admin.inspect(name)
     assert whole is not None
     assert (whole["Id"], whole["State"]["Running"]) == (half["Id"], True)
     successes = every(ActionSucceeded, await docked.facts(manifest.key))
@@ -342,7 +342,7 @@ async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_re
 async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
     bare_world: World, unique: str, tmp_path: Path
 ) -> None:
-    async with running_engine() as engine:
+    async with disposable_engine() as engine:
         world = await configured(bare_world, engine, unique, tmp_path)
         manifests = [container(f"{unique}-{number}", engine.image) for number in range(4)]
         await world.declare_all(manifests[:2])
@@ -356,12 +356,12 @@ async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
             await ready(world, each.key)
 
         def all_run() -> bool:
-            containers = engine.hands.containers(unique)
+            containers = engine.admin.containers(unique)
             names = sorted(each["Names"][0] for each in containers if each["State"] == "running")
             return names == sorted(f"/{each.metadata.name}" for each in manifests)
 
         await until(world, all_run, "each of them runs, once")
-        assert len(engine.hands.containers(unique)) == len(manifests)
+        assert len(engine.admin.containers(unique)) == len(manifests)
         failed = every(ActionFailed, await world.facts(manifests[3].key))
         assert {each.error.error_class for each in failed} <= {"NotDone", "Unknown"}
         await world.stop_reconciler()
@@ -377,9 +377,9 @@ async def test_a_missing_command_fails_is_reported_and_is_repaired_by_a_declarat
     assert "/nope" in failed.message
     await docked.declare_all([container(name, engine.image, command=["sleep", "9999"])])
     await ready(docked, key, 2)
-    assert len(engine.hands.containers(prefix)) == 1, "the half was replaced"
+    assert len(engine.admin.containers(prefix)) == 1, "the half was replaced"
     await docked.declare_all([container(name, engine.image, command=["/nope"])])
     await docked.until_outcome(key, "Failed", generation=3)
-    await docked.tell(key, Withdrawn())
+    await docked.publish(key, Withdrawn())
     await docked.until_outcome(key, "Deleted")
-    assert engine.hands.inspect(name) is None, "what was made half is ours, and goes"
+    assert engine.admin.inspect(name) is None, "what was made half is ours, and goes"

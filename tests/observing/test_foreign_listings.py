@@ -58,7 +58,7 @@ async def read_api(world: World, *left_out: str) -> list[ExternalObject]:
             str(each["version"]),
             each["labels"],
         )
-        for each in await world.human.sees_all()
+        for each in await world.human.list_all()
         if each["name"] not in left_out
     ]
 
@@ -97,9 +97,9 @@ async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
 
 async def test_a_complete_listing_finds_drift_loss_and_unmanaged_objects(converged_world: World):
     world = converged_world
-    await world.human.changes("team-1", color="Green")
-    await world.human.deletes("team-2")
-    await world.human.makes("team-x")
+    await world.human.update("team-1", color="Green")
+    await world.human.delete("team-2")
+    await world.human.create("team-x")
 
     began = await world.client.observation_time()
     async with world.client.listing("default", "Shape", prefix="team-") as writer:
@@ -110,7 +110,7 @@ async def test_a_complete_listing_finds_drift_loss_and_unmanaged_objects(converg
     await whole(world, await read_api(world))
 
     async def is_repaired() -> bool:
-        shapes = {each["name"]: each["color"] for each in await world.human.sees_all()}
+        shapes = {each["name"]: each["color"] for each in await world.human.list_all()}
         return shapes == dict.fromkeys(NAMES, "Red")
 
     await world.until(is_repaired, "drift, loss and stray are dealt with")
@@ -163,14 +163,14 @@ async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a
     converged_world: World,
 ):
     world, position = converged_world, await converged_world.log_position()
-    await world.human.makes("somebody-elses")
+    await world.human.create("somebody-elses")
 
     await whole(world, await read_api(world))
 
     await nothing_came_of_it(
         world, position, "the object 'somebody-elses' is outside the scope of the listing"
     )
-    assert await world.human.finds("somebody-elses")
+    assert await world.human.find("somebody-elses")
 
 
 async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: World):
@@ -181,7 +181,7 @@ async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: 
     await world.declare("team-1", color="Purple")
     await world.until_outcome("team-4", "Converged")
     await world.until_outcome("team-1", "Converged", generation=2)
-    await world.human.makes("team-x")  # the listing shows it: so we see that it was taken in
+    await world.human.create("team-x")  # the listing shows it: so we see that it was taken in
     position_of_stray = [
         *previous_objects,
         *(each for each in await read_api(world) if each.name == "team-x"),
@@ -192,7 +192,7 @@ async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: 
     await whole(world, position_of_stray, as_of=as_of)
 
     async def is_unmanaged_deleted() -> bool:
-        return await world.human.finds("team-x") is None
+        return await world.human.find("team-x") is None
 
     await world.until(is_unmanaged_deleted, "the listing was taken in")
     await world.until_settled()

@@ -19,7 +19,7 @@ from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.provider.kind import KindRegistry
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World, api_config
 
 __all__ = ["bare_world"]

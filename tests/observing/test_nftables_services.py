@@ -21,7 +21,7 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.nftables.service import SERVICE
 from reconciler.provider.kind import KindRegistry
-from tests.nftables import Network, network, refused_within
+from tests.nftables import Network, is_refused_within, network
 from tests.scenarios.harness import World, api_config, every
 
 pytestmark = pytest.mark.nftables
@@ -80,10 +80,12 @@ async def applied(world: World) -> dict[str, Manifest]:
 async def answers(net: Network, port: int, times: int) -> Counter[str]:
     """Have each client call so many times; return who answered to whom."""
 
-    def calls() -> Counter[str]:
-        return Counter(client.calls(VIRTUAL, port) for client in net.clients for _ in range(times))
+    def count_answers() -> Counter[str]:
+        return Counter(
+            client.connect(VIRTUAL, port) for client in net.clients for _ in range(times)
+        )
 
-    return await asyncio.to_thread(calls)
+    return await asyncio.to_thread(count_answers)
 
 
 def changed(manifest: Manifest, **spec: object) -> Manifest:
@@ -117,14 +119,14 @@ async def test_the_pages_example_answers_evenly_follows_changes_and_goes(
 
     await served.until(is_not_ready, "as declared, and not ready")
     for client in net.clients:
-        call = partial(client.calls, VIRTUAL, 80)
-        assert await asyncio.to_thread(refused_within, 0.5, call)
+        call = partial(client.connect, VIRTUAL, 80)
+        assert await asyncio.to_thread(is_refused_within, 0.5, call)
     await served.declare_all([changed(declared["orders"], backends=[first])])
     await served.until_outcome(key, "Converged", generation=4)
     assert {each.split()[0] for each in await answers(net, 80, 5)} == {"b0"}
 
     for each in declared.values():
-        await served.tell(each.key, Withdrawn())
+        await served.publish(each.key, Withdrawn())
     for each in declared.values():
         await served.until_outcome(each.key, "Deleted")
     rules_after = net.router.nft("list table ip reconciler")
@@ -208,7 +210,7 @@ async def test_nothing_is_written_while_nothing_differs_and_others_are_shown(
         return any(b"theirs" in row for row in (await served.rows()).values())
 
     await served.until(is_reported, "what is like a service is shown as unowned")
-    await served.observed_again(3)
+    await served.until_observed_again(3)
     assert net.router.nft("list ruleset", "-a") == rules_before
     facts = [await served.facts(each.key) for each in declared.values()]
     assert sum(isinstance(each, ActionDecided) for many in facts for each in many) == 2
@@ -235,8 +237,8 @@ async def test_two_configurations_with_two_tables_have_services_of_one_name(
     for each in both:
         await served.until_outcome(each.key, "Converged")
     other_table = net.router.nft("list table ip other", "-a")
-    await served.tell(ResourceKey("default", "Service", "orders-services"), Withdrawn())
+    await served.publish(ResourceKey("default", "Service", "orders-services"), Withdrawn())
     await served.until_outcome(both[0].key, "Deleted")
     assert net.router.nft("list table ip other", "-a") == other_table
-    answer = await asyncio.to_thread(net.clients[0].calls, "198.18.0.11", 80)
+    answer = await asyncio.to_thread(net.clients[0].connect, "198.18.0.11", 80)
     assert answer.startswith("b0")

@@ -26,7 +26,7 @@ from infra.providers.postgres.role import DATABASE_ROLE
 from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
-from tests.postgres import Hands
+from tests.postgres import Superuser
 from tests.scenarios.harness import World
 
 pytestmark = [pytest.mark.postgres]
@@ -50,7 +50,7 @@ class Example:
     def __init__(self, world: World, server: Postgres, secrets: Path, unique: str) -> None:
         self.world, self.server, self.secrets = world, server, secrets
         self.prefix = unique.lower()
-        self.hands = Hands(server)
+        self.superuser = Superuser(server)
         text = msgspec.json.encode(DOCUMENTS).decode().replace("orders", self.prefix)
         self.manifests = msgspec.json.decode(text, type=list[Manifest])
         self.names = {
@@ -100,14 +100,14 @@ class Example:
             await self.world.until_outcome(each.key, "Converged")
 
     async def logs_in(self, role: str, password: str) -> bool:
-        return await self.hands.logs_in(self.name(role), password, self.prefix)
+        return await self.superuser.logs_in(self.name(role), password, self.prefix)
 
     async def until(self, query: str, expected: object, what: str) -> None:
         """Wait until a query about the server's catalogue has an answer."""
         composed = sql.SQL(query.replace("orders", self.prefix))  # pyright: ignore[reportArgumentType]
 
         async def is_so() -> bool:
-            return await self.hands.value(composed) == expected
+            return await self.superuser.value(composed) == expected
 
         await self.world.until(is_so, what, seconds=30.0)  # a listing begins each 0.3 s
 
@@ -118,7 +118,7 @@ class Example:
 
     async def do(self, *statements: str) -> None:
         for each in statements:
-            await self.hands.run(sql.SQL(each.replace("orders", self.prefix)))  # pyright: ignore[reportArgumentType]
+            await self.superuser.run(sql.SQL(each.replace("orders", self.prefix)))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def example(
     await one.begin()
     await one.until_converged()
     yield one
-    await one.hands.close()
+    await one.superuser.close()
 
 
 async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example: Example) -> None:
@@ -140,7 +140,9 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
     assert generated is not None
     assert len(generated) == 32
     assert await example.logs_in("orders-report", generated), "by way of orders-app's CONNECT"
-    connection = await example.hands.connect(example.name("orders-app"), PLANTED, example.prefix)
+    connection = await example.superuser.connect(
+        example.name("orders-app"), PLANTED, example.prefix
+    )
     await connection.execute("CREATE TABLE public.orders (id int)")
     await connection.execute("INSERT INTO public.orders VALUES (1)")
     await connection.close()
@@ -151,11 +153,11 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
 
     # The role owns a table by now, so it cannot go before the database has gone, which has data.
     for name in ("orders-owner", "orders-app", "orders"):
-        await world.tell(example.names[name].key, Withdrawn())
+        await world.publish(example.names[name].key, Withdrawn())
     await world.until_outcome(example.names["orders-app"].key, "Held", reason="Referenced")
     await world.until_outcome(example.names["orders"].key, "Held", reason="Referenced")
     for each in example.declared:
-        await world.tell(each.key, Withdrawn())
+        await world.publish(each.key, Withdrawn())
     held = await world.until_outcome(example.names["orders"].key, "Held", reason="DataLoss")
     assert f"all data of database {example.prefix}" in held.message
     await example.until(
@@ -165,7 +167,7 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
     )
     assert await example.secret("orders-report-password") is None, "its secret goes with it"
     assert (
-        await example.hands.value(
+        await example.superuser.value(
             sql.SQL("SELECT count(*) FROM pg_roles WHERE rolname = {}").format(
                 example.name("orders-app")
             )
@@ -247,7 +249,7 @@ async def test_a_rotation_loses_no_query_and_no_password_is_reported(
 ) -> None:
     world, server = example.world, example.server
     role = example.name("orders-app")
-    session = await example.hands.connect(role, PLANTED, example.prefix)
+    session = await example.superuser.connect(role, PLANTED, example.prefix)
     request_count = 0
     await example.keep_secret("orders-app-password", NEW)
 
@@ -299,5 +301,5 @@ async def test_nothing_is_written_while_nothing_differs(example: Example) -> Non
     await example.until_nobody_else_connects()
     await world.until_settled()
     count_before = await actions()
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert await actions() == count_before == len(example.declared)

@@ -99,7 +99,7 @@ async def test_a_feed_that_cannot_be_relied_on_costs_time_and_never_truth(
     began = time.monotonic()
     async with converged(world, zone, RESYNC_SECONDS, LEAST_SECONDS) as api:
         await check_deleted_record_is_recreated(world, api)
-        await world.observed_again()
+        await world.until_observed_again()
         observer = world.parts.observer
         assert observer is not None
         most = 2 + (time.monotonic() - began) / LEAST_SECONDS

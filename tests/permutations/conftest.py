@@ -1,4 +1,4 @@
-"""Every test here runs on a virtual loop, in a world in memory."""
+"""Every test in this folder runs on a virtual loop, in a world in memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.scenarios.harness import api_config
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test here in virtual time."""
+    """Run every test of this folder in virtual time."""
     return {"memory": lambda: VirtualLoop("permutations")}
 
 
 @pytest.fixture
 async def virtual_loop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VirtualLoop]:
-    """The running loop, whose time is that of every clock that the code reads."""
+    """The running loop; every clock that the code reads shows its time."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     monkeypatch.setattr(time, "monotonic", loop.time)
@@ -34,21 +34,21 @@ async def virtual_loop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Virtual
 async def bare_world(virtual_loop: VirtualLoop, tmp_path: Path) -> AsyncIterator[MemoryWorld]:
     """A bus and an empty API; no reconciler runs, and no API is configured."""
     with memory_api(virtual_loop, tmp_path / "api") as human:
-        async with MemoryWorld(virtual_loop, human).here() as world:
+        async with MemoryWorld(virtual_loop, human).open() as world:
             yield world
-        await human.leaves()
+        await human.close()
 
 
 @pytest.fixture
 def empty_api_url(virtual_loop: VirtualLoop, tmp_path: Path) -> Iterator[str]:
-    """Another API, in which there is nothing."""
+    """Another, empty API."""
     with memory_api(virtual_loop, tmp_path / "other-api") as human:
         yield human.url
 
 
 @pytest.fixture
 async def world(bare_world: MemoryWorld) -> MemoryWorld:
-    """A reconciler that looks after a shared API."""
+    """A reconciler that manages a shared API."""
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url))
     return bare_world

@@ -1,4 +1,4 @@
-"""Scenarios 17 and 18: clients hold a resource, or refer to it; and an implausible loss."""
+"""Scenarios 17 and 18: other clients hold a resource or reference it; an implausible loss."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import uuid
 from events.intake import FinalizerReleased, FinalizerRequested
 from events.log import FinalizerRemoved, HoldApproved, OwnershipReleased, ReleaseForced
 from tests.scenarios.harness import World, api_config, manifest, only, shape
-from tests.scenarios.test_holds import INVOICE, NEEDS_FOO, converged, is_referenced, reference
+from tests.scenarios.test_holds import (
+    INVOICE,
+    NEEDS_FOO,
+    declare_and_converge,
+    is_referenced,
+    reference,
+)
 
 
 async def test_17_a_forced_release_is_an_event_with_an_actor(world: World):
-    await converged(world)
+    await declare_and_converge(world)
     async with world.client_as("billing") as billing:
         await billing.request_finalizer(shape("foo"), INVOICE)
     await world.withdraw("foo")
@@ -25,8 +31,8 @@ async def test_17_a_forced_release_is_an_event_with_an_actor(world: World):
     assert forced.actor == "cli:ann"
 
 
-async def test_17_a_finalizer_is_taken_off_by_its_holder_alone_unless_by_force(world: World):
-    await converged(world)
+async def test_17_only_its_holder_removes_a_finalizer_unless_forced(world: World):
+    await declare_and_converge(world)
     reply = await world.ask_as("billing", shape("foo"), FinalizerRequested(INVOICE))
     assert reply.accepted
     refused = await world.ask_as("shop", shape("foo"), FinalizerReleased(INVOICE))
@@ -36,23 +42,25 @@ async def test_17_a_finalizer_is_taken_off_by_its_holder_alone_unless_by_force(w
     assert only(FinalizerRemoved, await world.facts("foo")).forced
 
 
-async def test_18_a_reference_that_releases_has_its_target_released_and_dangles(world: World):
-    await converged(world)
+async def test_18_a_reference_with_policy_release_releases_its_target_and_dangles(world: World):
+    await declare_and_converge(world)
     await world.client.declare(reference("Release"))
-    await world.until(lambda: is_referenced(world), "the target knows of its reference")
+    await world.until(lambda: is_referenced(world), "the target lists its reference")
 
     await world.withdraw("foo")
 
     await world.until_outcome("foo", "Released")
     await world.until_outcome(NEEDS_FOO, "Held", reason="Dangling")
     assert only(OwnershipReleased, await world.facts("foo")).reason == "Orphaned"
-    assert await world.human.effects("foo") == ["POST", "PUT"]  # our label is taken off
+    assert await world.human.effects("foo") == ["POST", "PUT"]  # our label is removed
 
 
-async def test_18_a_reference_that_ignores_has_it_deleted_and_dangles(world: World):
-    await converged(world)
+async def test_18_a_reference_with_policy_ignore_permits_deletion_and_dangles(
+    world: World,
+):
+    await declare_and_converge(world)
     await world.client.declare(reference("Ignore"))
-    await world.until(lambda: is_referenced(world), "the target knows of its reference")
+    await world.until(lambda: is_referenced(world), "the target lists its reference")
 
     await world.withdraw("foo")
 
@@ -60,17 +68,17 @@ async def test_18_a_reference_that_ignores_has_it_deleted_and_dangles(world: Wor
     await world.until_outcome(NEEDS_FOO, "Held", reason="Dangling")
 
 
-async def test_18_a_reference_to_what_nobody_declares_dangles_until_somebody_does(world: World):
+async def test_18_a_reference_dangles_until_its_target_is_declared(world: World):
     await world.client.declare(reference("Keep"))
     await world.until_outcome(NEEDS_FOO, "Held", reason="Dangling")
     await world.declare("foo")
     await world.until_outcome(NEEDS_FOO, "Converged", reason="Resolved")
 
 
-async def test_a_listing_of_an_empty_api_makes_nothing_anew_before_somebody_approves(
+async def test_a_listing_of_an_empty_api_recreates_nothing_before_an_approval(
     world: World, empty_api_url: str
 ):
-    """What happens to those who change an endpoint to another API, or whose API lost its data."""
+    """An operator changed the endpoint to another API, or the API lost its data."""
     names = [f"foo-{number:02}" for number in range(12)]
     await world.declare_all([manifest(name) for name in names])
     for name in names:
@@ -80,13 +88,13 @@ async def test_a_listing_of_an_empty_api_makes_nothing_anew_before_somebody_appr
 
     for name in names:
         await world.until_outcome(name, "Held", reason="LossGuard")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST"] * 12
     await world.client.approve_many([shape("foo-00")], hold="LossGuard", reason=uuid.uuid4().hex)
     await world.until_outcome("foo-00", "Converged")
     assert only(HoldApproved, await world.facts("foo-00")).hold == "LossGuard"
 
-    await world.configure(api_config(world.human.url))  # back: the others are there
+    await world.configure(api_config(world.human.url))  # the original API, with all objects
 
     for name in names[1:]:
         await world.until_outcome(name, "Converged")

@@ -13,11 +13,11 @@ from events.log import (
     OwnershipClaimed,
 )
 from reconciler.roles.observer.listing_reports import FAILED_INTERVALS, MIN_FAILED_SECONDS
-from tests.scenarios.harness import World, api_config, every, names, only, shape
-from tests.scenarios.test_listings import CONFIG, PATIENT, converged
+from tests.scenarios.harness import World, api_config, every, only, shape, type_names
+from tests.scenarios.test_listings import BREAKER_NEVER_OPENS, CONFIG, declare_and_converge
 
 
-async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
+async def test_16_an_object_that_a_complete_listing_omits_is_never_created_twice(world: World):
     """A listing that claims to be complete and omits a resource looks like a correct one.
 
     Expected: the loss is recorded and the resource recreated, as after a deletion by a person
@@ -25,10 +25,10 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     It has the uid of the released object, so it is ours again. From then on, no listing proves its
     absence, only a read.
     """
-    await converged(world)
-    original_shape = await world.human.sees("foo-3")
+    await declare_and_converge(world)
+    original_shape = await world.human.get("foo-3")
 
-    await world.human.breaks(listing_drop_names=["foo-3"])
+    await world.human.inject_faults(listing_drop_names=["foo-3"])
 
     async def has_returned() -> bool:
         claims = every(OwnershipClaimed, await world.facts("foo-3"))
@@ -36,10 +36,10 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
 
     await world.until(has_returned, "foo-3 is ours again")
     await world.until_outcome("foo-3", "Converged")
-    await world.observed_again(times=3)
-    assert await world.human.sees("foo-3") == original_shape
+    await world.until_observed_again(times=3)
+    assert await world.human.get("foo-3") == original_shape
     assert await world.human.effects() == ["POST"] * 6
-    facts = names(await world.facts("foo-3"))
+    facts = type_names(await world.facts("foo-3"))
     assert facts[4:] == [
         "ExternalObserved",
         "DriftDetected",
@@ -50,32 +50,32 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
         "OutcomeRecorded",
     ]
 
-    await world.human.deletes("foo-3")
+    await world.human.delete("foo-3")
 
     async def is_recreated() -> bool:
-        existing_shape = await world.human.finds("foo-3")
+        existing_shape = await world.human.find("foo-3")
         return existing_shape is not None and existing_shape["uid"] != original_shape["uid"]
 
-    await world.until(is_recreated, "a real deletion is believed, for it was read")
+    await world.until(is_recreated, "a real deletion is accepted, because it was read")
     assert await world.human.effects() == ["POST"] * 6 + ["human DELETE", "POST"]
 
 
-async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_once(world: World):
+async def test_16_with_adoption_an_omitted_object_is_adopted_again_immediately(world: World):
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged")
-    original_shape = await world.human.sees("foo")
+    original_shape = await world.human.get("foo")
 
-    await world.human.breaks(listing_drop_names=["foo"], remaining=1)
+    await world.human.inject_faults(listing_drop_names=["foo"], remaining=1)
 
     async def is_adopted_again() -> bool:
-        return names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
+        return type_names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
             every(DriftDetected, await world.facts("foo"))
         )
 
-    await world.until(is_adopted_again, "foo is taken back")
+    await world.until(is_adopted_again, "foo is adopted again")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again()
-    assert await world.human.sees("foo") == original_shape
+    await world.until_observed_again()
+    assert await world.human.get("foo") == original_shape
     assert await world.human.effects() == ["POST"]
 
 
@@ -86,44 +86,44 @@ async def test_16_a_listing_from_before_our_effect_proves_nothing(bare_world: Wo
     await world.configure(api_config(world.human.url))
     await world.declare("other")
     await world.until_outcome("other", "Converged")
-    await world.human.breaks(latency_ms=150, methods=["GET"])
+    await world.human.inject_faults(latency_ms=150, methods=["GET"])
 
     for _ in range(3):
-        await world.observed_again(times=1)
+        await world.until_observed_again(times=1)
         await world.declare("foo")
         await world.until_outcome("foo", "Converged")
         await world.withdraw("foo")
         await world.until_outcome("foo", "Deleted")
 
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "DELETE"] * 3
     assert every(DriftDetected, await world.facts("foo")) == []
 
 
-async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grace(
+async def test_16_a_lagging_listing_counts_only_after_the_grace_period(
     bare_world: World,
 ):
-    """Listings lag two seconds behind; the configuration says that they may.
+    """Listings lag by two seconds, which the configuration permits.
 
-    The name is this test's own: a late listing shows what the test before has left.
+    The name is unique to this test: a late listing shows objects of the previous test.
     """
     world = bare_world
     await world.start_reconciler()
-    await world.human.breaks(listing_lag_seconds=2)
+    await world.human.inject_faults(listing_lag_seconds=2)
     await world.configure(api_config(world.human.url, consistency_grace_seconds=2.5))
 
     await world.declare("late")
     await world.until_outcome("late", "Converged")
-    await world.observed_again(times=12)  # longer than the lag
+    await world.until_observed_again(times=12)  # longer than the lag
 
     assert await world.human.effects("late") == ["POST"]
     facts = await world.facts("late")
     assert only(ActionDecided, facts).action.operation == "Create"
     assert every(ExternalObserved, facts) == []
 
-    await world.human.deletes("late")
+    await world.human.delete("late")
 
-    await world.until(lambda: world.human.finds("late"), "a real deletion is still found")
+    await world.until(lambda: world.human.find("late"), "a real deletion is still detected")
     await world.until_outcome(shape("late"), "Converged")
     assert await world.human.effects("late") == ["POST", "human DELETE", "POST"]
 
@@ -131,30 +131,30 @@ async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grac
 RESYNC_SECONDS = MIN_FAILED_SECONDS / FAILED_INTERVALS
 
 
-async def with_failing_listings(world: World, **rest: Any) -> None:
+async def start_with_failing_listings(world: World, **rest: Any) -> None:
     """Fail every listing from its second page on, as long as the API has several objects."""
     await world.start_reconciler()
     config = api_config(world.human.url, page_size=2, resync=RESYNC_SECONDS, **rest)
     await world.configure(config)
-    await world.human.breaks(listing_fail_after_pages=1)
+    await world.human.inject_faults(listing_fail_after_pages=1)
 
 
-async def later(world: World, seconds: float) -> None:
+async def advance(world: World, seconds: float) -> None:
     end = time.monotonic() + seconds
 
-    async def is_later() -> bool:
+    async def is_over() -> bool:
         return time.monotonic() >= end
 
-    await world.until(is_later, f"{seconds} s later", seconds=seconds + 1)
+    await world.until(is_over, f"{seconds} s later", seconds=seconds + 1)
     await world.until_settled()
 
 
-async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
+async def test_16_an_api_that_completes_no_listing_is_reported_once_and_on_time(
     bare_world: World,
 ):
     world = bare_world
-    await with_failing_listings(world, breaker=PATIENT)
-    await converged(world)
+    await start_with_failing_listings(world, breaker=BREAKER_NEVER_OPENS)
+    await declare_and_converge(world)
     await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
     event = next(
         each for each in await world.history(CONFIG) if isinstance(each.data, ListingsFailed)
@@ -164,15 +164,15 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
     assert MIN_FAILED_SECONDS <= late < MIN_FAILED_SECONDS + 10
     position = await world.log_position()
     await world.restart_reconciler()
-    await later(world, 3 * MIN_FAILED_SECONDS)
+    await advance(world, 3 * MIN_FAILED_SECONDS)
     assert await world.log_position() == position
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.until_outcome(CONFIG, "Converged")
-    await world.human.breaks(listing_fail_after_pages=1, remaining=1)
-    await world.observed_again()
+    await world.human.inject_faults(listing_fail_after_pages=1, remaining=1)
+    await world.until_observed_again()
     facts = await world.facts(CONFIG)
-    assert names(facts)[-4:] == [
+    assert type_names(facts)[-4:] == [
         "ListingsFailed",
         "OutcomeRecorded",
         "ListingsResumed",
@@ -181,20 +181,20 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
     assert len(every(ListingsFailed, facts)) == 1
 
 
-async def test_16_a_breaker_that_opens_because_of_listings_is_reported_alone(bare_world: World):
-    """Nothing else is called, so that each listing is the probe."""
+async def test_16_a_breaker_that_failed_listings_open_is_the_only_report(bare_world: World):
+    """There are no other calls, so each listing is the probe."""
     world = bare_world
-    await with_failing_listings(world)
-    await converged(world)
+    await start_with_failing_listings(world)
+    await declare_and_converge(world)
     await world.until_outcome(CONFIG, "Degraded", reason="BreakerOpen")
-    await later(world, 3 * MIN_FAILED_SECONDS)
+    await advance(world, 3 * MIN_FAILED_SECONDS)
     assert every(ListingsFailed, await world.facts(CONFIG)) == []
 
 
 async def test_16_failed_listings_of_a_kind_without_resources_are_not_reported(bare_world: World):
     world = bare_world
     for name in ("a", "b", "c"):
-        await world.human.makes(name)
-    await with_failing_listings(world, breaker=PATIENT)
-    await later(world, 3 * MIN_FAILED_SECONDS)
+        await world.human.create(name)
+    await start_with_failing_listings(world, breaker=BREAKER_NEVER_OPENS)
+    await advance(world, 3 * MIN_FAILED_SECONDS)
     assert every(ListingsFailed, await world.facts(CONFIG)) == []

@@ -1,4 +1,4 @@
-"""Scenarios 5, 6, 7, 8, 19 and 20: what is ours, what is not, and who knows it."""
+"""Scenarios 5, 6, 7, 8, 19 and 20: ownership of objects, and its record in the log."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from events.log import (
 from tests.scenarios.harness import World, api_config, every, only, shape
 
 
-async def test_6_in_an_exclusive_scope_what_a_human_makes_is_removed(exclusive_world: World):
+async def test_6_in_an_exclusive_scope_an_undeclared_object_is_deleted(exclusive_world: World):
     world = exclusive_world
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
-    await world.human.makes("bar")
+    await world.human.create("bar")
 
-    await world.until(lambda: is_deleted(world, "bar"), "bar is removed")
-    await world.observed_again()
+    await world.until(lambda: is_deleted(world, "bar"), "bar is deleted")
+    await world.until_observed_again()
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
     assert await world.human.effects("foo") == ["POST"]
     assert only(OwnershipClaimed, await world.facts("bar")).reason == "ExclusiveScope"
 
 
-async def test_6_the_removal_of_an_unmanaged_object_is_reported_on_the_outcome_stream(
+async def test_6_the_deletion_of_an_unmanaged_object_is_reported_on_the_outcome_stream(
     exclusive_world: World,
 ):
     world = exclusive_world
-    await world.human.makes("bar")
-    await world.until(lambda: is_deleted(world, "bar"), "bar is removed")
-    await world.observed_again()
+    await world.human.create("bar")
+    await world.until(lambda: is_deleted(world, "bar"), "bar is deleted")
+    await world.until_observed_again()
 
     outcomes = [(each.outcome, each.reason) for each in await world.outcomes(shape("bar"))]
     assert outcomes == [("Degraded", "AwaitingRead"), ("Deleted", "Gone")]
 
 
-async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world: World):
-    await world.human.makes("bar")
+async def test_6_an_unowned_object_is_deleted_when_its_scope_becomes_exclusive(world: World):
+    await world.human.create("bar")
     await world.until_outcome("bar", "Unowned")
 
     await world.configure(api_config(world.human.url, exclusive=True))
@@ -46,13 +46,13 @@ async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world
     assert outcomes == ["Unowned", "Degraded", "Deleted"]
 
 
-async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(
+async def test_6_a_held_object_is_left_alone_when_its_scope_becomes_shared(
     exclusive_world: World,
 ):
     world = exclusive_world
     await world.stop_reconciler()
     for name in ("bar-1", "bar-2", "bar-3"):
-        await world.human.makes(name)
+        await world.human.create(name)
     await world.start_reconciler()
     await world.until_outcome("bar-1", "Held", reason="DeletionGuard")
 
@@ -63,24 +63,24 @@ async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(
 
 
 async def test_19_an_unowned_resource_is_not_touched_where_adoption_is_refused(world: World):
-    await world.human.makes("foo", "Square", "Green")
-    original_shape = await world.human.sees("foo")
+    await world.human.create("foo", "Square", "Green")
+    original_shape = await world.human.get("foo")
 
     await world.declare("foo", "Square", "Purple", policy={"adoption": "Refuse"})
 
     conflict = await world.until_outcome("foo", "Conflict", generation=1)
     assert conflict.reason == "AlreadyExists"
-    await world.observed_again()
-    assert await world.human.sees("foo") == original_shape
+    await world.until_observed_again()
+    assert await world.human.get("foo") == original_shape
     assert await world.human.effects("foo") == ["human POST"]
 
     await world.withdraw("foo")
 
     await world.until_outcome("foo", "Deleted", reason="NotOurs")
-    await world.observed_again()
-    assert await world.human.sees("foo") == original_shape
+    await world.until_observed_again()
+    assert await world.human.get("foo") == original_shape
     assert every(OwnershipClaimed, await world.facts("foo")) == []
 
 
 async def is_deleted(world: World, name: str) -> bool:
-    return await world.human.finds(name) is None
+    return await world.human.find(name) is None

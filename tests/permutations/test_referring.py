@@ -1,4 +1,4 @@
-"""A resource takes values from others: scenario 36, over a real folder."""
+"""A resource takes values from others: scenario 36, with a real folder."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ async def example(bare_world: MemoryWorld, root: Path) -> MemoryWorld:
     return bare_world
 
 
-async def test_36_a_changed_output_is_followed(example: MemoryWorld, root: Path):
+async def test_36_a_changed_output_updates_its_references(example: MemoryWorld, root: Path):
     world = example
     number = ResourceKey("default", "File", "number")
     copy = ResourceKey("default", "File", "copy")
     await world.declare_all([_file("number", "abc"), _file("copy", _size_of("number"))])
-    await world.until_outcome(copy, "Failed", reason="InvalidInput")  # a number is no text
+    await world.until_outcome(copy, "Failed", reason="InvalidInput")  # a number is not text
     filled = _file("copy", "${size}", values={"size": _size_of("number")})
     await world.declare_all([filled])
     await world.until_outcome(copy, "Converged")
@@ -48,23 +48,25 @@ async def test_36_a_changed_output_is_followed(example: MemoryWorld, root: Path)
     async def is_followed() -> bool:
         return (root / "copy").read_text() == "6"
 
-    await world.until(is_followed, "the copy follows")
+    await world.until(is_followed, "the copy is updated")
     await world.until_outcome(number, "Converged", generation=2)
     await world.until_outcome(copy, "Converged")
 
 
-async def test_36_a_circle_is_named_on_each_member_and_ends_with_one(example: MemoryWorld):
+async def test_36_a_cycle_is_reported_on_each_member_until_one_changes(
+    example: MemoryWorld,
+):
     world = example
-    names = _of_one_partition(3)
+    names = _names_in_one_partition(3)
     keys = [ResourceKey("default", "File", name) for name in names]
-    await world.stop_reconciler()  # decided in one batch, none sees the others
+    await world.stop_reconciler()  # so that all are decided in one batch
     await world.declare_all(
         [_file(name, _path_of(names[number - 1])) for number, name in enumerate(names)]
     )
     await world.start_reconciler()
     for key in keys:
-        stands = await world.until_outcome(key, "Waiting", reason="DependencyCycle")
-        assert all(f"default/File/{name}" in stands.message for name in names)
+        outcome = await world.until_outcome(key, "Waiting", reason="DependencyCycle")
+        assert all(f"default/File/{name}" in outcome.message for name in names)
     await world.declare_all([_file(names[0], "plain")])
     for key in keys:
         await world.until_outcome(key, "Converged")
@@ -80,8 +82,8 @@ def _size_of(name: str) -> dict[str, str]:
     return {"$ref": f"File/{name}", "field": "outputs.bytes"}
 
 
-def _of_one_partition(count: int) -> list[str]:
-    """Name files whose messages are in one partition of the intake."""
+def _names_in_one_partition(count: int) -> list[str]:
+    """Return names of files whose messages are in one partition of the intake."""
     expected = partition_of(ResourceKey("default", "File", "a"))
     same = [
         name
@@ -95,7 +97,7 @@ def _path_of(name: str) -> dict[str, str]:
     return {"$ref": f"File/{name}", "field": "outputs.path"}
 
 
-async def test_a_circle_of_several_is_refused_by_the_states_of_those_referred_to(
+async def test_a_cycle_of_several_resources_is_refused(
     example: MemoryWorld,
 ):
     def file(name: str, *, needs: str) -> Declared:
@@ -119,8 +121,8 @@ async def test_a_circle_of_several_is_refused_by_the_states_of_those_referred_to
         assert (await example.ask(key(name), file(name, needs=needs))).accepted
     refused = await example.ask(key("c"), file("c", needs="a"))
     assert (refused.accepted, refused.reason) == (False, "DependencyCycle")
-    way = "default/File/c → default/File/a → default/File/b → default/File/c"
-    assert refused.message == f"the references form a cycle, {way}; remove one of them"
+    cycle = "default/File/c → default/File/a → default/File/b → default/File/c"
+    assert refused.message == f"the references form a cycle, {cycle}; remove one of them"
     assert (await example.ask(key("b"), file("b", needs="d"))).accepted
     answer = await example.ask(key("c"), file("c", needs="a"))
-    assert answer.accepted, "what was redeclared does not count any more"
+    assert answer.accepted, "the replaced declaration no longer counts"

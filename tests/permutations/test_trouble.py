@@ -1,4 +1,4 @@
-"""An API in trouble: permutations of scenario 14."""
+"""A failing API: permutations of scenario 14."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.scenarios.test_trouble import CONFIG, SLOW_LISTINGS, until_breaker
 SILENT_PORT = 9
 
 
-async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason(
+async def test_14_a_failing_api_is_not_called_and_every_outcome_names_the_reason(
     world: World,
 ) -> None:
-    """Scenario 14: 500 opens the breaker; a probe closes it; one effect in the end."""
+    """Scenario 14: 500 opens the breaker, a probe closes it, and one effect remains."""
     await world.configure(
         api_config(world.human.url, breaker=Breaker(3, initial_seconds=5.0, max_seconds=5.0))
     )
-    await world.human.breaks(error_rate=1, error_status=500)
+    await world.human.inject_faults(error_rate=1, error_status=500)
     await world.declare("foo")
     outcome = await until_breaker(world, "Degraded")
     assert outcome.reason == "BreakerOpen"
@@ -39,7 +39,7 @@ async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason
         return any("breaker of API 'default' open until" in each.message for each in recorded)
 
     await world.until(foo_waits_for_the_breaker, "foo Degraded because of the breaker")
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.until_outcome("foo", "Converged")
     await until_breaker(world, "Converged")
     assert await world.human.effects() == ["POST"]
@@ -51,13 +51,13 @@ async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason
     assert every(BreakerClosed, gate)
 
 
-async def test_14_a_dead_api_does_not_starve_the_others(bare_world: MemoryWorld) -> None:
-    """Scenario 14: its actions go back into the log, so that those of other APIs are handed out."""
+async def test_14_an_unresponsive_api_does_not_starve_the_others(bare_world: MemoryWorld) -> None:
+    """Scenario 14: its actions return to the log, so that those of other APIs are delivered."""
     world, leases = bare_world, 16
     await world.start_reconciler()
     workers = world.bus.actions.consumers
     workers["dead"] = Consumer(LEASE_SECONDS, max_ack_pending=leases)
-    world.bus.loop.listen(SILENT_PORT, asyncio.Protocol)  # takes connections, and never answers
+    world.bus.loop.listen(SILENT_PORT, asyncio.Protocol)  # accepts connections, and never responds
     await world.configure(
         api_config(
             f"http://127.0.0.1:{SILENT_PORT}",

@@ -1,4 +1,4 @@
-"""Scenario 27: what cannot be used becomes a dead letter with the reason; everyone else goes on."""
+"""Scenario 27: an unusable message becomes a dead letter with the reason; others continue."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from events.log import OutcomeRecorded
 from tests.scenarios.harness import World, manifest
 from tests.scenarios.test_unusable import (
     CASES,
+    CASES_ON_SERVER,
     FOO,
-    ON_A_SERVER,
     check_dead_letter,
-    with_unknown_field,
+    message_with_unknown_field,
 )
 
 
-@pytest.mark.parametrize("case", [each for each in CASES if each not in ON_A_SERVER])
-async def test_27_an_unusable_message_is_a_dead_letter_and_its_publisher_gets_a_reply(
+@pytest.mark.parametrize("case", [each for each in CASES if each not in CASES_ON_SERVER])
+async def test_27_an_unusable_message_becomes_a_dead_letter_and_its_publisher_gets_a_reply(
     world: World, case: str
 ):
     await check_dead_letter(world, case)
@@ -30,7 +30,7 @@ async def test_27_a_refused_declaration_is_reported_on_the_outcome_stream_and_ch
     await world.until_outcome("foo", "Converged", generation=1)
     position = await world.log_position()
 
-    await world.ask_raw(FOO, with_unknown_field())
+    await world.ask_raw(FOO, message_with_unknown_field())
 
     rejected = await world.until_outcome("foo", "Rejected")
     assert (rejected.generation, rejected.reason) == (1, "Invalid")

@@ -1,4 +1,4 @@
-"""Scenarios 9, 10 and 11: what label and log say, and what each strategy believes."""
+"""Scenarios 9, 10 and 11: what the label and the log say, and what each strategy concludes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 from events.log import OwnershipClaimed
 from tests.scenarios.harness import World, api_config, only, shape
 from tests.scenarios.test_verdicts import (
-    ON_A_SERVER,
     STRATEGIES,
+    STRATEGY_ON_SERVER,
     check_verdicts,
     our_label,
 )
 
 
-async def test_9_where_labels_decide_it_is_deleted(bare_world: World):
+async def test_9_under_label_ownership_an_undeclared_labeled_object_is_deleted(bare_world: World):
     world = bare_world
-    await world.human.makes("bar", labels=our_label(world, "bar"))
+    await world.human.create("bar", labels=our_label(world, "bar"))
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, ownership="Label"))
 
@@ -24,13 +24,13 @@ async def test_9_where_labels_decide_it_is_deleted(bare_world: World):
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
 
 
-async def test_9_where_labels_decide_a_mass_of_them_is_held_until_somebody_approves(
+async def test_9_under_label_ownership_a_mass_deletion_is_held_until_an_approval(
     bare_world: World,
 ):
     world = bare_world
     names = ["bar-1", "bar-2", "bar-3"]
     for name in names:
-        await world.human.makes(name, labels=our_label(world, name))
+        await world.human.create(name, labels=our_label(world, name))
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, ownership="Label"))
 
@@ -49,23 +49,21 @@ async def test_10_a_removed_label_is_only_reported_where_the_policy_requires_it(
     await world.declare("foo", policy={"ownerLabel": "Report"})
     await world.until_outcome("foo", "Converged")
 
-    await world.human.changes("foo", labels={})
+    await world.human.update("foo", labels={})
 
     await world.until_outcome("foo", "Disputed", reason="LabelMissing")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "human PUT"]
     await world.withdraw("foo")
     await world.until_outcome("foo", "Deleted")
 
 
-@pytest.mark.parametrize("strategy", [each for each in STRATEGIES if each != ON_A_SERVER])
-async def test_11_every_strategy_does_what_the_table_of_verdicts_says(
-    bare_world: World, strategy: str
-):
+@pytest.mark.parametrize("strategy", [each for each in STRATEGIES if each != STRATEGY_ON_SERVER])
+async def test_11_every_strategy_follows_the_verdict_table(bare_world: World, strategy: str):
     await check_verdicts(bare_world, strategy)
 
 
-async def test_11_by_prefix_a_name_that_does_not_begin_so_is_refused(bare_world: World):
+async def test_11_under_prefix_ownership_a_name_without_the_prefix_is_refused(bare_world: World):
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, ownership="Prefix", owner_prefix="our-"))
@@ -77,12 +75,12 @@ async def test_11_by_prefix_a_name_that_does_not_begin_so_is_refused(bare_world:
     assert await world.human.effects() == []
 
 
-async def test_11_in_an_exclusive_scope_what_is_declared_and_there_is_taken_over(
+async def test_11_in_an_exclusive_scope_a_declared_existing_object_is_adopted(
     exclusive_world: World,
 ):
     world = exclusive_world
     await world.stop_reconciler()
-    await world.human.makes("foo", color="Green")
+    await world.human.create("foo", color="Green")
     await world.declare("foo", color="Red")
     await world.start_reconciler()
 

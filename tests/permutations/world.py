@@ -1,7 +1,7 @@
 """The scenarios' world in memory: the roles, the bus and the API's application in one virtual loop.
 
 The provider speaks HTTP with the API over connections in memory, so that requests, faults and
-answers are those of the real scenarios.
+responses are those of the real scenarios.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tests.memory_bus.clock import Clock, date_of
 from tests.memory_bus.intake import MemoryIntakeWriter
 from tests.memory_bus.log import MemoryLog
 from tests.memory_bus.loop import Process, VirtualLoop, current_process
-from tests.scenarios.harness import ACTOR, PATIENCE_SECONDS, Human, World
+from tests.scenarios.harness import ACTOR, TIMEOUT_SECONDS, Human, World
 
 BATCH_SIZE = 200
-"""Messages that are decided together, as far as they are there: on a server as many come."""
+"""Maximum number of messages that are decided together, as on a server."""
 
 _ports = itertools.count(1_000)
 
 
 def date_now(loop: VirtualLoop) -> datetime:
-    """Return the date of a right clock."""
+    """Return the date of an accurate clock."""
     return date_of(loop.time())
 
 
@@ -64,7 +64,7 @@ def memory_api(loop: VirtualLoop, folder: Path) -> Generator[Human]:
 
 
 class MemoryWorld(World):
-    """One story's bus and reconciler; everything else is as in its base class."""
+    """The bus and reconciler of one scenario, in memory; otherwise like its base class."""
 
     def __init__(self, loop: VirtualLoop, human: Human) -> None:
         super().__init__("memory", human)
@@ -105,13 +105,13 @@ class MemoryWorld(World):
         yield MemoryClient(self.bus, source)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Reply:
-        _, answer = await self._client.bus.ask_raw(
-            subject, payload, reply_timeout_seconds=PATIENCE_SECONDS
+        _, reply = await self._client.bus.ask_raw(
+            subject, payload, reply_timeout_seconds=TIMEOUT_SECONDS
         )
-        assert answer is not None, f"no answer about {subject}"
-        return answer
+        assert reply is not None, f"no reply about {subject}"
+        return reply
 
-    # --- looking
+    # --- reading and waiting
 
     async def until_settled(self) -> None:
         async def is_settled() -> bool:
@@ -129,12 +129,12 @@ class MemoryWorld(World):
         return dict(self.bus.rows.content)
 
     async def dead_letters(self) -> list[DeadLetterRecord]:
-        dead_dead_letters, _ = await self._client.bus.dead_letters()
-        return list(dead_dead_letters.values())
+        dead_letters, _ = await self._client.bus.dead_letters()
+        return list(dead_letters.values())
 
-    # --- beginning and end
+    # --- opening
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[MemoryWorld]:
+    async def open(self) -> AsyncGenerator[MemoryWorld]:
         yield self
         await self.stop_reconciler()

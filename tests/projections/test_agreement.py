@@ -6,12 +6,12 @@ import pytest
 
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
-from tests.judge.agreement import Agreement, unclassified
+from tests.judge.agreement import Agreement, unclassified_fields
 from tests.resource.building import converged
 
 
 def test_every_field_of_the_row_is_compared_or_known_not_to_follow_from_the_state() -> None:
-    assert unclassified() == set()
+    assert unclassified_fields() == set()
 
 
 @pytest.mark.parametrize(

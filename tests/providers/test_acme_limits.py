@@ -49,7 +49,7 @@ from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
-from tests.certificates import OWN_CA, root_in
+from tests.certificates import OWN_CA, create_root
 from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     HEAD,
@@ -57,7 +57,7 @@ from tests.hostile_server import (
     Answer,
     gzip_of_zeros,
     hostile_server,
-    measured_memory,
+    measure_memory,
     raw_server,
     send,
 )
@@ -117,7 +117,7 @@ async def test_an_authority_that_sends_too_much_is_an_error(what: str) -> None:
             timeout_seconds=3,
             guard=HostGuard(EVERYTHING),
         )
-        with measured_memory() as memory, pytest.raises(NotDoneError, match=words) as raised:
+        with measure_memory() as memory, pytest.raises(NotDoneError, match=words) as raised:
             await asyncio.wait_for(asyncio.to_thread(client.register, None), 20)
         client.close()
     assert len(raised.value.message) < 1000
@@ -270,7 +270,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
 
 async def test_authorities_that_hang_delay_no_other_authority(tmp_path: Path) -> None:
     """Of 20 calls at the same time, a namespace has ten, and two namespaces have five each."""
-    root = root_in(tmp_path)
+    root = create_root(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)
     config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
     provider = IssuersProvider(config, Secrets(), CallPermit())
@@ -397,7 +397,7 @@ def test_a_chain_that_each_listing_would_read_for_long_is_refused() -> None:
 async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = root_in(tmp_path)
+    root = create_root(tmp_path)
     config = ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING)
     provider = CertificatesProvider(config, Secrets(), CallPermit())
     issuer = IssuerRecord(

@@ -25,7 +25,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.secrecy import HIDDEN, Secrecy
-from tests.hostile_server import MIB, measured_memory
+from tests.hostile_server import MIB, measure_memory
 
 
 def answer_with(
@@ -176,7 +176,7 @@ def test_an_api_that_explains_a_refusal_in_megabytes_costs_little_memory(
     refused: Callable[[Response], ProviderError], field: str, status: int
 ) -> None:
     answer = answer_with(status, msgspec.json.encode({field: "ab " * MIB}))
-    with measured_memory() as memory:
+    with measure_memory() as memory:
         error = refused(answer)
     assert "ab ab ab" in error.message
     assert len(error.message) < 20_000

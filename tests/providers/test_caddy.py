@@ -13,7 +13,7 @@ from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract
-from tests.caddy import stored
+from tests.caddy import write_certificate
 
 pytestmark = [pytest.mark.caddy]
 
@@ -54,7 +54,9 @@ class TestRoutesWithTls(ProviderContract):
             {
                 "hosts": [host],
                 "backends": ["127.0.0.1:9001"],
-                "tls": stored(tmp_path_factory.mktemp("tls"), authority.issue_cert(host)),
+                "tls": write_certificate(
+                    tmp_path_factory.mktemp("tls"), authority.issue_cert(host)
+                ),
             }
             for host in ("a.example.org", "b.example.org")
         )

@@ -46,8 +46,8 @@ from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProv
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
-from tests.caddy import SERVERS, Hands, put, read_file, stored
-from tests.hostile_server import measured_loop
+from tests.caddy import SERVERS, CaddyAdmin, put, read_file, write_certificate
+from tests.hostile_server import measure_event_loop
 
 pytestmark = [pytest.mark.caddy]
 
@@ -70,10 +70,10 @@ async def routes(caddy_server: Caddy) -> AsyncIterator[Provider]:
 
 
 @pytest.fixture
-async def hands(caddy_server: Caddy) -> AsyncIterator[Hands]:
-    one = Hands(caddy_server)
+async def admin(caddy_server: Caddy) -> AsyncIterator[CaddyAdmin]:
+    one = CaddyAdmin(caddy_server)
     for server in ("http", "https"):
-        await one.does("PATCH", f"{SERVERS}/{server}/routes", [])
+        await one.send("PATCH", f"{SERVERS}/{server}/routes", [])
     yield one
     await one.close()
 
@@ -164,38 +164,38 @@ def test_two_ways_to_write_a_route_are_one() -> None:
 
 
 async def test_the_more_precise_is_asked_first_whatever_was_there_before(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     everything = {"@id": "everything", "handle": [{"handler": "static_response"}]}
     header = {"handle": [{"handler": "headers", "response": {"set": {"a": ["b"]}}}]}
-    await hands.does("POST", f"{SERVERS}/http/routes", header)
-    await hands.does("POST", f"{SERVERS}/http/routes", everything)
+    await admin.send("POST", f"{SERVERS}/http/routes", header)
+    await admin.send("POST", f"{SERVERS}/http/routes", everything)
     await create_route(routes, "wild", hosts=["*.example.org"])
     await create_route(routes, "host", hosts=["a.example.org"])
     await create_route(routes, "deep", hosts=["a.example.org"], paths=["/a/b"])
     await create_route(routes, "path", hosts=["a.example.org"], paths=["/a"])
     await create_route(routes, "elsewhere", hosts=["b.example.net"])
-    assert await hands.names() == [None, "deep", "path", "host", "wild", "elsewhere", "everything"]
+    assert await admin.names() == [None, "deep", "path", "host", "wild", "elsewhere", "everything"]
     assert (await read_route(routes, "elsewhere")).fields["differences"] == []
 
 
 async def test_a_route_that_is_moved_out_of_band_is_detected_and_moved_back(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     for name, paths in {"deep": ["/a"], "host": ["/"]}.items():
         await create_route(routes, name, hosts=["a.example.org"], paths=paths)
-    deep, host = await hands.sees(f"{SERVERS}/http/routes")
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [host, deep])
+    deep, host = await admin.get(f"{SERVERS}/http/routes")
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [host, deep])
     existing = await read_route(routes, "deep")
     assert existing.fields["differences"] == ["order"]
     assert existing in await listing(routes, Scope())
     mended = await updated(routes, existing, hosts=["a.example.org"], paths=["/a"])
     assert (mended.fields["differences"], mended.uid) == ([], existing.uid)
-    assert await hands.names() == ["deep", "host"]
+    assert await admin.names() == ["deep", "host"]
 
 
 async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_gives_the_reason(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     first = await create_route(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
     second = await create_route(routes, "second", hosts=["a.example.org"], paths=["/b", "/c"])
@@ -275,11 +275,11 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
 
 
 async def test_every_out_of_band_edit_is_detected_and_reverted(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     fields: Fields = {"hosts": ["a.example.org"], "paths": ["/a"]}
     own_route = await create_route(routes, "ours", **fields)
-    clean = await hands.find("ours")
+    clean = await admin.find("ours")
     assert clean is not None
     proxy = clean["handle"][0]
     edits: list[tuple[dict[str, Any], str]] = [
@@ -293,7 +293,7 @@ async def test_every_out_of_band_edit_is_detected_and_reverted(
         ({"handle": [{"handler": "static_response"}]}, "backends"),
     ]
     for edit, field in edits:
-        await hands.does("PATCH", "/id/ours", {**clean, **edit})
+        await admin.send("PATCH", "/id/ours", {**clean, **edit})
         existing = await read_route(routes, "ours")
         assert existing in await listing(routes, Scope())
         assert existing.uid == own_route.uid
@@ -304,7 +304,7 @@ async def test_every_out_of_band_edit_is_detected_and_reverted(
 
 
 async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     foreign_route: dict[str, Any] = {
         "@id": "theirs",
@@ -315,7 +315,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     inner: dict[str, Any] = {"@id": "nested", "handle": []}
     nested = {"handler": "subroute", "routes": [inner]}
     strange: list[dict[str, Any]] = [{"handle": [nested]}, {"@id": "a name", "handle": []}]
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [foreign_route, *strange, {"@id": 7}])
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [foreign_route, *strange, {"@id": 7}])
     objects = {each.name: each for each in await listing(routes, Scope())}
     assert objects.keys() == {"theirs", "7"}
     assert (objects["theirs"].labels, objects["theirs"].written_by) == ({}, None)
@@ -326,10 +326,10 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     assert caught.value.obstacle == objects["theirs"]
     with pytest.raises(NotDoneError, match="the id 'nested' belongs, or recently belonged"):
         await create_route(routes, "nested")
-    routes_before = await hands.sees(f"{SERVERS}/http/routes")
+    routes_before = await admin.get(f"{SERVERS}/http/routes")
     own_route = await create_route(routes, "ours")
     await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))
-    assert await hands.sees(f"{SERVERS}/http/routes") == routes_before
+    assert await admin.get(f"{SERVERS}/http/routes") == routes_before
     adopted = await updated(routes, objects["theirs"])
     assert adopted.uid == objects["theirs"].uid
     assert adopted.fields["differences"] == []
@@ -358,47 +358,47 @@ class EditBefore:
     may_send_now = False
     interval_seconds = 0.0
 
-    def __init__(self, hands: Hands, content: dict[str, Any], *, request: int) -> None:
-        self._hands, self._content, self._remaining = hands, content, request
+    def __init__(self, admin: CaddyAdmin, content: dict[str, Any], *, request: int) -> None:
+        self._admin, self._content, self._remaining = admin, content, request
 
     async def wait(self, *, has_priority: bool = False) -> None:
         self._remaining -= 1
         if self._remaining == 0:
-            await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)
+            await self._admin.send("PATCH", f"/id/{self._content['@id']}", self._content)
 
 
 async def test_an_edit_between_read_and_write_is_not_overwritten(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
-    edited = await hands.find("ours")
+    edited = await admin.find("ours")
     assert edited is not None
     edited["terminal"] = False
-    token = CALL_GATE.set(EditBefore(hands, edited, request=4))
+    token = CALL_GATE.set(EditBefore(admin, edited, request=4))
     with pytest.raises(NotDoneError, match="was changed during the write"):
         await updated(routes, own_route, hosts=["b.example.org"])
     CALL_GATE.reset(token)
-    assert await hands.find("ours") == edited
+    assert await admin.find("ours") == edited
     with pytest.raises(ConflictError):  # as the same action finds it when it is tried again
         await updated(routes, own_route, hosts=["b.example.org"])
 
 
 async def test_a_change_elsewhere_moves_the_route_and_hinders_nobody(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
-    await hands.does("PUT", f"{SERVERS}/http/routes/0", {"@id": "before", "handle": []})
+    await admin.send("PUT", f"{SERVERS}/http/routes/0", {"@id": "before", "handle": []})
     changed = await updated(routes, own_route, hosts=["b.example.org"])
     assert changed.fields["hosts"] == ["b.example.org"]
-    assert await hands.find("before") == {"@id": "before", "handle": []}
+    assert await admin.find("before") == {"@id": "before", "handle": []}
 
 
-async def test_each_change_is_seen_by_the_mark(routes: Provider, hands: Hands) -> None:
+async def test_each_change_is_seen_by_the_mark(routes: Provider, admin: CaddyAdmin) -> None:
     assert isinstance(routes, WatchingProvider)
     own_route = await create_route(routes, "ours")
     mark = await routes.changes(None)
     assert await routes.changes(mark) == mark
-    await hands.does("DELETE", "/id/ours")
+    await admin.send("DELETE", "/id/ours")
     assert await routes.changes(mark) != mark
     assert await routes.read(own_route.name) is None
 
@@ -407,22 +407,22 @@ async def test_each_change_is_seen_by_the_mark(routes: Provider, hands: Hands) -
 
 
 async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     with pytest.raises(NotDoneError, match=r"no server 'other' \(its servers: http, https\)"):
         await create_route(routes, "ours", server="other")
     listen = {"listen": ["127.0.0.1:0"]}
-    await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
+    await admin.send("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
     try:
         with pytest.raises(NotDoneError, match="Caddy itself would obtain certificates"):
             await create_route(routes, "ours", server="other", hosts=["a.example.org"])
     finally:
-        await hands.does("DELETE", f"{SERVERS}/other")
+        await admin.send("DELETE", f"{SERVERS}/other")
     assert await listing(routes, Scope()) == []
 
 
 async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
     bad = action("Update", "ours", {**own_route.fields, "balancing": "nonesuch"})
@@ -432,7 +432,7 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
     with pytest.raises(RefusedError):
         await routes.create(msgspec.structs.replace(bad, external_name="new", operation="Create"))
     assert await listing(routes, Scope()) == [own_route]
-    assert (await hands.find("new")) is None
+    assert (await admin.find("new")) is None
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,9 @@ def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError
     assert isinstance(caddy_refusal(Response("PATCH", "/config", 500, {}, content)), error)
 
 
-async def test_a_404_of_another_server_proves_nothing(caddy_server: Caddy, hands: Hands) -> None:
+async def test_a_404_of_another_server_proves_nothing(
+    caddy_server: Caddy, admin: CaddyAdmin
+) -> None:
     config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
     api = AdminApi(config, Secrets(), CallPermit())
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
@@ -464,10 +466,10 @@ async def test_a_404_of_another_server_proves_nothing(caddy_server: Caddy, hands
 
 
 async def test_a_caddy_without_a_configuration_is_waited_for(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
-    config_before = await hands.sees("/config/apps")
-    await hands.does("DELETE", "/config/apps")
+    config_before = await admin.get("/config/apps")
+    await admin.send("DELETE", "/config/apps")
     try:
         assert await listing(routes, Scope()) == []
         for call in (routes.read("ours"), create_route(routes, "ours")):
@@ -476,11 +478,11 @@ async def test_a_caddy_without_a_configuration_is_waited_for(
             ):
                 await call
     finally:
-        await hands.does("PUT", "/config/apps", config_before)
+        await admin.send("PUT", "/config/apps", config_before)
 
 
 async def test_readings_are_what_caddy_counts_of_its_backends(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     assert isinstance(routes, MeasuredProvider)
     await create_route(routes, "ours", backends=["127.0.0.1:9001", "127.0.0.1:9002"])
@@ -499,28 +501,28 @@ def authority() -> trustme.CA:
 
 
 async def test_a_certificate_comes_and_goes_with_its_route(
-    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+    routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    tls = stored(tmp_path, authority.issue_cert("a.example.org"))
+    tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
     own_route = await create_route(routes, "ours", hosts=["a.example.org"], tls=tls)
     assert own_route.fields["server"] == "https"
     assert own_route.outputs["urls"][0].startswith("https://a.example.org:")
-    entry = await hands.find("ours:certificate")
+    entry = await admin.find("ours:certificate")
     assert entry is not None
-    stored(tmp_path, authority.issue_cert("a.example.org"))
+    write_certificate(tmp_path, authority.issue_cert("a.example.org"))
     renewed = await read_route(routes, "ours")
     assert renewed.fields["differences"] == ["certificate"]
     assert renewed.outputs == own_route.outputs
     mended = await updated(routes, renewed, hosts=["a.example.org"], tls=tls)
     assert mended.fields["differences"] == []
     assert mended.outputs["certificate"] != own_route.outputs["certificate"]
-    await hands.does("DELETE", "/id/ours:certificate")
+    await admin.send("DELETE", "/id/ours:certificate")
     assert (await read_route(routes, "ours")).fields["differences"] == ["certificate"]
     assert (await updated(routes, await read_route(routes, "ours"), **_tls(tls))).fields[
         "differences"
     ] == []
     await routes.delete(with_version_of(action("Delete", "ours", {}), mended))
-    assert await hands.find("ours:certificate") is None
+    assert await admin.find("ours:certificate") is None
 
 
 def _tls(tls: Fields) -> Fields:
@@ -528,11 +530,11 @@ def _tls(tls: Fields) -> Fields:
 
 
 async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_change(
-    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+    routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    tls = stored(tmp_path, authority.issue_cert("a.example.org"))
+    tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
     own_route = await create_route(routes, "ours", **_tls(tls))
-    good = await hands.find("ours:certificate")
+    good = await admin.find("ours:certificate")
     good_key = read_file(tls["keyFile"])
     other_key = authority.issue_cert("a.example.org").private_key_pem.bytes()
     for content, why in (
@@ -550,73 +552,73 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
         assert ROUTE.ready(existing.fields, existing).reason == "CertificateFiles"
         with pytest.raises(NotDoneError, match=why):
             await create_route(routes, "new", **_tls(tls))
-        assert await hands.find("new") is None
+        assert await admin.find("new") is None
         changed = await updated(routes, existing, **_tls(tls), backends=[f"{why[:2]}:1"])
         assert changed.fields["backends"] == [f"{why[:2].lower()}:1"]
-        assert await hands.find("ours:certificate") == good
+        assert await admin.find("ours:certificate") == good
         assert "PRIVATE KEY" not in repr(changed)
     put(tls["keyFile"], good_key)
     assert "certificateProblem" not in (await read_route(routes, "ours")).outputs
 
 
 async def test_the_key_of_a_certificate_is_hidden_where_caddy_repeats_it(
-    caddy_server: Caddy, hands: Hands, authority: trustme.CA, tmp_path: Path
+    caddy_server: Caddy, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     """The worker sends it to Caddy; what Caddy says later, the observer may be told, too."""
     certificate = authority.issue_cert("a.example.org")
-    tls = stored(tmp_path, certificate)
+    tls = write_certificate(tmp_path, certificate)
     _, line, *_ = certificate.private_key_pem.bytes().decode().splitlines()
     worker, observer = Secrets(), Secrets()
     await create_route(connected(caddy_server, worker), "ours", **_tls(tls))
     assert worker.secrecy.is_in(f"loading new config: {line}")
     await listing(connected(caddy_server, observer), Scope())
     assert observer.secrecy.is_in(f"loading new config: {line}")
-    assert await hands.find("ours") is not None
+    assert await admin.find("ours") is not None
 
 
 async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
-    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+    routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    tls = stored(tmp_path, authority.issue_cert("a.example.org"))
-    config_before = await hands.sees("/config/apps/tls")
+    tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
+    config_before = await admin.get("/config/apps/tls")
     places: list[Fields | None] = [None, {}, {"certificates": {}}]
     try:
         for number, content in enumerate(places):
-            await hands.does("DELETE", "/config/apps/tls")
+            await admin.send("DELETE", "/config/apps/tls")
             if content is not None:
-                await hands.does("PUT", "/config/apps/tls", content)
+                await admin.send("PUT", "/config/apps/tls", content)
             own_route = await create_route(routes, f"ours-{number}", **_tls(tls))
             assert own_route.fields["differences"] == []
             await routes.delete(with_version_of(action("Delete", own_route.name, {}), own_route))
     finally:
-        await hands.does("PATCH", "/config/apps/tls", config_before)
+        await admin.send("PATCH", "/config/apps/tls", config_before)
 
 
 async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdrawn(
-    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+    routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     own_route = await create_route(
-        routes, "ours", **_tls(stored(tmp_path, authority.issue_cert("a.example.org")))
+        routes, "ours", **_tls(write_certificate(tmp_path, authority.issue_cert("a.example.org")))
     )
-    await hands.does("DELETE", "/id/ours")
+    await admin.send("DELETE", "/id/ours")
     assert await routes.read("ours") is None
     assert (await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))).absent
-    assert await hands.find("ours:certificate") is None
+    assert await admin.find("ours:certificate") is None
 
 
 # --- many
 
 
 async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     one = await create_route(routes, "one", hosts=["one.example.org"])
-    route = await hands.find("one")
+    route = await admin.find("one")
     many = [
         {**(route or {}), "@id": f"r{number}", "match": [{"host": [f"r{number}.example.org"]}]}
         for number in range(MANY)
     ]
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [route, *many])
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [route, *many])
     began = time.monotonic()
     listed = await listing(routes, Scope(), page_size=300)
     assert len(listed) == MANY + 1
@@ -626,15 +628,15 @@ async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
     changed = await updated(routes, one, hosts=["other.example.org"])
     assert changed.fields["hosts"] == ["other.example.org"]
     assert time.monotonic() - began < 5, "tenths of a second, on a machine with nothing else to do"
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [])
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [])
 
 
 async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     """The process makes the calls of all tenants, and looks at all routes for each of theirs."""
     await create_route(routes, "one", hosts=["one.example.org"])
-    route = await hands.find("one")
+    route = await admin.find("one")
     paths = [each for number in range(10) for each in (f"/{number}", f"/{number}/*")]
     many = [
         {
@@ -644,19 +646,19 @@ async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
         }
         for number in range(MANY)
     ]
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [*many, route])
-    async with measured_loop() as cost:
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [*many, route])
+    async with measure_event_loop() as cost:
         await updated(routes, await read_route(routes, "one"), hosts=["h1.r1.org"])
     assert cost.blocked_seconds < 0.3
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [])
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [])
 
 
 async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     await create_route(routes, "taken")
     inner: dict[str, Any] = {"@id": "nested", "handle": []}
-    await hands.does(
+    await admin.send(
         "POST",
         f"{SERVERS}/http/routes",
         {"handle": [{"handler": "subroute", "routes": [inner]}]},
@@ -688,7 +690,7 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
         assert (await routes.create(each)).replayed
 
 
-async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> None:
+async def test_many_at_once_cost_few_changes(routes: Provider, admin: CaddyAdmin) -> None:
     await create_route(routes, "first")
     counter = Counter()
     token = CALL_GATE.set(counter)
@@ -701,7 +703,7 @@ async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> 
 
 
 async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_continues(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     await create_route(routes, "first")
     expected_actions = [action("Create", f"r{each}", declared()) for each in range(3)]
@@ -720,20 +722,22 @@ async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_conti
     assert len(await listing(routes, Scope())) == 4
 
 
-async def test_a_server_without_a_list_of_routes_gets_one(routes: Provider, hands: Hands) -> None:
+async def test_a_server_without_a_list_of_routes_gets_one(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
     content = {"listen": ["127.0.0.1:0"], "automatic_https": {"disable": True}}
-    await hands.does("PUT", f"{SERVERS}/bare", content)
+    await admin.send("PUT", f"{SERVERS}/bare", content)
     try:
         await asyncio.gather(
             *(create_route(routes, f"r{each}", server="bare") for each in range(3))
         )
-        assert sorted(await hands.names("bare"), key=str) == ["r0", "r1", "r2"]
+        assert sorted(await admin.names("bare"), key=str) == ["r0", "r1", "r2"]
     finally:
-        await hands.does("DELETE", f"{SERVERS}/bare")
+        await admin.send("DELETE", f"{SERVERS}/bare")
 
 
 async def test_creations_at_once_take_turns_and_all_find_their_place(
-    routes: Provider, hands: Hands
+    routes: Provider, admin: CaddyAdmin
 ) -> None:
     paths = ["/", "/a", "/a/b", "/a/b/c", "/a/b/c/d"]
     await asyncio.gather(
@@ -742,4 +746,4 @@ async def test_creations_at_once_take_turns_and_all_find_their_place(
             for number, path in enumerate(paths)
         )
     )
-    assert await hands.names() == ["r4", "r3", "r2", "r1", "r0"]
+    assert await admin.names() == ["r4", "r3", "r2", "r1", "r0"]

@@ -12,13 +12,13 @@ from infra.components.certificates import Certificates
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.issuer import ISSUER
 from reconciler.provider.contract import ProviderContract
-from tests.certificates import OWN_CA, acme, make_issuer, root_in, trust
+from tests.certificates import OWN_CA, acme, create_issuer, create_root, trust
 from tests.host_access import EVERYTHING
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return root_in(tmp_path)
+    return create_root(tmp_path)
 
 
 class TestIssuers(ProviderContract):
@@ -47,7 +47,7 @@ class TestCertificates(ProviderContract):
 
     @pytest.fixture
     async def endpoint(self, root: Path, name: str) -> str:
-        await make_issuer(root, "own", OWN_CA)
+        await create_issuer(root, "own", OWN_CA)
         return root.as_uri()
 
 
@@ -79,5 +79,5 @@ class TestAcmeCertificates(ProviderContract):
     @pytest.fixture
     async def endpoint(self, root: Path, pebble: Certificates) -> str:
         trust(pebble, root)
-        await make_issuer(root, "pebble", acme(pebble))
+        await create_issuer(root, "pebble", acme(pebble))
         return root.as_uri()

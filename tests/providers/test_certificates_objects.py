@@ -49,13 +49,13 @@ from tests.acme_gate import AcmeGate, acme_gate
 from tests.certificates import (
     OWN_CA,
     acme,
-    issuers_in,
-    make_issuer,
-    root_in,
+    connect_issuers,
+    create_issuer,
+    create_root,
     trust,
 )
 from tests.host_access import EVERYTHING
-from tests.hostile_server import MIB, measured_memory
+from tests.hostile_server import MIB, measure_memory
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WEB: Fields = {"issuer": "own", "dnsNames": ["web.test"]}
@@ -73,7 +73,7 @@ FACTS = CertificateInfo(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return root_in(tmp_path)
+    return create_root(tmp_path)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_every_check_has_its_reason_in_its_docstring() -> None:
 async def test_what_is_delivered_serves_tls_and_is_trusted_by_the_authority_alone(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    authority = await make_issuer(root, "own", OWN_CA)
+    authority = await create_issuer(root, "own", OWN_CA)
     observed_certificate = await create_certificate(
         provider, {**WEB, "dnsNames": ["localhost"], "folder": "shop/tls"}
     )
@@ -348,7 +348,7 @@ async def read_over_tls(folder: Path) -> bytes:
 async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
     root: Path, provider: CertificatesProvider, lost_file: str
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     previous_certificate = await create_certificate(provider)
     for path in (root / "web").iterdir():
         if lost_file in (path.name, "all"):
@@ -367,7 +367,7 @@ async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
 async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
     root: Path, provider: CertificatesProvider, tmp_path: Path, how: str
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     await create_certificate(provider)
     await provider.create(create({**WEB, "folder": "theirs/web"}, "theirs"))
     match how:
@@ -378,7 +378,7 @@ async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
             os.truncate(root / "theirs/web/tls.crt", 256 * MIB)
         case _:
             os.truncate(root / "theirs/web/.reconciler-certificate", 256 * MIB)
-    with measured_memory() as memory:
+    with measure_memory() as memory:
         pages = [page async for page in provider.pages(Scope(), page_size=10)]
         foreign_certificate = next(each for page in pages for each in page if each.name == "theirs")
         with contextlib.suppress(RefusedError, NotDoneError):
@@ -393,7 +393,7 @@ async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
 async def test_out_of_band_changes_of_a_file_are_reverted(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     await create_certificate(provider)
     outside = tmp_path / "outside"
     outside.write_text("theirs")
@@ -419,7 +419,7 @@ async def test_out_of_band_changes_of_a_file_are_reverted(
 async def test_a_renewal_is_another_certificate_and_its_key_as_declared(
     root: Path, provider: CertificatesProvider, rotation: str, is_same: bool
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     fields: Fields = {**WEB, "keyRotation": rotation}
     previous_certificate = await create_certificate(provider, fields)
     key = (root / "web/tls.key").read_bytes()
@@ -436,7 +436,7 @@ async def test_a_renewal_is_another_certificate_and_its_key_as_declared(
 async def test_another_folder_moves_the_files_and_needs_no_order(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     previous_certificate = await create_certificate(provider)
     (root / "web/others").touch()
     fields: Fields = {**WEB, "folder": "shop/tls"}
@@ -454,7 +454,7 @@ async def test_another_folder_moves_the_files_and_needs_no_order(
 async def test_a_folder_of_others_is_never_written_to_and_nothing_is_ordered_for_it(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     (root / "web").mkdir()
     (root / "web/tls.key").write_text("theirs")
     with pytest.raises(
@@ -487,7 +487,7 @@ async def test_a_certificate_of_another_namespace_is_not_named(
             labels={OWNER_LABEL: f"log.{namespace}.Certificate.{name}"},
         )
 
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     await provider.create(of("default", "default-secret"))
     with pytest.raises(RefusedError) as raised:
         await provider.create(of(namespace, "second"))
@@ -497,7 +497,7 @@ async def test_a_certificate_of_another_namespace_is_not_named(
 async def test_nothing_is_made_within_the_directory_of_another_certificate(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     await provider.create(create({**WEB, "folder": "one/tls"}, "first"))
     files = {*(root / "one/tls").iterdir()}
     for folder in ("one/tls/inner", "one/tls/inner/web"):
@@ -516,9 +516,9 @@ async def test_nothing_is_made_within_the_directory_of_another_certificate(
 async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_anew(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    authority = await make_issuer(root, "own", OWN_CA)
+    authority = await create_issuer(root, "own", OWN_CA)
     previous_certificate = await create_certificate(provider)
-    async with issuers_in(root) as issuers:
+    async with connect_issuers(root) as issuers:
         again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
         again = msgspec.structs.replace(again, purpose="Renew")
         renewed = (await issuers.update(again)).object
@@ -536,7 +536,7 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
         assert (root / "web/ca.crt").read_text() == renewed.outputs["certificate"]
 
         await issuers.delete(with_version_of(action("Delete", "own", {}), renewed))
-    other_certificate = await make_issuer(root, "own", OWN_CA)
+    other_certificate = await create_issuer(root, "own", OWN_CA)
     now = await read_certificate(provider)
     assert "OtherAuthority" in now.fields["problems"]
     await provider.update(update(now))
@@ -548,7 +548,7 @@ async def test_a_certificate_never_outlives_its_authority(
     root: Path, provider: CertificatesProvider
 ) -> None:
     own: Fields = {"ownCa": {"commonName": "Short", "duration": "1h"}}
-    authority = await make_issuer(root, "own", own)
+    authority = await create_issuer(root, "own", own)
     observed_certificate = await create_certificate(provider)
     assert observed_certificate.outputs["notAfter"] == authority.outputs["notAfter"]
 
@@ -560,12 +560,12 @@ def revoked_in(path: str) -> x509.CertificateRevocationList:
 async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     for name, revokes in (("kept", False), ("taken-back", True)):
         effect = await provider.create(create({**WEB, "revokeOnDelete": revokes}, name))
         assert effect.object is not None
         await provider.delete(with_version_of(action("Delete", name, {}), effect.object))
-        async with issuers_in(root) as issuers:
+        async with connect_issuers(root) as issuers:
             own = await issuers.read("own")
         assert own is not None
         if not revokes:
@@ -578,12 +578,12 @@ async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
 async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    authority = await make_issuer(root, "own", OWN_CA)
+    authority = await create_issuer(root, "own", OWN_CA)
     for path in (root / STORE / "issuers/own").glob("*.key"):
         path.unlink()
     with pytest.raises(NotDoneError, match="restore it from a backup"):
         await provider.create(create())
-    async with issuers_in(root) as issuers:
+    async with connect_issuers(root) as issuers:
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["KeyMissing"]
@@ -596,10 +596,10 @@ async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
 async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key(
     root: Path,
 ) -> None:
-    previous_certificate = await make_issuer(root, "own", OWN_CA)
+    previous_certificate = await create_issuer(root, "own", OWN_CA)
     for path in (root / STORE / "issuers/own").glob("*.crt"):
         path.unlink()
-    async with issuers_in(root) as issuers:
+    async with connect_issuers(root) as issuers:
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["CertificateMissing"]
@@ -621,7 +621,7 @@ async def test_an_issuer_that_is_not_there_is_waited_for(provider: CertificatesP
 
 
 async def test_two_calls_at_once_are_one(root: Path, provider: CertificatesProvider) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     same = create({**WEB, "keyAlgorithm": "RSA-2048"})
     answers = await asyncio.gather(
         provider.create(same), provider.create(same), return_exceptions=True
@@ -644,8 +644,8 @@ OVER_ACME: Fields = {"issuer": "acme", "dnsNames": ["web.test"]}
 
 
 async def use(root: Path, gate: AcmeGate, **more: object) -> None:
-    gate.trust_in(root)
-    await make_issuer(root, "acme", acme(gate.pebble, gate.directory, **more))
+    gate.add_to_trust_of(root)
+    await create_issuer(root, "acme", acme(gate.pebble, gate.directory, **more))
 
 
 @pytest.mark.pebble
@@ -678,7 +678,7 @@ async def test_a_crash_after_any_request_continues_with_the_same_order(
 async def test_a_deletion_removes_the_key_of_an_unfinished_creation(
     root: Path, provider: CertificatesProvider
 ) -> None:
-    await make_issuer(root, "own", OWN_CA)
+    await create_issuer(root, "own", OWN_CA)
     assert await is_cut(4, provider.create(create()))  # before the authority signs
     folder = root / STORE / "certificates"
     assert list(folder.glob("web/*.key"))
@@ -883,9 +883,9 @@ async def test_an_authority_that_is_not_trusted_is_not_talked_to(
 ) -> None:
     trust(pebble, root)  # the gate has another certificate
     with pytest.raises(NotDoneError, match=r"set spec\.acme\.caFile to the CA to trust") as refused:
-        await make_issuer(root, "acme", acme(pebble, gate.directory))
+        await create_issuer(root, "acme", acme(pebble, gate.directory))
     assert refused.value.status == 424
-    async with issuers_in(root) as issuers:
+    async with connect_issuers(root) as issuers:
         assert await issuers.read("acme") is None
 
 
@@ -913,14 +913,14 @@ async def test_an_authority_that_lost_everything_gets_the_account_again_by_its_k
     await pebble.start(tmp_path / "own-pebble")
     try:
         trust(pebble, root)
-        account = await make_issuer(root, "acme", acme(pebble))
+        account = await create_issuer(root, "acme", acme(pebble))
         previous_certificate = await create_certificate(provider, OVER_ACME)
         await pebble.kill()
         await pebble.start(tmp_path / "own-pebble")
         renewed = (await provider.update(renewal(previous_certificate, OVER_ACME))).object
         assert renewed is not None
         assert renewed.outputs["serial"] != previous_certificate.outputs["serial"]
-        async with issuers_in(root) as issuers:
+        async with connect_issuers(root) as issuers:
             now = await issuers.read("acme")
         assert now is not None
         assert now.uid == account.uid

@@ -725,18 +725,18 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
 ) -> None:
     await case.create_disk()
     attachment = await case.attached()
-    hands, device = engine.hands, attachment.outputs["device"]
+    admin, device = engine.admin, attachment.outputs["device"]
     options = {"type": "ext4", "device": device}
     try:
-        hands.post("/volumes/create", {"Name": unique, "DriverOpts": options})
+        admin.post("/volumes/create", {"Name": unique, "DriverOpts": options})
         mount = {"Type": "volume", "Source": unique, "Target": "/data"}
         body = {
             "Image": engine.image,
             "Cmd": ["sh", "-c", "echo from a container >/data/file; exec sleep 9999"],
             "HostConfig": {"Mounts": [mount]},
         }
-        hands.post("/containers/create", body, name=unique)
-        hands.post(f"/containers/{unique}/start")
+        admin.post("/containers/create", body, name=unique)
+        admin.post(f"/containers/{unique}/start")
         file = case.place() / "file"
 
         async def is_written() -> bool:
@@ -746,7 +746,7 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
         with pytest.raises(NotDoneError, match=rf"is also mounted at .*{unique}"):
             await case.deletes(attachment)
     finally:
-        await asyncio.to_thread(hands.remove_all, unique)
+        await asyncio.to_thread(admin.remove_all, unique)
     await case.deletes(attachment)
     assert remaining_mounts(case.root) == ([], [])
 

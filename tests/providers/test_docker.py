@@ -51,7 +51,7 @@ class OnEngine(ProviderContract):
     @pytest.fixture
     def endpoint(self, engine: TestEngine, name: str) -> Iterator[str]:
         yield engine.endpoint
-        engine.hands.remove_all(name)
+        engine.admin.remove_all(name)
 
 
 class TestContainerContract(OnEngine):
@@ -82,7 +82,7 @@ class Case:
     """A provider on the Engine, and what a test does with it; nothing is left of its names."""
 
     def __init__(self, engine: TestEngine, prefix: str, folder: Path) -> None:
-        self.hands, self.image, self.prefix = engine.hands, engine.image, prefix
+        self.admin, self.image, self.prefix = engine.admin, engine.image, prefix
         self.stores = open_stores(folder)
         config = ProviderConfigSpec(
             provider="docker",
@@ -116,7 +116,7 @@ async def case(engine: TestEngine, name: str, tmp_path: Path) -> AsyncIterator[C
     yield one
     await one.containers.close()
     await one.volumes.close()
-    await asyncio.to_thread(engine.hands.remove_all, name)
+    await asyncio.to_thread(engine.admin.remove_all, name)
 
 
 def as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
@@ -136,7 +136,7 @@ async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
     effect = await containers.create(action("Create", case.prefix, fields))
     await containers.close()
     assert as_declared(effect.object, fields)
-    inspected = case.hands.inspect(case.prefix)
+    inspected = case.admin.inspect(case.prefix)
     assert inspected is not None
     expected = None if users == ("0",) else ["no-new-privileges"]
     assert (inspected["HostConfig"]["SecurityOpt"] or None) == expected
@@ -148,8 +148,8 @@ async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
 async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> None:
     network = f"{case.prefix}-net"
     pool = {"Config": [{"Subnet": "10.199.77.0/24"}]}
-    case.hands.post("/networks/create", {"Name": network, "IPAM": pool})
-    case.hands.post("/volumes/create", {"Name": f"{case.prefix}-v"})
+    case.admin.post("/networks/create", {"Name": network, "IPAM": pool})
+    case.admin.post("/volumes/create", {"Name": f"{case.prefix}-v"})
     spec: Fields = {
         "command": ["sleep", "5000"],
         "entrypoint": ["/bin/busybox"],
@@ -199,7 +199,7 @@ async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_
         last: str = found[-1].id if path == "/containers/json" and found else ""
         if last in mine and not deleted:
             deleted.append(last)
-            await asyncio.to_thread(case.hands.delete, f"/containers/{last}", force="true")
+            await asyncio.to_thread(case.admin.delete, f"/containers/{last}", force="true")
         return found
 
     monkeypatch.setattr(EngineApi, "get", ask)
@@ -210,7 +210,7 @@ async def test_what_the_image_and_the_engine_fill_in_is_no_difference(case: Case
     container = await case.create_container(memoryBytes=32 * MIB)
 
     assert container.fields == case.fields(memoryBytes=32 * MIB)
-    inspected = case.hands.inspect(case.prefix)
+    inspected = case.admin.inspect(case.prefix)
     assert inspected is not None
     assert "OF_THE_IMAGE=1" in inspected["Config"]["Env"]
     assert inspected["HostConfig"]["MemorySwap"] == 64 * MIB
@@ -224,7 +224,7 @@ async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: C
 
     assert container.fields["env"] == {"PLAIN": "1", "PASSWORD": {"secret": digest}}
     assert PLANTED not in repr(container)
-    inspected = case.hands.inspect(case.prefix)
+    inspected = case.admin.inspect(case.prefix)
     assert inspected is not None
     assert f"PASSWORD={PLANTED}" in inspected["Config"]["Env"]
     assert PLANTED not in repr(inspected["Config"]["Labels"])
@@ -234,7 +234,7 @@ async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: C
 
 async def test_a_foreign_environment_is_shown_as_digests(case: Case) -> None:
     body = {"Image": case.image, "Env": [f"TOKEN={PLANTED}"]}
-    case.hands.post("/containers/create", body, name=case.prefix)
+    case.admin.post("/containers/create", body, name=case.prefix)
     existing = await case.containers.read(case.prefix)
 
     assert existing is not None
@@ -259,10 +259,10 @@ async def test_the_beginning_of_an_id_is_no_name(case: Case) -> None:
 
 async def test_a_container_that_was_renamed_is_deleted_by_its_id(case: Case) -> None:
     container = await case.create_container()
-    case.hands.post(f"/containers/{case.prefix}/rename", name=f"{case.prefix}-away")
+    case.admin.post(f"/containers/{case.prefix}/rename", name=f"{case.prefix}-away")
     assert await case.containers.read(case.prefix) is None
     await case.containers.delete(with_version_of(action("Delete", container.name, {}), container))
-    assert case.hands.containers(case.prefix) == []
+    assert case.admin.containers(case.prefix) == []
 
 
 @pytest.mark.parametrize("label", sorted(RESERVED_LABELS))
@@ -295,8 +295,8 @@ class CutAt:
 
 
 async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> None:
-    case.hands.post("/networks/create", {"Name": f"{case.prefix}-a"})
-    case.hands.post("/networks/create", {"Name": f"{case.prefix}-b"})
+    case.admin.post("/networks/create", {"Name": f"{case.prefix}-a"})
+    case.admin.post("/networks/create", {"Name": f"{case.prefix}-b"})
     networks = [{"name": f"{case.prefix}-{each}"} for each in "ab"]
     fields, requests = case.fields(networks=networks), 0
     states: list[tuple[str, bool]] = []
@@ -316,7 +316,7 @@ async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> N
             CALL_GATE.reset(token)
         if raised_error is None:
             break
-        half = case.hands.inspect(name)
+        half = case.admin.inspect(name)
         is_made = half is not None
         assert not is_made or not isinstance(raised_error, NotDoneError), (
             "that means: nothing was done"
@@ -349,8 +349,8 @@ async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
         with pytest.raises(NotDoneError, match=words) as caught:
             await case.create_container(**spec)
         assert caught.value.status in (404, 409), "no sign of an Engine that fails"
-    assert case.hands.containers(case.prefix) == []
-    assert case.hands.volume(f"{case.prefix}-typo") is None
+    assert case.admin.containers(case.prefix) == []
+    assert case.admin.volume(f"{case.prefix}-typo") is None
 
 
 async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case: Case) -> None:
@@ -384,7 +384,7 @@ async def test_what_is_written_in_another_way_is_no_difference(case: Case) -> No
 
 
 async def test_a_network_is_declared_by_its_name(case: Case) -> None:
-    network = case.hands.post("/networks/create", {"Name": f"{case.prefix}-net"})
+    network = case.admin.post("/networks/create", {"Name": f"{case.prefix}-net"})
     plain = await case.create_container("-plain")
     for id_ in (network["Id"], network["Id"][:12]):
         with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
@@ -421,7 +421,7 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
 
 async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
     network = f"{case.prefix}-net"
-    case.hands.post("/networks/create", {"Name": network})
+    case.admin.post("/networks/create", {"Name": network})
     container = await case.create_container(memoryBytes=32 * MIB, cpus=0.5)
     changes: list[Fields] = [
         {"memoryBytes": 96 * MIB, "cpus": 1.5, "restart": "on-failure", "maxRestarts": 2},
@@ -448,7 +448,7 @@ async def test_one_that_runs_no_more_is_not_as_declared_and_started_again(
     case: Case, harm: str
 ) -> None:
     container = await case.create_container()
-    case.hands.post(f"/containers/{case.prefix}/{harm}", **({"t": "0"} if harm == "stop" else {}))
+    case.admin.post(f"/containers/{case.prefix}/{harm}", **({"t": "0"} if harm == "stop" else {}))
     existing = await case.containers.read(case.prefix)
     assert existing is not None
     assert existing.fields["running"] is False
@@ -481,7 +481,7 @@ async def test_it_is_ready_when_its_health_check_agrees(case: Case) -> None:
 async def test_a_volume_that_is_there_is_a_conflict_though_the_engine_says_created(
     case: Case,
 ) -> None:
-    case.hands.post("/volumes/create", {"Name": case.prefix, "Labels": {"whose": "theirs"}})
+    case.admin.post("/volumes/create", {"Name": case.prefix, "Labels": {"whose": "theirs"}})
     create = action("Create", case.prefix, VOLUME.checked_fields({}))
     with pytest.raises(ConflictError) as caught:
         await case.volumes.create(create)
@@ -527,7 +527,7 @@ async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
     log = b""
     for _ in range(100):
         query = {"stdout": "1", "stderr": "1"}
-        log = case.hands.http.get(f"/containers/{case.prefix}-user/logs", params=query).content
+        log = case.admin.http.get(f"/containers/{case.prefix}-user/logs", params=query).content
         if b"No space left" in log:
             break
         await asyncio.sleep(0.05)
@@ -546,9 +546,9 @@ async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_reporte
     def happens(suffix: str) -> None:
         if kind == "containers":
             name = f"{case.prefix}{suffix}"
-            case.hands.post("/containers/create", {"Image": case.image}, name=name)
+            case.admin.post("/containers/create", {"Image": case.image}, name=name)
         else:
-            case.hands.post("/volumes/create", {"Name": f"{case.prefix}{suffix}"})
+            case.admin.post("/volumes/create", {"Name": f"{case.prefix}{suffix}"})
 
     async def newest(mark: str | None) -> str:
         """Follow until nothing is new: other tests use the Engine, too."""
@@ -598,9 +598,9 @@ async def test_what_a_container_writes_is_read_and_followed(case: Case) -> None:
             chunks.append(piece)
             if b"".join(chunks).count(b"\n") == 2:
                 touch = {"Cmd": ["/bin/touch", "/tmp/on"]}
-                started = case.hands.post(f"/containers/{case.prefix}/exec", touch)
+                started = case.admin.post(f"/containers/{case.prefix}/exec", touch)
                 await asyncio.to_thread(
-                    case.hands.post, f"/exec/{started['Id']}/start", {"Detach": True}
+                    case.admin.post, f"/exec/{started['Id']}/start", {"Detach": True}
                 )
     assert b"".join(chunks).endswith(b"three\n"), "it ends with the container"
     with pytest.raises(NotFoundError):

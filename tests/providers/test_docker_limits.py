@@ -20,8 +20,8 @@ from tests.hostile_server import (
     Answer,
     gzip_of_zeros,
     hostile_server,
-    measured_loop,
-    measured_resident,
+    measure_event_loop,
+    measure_resident_memory,
     send,
 )
 
@@ -78,8 +78,8 @@ async def test_events_that_are_too_large_are_an_error_that_names_the_limit(what:
     answer, words = EVENTS[what]
     with hostile_server(engine(answer)) as port:
         provider = provider_at(port)
-        async with measured_loop() as loop:
-            with measured_resident() as memory, pytest.raises(ProviderError, match=words):
+        async with measure_event_loop() as loop:
+            with measure_resident_memory() as memory, pytest.raises(ProviderError, match=words):
                 await asyncio.wait_for(provider.changes("1"), 20)
         await provider.close()
     assert memory.peak_bytes < ENOUGH_BYTES
@@ -91,7 +91,7 @@ async def test_a_listing_that_is_too_large_is_an_error_that_names_the_limit() ->
     with hostile_server(engine(huge)) as port:
         provider = provider_at(port)
         with (
-            measured_resident() as memory,
+            measure_resident_memory() as memory,
             pytest.raises(ProviderError, match="longer than 32 MiB"),
         ):
             async for _ in provider.pages(Scope(), page_size=100):
@@ -200,7 +200,7 @@ async def test_the_largest_containers_leave_the_event_loop_to_others() -> None:
     containers = [with_variables(str(number), 32_000) for number in range(24)]
     with hostile_server(engine_of(*containers)) as port:
         provider = provider_at(port)
-        async with measured_loop() as loop:
+        async with measure_event_loop() as loop:
             pages = [page async for page in provider.pages(Scope(), page_size=100)]
             await provider.read("name-1")
         await provider.close()

@@ -32,9 +32,9 @@ from tests.hostile_server import (
     MIB,
     gzip_of_zeros,
     hostile_server,
-    measured_loop,
-    measured_memory,
-    measured_resident,
+    measure_event_loop,
+    measure_memory,
+    measure_resident_memory,
     send,
 )
 from tests.hostile_server import (
@@ -111,9 +111,9 @@ ENDLESS = {
 async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
     serve, words = ENDLESS[what]
     async with api_of(serve) as api:
-        with measured_memory() as memory, pytest.raises(UnknownResultError, match=words):
+        with measure_memory() as memory, pytest.raises(UnknownResultError, match=words):
             await api.call("PUT", "/x")
-        async with measured_loop() as loop:
+        async with measure_event_loop() as loop:
             with pytest.raises(UnknownResultError, match=words):
                 await api.call("PUT", "/x")
     assert memory.peak_bytes < ENOUGH_BYTES
@@ -139,7 +139,7 @@ async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
 
     async with api_of(serve, concurrency=12) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(12)]
-        with measured_memory() as memory:
+        with measure_memory() as memory:
             completed, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         release.set()
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -172,7 +172,7 @@ async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: 
     body = b"[" + (value + b",") * (24 * MIB // len(value + b",")) + b"1]"
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
     async with api_of(send(head, body)) as api:
-        with measured_memory() as memory, pytest.raises(NotDoneError, match="128 MiB of memory"):
+        with measure_memory() as memory, pytest.raises(NotDoneError, match="128 MiB of memory"):
             await api.call("GET", "/x")
     assert memory.peak_bytes < 2 * ENOUGH_BYTES
 
@@ -191,7 +191,7 @@ async def test_a_body_that_is_packed_otherwise_is_an_error(encoding: str) -> Non
     body = gzip.compress(gzip_of_zeros(512 * MIB))
     head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
     async with api_of(send(head % (encoding.encode(), len(body)), body)) as api:
-        with measured_memory() as memory, pytest.raises(NotDoneError) as raised:
+        with measure_memory() as memory, pytest.raises(NotDoneError) as raised:
             await api.call("GET", "/x")
     words = f"encoded as '{encoding[:40]}', but only a single gzip encoding is supported"
     assert words in str(raised.value)
@@ -220,7 +220,7 @@ async def test_packed_bodies_count_until_they_are_unpacked() -> None:
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with api_of(send(head, body), concurrency=24) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(24)]
-        with measured_resident() as memory:
+        with measure_resident_memory() as memory:
             results = await asyncio.gather(*calls, return_exceptions=True)
     assert any("longer than 128 MiB" in str(each) for each in results)
     assert memory.peak_bytes < 2 * connections.MAX_HELD_BYTES + ENOUGH_BYTES

@@ -28,7 +28,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
-from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
+from tests.hostile_server import MIB, measure_event_loop, measure_resident_memory, raw_server
 from tests.providers.connect import Connect
 
 ENOUGH_BYTES = 200 * MIB
@@ -108,8 +108,8 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
         )
         assert STREAM.connect is not None
         provider = STREAM.connect(config, Secrets(), CallPermit())
-        async with measured_loop() as loop:
-            with measured_resident() as memory, pytest.raises(ProviderError) as raised:
+        async with measure_event_loop() as loop:
+            with measure_resident_memory() as memory, pytest.raises(ProviderError) as raised:
                 async for _ in provider.pages(Scope(), page_size=100):
                     pass
         await provider.close()

@@ -39,16 +39,16 @@ from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.hostile_server import measured_memory
+from tests.hostile_server import measure_memory
 from tests.nftables import (
     Backend,
     Echo,
     Host,
     Namespace,
     Network,
+    is_refused_within,
     namespace,
     network,
-    refused_within,
 )
 
 pytestmark = pytest.mark.nftables
@@ -136,7 +136,7 @@ def at(net: Network) -> list[tuple[str, int]]:
 
 def callers(net: Network, times: int) -> Counter[str]:
     """Have each client call so many times; return how often each backend answered."""
-    answers = [each.calls(VIRTUAL, 80).split()[0] for each in net.clients for _ in range(times)]
+    answers = [each.connect(VIRTUAL, 80).split()[0] for each in net.clients for _ in range(times)]
     return Counter(answers)
 
 
@@ -157,7 +157,7 @@ async def test_two_clients_reach_two_backends_through_a_virtual_address_evenly(
 
     await routed.updated(service, *at(net), balance="SourceAddress")
     for each in net.clients:
-        answers = {await asyncio.to_thread(each.calls, VIRTUAL, 80) for _ in range(10)}
+        answers = {await asyncio.to_thread(each.connect, VIRTUAL, 80) for _ in range(10)}
         assert len(answers) == 1, "a client is always answered by the same one"
 
 
@@ -167,7 +167,7 @@ async def test_three_backends_are_reached_in_turn_and_the_machine_itself_is_a_cl
     first, second = at(net)
     await routed.create_service("web", first, second, (first[0], first[1]), balance="RoundRobin")
     router = Host("router", net.router, "10.77.1.1")
-    answers = [await asyncio.to_thread(router.calls, VIRTUAL, 80) for _ in range(10)]
+    answers = [await asyncio.to_thread(router.connect, VIRTUAL, 80) for _ in range(10)]
     assert Counter(each.split()[0] for each in answers) == {"b0": 5, "b1": 5}
     net.backends.append(Backend(net.backends[0].host, 9090))
     service = await routed.provider.read("web")
@@ -183,13 +183,13 @@ async def test_backends_see_this_machine_or_the_client_as_declared(
 ) -> None:
     client = net.clients[0]
     service = await routed.create_service("web", at(net)[0])
-    source_address = (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1]
+    source_address = (await asyncio.to_thread(client.connect, VIRTUAL, 80)).split()[1]
     assert source_address == net.backends[0].host.address.removesuffix("2") + "1", (
         "the router's own address"
     )
     service = await routed.updated(service, at(net)[0], masquerade=False)
     assert service.fields["masquerade"] is False
-    assert (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1] == client.address
+    assert (await asyncio.to_thread(client.connect, VIRTUAL, 80)).split()[1] == client.address
 
 
 async def test_without_backends_connections_are_refused_at_once(
@@ -199,11 +199,11 @@ async def test_without_backends_connections_are_refused_at_once(
     service = await routed.create_service("web")
     assert SERVICE.ready(service.fields, service).reason == "NoBackends"
     for each in (*net.clients, Host("router", net.router, "10.77.1.1")):
-        call = partial(each.calls, VIRTUAL, 80)
-        assert await asyncio.to_thread(refused_within, AT_ONCE_SECONDS, call), each.name
+        call = partial(each.connect, VIRTUAL, 80)
+        assert await asyncio.to_thread(is_refused_within, AT_ONCE_SECONDS, call), each.name
     service = await routed.updated(service, *at(net))
     assert SERVICE.ready(service.fields, service).is_ready
-    await asyncio.to_thread(client.calls, VIRTUAL, 80)
+    await asyncio.to_thread(client.connect, VIRTUAL, 80)
 
     service = await routed.updated(service, at(net)[1])
     assert await asyncio.to_thread(callers, net, 10) == {"b1": 20}, "what is taken out is out"
@@ -217,10 +217,10 @@ async def test_datagrams_are_sent_on_and_refused(routed: Services, net: Network)
     try:
         dns = {"port": 53, "protocol": "udp"}
         service = await routed.create_service("dns", (host.address, 5353), **dns)
-        assert await asyncio.to_thread(client.asks, VIRTUAL, 53) == "b0"
+        assert await asyncio.to_thread(client.send_datagram, VIRTUAL, 53) == "b0"
         await routed.updated(service, **dns)
-        call = partial(client.asks, VIRTUAL, 53)
-        assert await asyncio.to_thread(refused_within, AT_ONCE_SECONDS, call)
+        call = partial(client.send_datagram, VIRTUAL, 53)
+        assert await asyncio.to_thread(is_refused_within, AT_ONCE_SECONDS, call)
     finally:
         echo.close()
 
@@ -321,11 +321,11 @@ async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
             "web", at(net)[1], address="198.18.0.2"
         )
         assert await asyncio.to_thread(callers, net, 2) == {"b0": 4}
-        assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
+        assert (await asyncio.to_thread(net.clients[0].connect, "198.18.0.2", 80))[:2] == "b1"
         assert await one.listed() == [mine]
         await one.provider.delete(with_version_of(action("Delete", "web", {}), mine))
         assert await other_services.listed() == [foreign_service]
-        assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
+        assert (await asyncio.to_thread(net.clients[0].connect, "198.18.0.2", 80))[:2] == "b1"
     finally:
         await one.provider.close()
         await other_services.provider.close()
@@ -843,7 +843,7 @@ async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(
     full = provider_at(services.place.endpoint(), timeout_seconds=30)
     full.nft.program = ("sh", "-c", script)
     children_before = children()
-    with measured_memory() as memory, pytest.raises(NotDoneError, match=words):
+    with measure_memory() as memory, pytest.raises(NotDoneError, match=words):
         await full.read("web")
     assert memory.peak_bytes < 5 * nft_module.MAX_OUTPUT_BYTES
     assert children() == children_before

@@ -21,7 +21,7 @@ from infra.providers.postgres.role import DATABASE_ROLE
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.contract import Connect, ProviderContract
-from tests.postgres import hands
+from tests.postgres import connect_superuser
 
 pytestmark = [pytest.mark.postgres]
 
@@ -76,7 +76,7 @@ class WithSchemas:
             if not is_there:
                 _, database, schema = name.replace("@", "/").split("/")
                 target = sql.Identifier(schema)
-                async with await hands(self._server, database) as connection:
+                async with await connect_superuser(self._server, database) as connection:
                     await connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {}").format(target))
                     await connection.execute(sql.SQL("CREATE SCHEMA {}").format(target))
         return await self._provider.create(action)
@@ -109,7 +109,7 @@ class TestGrants(ProviderContract):
 
     @pytest.fixture
     async def name(self, postgres_server: Postgres, unique: str) -> str:
-        async with await hands(postgres_server) as connection:
+        async with await connect_superuser(postgres_server) as connection:
             await connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(unique)))
             with suppress(psycopg.errors.DuplicateDatabase):
                 await connection.execute("CREATE DATABASE granting")

@@ -25,9 +25,8 @@ from reconciler.errors import NotDoneError, UnreadableObjectsError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import listing
 from reconciler.provider.secrets import Secrets
-from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
-from tests.postgres import Hands
-from tests.postgres import hands as hands_on
+from tests.hostile_server import MIB, measure_event_loop, measure_resident_memory, raw_server
+from tests.postgres import Superuser, connect_superuser
 from tests.providers.connect import Connect
 
 ENOUGH_BYTES = 4 * limits.MAX_RESULT_BYTES
@@ -137,8 +136,8 @@ async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what:
             Secrets(),
             CallPermit(),
         )
-        async with measured_loop() as loop:
-            with measured_resident() as memory, pytest.raises(NotDoneError, match=words):
+        async with measure_event_loop() as loop:
+            with measure_resident_memory() as memory, pytest.raises(NotDoneError, match=words):
                 async with server.session() as session:
                     await session.run(sql.SQL("SELECT 1"))
         await server.close()
@@ -188,7 +187,7 @@ async def test_a_login_with_millions_of_scram_iterations_stops_nothing_else() ->
     """libpq computes as many as the server names, up to two thousand million, in C."""
     with raw_server(scram_login(3_000_000)) as port:
         server, other_server = server_at(port, seconds=1), server_at(port, seconds=1)
-        async with measured_loop() as loop:
+        async with measure_event_loop() as loop:
             first = await connection_error(server)
             began = time.monotonic()
             second, third = await connection_error(server), await connection_error(other_server)
@@ -234,24 +233,24 @@ async def test_a_huge_text_in_the_catalog_is_not_read(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
     """A tenant can write 1 GiB into the comment of its database, and a verifier of its role."""
-    hands = Hands(postgres_server)
+    superuser = Superuser(postgres_server)
     name = sql.Identifier(unique)
     try:
-        await hands.run(sql.SQL("CREATE ROLE {}").format(name))
-        await hands.run(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
+        await superuser.run(sql.SQL("CREATE ROLE {}").format(name))
+        await superuser.run(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
         for target in ("DATABASE", "ROLE"):
             write = sql.SQL(
                 "DO $$ BEGIN EXECUTE 'COMMENT ON {} {} IS ' || quote_literal("
                 "repeat('é', 40000000) || e'\\nreconciler: {{\"key\":\"k\"}}'); END $$"
             )
-            await hands.run(write.format(sql.SQL(target), name))
+            await superuser.run(write.format(sql.SQL(target), name))
         verifier = sql.SQL(
             "UPDATE pg_authid SET rolpassword = 'SCRAM-SHA-256$4096:' || repeat('A', 40000000)"
             " WHERE rolname = {}"
         )
-        await hands.run(verifier.format(unique))
+        await superuser.run(verifier.format(unique))
         began = time.monotonic()
-        await hands.run(sql.SQL("SELECT max(right(description, 1)) FROM pg_shdescription"))
+        await superuser.run(sql.SQL("SELECT max(right(description, 1)) FROM pg_shdescription"))
         reading_both = time.monotonic() - began
         for kind in (DATABASE, DATABASE_ROLE):
             provider = connect(kind, postgres_server.endpoint)
@@ -265,16 +264,16 @@ async def test_a_huge_text_in_the_catalog_is_not_read(
             assert time.monotonic() - began < reading_both / 2
             assert [each.written_by for each in objects] == [None]
     finally:
-        await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(name))
-        await hands.run(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
-        await hands.close()
+        await superuser.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(name))
+        await superuser.run(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
+        await superuser.close()
 
 
 @pytest.mark.postgres
 async def test_the_comments_of_a_page_are_no_result_that_is_too_large(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
-    hands = Hands(postgres_server)
+    superuser = Superuser(postgres_server)
     count = limits.MAX_RESULT_BYTES // limits.MAX_TEXT_BYTES + 1
     names = [f"{unique}_{each}" for each in range(count)]
     login, password = sql.Identifier(f"{unique}l"), "planted-password-77a1"
@@ -282,18 +281,18 @@ async def test_the_comments_of_a_page_are_no_result_that_is_too_large(
     endpoint = f"postgresql://{unique}l@127.0.0.1:{postgres_server.port}/postgres"
     write = sql.SQL("CREATE ROLE {}; COMMENT ON ROLE {} IS {}")
     drop = sql.SQL("DROP ROLE IF EXISTS {}")
-    superuser = sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}")
+    create = sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}")
     try:
-        await hands.run(superuser.format(login, password))
+        await superuser.run(create.format(login, password))
         for each in map(sql.Identifier, names):
-            await hands.run(write.format(each, each, "x" * limits.MAX_TEXT_BYTES))
+            await superuser.run(write.format(each, each, "x" * limits.MAX_TEXT_BYTES))
         provider = connect(DATABASE_ROLE, endpoint, secret=password)
         pages = provider.pages(Scope(prefix=f"{unique}_"), page_size=1000)
         assert sum([len(page) async for page in pages]) == count
     finally:
         roles = [login, *map(sql.Identifier, names)]
-        await hands.run(drop.format(sql.SQL(", ").join(roles)))
-        await hands.close()
+        await superuser.run(drop.format(sql.SQL(", ").join(roles)))
+        await superuser.close()
 
 
 @pytest.mark.postgres
@@ -301,14 +300,14 @@ async def test_invalid_text_in_the_catalog_hides_no_others(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
     """In a database without an encoding, a tenant can write any bytes into the shared catalog."""
-    hands = Hands(postgres_server)
+    superuser = Superuser(postgres_server)
     tenants, other_name = sql.Identifier(f"{unique}a"), sql.Identifier(f"{unique}b")
     role = sql.SQL(f'"{unique}c\\377"')  # pyright: ignore[reportArgumentType]
     try:
         create = "CREATE DATABASE {} TEMPLATE template0 ENCODING SQL_ASCII LOCALE 'C'"
-        await hands.run(sql.SQL(create).format(tenants))
-        await hands.run(sql.SQL("CREATE DATABASE {}").format(other_name))
-        async with await hands_on(postgres_server, f"{unique}a") as tenant:
+        await superuser.run(sql.SQL(create).format(tenants))
+        await superuser.run(sql.SQL("CREATE DATABASE {}").format(other_name))
+        async with await connect_superuser(postgres_server, f"{unique}a") as tenant:
             for statement in (
                 sql.SQL("COMMENT ON DATABASE {} IS {}").format(tenants, sql.SQL("e'\\377'")),
                 sql.SQL("DO $$ BEGIN EXECUTE e'CREATE ROLE {}'; END $$").format(role),
@@ -320,9 +319,9 @@ async def test_invalid_text_in_the_catalog_hides_no_others(
         with pytest.raises(UnreadableObjectsError, match="not valid UTF-8"):
             await listing(roles, Scope(prefix=unique))
     finally:
-        async with await hands_on(postgres_server, f"{unique}a") as tenant:
+        async with await connect_superuser(postgres_server, f"{unique}a") as tenant:
             drop = sql.SQL("DO $$ BEGIN EXECUTE e'DROP ROLE {}'; END $$")
             await tenant.execute(drop.format(role))
         for each in (tenants, other_name):
-            await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(each))
-        await hands.close()
+            await superuser.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(each))
+        await superuser.close()

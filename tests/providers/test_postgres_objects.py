@@ -52,8 +52,7 @@ from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences
 from tests.folders import short_folder
-from tests.postgres import Hands
-from tests.postgres import hands as hands_on
+from tests.postgres import Superuser, connect_superuser
 from tests.providers.connect import Connect
 
 pytestmark = [pytest.mark.postgres]
@@ -64,8 +63,8 @@ SCHEMAS = 5_000
 
 
 @pytest.fixture
-async def hands(postgres_server: Postgres) -> AsyncIterator[Hands]:
-    one = Hands(postgres_server)
+async def superuser(postgres_server: Postgres) -> AsyncIterator[Superuser]:
+    one = Superuser(postgres_server)
     yield one
     await one.close()
 
@@ -133,23 +132,23 @@ def drift(kind: Kind, thing: ExternalObject, fields: Fields) -> list[str]:
     return [each.path for each in differences(Wanted(fields, labels), thing, kind)]
 
 
-async def run(hands: Hands, statement: str, *names: str) -> list[tuple[Any, ...]]:
+async def run(superuser: Superuser, statement: str, *names: str) -> list[tuple[Any, ...]]:
     text = sql.SQL(statement)  # pyright: ignore[reportArgumentType] - a test's own
-    return await hands.run(text.format(*map(sql.Identifier, names)))
+    return await superuser.run(text.format(*map(sql.Identifier, names)))
 
 
 # --- passwords
 
 
 async def test_a_password_is_set_and_shown_nowhere(
-    roles: Provider, secrets: Secrets, postgres_server: Postgres, hands: Hands, unique: str
+    roles: Provider, secrets: Secrets, postgres_server: Postgres, superuser: Superuser, unique: str
 ) -> None:
     reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     expected = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
     expected["password"]["digest"] = reference.digest
     role = await create_object(roles, DATABASE_ROLE, unique, expected)
 
-    assert await hands.logs_in(unique, PASSWORD, "postgres")
+    assert await superuser.logs_in(unique, PASSWORD, "postgres")
     assert drift(DATABASE_ROLE, role, expected) == []
     assert role.outputs["password"]["digest"] == reference.digest
     log = postgres_server.log.read_bytes()
@@ -157,44 +156,44 @@ async def test_a_password_is_set_and_shown_nowhere(
     assert b"planted-p" not in log
     assert b"planted" not in msgspec.json.encode(role)
 
-    await run(hands, "ALTER ROLE {} PASSWORD 'guessed-by-hand'", unique)
+    await run(superuser, "ALTER ROLE {} PASSWORD 'guessed-by-hand'", unique)
     changed = await read_object(roles, unique)
     assert drift(DATABASE_ROLE, changed, expected) == ["password.secret"]
     assert "password" not in changed.outputs
     role = await updated(roles, DATABASE_ROLE, changed, expected)
-    assert await hands.logs_in(unique, PASSWORD, "postgres")
+    assert await superuser.logs_in(unique, PASSWORD, "postgres")
 
-    await run(hands, "ALTER ROLE {} PASSWORD NULL", unique)
+    await run(superuser, "ALTER ROLE {} PASSWORD NULL", unique)
     assert drift(DATABASE_ROLE, await read_object(roles, unique), expected) == ["password.secret"]
 
 
 async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
-    roles: Provider, secrets: Secrets, hands: Hands, unique: str
+    roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
     await secrets.store(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await create_object(roles, DATABASE_ROLE, unique, fields)
     query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
-    verifier_before = await hands.value(query)
+    verifier_before = await superuser.value(query)
 
     role = await updated(roles, DATABASE_ROLE, role, {**fields, "connectionLimit": 3})
     kept_action = action("Update", unique, {**role.fields, "connectionLimit": 4})
     role = (await roles.update(with_version_of(kept_action, role))).object
     assert role is not None
-    assert await hands.value(query) == verifier_before
+    assert await superuser.value(query) == verifier_before
     role = await updated(roles, DATABASE_ROLE, role, {"login": True})
-    assert await hands.value(query) is None, "no password is declared any more"
+    assert await superuser.value(query) is None, "no password is declared any more"
     assert "password" not in role.fields
 
 
 async def test_a_generated_password_is_the_roles_own(
-    roles: Provider, secrets: Secrets, hands: Hands, unique: str
+    roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
     fields: Fields = {"login": True, "generatedPassword": {"name": "made"}}
     expected = DATABASE_ROLE.checked_fields(fields)
     role = await create_object(roles, DATABASE_ROLE, unique, fields)
     first = await secrets.value(SecretRef("made"), "default")
-    assert await hands.logs_in(unique, first, "postgres")
+    assert await superuser.logs_in(unique, first, "postgres")
     assert drift(DATABASE_ROLE, role, expected) == []
     assert role.outputs["password"]["$secret"] == "made"
 
@@ -204,7 +203,7 @@ async def test_a_generated_password_is_the_roles_own(
     role = await updated(roles, DATABASE_ROLE, lost_object, fields)
     second = await secrets.value(SecretRef("made"), "default")
     assert first != second
-    assert await hands.logs_in(unique, second, "postgres")
+    assert await superuser.logs_in(unique, second, "postgres")
 
     await roles.delete(with_version_of(action("Delete", unique, {}), role))
     assert await secrets.find(SecretRef("made"), "default") is None
@@ -270,7 +269,7 @@ def test_a_verifier_that_is_none_is_of_no_password(
 
 
 async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
-    roles: Provider, secrets: Secrets, hands: Hands, unique: str
+    roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
     """A role may store any verifier of its own, and the check would take seconds."""
     verifier = f"SCRAM-SHA-256$2000000000:c2FsdA==${'A' * 43}=:{'A' * 43}="
@@ -279,24 +278,26 @@ async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
     await create_object(roles, DATABASE_ROLE, unique, fields)
     # By ALTER ROLE, PostgreSQL would compute whether it is the verifier of an empty password.
     change = sql.SQL("UPDATE pg_authid SET rolpassword = {} WHERE rolname = {}")
-    await hands.run(change.format(verifier, unique))
+    await superuser.run(change.format(verifier, unique))
     role = await read_object(roles, unique)
     assert role.fields["password"] == {"secret": UNCHECKED_PASSWORD}
     await updated(roles, DATABASE_ROLE, role, fields)
-    assert await hands.logs_in(unique, PASSWORD, "postgres")
+    assert await superuser.logs_in(unique, PASSWORD, "postgres")
 
 
 @pytest.mark.parametrize(
     "password", ["plain", PASSWORD, "ﬁ ⅸ", "\u00ad soft\u00a0space", "a\u0627b"]
 )
 async def test_verifiers_are_those_that_the_client_makes(
-    hands: Hands, unique: str, password: str
+    superuser: Superuser, unique: str, password: str
 ) -> None:
-    await run(hands, "CREATE ROLE {}", unique)
-    await hands.run(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(unique), password))
+    await run(superuser, "CREATE ROLE {}", unique)
+    await superuser.run(
+        sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(unique), password)
+    )
     query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
-    assert matches_password(await hands.value(query), password)
-    assert not matches_password(await hands.value(query), password + "x")
+    assert matches_password(await superuser.value(query), password)
+    assert not matches_password(await superuser.value(query), password + "x")
 
 
 # --- databases that are not finished
@@ -317,7 +318,7 @@ class Interrupted:
             self._what()
 
 
-def superuser(server: Postgres) -> psycopg.Connection[tuple[Any, ...]]:
+def connect_synchronously(server: Postgres) -> psycopg.Connection[tuple[Any, ...]]:
     return psycopg.connect(
         host=str(server.socket), port=server.port, user="postgres", autocommit=True
     )
@@ -327,7 +328,7 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
     postgres_server: Postgres, databases: Provider, unique: str
 ) -> None:
     def kill() -> None:
-        with superuser(postgres_server) as connection:
+        with connect_synchronously(postgres_server) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity"
                 " WHERE application_name = 'reconciler'"
@@ -353,7 +354,7 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
             break
     else:
         pytest.fail("a creation has no end")
-    with superuser(postgres_server) as connection:
+    with connect_synchronously(postgres_server) as connection:
         query = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"
         assert connection.execute(query, [UNFINISHED_PREFIX]).fetchall() == []
 
@@ -390,12 +391,12 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
 
 
 async def test_a_client_that_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_remains(
-    postgres_server: Postgres, databases: Provider, hands: Hands, unique: str
+    postgres_server: Postgres, databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name = unique.lower()
 
     def take() -> None:
-        with superuser(postgres_server) as connection:
+        with connect_synchronously(postgres_server) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     token = CALL_GATE.set(Interrupted(5, take))
@@ -409,19 +410,19 @@ async def test_a_client_that_takes_the_name_meanwhile_is_an_obstacle_and_nothing
     assert caught.value.obstacle is not None
     assert caught.value.obstacle.labels == {}
     count_query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname = {}")
-    assert await hands.value(count_query.format(unfinished_name(creation.idempotency_key))) == 0
+    assert await superuser.value(count_query.format(unfinished_name(creation.idempotency_key))) == 0
 
 
 async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an_hour(
-    databases: Provider, hands: Hands, unique: str
+    databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name, labels = unique.lower(), {**LABELS, "run": unique}
 
     async def leave(key: str, since: datetime) -> str:
         leftover_name = unfinished_name(key)
-        await run(hands, "CREATE DATABASE {}", leftover_name)
+        await run(superuser, "CREATE DATABASE {}", leftover_name)
         mark = DatabaseMark(key, labels, name=name, since=since)
-        await hands.run(
+        await superuser.run(
             sql.SQL("COMMENT ON DATABASE {} IS {}").format(
                 sql.Identifier(leftover_name), replace_mark(None, mark)
             )
@@ -445,11 +446,11 @@ async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an
 
 
 async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
-    databases: Provider, postgres_server: Postgres, hands: Hands, unique: str
+    databases: Provider, postgres_server: Postgres, superuser: Superuser, unique: str
 ) -> None:
     existing = await create_object(databases, DATABASE, unique.lower(), {})
-    await run(hands, "CREATE ROLE {} LOGIN PASSWORD 'x'", unique)
-    session = await hands.connect(unique, "x", existing.name)
+    await run(superuser, "CREATE ROLE {} LOGIN PASSWORD 'x'", unique)
+    session = await superuser.connect(unique, "x", existing.name)
     delete = with_version_of(action("Delete", existing.name, {}), existing)
     with pytest.raises(NotDoneError, match=f"in use by {unique} "):
         await databases.delete(delete)
@@ -481,14 +482,14 @@ async def test_a_role_with_dependants_is_kept_and_they_are_named(
     ],
 )
 async def test_what_cannot_be_made_leaves_nothing(
-    databases: Provider, hands: Hands, unique: str, fields: Fields, what: str
+    databases: Provider, superuser: Superuser, unique: str, fields: Fields, what: str
 ) -> None:
     creation = create(DATABASE, unique.lower(), fields)
     with pytest.raises((RefusedError, NotDoneError), match=what):
         await databases.create(creation)
     query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
     names = (unique.lower(), unfinished_name(creation.idempotency_key))
-    assert await hands.value(query.format(*names)) == 0
+    assert await superuser.value(query.format(*names)) == 0
 
 
 @pytest.mark.parametrize(
@@ -531,16 +532,16 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
 
 
 async def test_text_that_users_write_into_a_comment_stays(
-    databases: Provider, hands: Hands, unique: str
+    databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name = unique.lower()
-    await run(hands, "CREATE DATABASE {}", name)
-    await run(hands, "COMMENT ON DATABASE {} IS 'Ask Ann.\n\nBefore you drop it.'", name)
+    await run(superuser, "CREATE DATABASE {}", name)
+    await run(superuser, "COMMENT ON DATABASE {} IS 'Ask Ann.\n\nBefore you drop it.'", name)
     existing = await updated(databases, DATABASE, await read_object(databases, name), {})
     assert existing.labels == LABELS
     existing = await updated(databases, DATABASE, existing, {"connectionLimit": 3})
     query = sql.SQL("SELECT shobj_description(oid, 'pg_database') FROM pg_database")
-    comment = await hands.value(sql.SQL("{} WHERE datname = {}").format(query, name))
+    comment = await superuser.value(sql.SQL("{} WHERE datname = {}").format(query, name))
     assert comment.startswith("Ask Ann.\n\nBefore you drop it.\nreconciler: {")
     assert comment.count("reconciler: ") == 1
 
@@ -555,9 +556,13 @@ def test_a_comment_without_a_mark_is_text(comment: str | None) -> None:
 
 
 async def test_the_servers_own_is_never_listed_and_never_written(
-    postgres_server: Postgres, databases: Provider, roles: Provider, hands: Hands, unique: str
+    postgres_server: Postgres,
+    databases: Provider,
+    roles: Provider,
+    superuser: Superuser,
+    unique: str,
 ) -> None:
-    await run(hands, "CREATE ROLE {} SUPERUSER", unique)
+    await run(superuser, "CREATE ROLE {} SUPERUSER", unique)
     listed = [each.name for each in await listing(databases, Scope())]
     assert not {"postgres", "template0", "template1"} & set(listed)
     listed = [each.name for each in await listing(roles, Scope())]
@@ -579,10 +584,10 @@ async def test_the_servers_own_is_never_listed_and_never_written(
 
 
 async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one(
-    roles: Provider, hands: Hands, unique: str
+    roles: Provider, superuser: Superuser, unique: str
 ) -> None:
     await create_object(roles, DATABASE_ROLE, unique, {})
-    await run(hands, "ALTER ROLE {} SUPERUSER", unique)
+    await run(superuser, "ALTER ROLE {} SUPERUSER", unique)
     (role,) = await listing(roles, Scope(prefix=unique))
     assert drift(DATABASE_ROLE, role, DATABASE_ROLE.checked_fields({})) == ["superuser"]
     role = await updated(roles, DATABASE_ROLE, role, {})
@@ -623,17 +628,19 @@ async def test_a_membership_that_would_make_a_superuser_is_refused(
     ],
 )
 async def test_a_membership_that_leads_beyond_the_databases_is_refused(
-    roles: Provider, hands: Hands, unique: str, above: str, why: str
+    roles: Provider, superuser: Superuser, unique: str, above: str, why: str
 ) -> None:
     """A tenant's role would become a superuser by SET ROLE, or read the files of the machine."""
     top, middle = f"{unique}_top", f"{unique}_middle"
-    await run(hands, "CREATE ROLE {} " + above, top)
-    await run(hands, "CREATE ROLE {} IN ROLE {}", middle, top)
+    await run(superuser, "CREATE ROLE {} " + above, top)
+    await run(superuser, "CREATE ROLE {} IN ROLE {}", middle, top)
     with pytest.raises(NotDoneError, match=why.format(top)):
         await create_object(roles, DATABASE_ROLE, unique, {"memberOf": [middle]})
     assert await roles.read(unique) is None
 
-    await run(hands, "CREATE ROLE {} LOGIN IN ROLE {}", unique, middle)  # adopted, it is no better
+    await run(
+        superuser, "CREATE ROLE {} LOGIN IN ROLE {}", unique, middle
+    )  # adopted, it is no better
     role = await read_object(roles, unique)
     with pytest.raises(NotDoneError, match=why.format(top)):
         await updated(roles, DATABASE_ROLE, role, {"login": True, "memberOf": [middle]})
@@ -641,9 +648,9 @@ async def test_a_membership_that_leads_beyond_the_databases_is_refused(
 
 
 async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
-    postgres_server: Postgres, secrets: Secrets, hands: Hands, unique: str
+    postgres_server: Postgres, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
-    await run(hands, "CREATE ROLE {} CREATEROLE", f"{unique}_top")
+    await run(superuser, "CREATE ROLE {} CREATEROLE", f"{unique}_top")
     allow = Allow(privileges=("createRole",))
     config = ProviderConfigSpec("postgres", postgres_server.endpoint, allow=allow)
     assert DATABASE_ROLE.connect is not None
@@ -665,12 +672,12 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
     ],
 )
 async def test_the_owner_of_a_database_ends_no_listing(
-    databases: Provider, grants: Provider, hands: Hands, unique: str, setting: str
+    databases: Provider, grants: Provider, superuser: Superuser, unique: str, setting: str
 ) -> None:
     name, (variable, value) = unique.lower(), setting.split("=")
-    await run(hands, "CREATE ROLE {} LOGIN", unique)
+    await run(superuser, "CREATE ROLE {} LOGIN", unique)
     await create_object(databases, DATABASE, name, {"owner": unique, "extensions": ["hstore"]})
-    await run(hands, f"ALTER DATABASE {{}} SET {variable} = '{value}'", name)
+    await run(superuser, f"ALTER DATABASE {{}} SET {variable} = '{value}'", name)
     for _ in range(10):  # a limit of a millisecond is not always met
         assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
         assert await listing(grants, Scope(prefix=f"public@{name}"))
@@ -687,7 +694,7 @@ async def test_names_with_a_slash_give_no_two_grants_one_name(
     name = unique.lower()
     for each in (name, f"{name}/public"):
         await create_object(databases, DATABASE, each, {})
-    async with await hands_on(postgres_server, name) as owner:
+    async with await connect_superuser(postgres_server, name) as owner:
         await owner.execute("CREATE FUNCTION public.f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         await owner.execute('CREATE SCHEMA "public/functions"')
         await owner.execute('GRANT USAGE ON SCHEMA "public/functions" TO PUBLIC')
@@ -698,18 +705,18 @@ async def test_names_with_a_slash_give_no_two_grants_one_name(
 
 
 async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
-    databases: Provider, grants: Provider, hands: Hands, unique: str
+    databases: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
     """Its owner may cancel a deletion: the server then accepts no connection."""
     name = unique.lower()
     await create_object(databases, DATABASE, name, {"extensions": ["hstore"]})
-    await hands.run(
+    await superuser.run(
         sql.SQL("UPDATE pg_database SET datconnlimit = -2 WHERE datname = {}").format(name)
     )
     assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
     objects = await listing(grants, Scope(prefix=f"public@{name}"))
     assert [each.name for each in objects] == [f"public@{name}"]
-    await run(hands, "DROP DATABASE {}", name)
+    await run(superuser, "DROP DATABASE {}", name)
 
 
 async def test_many_schemas_of_a_tenant_make_no_listing_slow(
@@ -717,7 +724,7 @@ async def test_many_schemas_of_a_tenant_make_no_listing_slow(
 ) -> None:
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
-    async with await hands_on(postgres_server, name) as owner:
+    async with await connect_superuser(postgres_server, name) as owner:
         for start in range(0, SCHEMAS, 500):
             many = sql.SQL(
                 "DO $$ BEGIN FOR each IN {} .. {} LOOP "
@@ -733,24 +740,24 @@ async def test_many_schemas_of_a_tenant_make_no_listing_slow(
 
 
 async def test_a_role_that_takes_our_lock_stops_no_write(
-    roles: Provider, hands: Hands, unique: str
+    roles: Provider, superuser: Superuser, unique: str
 ) -> None:
     """Every role may take an advisory lock in a database that it may connect to."""
-    await run(hands, f"SELECT pg_advisory_lock({_LOCK})")
+    await run(superuser, f"SELECT pg_advisory_lock({_LOCK})")
     try:
         async with asyncio.timeout(5):
             await create_object(roles, DATABASE_ROLE, unique, {})
     finally:
-        await run(hands, f"SELECT pg_advisory_unlock({_LOCK})")
+        await run(superuser, f"SELECT pg_advisory_unlock({_LOCK})")
 
 
 async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
-    databases: Provider, roles: Provider, grants: Provider, hands: Hands, unique: str
+    databases: Provider, roles: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
     """Such errors in a row must not open the breaker of the server for other tenants."""
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
-    await run(hands, "CREATE ROLE {}", unique)
+    await run(superuser, "CREATE ROLE {}", unique)
     attempts = [
         create_object(roles, DATABASE_ROLE, f"{unique}1", {"memberOf": ["nobody-there"]}),
         create_object(roles, DATABASE_ROLE, f"{unique}2", {"memberOf": ["postgres"]}),
@@ -770,11 +777,15 @@ async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
 
 
 async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
-    databases: Provider, grants: Provider, postgres_server: Postgres, hands: Hands, unique: str
+    databases: Provider,
+    grants: Provider,
+    postgres_server: Postgres,
+    superuser: Superuser,
+    unique: str,
 ) -> None:
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
-    await run(hands, "CREATE ROLE {}", unique)
+    await run(superuser, "CREATE ROLE {}", unique)
     place = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
     expected = GRANT.checked_fields(fields)
@@ -822,21 +833,21 @@ async def test_default_privileges_of_all_roles_can_be_revoked(
 
 
 async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
-    databases: Provider, grants: Provider, hands: Hands, unique: str
+    databases: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
     name, between, end = unique.lower(), f"{unique}between", f"{unique}end"
     await create_object(databases, DATABASE, name, {})
     for role in (between, end):
-        await run(hands, "CREATE ROLE {}", role)
+        await run(superuser, "CREATE ROLE {}", role)
     first = await create_object(
         grants,
         GRANT,
         f"{between}@{name}",
         {"privileges": ["CREATE"], "grantable": ["CREATE"]},
     )
-    await run(hands, "SET ROLE {}", between)
-    await run(hands, "GRANT CREATE ON DATABASE {} TO {}", name, end)
-    await run(hands, "RESET ROLE")
+    await run(superuser, "SET ROLE {}", between)
+    await run(superuser, "GRANT CREATE ON DATABASE {} TO {}", name, end)
+    await run(superuser, "RESET ROLE")
     second = await read_object(grants, f"{end}@{name}")
     with pytest.raises(NotDoneError, match="a role other than the owner"):
         await grants.delete(with_version_of(action("Delete", second.name, {}), second))
@@ -925,9 +936,9 @@ def test_an_endpoint_names_a_host_a_folder_or_an_address() -> None:
 
 
 async def test_a_failed_login_is_reported_and_the_environment_is_not_read(
-    postgres_server: Postgres, hands: Hands, unique: str, monkeypatch: pytest.MonkeyPatch
+    postgres_server: Postgres, superuser: Superuser, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await run(hands, "CREATE ROLE {} LOGIN CREATEDB PASSWORD 'right'", unique)
+    await run(superuser, "CREATE ROLE {} LOGIN CREATEDB PASSWORD 'right'", unique)
     monkeypatch.setenv("PGPASSWORD", "right")
     endpoint = f"postgresql://{unique}@127.0.0.1:{postgres_server.port}/postgres"
     assert DATABASE.connect is not None
@@ -944,10 +955,10 @@ async def test_a_failed_login_is_reported_and_the_environment_is_not_read(
 
 
 async def test_without_access_to_verifiers_the_last_written_digest_counts(
-    postgres_server: Postgres, secrets: Secrets, tmp_path: Path, hands: Hands, unique: str
+    postgres_server: Postgres, secrets: Secrets, tmp_path: Path, superuser: Superuser, unique: str
 ) -> None:
     admin = f"{unique}admin"
-    await run(hands, "CREATE ROLE {} LOGIN CREATEROLE PASSWORD 'x'", admin)
+    await run(superuser, "CREATE ROLE {} LOGIN CREATEROLE PASSWORD 'x'", admin)
     endpoint = f"postgresql://{admin}@127.0.0.1:{postgres_server.port}/postgres"
     stores = open_stores(tmp_path / "secrets")
     assert DATABASE_ROLE.connect is not None
@@ -960,10 +971,10 @@ async def test_without_access_to_verifiers_the_last_written_digest_counts(
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await create_object(provider, DATABASE_ROLE, unique, fields)
     assert role.fields["password"] == {"secret": first.digest}
-    assert await hands.logs_in(unique, PASSWORD, "postgres")
+    assert await superuser.logs_in(unique, PASSWORD, "postgres")
     await secrets.store(SecretRef("app"), OTHER, "default")
     role = await updated(provider, DATABASE_ROLE, await read_object(provider, unique), fields)
-    assert await hands.logs_in(unique, OTHER, "postgres")
+    assert await superuser.logs_in(unique, OTHER, "postgres")
     assert role.fields["password"] != {"secret": first.digest}
     await provider.delete(with_version_of(action("Delete", unique, {}), role))
     await provider.close()
@@ -983,19 +994,23 @@ async def test_a_server_that_was_restarted_is_found_again(short: Path, connect: 
 
 
 async def test_a_write_that_waits_for_a_lock_ends_in_time(
-    postgres_server: Postgres, databases: Provider, connect: Connect, hands: Hands, unique: str
+    postgres_server: Postgres,
+    databases: Provider,
+    connect: Connect,
+    superuser: Superuser,
+    unique: str,
 ) -> None:
     """The session of one tenant must not use the connections that all tenants need."""
     name = unique.lower()
     existing = await create_object(databases, DATABASE, name, {})
     impatient = connect(DATABASE, postgres_server.endpoint, timeout_seconds=2.0)
-    await hands.run(sql.SQL("BEGIN"))
-    await run(hands, "COMMENT ON DATABASE {} IS 'mine'", name)
+    await superuser.run(sql.SQL("BEGIN"))
+    await run(superuser, "COMMENT ON DATABASE {} IS 'mine'", name)
     async with asyncio.timeout(1.5):
         with pytest.raises(NotDoneError, match="lock timeout") as caught:
             await updated(impatient, DATABASE, existing, {"connectionLimit": 3})
     assert caught.value.status == HTTPStatus.CONFLICT
-    await hands.run(sql.SQL("ROLLBACK"))
+    await superuser.run(sql.SQL("ROLLBACK"))
 
 
 @pytest.mark.parametrize(

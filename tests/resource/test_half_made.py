@@ -19,7 +19,7 @@ from events.log import (
 from events.manifest import Fields
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.judge.history import Effect, History, Recorded
+from tests.judge.history import Effect, History, RecordedEvent
 from tests.judge.judging import findings
 from tests.resource.building import BLOCK, UNLABELLED, Story, every, only, thing
 from tests.resource.test_replacement import BESIDE, check_rows, created_story, decided
@@ -62,7 +62,7 @@ def test_the_log_explains_the_effect():
     [action] = [each.data.action for each in story.log if isinstance(each.data, ActionDecided)]
     assert success.action_id == action.action_id
     effect = Effect(1.0, "Create", "Foo", story.existing.uid or "", action.idempotency_key)
-    log = [Recorded(position, 0.0, event) for position, event in enumerate(story.log, start=1)]
+    log = [RecordedEvent(position, 0.0, event) for position, event in enumerate(story.log, start=1)]
     assert findings(History(log=log, messages=None, effects=[effect])) == []
 
 

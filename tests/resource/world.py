@@ -25,7 +25,7 @@ from events.log import Action, DeclarationSuperseded, LogEvent
 from events.manifest import Fields
 from reconciler.resource.state import NEW, InFlight
 from reconciler.resource.turn import Command
-from tests.judge.history import Call, Effect, History, Message, Recorded
+from tests.judge.history import Call, Effect, History, Message, RecordedEvent
 from tests.judge.judging import Judge
 from tests.judge.turns import Turns
 from tests.resource.building import CONFIG, LOG_ID, Story, manifest
@@ -149,9 +149,9 @@ class World:
         story.state = turn.state
         story.log += turn.events
         if turn.events:
-            assert list(self.turns.appended(turn.events, turn.events)) == []
+            assert list(self.turns.check_appended(turn.events, turn.events)) == []
         for event in turn.events:
-            recorded = Recorded(len(self.history.log) + 1, 0.0, event)
+            recorded = RecordedEvent(len(self.history.log) + 1, 0.0, event)
             self.history.log.append(recorded)
             assert self.judge.event(recorded) == []
         assert self.turns.states.get(story.key, NEW) == story.state
@@ -302,7 +302,7 @@ class World:
         """Judge the world at rest, and take every turn once more."""
         self.history.objects = [] if self.api.object is None else [self.api.object]
         assert self.judge.end() == []
-        assert list(self.turns.not_repeatable()) == []
+        assert list(self.turns.unrepeatable_turns()) == []
 
     @property
     def has_own_owner_label(self) -> bool:

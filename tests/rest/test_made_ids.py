@@ -19,7 +19,7 @@ from reconciler.provider.contract import ProviderContract, listing
 from reconciler.provider.http_faults import HttpFaultContract
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
-from tests.hostile_server import HEAD, hostile_server, measured_loop, send
+from tests.hostile_server import HEAD, hostile_server, measure_event_loop, send
 from tests.rest.kinds import kind_from
 from tests.rest.notes_api import NotesApi
 
@@ -182,7 +182,7 @@ async def test_a_link_of_many_brackets_does_not_block_the_event_loop():
     api.next_page = "<" * 7500
     async with api.serving() as url:
         provider = await connected(memo("Link"), url)
-        async with measured_loop() as loop:
+        async with measure_event_loop() as loop:
             with pytest.raises(NotDoneError, match="with an invalid body"):
                 await listing(provider, Scope(), page_size=2)
         await provider.close()
@@ -199,7 +199,7 @@ async def test_a_page_of_many_objects_does_not_block_the_event_loop():
     length = f"Content-Length: {len(body)}\r\n\r\n".encode()
     with hostile_server(send(HEAD, length, body)) as port:
         provider = await connected(kind, f"http://127.0.0.1:{port}")
-        async with measured_loop() as loop:
+        async with measure_event_loop() as loop:
             assert len(await listing(provider, Scope())) == len(notes)
             await asyncio.sleep(0)
         await provider.close()

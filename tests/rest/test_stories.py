@@ -106,7 +106,7 @@ async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_le
     resolved = only(SpecResolved, facts)
     assert resolved.fields == {"ttl": 300, "records": records}, "in the API's own words"
     assert only(ActionDecided, facts).action.definition == resolved.definition
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.facts(keys[0]) == facts, "an order that means nothing is no drift"
 
     # By hand, with our comment left where it was.
@@ -119,7 +119,7 @@ async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_le
     await zone.writes("shop", [])
     await world.until(is_healed, "the record is made again")
     await world.until_outcome(keys[0], "Converged")
-    await world.tell(keys[0], Withdrawn())
+    await world.publish(keys[0], Withdrawn())
     await world.until_outcome(keys[0], "Deleted")
     assert await zone.addresses("shop") == []
     assert await zone.addresses("theirs") == ["192.0.2.9"]
@@ -151,7 +151,7 @@ async def test_a_route_of_caddy_that_is_edited_out_of_band_is_healed_and_others_
 
         await world.until(is_healed, "the route is healed")
         await world.until_outcome(key, "Converged")
-        await world.tell(key, Withdrawn())
+        await world.publish(key, Withdrawn())
         await world.until_outcome(key, "Deleted")
         assert (await human.get(ROUTES)).json() == [foreign]
 
@@ -161,7 +161,7 @@ async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_i
 ):
     """The worker is unavailable while the definition changes: the action keeps its own."""
     world = bare_world
-    await world.human.mends()
+    await world.human.clear_faults()
     await started(world, "figure", world.human.url)
     key = ResourceKey("default", "Figure", "foo")
     await world.stop_reconciler()
@@ -181,7 +181,7 @@ async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_i
     await world.until_outcome(key, "Converged")
     actions = [each.action for each in await world.facts(key) if isinstance(each, ActionDecided)]
     assert [each.operation for each in actions] == ["Create"]
-    assert (await world.human.sees("foo"))["type"] == "Circle"
+    assert (await world.human.get("foo"))["type"] == "Circle"
 
 
 async def test_the_example_of_the_page_works_as_it_stands(bare_world: World):
@@ -197,10 +197,10 @@ async def test_the_example_of_the_page_works_as_it_stands(bare_world: World):
         assert answer.accepted, answer
     key = ResourceKey("default", "Figure", "welcome")
     await world.until_outcome(key, "Converged")
-    assert (await world.human.sees("welcome"))["color"] == "Red"
-    await world.human.changes("welcome", color="Blue")
+    assert (await world.human.get("welcome"))["color"] == "Red"
+    await world.human.update("welcome", color="Blue")
 
     async def is_healed() -> bool:
-        return (await world.human.sees("welcome"))["color"] == "Red"
+        return (await world.human.get("welcome"))["color"] == "Red"
 
     await world.until(is_healed, "the drift is healed")

@@ -1,4 +1,4 @@
-"""Fixtures of the stories: the API's process for all of them, a world of its own for each."""
+"""Fixtures of the scenarios: one API process for all of them, and a new world for each."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """The shapes API, a process of its own; each story finds it empty."""
+    """The shapes API in a separate process; it is empty for each scenario."""
     process = FaultyApi()
     yield await process.start(tmp_path_factory.mktemp("shapes"))
     await process.stop()
@@ -26,23 +26,23 @@ async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
 async def bare_world(fresh_bus_url: str, api_url: str) -> AsyncIterator[World]:
     """A bus and an empty API; no reconciler runs, and no API is configured."""
     human = Human(api_url)
-    async with World(fresh_bus_url, human).here() as world:
+    async with World(fresh_bus_url, human).open() as world:
         yield world
-    await human.leaves()
+    await human.close()
 
 
 @pytest.fixture
-async def bare_world_of_its_own(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
-    """The same on a server of its own, which the test may kill, restart or fill."""
+async def bare_world_on_own_server(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
+    """Like ``bare_world``, on a separate server that the test may kill, restart or fill."""
     human = Human(api_url)
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         yield world
-    await human.leaves()
+    await human.close()
 
 
 @pytest.fixture
 async def world(bare_world: World) -> World:
-    """A reconciler that looks after a shared API."""
+    """A reconciler that manages a shared API."""
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url))
     return bare_world

@@ -1,8 +1,8 @@
-"""A small world to tell stories in: nats-server, the shapes API, the reconciler, and a human.
+"""The world of a scenario: nats-server, the shapes API, the reconciler, and a human.
 
-The server and the API are real processes, the reconciler runs its roles in this one, and the human
-uses the API directly, without the reconciler. Nothing here sleeps for a fixed time: ``until`` waits
-for a condition, and ``observed_again`` for listings that really began and ended.
+The server and the API are real processes, the reconciler runs its roles in this process, and the
+human uses the API directly, without the reconciler. No method sleeps for a fixed time: ``until``
+waits for a condition, and ``until_observed_again`` for complete listings.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
 
-PATIENCE_SECONDS = 90.0
-"""Ten times what the slowest step takes alone on a machine: four tests run at a time."""
+TIMEOUT_SECONDS = 90.0
+"""Ten times what the slowest step takes on an idle machine: four tests run at a time."""
 
 ACTOR = "team-a"
 
@@ -102,7 +102,7 @@ def api_config(
     provider: str = "shapes",
     **rest: Any,
 ) -> ProviderConfigSpec:
-    """A configuration for impatient tests; how little may be allowed is tested elsewhere."""
+    """Return a configuration with short intervals and unrestricted host access."""
     defaults: dict[str, Any] = {
         "allow": EVERYTHING,
         "scope": Scope(mode="Exclusive" if exclusive else "Shared"),
@@ -128,18 +128,18 @@ class Human:
         )
         self._journal_from = 0
 
-    async def start_afresh(self) -> None:
-        """Leave nothing of the story before: no resource, no fault, no count."""
+    async def reset(self) -> None:
+        """Remove all resources, faults and counts of the previous scenario."""
         await self._http.delete("/_faults")
-        names = [each["name"] for each in await self.sees_all()]
+        names = [each["name"] for each in await self.list_all()]
         for start in range(0, len(names), 50):
-            await asyncio.gather(*(self.deletes(name) for name in names[start : start + 50]))
+            await asyncio.gather(*(self.delete(name) for name in names[start : start + 50]))
         self._journal_from = max(
             (each["sequence"] for each in await self._entries(0)), default=self._journal_from
         )
-        await self.forgets_counts()
+        await self.reset_counts()
 
-    async def makes(
+    async def create(
         self,
         name: str,
         kind: str = "Square",
@@ -149,23 +149,23 @@ class Human:
         body = {"name": name, "type": kind, "color": color, "labels": labels or {}}
         (await self._http.post("/shapes", json=body)).raise_for_status()
 
-    async def changes(self, name: str, **changed: object) -> None:
-        body = {**(await self.sees(name)), **changed}
+    async def update(self, name: str, **changed: object) -> None:
+        body = {**(await self.get(name)), **changed}
         (await self._http.put(f"/shapes/{name}", json=body)).raise_for_status()
 
-    async def deletes(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         (await self._http.delete(f"/shapes/{name}")).raise_for_status()
 
-    async def finds(self, name: str) -> dict[str, Any] | None:
+    async def find(self, name: str) -> dict[str, Any] | None:
         answer = await self._http.get(f"/shapes/{name}")
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
-    async def sees(self, name: str) -> dict[str, Any]:
-        existing_shape = await self.finds(name)
+    async def get(self, name: str) -> dict[str, Any]:
+        existing_shape = await self.find(name)
         assert existing_shape is not None, f"the API has no {name}"
         return existing_shape
 
-    async def sees_all(self) -> list[dict[str, Any]]:
+    async def list_all(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
         token: str | None = ""
         while token is not None:
@@ -175,24 +175,24 @@ class Human:
             token = page.get("continue")
         return items
 
-    async def breaks(self, **faults: object) -> None:
+    async def inject_faults(self, **faults: object) -> None:
         (await self._http.put("/_faults", json=faults)).raise_for_status()
 
-    async def mends(self) -> None:
+    async def clear_faults(self) -> None:
         (await self._http.delete("/_faults")).raise_for_status()
 
-    # --- what really happened, by the API's own records
+    # --- actual effects, according to the API
 
     async def _entries(self, after: int) -> list[dict[str, Any]]:
         answer = await self._http.get("/_journal", params={"after": after})
         return answer.raise_for_status().json()["entries"]
 
     async def journal(self) -> list[dict[str, Any]]:
-        """Every effect that really happened in this story."""
+        """Return every actual effect in this scenario."""
         return await self._entries(self._journal_from)
 
     async def effects(self, name: str | None = None) -> list[str]:
-        """The effects on one object or all: ``POST`` by the reconciler, ``human POST`` by hand."""
+        """Return the effects on one object or all: ``POST``, or ``human POST`` from the human."""
         return [
             each["method"] if each["idempotency_key"] else f"human {each['method']}"
             for each in await self.journal()
@@ -200,25 +200,23 @@ class Human:
         ]
 
     async def requests(self) -> dict[str, dict[str, int]]:
-        """The requests since ``forgets_counts``, by method and status."""
+        """Return the number of requests since ``reset_counts``, by method and status."""
         return (await self._http.get("/_stats")).raise_for_status().json()["requests"]
 
-    async def forgets_counts(self) -> None:
+    async def reset_counts(self) -> None:
         (await self._http.delete("/_stats")).raise_for_status()
 
-    async def leaves(self) -> None:
+    async def close(self) -> None:
         await self._http.aclose()
 
 
 class World:
-    """One story's bus and reconciler; ``human`` is in the API."""
+    """The bus and reconciler of one scenario; ``human`` uses the API."""
 
-    def __init__(
-        self, place: Path | str, human: Human, server: EmbeddedServer | None = None
-    ) -> None:
-        """Prepare a story on the bus at a URL, or on a server of its own with its data in a folder.
+    def __init__(self, bus: Path | str, human: Human, server: EmbeddedServer | None = None) -> None:
+        """Use the bus at a URL, or a separate server with its data in a folder.
 
-        Use a server of its own to kill, restart or fill it.
+        A test may kill, restart or fill a separate server.
         """
         self.human = human
         self.server = server or EmbeddedServer()
@@ -227,7 +225,7 @@ class World:
         self.log: EventLog
         self.kinds = KindRegistry([SHAPE, RECORD])
         self.secrets: Path | None = None
-        self._place = place
+        self._bus_location = bus
         self._writer: IntakeWriter
         self._reconciler: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -235,9 +233,9 @@ class World:
         self.reconciler_nc: Client
 
     @classmethod
-    def beside(cls, other_world: World) -> World:
-        """Another reconciler on the same bus, which begins and ends with that one's world."""
-        world = cls(other_world._place, other_world.human)
+    def on_bus_of(cls, other_world: World) -> World:
+        """Return a world with another reconciler on a world's bus, which that world closes."""
+        world = cls(other_world._bus_location, other_world.human)
         world.server, world.nc, world.log = other_world.server, other_world.nc, other_world.log
         return world
 
@@ -245,11 +243,11 @@ class World:
 
     @property
     def url(self) -> str:
-        """Where clients connect to this story's bus."""
-        return self._place if isinstance(self._place, str) else self.server.url
+        """The URL of this world's bus."""
+        return self._bus_location if isinstance(self._bus_location, str) else self.server.url
 
     async def start_reconciler(self, roles: Sequence[Role] = ROLES) -> Running:
-        """Start the roles; returns when the process knows all that the log has."""
+        """Start the roles; return when they have read the whole log."""
         ready: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._reconciler = self._spawn(self._run(roles, ready))
@@ -277,8 +275,8 @@ class World:
             reconciler, self._reconciler = self._reconciler, None
             await reconciler
 
-    async def until_it_ends(self, seconds: float = 30.0) -> BaseException | None:
-        """Wait until the reconciler ends by itself; give its error."""
+    async def until_reconciler_ends(self, seconds: float = 30.0) -> BaseException | None:
+        """Wait until the reconciler stops on its own; return its error."""
         assert self._reconciler is not None
         reconciler, self._reconciler = self._reconciler, None
         async with asyncio.timeout(seconds):
@@ -293,21 +291,21 @@ class World:
         await self.server.kill()
 
     async def end_server(self) -> None:
-        """End the story's own server, if there is one."""
+        """End the separate server of this world, if it has one."""
         await self.server.kill()
 
     async def start_nats(self) -> None:
         await self.server.start(self.server.data_dir, port=self.server.port)
 
     async def erase_caches(self) -> None:
-        """Delete every projection and cached: only the log remains."""
+        """Delete every projection and cached state; only the log remains."""
         for stream in (ROWS, STATES):
             await api_request(self.nc, f"STREAM.PURGE.{stream}", {})
 
     # --- declaring
 
     async def configure(self, spec: ProviderConfigSpec, name: str = "default") -> None:
-        """Declare a configuration; when that returns, the running decider knows it."""
+        """Declare a configuration, and wait until the decider has accepted it."""
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
@@ -325,24 +323,24 @@ class World:
         await self.declare_all([manifest(name, kind, color, config=config, policy=policy)])
 
     async def declare_all(self, manifests: Sequence[Manifest]) -> None:
-        """Publish declarations in their order, whether a reconciler runs or not."""
+        """Publish declarations in order, whether or not a reconciler is running."""
         await self.client.publish(manifests)
 
     async def withdraw(self, name: str) -> None:
-        await self.tell(shape(name), Withdrawn())
+        await self.publish(shape(name), Withdrawn())
 
-    async def tell(self, key: ResourceKey, data: IntakeData, what: Intake = "desired") -> None:
+    async def publish(self, key: ResourceKey, data: IntakeData, what: Intake = "desired") -> None:
         await self._writer.publish([IntakeMessageOut(what, key, data, uuid.uuid4().hex)])
 
     async def ask(
         self, key: ResourceKey, data: IntakeData, *, message_id: str | None = None
     ) -> Reply:
-        """Publish one declaration and wait for the decider's answer on an inbox."""
+        """Publish one declaration and wait for the decider's reply on an inbox."""
         payload = encode_intake(message_id or uuid.uuid4().hex, ACTOR, data, time=now())
         return await self.ask_raw(intake("desired", key), payload)
 
     async def ask_as(self, source: str, key: ResourceKey, data: IntakeData) -> Reply:
-        """Publish as another service, and wait for the decider's answer."""
+        """Publish as another service, and wait for the decider's reply."""
         what = cast("Intake", TYPE_OF_INTAKE[type(data)].split(".")[1])
         payload = encode_intake(uuid.uuid4().hex, source, data, time=now())
         return await self.ask_raw(intake(what, key), payload)
@@ -352,31 +350,31 @@ class World:
         return client_on(self.nc, source=source)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Reply:
-        """Publish bytes by hand, without the header that lets the stream see a duplicate."""
+        """Publish bytes without the header that lets the stream detect a duplicate."""
         inbox = self.nc.new_inbox()
         subscription = await self.nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
         await self.nc.request(
-            subject, payload, timeout=PATIENCE_SECONDS, headers={REPLY_HEADER: inbox}
+            subject, payload, timeout=TIMEOUT_SECONDS, headers={REPLY_HEADER: inbox}
         )
-        response = await subscription.next_msg(timeout=PATIENCE_SECONDS)
+        response = await subscription.next_msg(timeout=TIMEOUT_SECONDS)
         await subscription.unsubscribe()
         return msgspec.json.decode(response.data, type=Reply)
 
-    # --- looking
+    # --- reading and waiting
 
     async def until(
         self,
         condition: Callable[[], Awaitable[_T | None]],
         what: str,
         *,
-        seconds: float = PATIENCE_SECONDS,
+        seconds: float = TIMEOUT_SECONDS,
     ) -> _T:
-        """Wait until a condition gives something true, while the reconciler lives; give that."""
+        """Wait for a true value of a condition, and return it; fail if the reconciler stops."""
         deadline = time.monotonic() + seconds
         while True:
             if self._reconciler is not None and self._reconciler.done():
                 self._reconciler.result()
-                raise AssertionError("the reconciler ended by itself")
+                raise AssertionError("the reconciler stopped on its own")
             try:
                 value = await condition()
             except BusError:
@@ -394,30 +392,33 @@ class World:
         generation: int | None = None,
         reason: str | None = None,
     ) -> OutcomeRecorded:
-        """Wait until the newest outcome on the outcome stream is this one."""
+        """Wait until the newest outcome of a resource is the expected one."""
         key = shape(name) if isinstance(name, str) else name
 
-        async def is_there() -> OutcomeRecorded | None:
+        async def is_recorded() -> OutcomeRecorded | None:
             recorded = await self.outcomes(key)
             if not recorded or recorded[-1].outcome != expected:
                 return None
             newest = recorded[-1]
-            right = generation in (None, newest.generation) and reason in (None, newest.reason)
-            return newest if right else None
+            is_expected = generation in (None, newest.generation) and reason in (
+                None,
+                newest.reason,
+            )
+            return newest if is_expected else None
 
         try:
-            return await self.until(is_there, f"outcome {expected} of {key}")
+            return await self.until(is_recorded, f"outcome {expected} of {key}")
         except AssertionError as error:
             outcomes = [f"{e.outcome}/{e.reason}@{e.generation}" for e in await self.outcomes(key)]
-            happened = [type(event).__name__ for event in await self.facts(key)]
-            raise AssertionError(f"{error}; told: {outcomes}; log: {happened}") from error
+            log = [type(event).__name__ for event in await self.facts(key)]
+            raise AssertionError(f"{error}; outcomes: {outcomes}; log: {log}") from error
 
     async def until_settled(self) -> None:
-        """Wait until nothing waits to be decided, and no action to be executed."""
+        """Wait until every message is decided and every action is executed."""
 
         async def is_settled() -> bool:
             listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
-            # The server keeps those of who has only read it for ten seconds.
+            # The server keeps the consumers of a closed reader for ten seconds.
             deciders = [each for each in listed["consumers"] if each["name"] in decider_consumers()]
             workers = await worker_consumers(self.nc)
             return not any(
@@ -426,11 +427,11 @@ class World:
 
         await self.until(is_settled, "everything decided and executed")
 
-    async def observed_again(self, times: int = 2) -> None:
-        """Wait until so many complete listings began from now on, and their news are decided."""
+    async def until_observed_again(self, times: int = 2) -> None:
+        """Wait until this many new listings are complete, and their observations are decided."""
         observer = self.parts.observer
         assert observer is not None
-        expected = observer.listings + 1 + times  # one may be under way
+        expected = observer.listings + 1 + times  # one may be in progress
 
         async def is_listed() -> bool:
             return observer.listings >= expected
@@ -449,7 +450,7 @@ class World:
         return (await stream_state(self.nc, LOG)).last_seq
 
     async def outcomes(self, key: ResourceKey) -> list[OutcomeRecorded]:
-        """Every outcome of a resource and every rejection, as another service reads them."""
+        """Return every outcome and rejection of a resource, as another service reads them."""
         messages = [
             *await read_subject(self.nc, LOG, outcome_filter(key.tokens)),
             *await read_subject(self.nc, REJECTIONS, rejection_filter(key.tokens)),
@@ -459,11 +460,11 @@ class World:
         return [each for each in facts if isinstance(each, OutcomeRecorded)]
 
     async def status(self, name: str) -> StatusRow | None:
-        """The row of a resource that the projector has written."""
+        """Return the status row of a resource."""
         return await self.client.status(shape(name))
 
     async def rows(self) -> Mapping[str, bytes]:
-        """Every stored row of the read models, as bytes."""
+        """Return every stored row of the read models, as bytes."""
         return await JetStreamRows(self.nc).load()
 
     async def dead_letters(self) -> list[DeadLetterRecord]:
@@ -471,21 +472,21 @@ class World:
         return [msgspec.json.decode(each.payload, type=DeadLetterRecord) for each in messages]
 
     def owner_of(self, name: str) -> dict[str, str]:
-        """The label by which an object says that it is ours."""
+        """Return the owner label of a resource's object."""
         return {OWNER_LABEL: owner(self.log.log_id, shape(name))}
 
-    # --- beginning and end
+    # --- opening
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[World]:
-        if isinstance(self._place, Path):
-            await self.server.start(self._place)
+    async def open(self) -> AsyncGenerator[World]:
+        if isinstance(self._bus_location, Path):
+            await self.server.start(self._bus_location)
         try:
             async with open_connection(self.url) as self.nc:
                 await initialize(self.nc)
                 self.log = await open_log(self.nc)
                 self._writer = JetStreamIntakeWriter(self.nc, ACTOR)
-                await self.human.start_afresh()
+                await self.human.reset()
                 async with client_on(self.nc, source=ACTOR) as self.client:
                     yield self
                     await self.stop_reconciler()
@@ -505,7 +506,7 @@ def only(kind: type[_E], events: Sequence[object]) -> _E:
     return matches
 
 
-def names(events: Sequence[object]) -> list[str]:
+def type_names(events: Sequence[object]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 

@@ -1,4 +1,4 @@
-"""Roles in processes of their own, as people run them; what they log is kept to be looked at."""
+"""Roles in separate processes, as operators run them; their logs are kept in files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RoleProcess:
             )
 
     def count_lines(self, words: str) -> int:
-        """How often it has logged a line with these words."""
+        """Return the number of logged lines that contain some words."""
         return sum(words in line for line in self._log.read_text(errors="replace").splitlines())
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Kill the process, and wait for its exit."""
         self._process.kill()
         self._process.wait()
 
@@ -46,7 +46,7 @@ async def wait_for_log_line(world: World, processes: list[RoleProcess], words: s
     """Wait until every process has logged a line with these words."""
 
     async def have_logged() -> bool:
-        assert not any(each.has_ended() for each in processes), "a process ended by itself"
+        assert not any(each.has_ended() for each in processes), "a process exited on its own"
         return all(each.count_lines(words) for each in processes)
 
     await world.until(have_logged, f"{words!r} in every process's log", seconds=30)
@@ -54,7 +54,7 @@ async def wait_for_log_line(world: World, processes: list[RoleProcess], words: s
 
 @asynccontextmanager
 async def workers(world: World, folder: Path, count: int) -> AsyncGenerator[list[RoleProcess]]:
-    """Run so many workers, each in a process of its own, until the context ends."""
+    """Run workers, each in a separate process, until the context ends."""
     running = [
         RoleProcess("worker", world.url, folder / f"worker-{number}.log") for number in range(count)
     ]

@@ -1,4 +1,4 @@
-"""Certificates through the whole loop: an authority of our own, and a real one that speaks ACME."""
+"""Certificates through the whole loop, from a local CA and from a real ACME CA."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.pem import certificates_in, is_signed_by
 from reconciler.provider.kind import KindRegistry
 from tests.acme_gate import AcmeGate, acme_gate
-from tests.certificates import acme, orders, root_in
+from tests.certificates import acme, count_orders, create_root
 from tests.folders import short_folder
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World, every
 
 __all__ = ["bare_world"]
@@ -43,18 +43,18 @@ MANIFESTS: Mapping[str, Manifest] = {
 WEB = MANIFESTS["web"].key
 SHORT_SECONDS = 20
 RENEW_BEFORE = "13s"
-"""Due after 7 s. The rest is for a busy machine: an expired certificate ends the visits."""
+"""Renewal is due after 7 s; a busy machine may need the rest before the certificate expires."""
 
 SHORT: Fields = {"duration": f"{SHORT_SECONDS}s", "renewBefore": RENEW_BEFORE}
 
 
-def changed(name: str, **fields: object) -> Manifest:
-    """Return a manifest of the pages with some fields changed."""
+def change_manifest(name: str, **fields: object) -> Manifest:
+    """Return a manifest of the pages with some fields change_manifest."""
     return msgspec.structs.replace(MANIFESTS[name], spec={**MANIFESTS[name].spec, **fields})
 
 
 class Place:
-    """A world with a root, and the files that a server would read."""
+    """A world with a certificate root, and the files that a server would read."""
 
     def __init__(self, world: World, root: Path) -> None:
         self.world, self.root = world, root
@@ -84,7 +84,7 @@ class Place:
         return await self.world.until(is_new, "another certificate")
 
     async def issued_serials(self) -> list[str]:
-        """The serials that the log knows, in their order."""
+        """Return the serials in the log, in order."""
         successes = every(ActionSucceeded, await self.world.facts(WEB))
         serials = [each.object.outputs["serial"] for each in successes if each.object is not None]
         return list(dict.fromkeys(serials))
@@ -94,17 +94,17 @@ class Place:
         return sum(each.action.purpose == "Renew" for each in decided)
 
     async def lose_and_restore_files(self) -> None:
-        """Lose all files, and wait until they are as they were."""
+        """Delete all files, and wait until they are restored unchanged."""
         contents_before = {path.name: path.read_bytes() for path in contents(self.folder)}
         for path in contents(self.folder):
             path.unlink()
 
-        async def are_back() -> bool:
+        async def are_restored() -> bool:
             return {
                 path.name: path.read_bytes() for path in contents(self.folder)
             } == contents_before
 
-        await self.world.until(are_back, "the files are delivered again")
+        await self.world.until(are_restored, "the files are delivered again")
 
 
 def contents(folder: Path) -> list[Path]:
@@ -113,14 +113,14 @@ def contents(folder: Path) -> list[Path]:
 
 @pytest.fixture
 async def place(bare_world: World, tmp_path: Path) -> Place:
-    one = Place(bare_world, root_in(tmp_path))
+    one = Place(bare_world, create_root(tmp_path))
     await one.begin()
     return one
 
 
 @pytest.fixture
-async def short_lived() -> AsyncIterator[Certificates]:
-    """An authority whose certificates end soon."""
+async def short_lived_ca() -> AsyncIterator[Certificates]:
+    """A CA whose certificates expire soon."""
     with short_folder() as folder:
         one = Certificates(isolated=True, validity_seconds=SHORT_SECONDS)
         await one.start(folder / "certificates")
@@ -134,8 +134,8 @@ async def gate(pebble: Certificates, tmp_path: Path) -> AsyncIterator[AcmeGate]:
         yield one
 
 
-class Visitor:
-    """A server of the delivered files, a client that stays connected, and new clients."""
+class TlsVisitor:
+    """A TLS server with the delivered files, a client that stays connected, and new clients."""
 
     def __init__(self, folder: Path, trusted: str) -> None:
         self._folder = folder
@@ -144,27 +144,30 @@ class Visitor:
         self.echoes = 0
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[None]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._served())
+    async def open(self) -> AsyncGenerator[None]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._server_context())
         async with server:
             self._port = server.sockets[0].getsockname()[1]
-            stays, comes = asyncio.create_task(self._stay()), asyncio.create_task(self._come())
+            stay_task, reconnect_task = (
+                asyncio.create_task(self._stay()),
+                asyncio.create_task(self._reconnect()),
+            )
             try:
                 yield
             finally:
-                for task in (stays, comes):
+                for task in (stay_task, reconnect_task):
                     assert not task.done(), f"a connection failed: {task.exception()}"
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await task
 
-    def _served(self) -> ssl.SSLContext:
-        """The newest certificate for each who comes, as servers do that read it when asked."""
+    def _server_context(self) -> ssl.SSLContext:
+        """Return a context that loads the newest certificate for each new connection."""
 
-        def newest(connection: ssl.SSLObject, _name: str, _first: ssl.SSLContext) -> None:
-            connection.context = loaded()
+        def use_newest(connection: ssl.SSLObject, _name: str, _first: ssl.SSLContext) -> None:
+            connection.context = load_context()
 
-        def loaded() -> ssl.SSLContext:
+        def load_context() -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             # A copy: OpenSSL opens a file twice, for the chain and for the key, and another
             # certificate may be delivered in between.
@@ -174,8 +177,8 @@ class Visitor:
                 context.load_cert_chain(copy.name)
             return context
 
-        first = loaded()
-        first.sni_callback = newest
+        first = load_context()
+        first.sni_callback = use_newest
         return first
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,75 +186,75 @@ class Visitor:
             writer.write(line)
         writer.close()
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(
             "127.0.0.1", self._port, ssl=self._context, server_hostname="web.example.org"
         )
 
     async def _stay(self) -> None:
-        reader, writer = await self._connected()
+        reader, writer = await self._connect()
         while True:
             writer.write(b"still here\n")
             assert await reader.readline() == b"still here\n"
             self.echoes += 1
             await asyncio.sleep(0.02)
 
-    async def _come(self) -> None:
+    async def _reconnect(self) -> None:
         while True:
-            _reader, writer = await self._connected()
+            _reader, writer = await self._connect()
             certificate = writer.get_extra_info("peercert")
             self.serials.add(certificate["serialNumber"].lower().lstrip("0"))
             writer.close()
             await asyncio.sleep(0.02)
 
 
-async def three_renewals(place: Place, trusted: str) -> None:
-    """Check three renewals, each of them one, while a client is connected."""
-    visitor = Visitor(place.folder, trusted)
+async def check_three_renewals(place: Place, trusted: str) -> None:
+    """Check that three renewals each issue one certificate while a client stays connected."""
+    visitor = TlsVisitor(place.folder, trusted)
     serials = [place.serial]
-    async with visitor.here():
+    async with visitor.open():
         for _ in range(3):
             serials.append(await place.until_serial_is_not(*serials))
 
         async def are_served() -> bool:
             return set(serials) <= visitor.serials
 
-        await place.world.until(are_served, "a new visitor sees the newest")
+        await place.world.until(are_served, "a new client gets the newest certificate")
     assert visitor.echoes > 10
 
 
-async def test_35_near_its_end_it_is_renewed_once_and_who_is_connected_stays(
+async def test_35_a_certificate_near_expiry_is_renewed_once_and_connected_clients_stay(
     place: Place,
 ) -> None:
-    await place.world.declare_all([MANIFESTS["own"], changed("web", **SHORT)])
+    await place.world.declare_all([MANIFESTS["own"], change_manifest("web", **SHORT)])
     await place.world.until_outcome(WEB, "Converged")
-    await three_renewals(place, (place.folder / "ca.crt").read_text())
-    await place.world.declare_all([changed("web", policy={"paused": True}, **SHORT)])
+    await check_three_renewals(place, (place.folder / "ca.crt").read_text())
+    await place.world.declare_all([change_manifest("web", policy={"paused": True}, **SHORT)])
     await place.world.until_settled()
     serials = await place.issued_serials()
-    assert await place.renewals() == len(serials) - 1, "each renewal made one certificate"
+    assert await place.renewals() == len(serials) - 1, "each renewal issued one certificate"
 
 
 @pytest.mark.pebble
-async def test_35_near_its_end_it_is_ordered_once_from_an_acme_authority(
-    place: Place, short_lived: Certificates
+async def test_35_a_certificate_near_expiry_is_ordered_once_from_an_acme_ca(
+    place: Place, short_lived_ca: Certificates
 ) -> None:
     world = place.world
-    (place.root / CA_FILE).write_bytes((short_lived.root / CA_FILE).read_bytes())
+    (place.root / CA_FILE).write_bytes((short_lived_ca.root / CA_FILE).read_bytes())
     issuer = {"$ref": "Issuer/public", "field": "name"}
     await world.declare_all(
         [
-            changed("public", **acme(short_lived)),
-            changed("web", issuer=issuer, renewBefore=RENEW_BEFORE),
+            change_manifest("public", **acme(short_lived_ca)),
+            change_manifest("web", issuer=issuer, renewBefore=RENEW_BEFORE),
         ]
     )
     await world.until_outcome(WEB, "Converged")
-    await three_renewals(place, await short_lived.authority())
-    await world.declare_all([changed("web", issuer=issuer, policy={"paused": True})])
+    await check_three_renewals(place, await short_lived_ca.authority())
+    await world.declare_all([change_manifest("web", issuer=issuer, policy={"paused": True})])
     await world.until_settled()
     serials = await place.issued_serials()
     assert await place.renewals() == len(serials) - 1
-    assert orders(short_lived) == len(serials), "each renewal was one order"
+    assert count_orders(short_lived_ca) == len(serials), "each renewal was one order"
 
 
 async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
@@ -267,23 +270,23 @@ async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
     assert {each.path for drift in drifts for each in drift.differences} == {"problems"}
 
     for key in (WEB, MANIFESTS["own"].key):
-        await world.tell(key, Withdrawn())
+        await world.publish(key, Withdrawn())
     await world.until_outcome(WEB, "Deleted")
     await world.until_outcome(MANIFESTS["own"].key, "Held", reason="DataLoss")
     assert not place.folder.exists()
 
 
-async def test_an_authority_that_is_replaced_waits_for_a_person_and_then_signs_all_anew(
+async def test_replacing_a_ca_waits_for_approval_and_then_reissues_all_certificates(
     place: Place,
 ) -> None:
     world, own = place.world, MANIFESTS["own"].key
     await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
     await world.until_outcome(WEB, "Converged")
     serial_before = place.serial
-    await world.declare_all([changed("own", ownCa={"commonName": "Another Root"})])
+    await world.declare_all([change_manifest("own", ownCa={"commonName": "Another Root"})])
     await world.until_outcome(own, "Held", reason="DataLoss")
     assert place.serial == serial_before
-    await world.tell(own, Approved("DataLoss"), "approval")
+    await world.publish(own, Approved("DataLoss"), "approval")
     await place.until_serial_is_not(serial_before)
     await world.until_outcome(WEB, "Converged")
     (leaf, authority) = (
@@ -294,16 +297,16 @@ async def test_an_authority_that_is_replaced_waits_for_a_person_and_then_signs_a
 
 
 @pytest.mark.pebble
-async def test_35_lost_files_need_no_order_of_an_acme_authority_and_no_key_is_on_the_bus(
+async def test_35_lost_files_need_no_new_acme_order_and_no_key_reaches_the_bus(
     place: Place, gate: AcmeGate, tmp_path: Path
 ) -> None:
     world = place.world
-    gate.trust_in(place.root)
+    gate.add_to_trust_of(place.root)
     issuer = {"$ref": "Issuer/public", "field": "name"}
     await world.declare_all(
         [
-            changed("public", **acme(gate.pebble, gate.directory)),
-            changed("web", issuer=issuer, revokeOnDelete=True),
+            change_manifest("public", **acme(gate.pebble, gate.directory)),
+            change_manifest("web", issuer=issuer, revokeOnDelete=True),
         ]
     )
     await world.until_outcome(WEB, "Converged")
@@ -312,55 +315,55 @@ async def test_35_lost_files_need_no_order_of_an_acme_authority_and_no_key_is_on
     assert (gate.count("order"), gate.count("finalize"), place.serial) == (1, 1, serial_before)
 
     keys = [*place.root.rglob("*.key")]
-    assert len(keys) == 3, "the account's, the certificate's, and that delivered"
+    assert len(keys) == 3, "of the account, of the certificate, and the delivered one"
     secrets = [path.read_text().splitlines()[1].encode() for path in keys]
     for key in (WEB, MANIFESTS["public"].key):
-        await world.tell(key, Withdrawn())
+        await world.publish(key, Withdrawn())
     await world.until_outcome(MANIFESTS["public"].key, "Deleted")
     assert gate.count("revoke") == 1
     stored = b"".join(path.read_bytes() for path in (tmp_path / "nats").rglob("*.blk"))
-    assert serial_before.encode() in stored, "what is on the bus can be read here"
+    assert serial_before.encode() in stored, "the files of the bus are readable"
     assert [secret for secret in secrets if secret in stored] == []
 
 
 @pytest.mark.pebble
-async def test_35_a_limit_of_the_authority_is_obeyed_over_a_restart_and_a_new_declaration(
+async def test_35_a_rate_limit_of_the_ca_holds_across_a_restart_and_a_new_declaration(
     place: Place, gate: AcmeGate
 ) -> None:
     world = place.world
-    gate.trust_in(place.root)
+    gate.add_to_trust_of(place.root)
     gate.limit_for(3)
     issuer = {"$ref": "Issuer/public", "field": "name"}
-    public = changed("public", **acme(gate.pebble, gate.directory))
-    await world.declare_all([public, changed("web", issuer=issuer)])
+    public = change_manifest("public", **acme(gate.pebble, gate.directory))
+    await world.declare_all([public, change_manifest("web", issuer=issuer)])
     degraded = await world.until_outcome(WEB, "Degraded")
     assert "rateLimited: too many certificates" in degraded.message
     assert "no order before" in degraded.message
     gate.limit_for(0)
     await world.restart_reconciler()
     other_names = ["web.example.org", "www.example.org"]
-    await world.declare_all([changed("web", issuer=issuer, dnsNames=other_names)])
+    await world.declare_all([change_manifest("web", issuer=issuer, dnsNames=other_names)])
     await world.until_outcome(WEB, "Converged", generation=2)
     first, *later = gate.order_times
     assert later
-    assert min(later) - first >= 3, "never before the time given"
+    assert min(later) - first >= 3, "no order before the given time"
 
 
 @pytest.mark.pebble
-async def test_a_crash_after_finalising_leads_to_the_same_serial_by_one_order(
+async def test_a_crash_after_finalizing_yields_the_same_serial_from_one_order(
     place: Place, gate: AcmeGate
 ) -> None:
     world = place.world
-    gate.trust_in(place.root)
+    gate.add_to_trust_of(place.root)
     gate.lose_answers = {"finalize"}
     issuer = {"$ref": "Issuer/public", "field": "name"}
-    public = changed("public", **acme(gate.pebble, gate.directory))
-    await world.declare_all([public, changed("web", issuer=issuer)])
+    public = change_manifest("public", **acme(gate.pebble, gate.directory))
+    await world.declare_all([public, change_manifest("web", issuer=issuer)])
 
-    async def is_finalised() -> bool:
+    async def is_finalized() -> bool:
         return gate.count("finalize") == 1
 
-    await world.until(is_finalised, "the authority has made it")
+    await world.until(is_finalized, "the CA has issued the certificate")
     await world.stop_reconciler()
     gate.lose_answers = set()
     await world.start_reconciler()

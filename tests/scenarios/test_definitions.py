@@ -1,4 +1,4 @@
-"""A kind that is defined while everything runs, over a real API."""
+"""A kind that is defined while everything is running, with a real API."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def badge(key: ResourceKey, shade: str) -> Manifest:
     return Manifest("badges/v1", "Badge", Metadata(key.name), spec)
 
 
-async def defined(world: World) -> World:
-    """Two badges of a kind that no process knew when it started."""
+async def declare_badges(world: World) -> World:
+    """Declare two badges of a kind that no process knew when it started."""
     answer = await world.ask(ONE, Declared(badge(ONE, "red")))
     assert answer.reason == "UnknownKind"
     assert (await world.ask(DEFINITION, definition())).accepted
@@ -48,15 +48,15 @@ async def defined(world: World) -> World:
     return world
 
 
-async def test_a_defined_kind_is_reconciled_as_an_installed_one(world: World):
-    await defined(world)
-    shape = await world.human.sees("badge-one")
+async def test_a_defined_kind_is_reconciled_like_an_installed_one(world: World):
+    await declare_badges(world)
+    shape = await world.human.get("badge-one")
     assert (shape["type"], shape["color"]) == ("Circle", "Red")
-    await world.human.changes("badge-one", color="Green")
+    await world.human.update("badge-one", color="Green")
 
     async def is_healed() -> bool:
-        return (await world.human.sees("badge-one"))["color"] == "Red"
+        return (await world.human.get("badge-one"))["color"] == "Red"
 
     await world.until(is_healed, "the drift is healed")
-    await world.human.deletes("badge-two")
-    await world.until(lambda: world.human.finds("badge-two"), "it is recreated")
+    await world.human.delete("badge-two")
+    await world.until(lambda: world.human.find("badge-two"), "it is recreated")

@@ -1,4 +1,4 @@
-"""Scenario 32: a tenant floods, another one declares, and converges as if the first were not."""
+"""Scenario 32: a tenant floods the intake, and another tenant's resources converge as usual."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_in_batches
 from tests.scenarios.harness import World, manifest
 
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 SUBJECTS = 30
-A_SUBJECT = 500
+MESSAGES_PER_SUBJECT = 500
 NAMES = [f"n{number}" for number in range(20)]
 
 
-async def test_scenario_32_a_tenant_that_floods_the_intake_delays_no_other_for_long(
+async def test_scenario_32_a_flood_from_one_tenant_does_not_delay_another_for_long(
     world: World,
 ) -> None:
-    """Of scenario 32 the rubbish: 15,000 messages over all partitions, some fit none."""
+    """The flood of scenario 32: 15,500 unusable messages, 500 of them in no partition."""
     hostile = [ResourceKey("hostile", "Shape", f"x{number}") for number in range(SUBJECTS)]
     subjects = [*(intake("desired", key) for key in hostile), "rec.nothing.hostile"]
-    rubbish = [OutgoingMessage(subject, b"not JSON") for subject in subjects * A_SUBJECT]
-    results = await publish_in_batches(world.nc, rubbish)
+    unusable = [
+        OutgoingMessage(subject, b"not JSON") for subject in subjects * MESSAGES_PER_SUBJECT
+    ]
+    results = await publish_in_batches(world.nc, unusable)
     assert not [each for each in results if isinstance(each, Exception)]
 
     await world.declare_all([manifest(name) for name in NAMES])
     for name in NAMES:
         outcome = await world.client.wait_for(
-            f"default/Shape/{name}", generation=1, timeout_seconds=PATIENCE_SECONDS
+            f"default/Shape/{name}", generation=1, timeout_seconds=TIMEOUT_SECONDS
         )
         assert outcome.outcome == "Converged"
 
     async def are_all_rejected() -> bool:
-        return len(await world.dead_letters()) == len(rubbish)
+        return len(await world.dead_letters()) == len(unusable)
 
-    await world.until(are_all_rejected, "each has its dead letter", seconds=PATIENCE_SECONDS)
+    await world.until(are_all_rejected, "each message has a dead letter", seconds=TIMEOUT_SECONDS)
     assert await world.human.effects() == ["POST"] * len(NAMES)

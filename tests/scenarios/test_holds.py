@@ -1,4 +1,4 @@
-"""Scenarios 17 and 18: clients hold a resource, or refer to it; and an implausible loss."""
+"""Scenarios 17 and 18: other clients hold a resource or reference it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ def reference(on_withdrawal: str) -> Manifest:
     return Manifest("reconciler/v1", "ShapeRef", Metadata("needs-foo"), spec)
 
 
-async def converged(world: World) -> None:
+async def declare_and_converge(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
 
-async def test_17_nothing_is_deleted_until_the_finalizer_is_taken_off(world: World):
-    await converged(world)
+async def test_17_a_withdrawn_resource_keeps_its_object_until_its_finalizer_is_removed(
+    world: World,
+):
+    await declare_and_converge(world)
     async with world.client_as("billing") as billing:
         await billing.request_finalizer(shape("foo"), INVOICE)
 
@@ -30,7 +32,7 @@ async def test_17_nothing_is_deleted_until_the_finalizer_is_taken_off(world: Wor
         held = await world.until_outcome("foo", "Held", reason="Finalizers")
         assert f"{INVOICE} (set by billing)" in held.message
         await world.restart_reconciler()
-        await world.observed_again()
+        await world.until_observed_again()
         assert await world.human.effects("foo") == ["POST"]
         await billing.release_finalizer(shape("foo"), INVOICE)
 
@@ -38,11 +40,11 @@ async def test_17_nothing_is_deleted_until_the_finalizer_is_taken_off(world: Wor
     assert await world.human.effects("foo") == ["POST", "DELETE"]
 
 
-async def test_18_a_reference_keeps_what_is_withdrawn_behind_its_back(world: World):
-    await converged(world)
+async def test_18_a_reference_keeps_its_withdrawn_target(world: World):
+    await declare_and_converge(world)
     await world.client.declare(reference("Keep"))
     await world.until_outcome(NEEDS_FOO, "Converged", reason="Resolved")
-    await world.until(lambda: is_referenced(world), "the target knows of its reference")
+    await world.until(lambda: is_referenced(world), "the target lists its reference")
 
     await world.withdraw("foo")
 

@@ -10,77 +10,79 @@ from reconciler.roles.observer import listing_reports
 from tests.scenarios.harness import World, api_config, every, manifest
 
 CONFIG = config_key("default")
-PATIENT = Breaker(failures=1_000_000)
+BREAKER_NEVER_OPENS = Breaker(failures=1_000_000)
 NAMES = [f"foo-{number}" for number in range(6)]
 
 
-async def converged(world: World) -> None:
+async def declare_and_converge(world: World) -> None:
     await world.declare_all([manifest(name) for name in NAMES])
     for name in NAMES:
         await world.until_outcome(name, "Converged")
 
 
-async def failed_listings(world: World) -> int:
+async def count_failed_listings(world: World) -> int:
     return (await world.human.requests()).get("GET", {}).get("500", 0)
 
 
-async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_world: World):
-    """One page came, in which most resources are not: that is no proof of anything."""
+async def test_16_a_listing_that_fails_halfway_deletes_and_creates_nothing(bare_world: World):
+    """The only page lacks most resources, which proves nothing."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=2, exclusive=True))
-    await converged(world)
-    await world.human.forgets_counts()
-    await world.human.breaks(listing_fail_after_pages=1)
-    await world.human.makes("stray")
+    await declare_and_converge(world)
+    await world.human.reset_counts()
+    await world.human.inject_faults(listing_fail_after_pages=1)
+    await world.human.create("stray")
     position = await world.log_position()
 
-    async def failed_a_few_times() -> bool:
-        return await failed_listings(world) >= 4
+    async def has_failed_often() -> bool:
+        return await count_failed_listings(world) >= 4
 
-    await world.until(failed_a_few_times, "four listings failed")
+    await world.until(has_failed_often, "four listings failed")
     await world.until_settled()
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST"] * 6 + ["human POST"]
 
-    await world.human.mends()
+    await world.human.clear_faults()
 
     async def is_unmanaged_deleted() -> bool:
-        return await world.human.finds("stray") is None
+        return await world.human.find("stray") is None
 
-    await world.until(is_unmanaged_deleted, "a whole listing shows the stray, which is removed")
-    assert [each["name"] for each in await world.human.sees_all()] == NAMES
+    await world.until(
+        is_unmanaged_deleted, "a complete listing contains the stray, which is deleted"
+    )
+    assert [each["name"] for each in await world.human.list_all()] == NAMES
 
 
 async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
     bare_world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """Single objects are still read and written, so that all resources look as they should."""
+    """Single objects are still read and written, so all resources seem to be in order."""
     monkeypatch.setattr(listing_reports, "MIN_FAILED_SECONDS", 1.0)
     world = bare_world
     await world.start_reconciler()
-    await world.configure(api_config(world.human.url, page_size=2, breaker=PATIENT))
-    await converged(world)
-    await world.human.breaks(listing_fail_after_pages=1)
+    await world.configure(api_config(world.human.url, page_size=2, breaker=BREAKER_NEVER_OPENS))
+    await declare_and_converge(world)
+    await world.human.inject_faults(listing_fail_after_pages=1)
     outcome = await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
     assert "no listing of Shape has completed since" in outcome.message
     await world.declare("foo-0", color="Blue")
     await world.until_outcome("foo-0", "Converged", generation=2)
 
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     position = await world.log_position()
 
-    async def failed_for_longer() -> bool:
-        return await failed_listings(world) >= 20
+    async def has_failed_longer() -> bool:
+        return await count_failed_listings(world) >= 20
 
-    await world.until(failed_for_longer, "20 more listings failed")
+    await world.until(has_failed_longer, "20 more listings failed")
     await world.restart_reconciler()
-    await world.human.forgets_counts()
-    await world.until(failed_for_longer, "20 listings of the next process failed")
+    await world.human.reset_counts()
+    await world.until(has_failed_longer, "20 listings of the next process failed")
     await world.until_settled()
     assert await world.log_position() == position
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.until_outcome(CONFIG, "Converged")
     facts = await world.facts(CONFIG)
     assert len(every(ListingsFailed, facts)) == len(every(ListingsResumed, facts)) == 1

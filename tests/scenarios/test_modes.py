@@ -1,4 +1,4 @@
-"""Scenario 21: what a policy does not allow is not done, and the status says what would be."""
+"""Scenario 21: the policy forbids writes, and the status reports what they would change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ async def test_21_observe_only_reports_and_writes_nothing(world: World):
     missing = await world.until_outcome("foo", "Drifted", reason="ObserveOnly")
     assert "not created" in missing.message
 
-    await world.human.makes("foo", color="Green")
+    await world.human.create("foo", color="Green")
 
-    async def says_the_colour() -> bool:
+    async def reports_the_color() -> bool:
         status = await world.status("foo")
         return status is not None and 'color: "Green" (declared "Purple")' in status.message
 
-    await world.until(says_the_colour, "the status says what would be changed")
-    await world.observed_again()
+    await world.until(reports_the_color, "the status says what would be changed")
+    await world.until_observed_again()
     assert await world.human.effects("foo") == ["human POST"]

@@ -1,4 +1,4 @@
-"""Poison: a message that always fails is parked with its reason, and a retry ends it."""
+"""A message that always fails becomes a dead letter with its reason; a retry resolves it."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ FOO = shape("foo")
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be decided is parked within a second; tracebacks are as the product's."""
+def short_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undecidable messages become dead letters within a second; logs are set up as usual."""
     monkeypatch.setattr(decider, "_FIRST_DELAY_SECONDS", 0.05)
     configure_logs("error")
 
 
 async def wait_for_dead_letters(world: World, count: int = 1, **filters: Any) -> list[DeadLetter]:
-    async def are_there() -> list[DeadLetter] | None:
+    async def are_stored() -> list[DeadLetter] | None:
         dead_letters = await world.client.dead_letters(**filters)
         return dead_letters if len(dead_letters) >= count else None
 
-    return await world.until(are_there, f"{count} dead letters")
+    return await world.until(are_stored, f"{count} dead letters")
 
 
-async def test_a_resource_whose_history_cannot_be_read_holds_up_no_other_decision(world: World):
+async def test_an_unreadable_history_delays_no_other_resource(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await publish(world.nc, log(FOO, "fact"), b"of a newer release")
     await world.restart_reconciler()
 
-    await world.declare_all([manifest("foo", color="Green"), manifest("neighbour")])
+    await world.declare_all([manifest("foo", color="Green"), manifest("neighbor")])
 
-    await world.until_outcome("neighbour", "Converged")
+    await world.until_outcome("neighbor", "Converged")
 
 
-async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
+async def test_an_event_too_large_for_the_bus_is_dead_lettered_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """A short message whose event is longer than the server allows: numbers may be written so."""
-    really = encode_log
+    """A short message can lead to an event that is longer than the server allows."""
+    original = encode_log
 
-    def longer(told: LogEvent) -> bytes:
-        swollen = isinstance(told.data, SpecDeclared) and told.data.fields["color"] == "Purple"
-        return really(told) + b" " * (9 * 1024 * 1024 if swollen else 0)
+    def encode_longer(event: LogEvent) -> bytes:
+        is_longer = isinstance(event.data, SpecDeclared) and event.data.fields["color"] == "Purple"
+        return original(event) + b" " * (9 * 1024 * 1024 if is_longer else 0)
 
-    monkeypatch.setattr("infra.bus.event_log.encode_log", longer)
+    monkeypatch.setattr("infra.bus.event_log.encode_log", encode_longer)
     names = [f"n{number}" for number in range(6)]
     await world.declare_all(
         [manifest("foo", color="Purple"), *map(manifest, names), manifest("foo", color="Green")]
@@ -68,10 +68,10 @@ async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
     (letter,) = await wait_for_dead_letters(world)
     assert (letter.resource, letter.record.stage) == (FOO, "decision")
     assert "max_payload" in letter.record.reason
-    assert (await world.human.sees("foo"))["color"] == "Green"
+    assert (await world.human.get("foo"))["color"] == "Green"
 
 
-async def test_an_action_that_cannot_be_read_is_reported_once_and_left_to_other_workers(
+async def test_an_unreadable_action_is_reported_once_and_left_to_other_workers(
     world: World,
 ):
     await publish(world.nc, log(FOO, "action.default"), b"of a newer release")
@@ -82,9 +82,9 @@ async def test_an_action_that_cannot_be_read_is_reported_once_and_left_to_other_
     await publish(world.nc, log(shape("qux"), "action.default"), outcome)
     await world.restart_reconciler()
 
-    await world.declare("neighbour")
+    await world.declare("neighbor")
 
-    await world.until_outcome("neighbour", "Converged")
+    await world.until_outcome("neighbor", "Converged")
     dead_letters = await wait_for_dead_letters(world, 3, stage="action")
     assert {each.record.reason.split(":")[0] for each in dead_letters} == {
         "not a valid log event",
@@ -94,19 +94,19 @@ async def test_an_action_that_cannot_be_read_is_reported_once_and_left_to_other_
     workers = await worker_consumers(world.nc)
     assert (
         sum(each["num_ack_pending"] for each in workers) == 3
-    )  # never given up: a newer worker may read them
+    )  # never dropped: a newer worker may be able to read them
     with pytest.raises(LetterRefusedError, match="redelivered to the workers automatically"):
         await world.client.retry_dead_letter(dead_letters[0])
 
 
-async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: World):
+async def test_an_oversized_message_is_never_sent_and_causes_no_reconnect(world: World):
     too_long = encode_intake("m", ACTOR, Declared(manifest("foo", color="R" * 600_000)), time=now())
     assert len(too_long) > MAX_MESSAGE_BYTES
 
     answer = await world.ask_raw(intake("desired", FOO), too_long)
-    await world.declare("neighbour")
+    await world.declare("neighbor")
 
-    await world.until_outcome("neighbour", "Converged")
+    await world.until_outcome("neighbor", "Converged")
     assert "bytes, more than the limit of 524288" in answer.message
     (letter,) = await world.client.dead_letters()
     assert letter.record.payload_truncated

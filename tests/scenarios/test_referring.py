@@ -1,4 +1,4 @@
-"""A resource takes values from others: scenario 36, over a real server and a real folder."""
+"""A resource takes values from others: scenario 36, with a real server and a real folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infra.providers.file import FILE
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.provider.kind import KindRegistry
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World
 
 __all__ = ["bare_world"]
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def example(bare_world: World, root: Path, tmp_path: Path) -> World:
-    """The example's configurations, on this world's bus and in a folder of its own."""
+    """A world with the example's configurations and a new folder."""
     world = bare_world
     world.kinds = KindRegistry([STREAM, CONSUMER, FILE])
     world.secrets = tmp_path / "secrets"
@@ -76,7 +76,7 @@ async def streams(world: World) -> list[str]:
 
 async def test_36_each_resource_waits_for_its_target_and_reports_it(example: World, root: Path):
     world = example
-    file, consumer, stream = (_of(kind) for kind in ("File", "Consumer", "Stream"))
+    file, consumer, stream = (_manifest_of_kind(kind) for kind in ("File", "Consumer", "Stream"))
     await world.declare_all([file])
     waiting = await world.until_outcome(FILE_KEY, "Waiting", reason="ReferenceMissing")
     assert waiting.message.startswith("waits for default/")
@@ -97,22 +97,22 @@ async def test_36_a_referenced_resource_is_kept_and_deleted_last(example: World,
     await world.declare_all(MANIFESTS)
     for key in KEYS:
         await world.until_outcome(key, "Converged")
-    await world.tell(STREAM_KEY, Withdrawn())
-    await world.tell(CONSUMER_KEY, Withdrawn())
+    await world.publish(STREAM_KEY, Withdrawn())
+    await world.publish(CONSUMER_KEY, Withdrawn())
     held = await world.until_outcome(STREAM_KEY, "Held", reason="Referenced")
     assert "default/Consumer/orders-billing" in held.message
     assert "default/File/orders-env" in held.message
     await world.until_outcome(CONSUMER_KEY, "Held", reason="Referenced")
     await world.until_outcome(FILE_KEY, "Waiting", reason="ReferenceMissing")
     assert env(root), "nothing is undone"
-    await world.tell(FILE_KEY, Withdrawn())
+    await world.publish(FILE_KEY, Withdrawn())
     for key in KEYS:
         await world.until_outcome(key, "Deleted")
     assert not env(root)
     assert "orders" not in await streams(world)
 
 
-async def test_a_secret_is_written_and_rotated_and_never_in_the_log(example: World, root: Path):
+async def test_a_secret_is_written_and_rotated_but_never_logged(example: World, root: Path):
     world = example
     key = ResourceKey("default", "File", "key")
     await world.declare_all([_file("key", {"$secret": "tls-key"}, mode="0600")])
@@ -126,17 +126,17 @@ async def test_a_secret_is_written_and_rotated_and_never_in_the_log(example: Wor
 
         await world.until(is_written, "the file has the secret")
         await world.until_outcome(key, "Converged")
-    stored = _all_bytes_below(world.server.data_dir)
-    assert b"tls-key" in stored, "what is searched is the right folder"
+    stored = _read_all_files(world.server.data_dir)
+    assert b"tls-key" in stored, "the right folder is searched"
     assert b"planted-s3cr3t" not in stored
     assert base64.b64encode(b"planted-s3cr3t")[:-2] not in stored
 
 
-def _all_bytes_below(folder: Path) -> bytes:
+def _read_all_files(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def _of(kind: str) -> Manifest:
+def _manifest_of_kind(kind: str) -> Manifest:
     (manifest,) = (each for each in MANIFESTS if each.kind == kind)
     return manifest
 

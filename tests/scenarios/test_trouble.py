@@ -1,4 +1,4 @@
-"""An API in trouble: scenarios 13, 14 and 15, and invariant 9 for the gate and the back-off."""
+"""A failing API: scenarios 13, 14 and 15, and invariant 9 for the gate and the backoff."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.scenarios.harness import World, api_config, every, manifest, only
 from tests.scenarios.processes import wait_for_log_line, workers
 
 CONFIG = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
-ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
+ROLES_WITHOUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
 SLOW_LISTINGS = 3600.0
 
 
@@ -43,16 +43,16 @@ async def until_breaker(world: World, expected: str) -> OutcomeRecorded:
 # --- scenario 13
 
 
-async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo(
+async def test_13_a_response_after_the_timeout_is_recorded_and_creates_one_object(
     bare_world: World,
 ) -> None:
-    """Scenario 13: the repeat has the same key, and gets the first call's answer."""
+    """Scenario 13: the retry has the same key, and gets the first call's response."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(
         api_config(world.human.url, resync=SLOW_LISTINGS, limits=Limits(request_timeout_seconds=2))
     )
-    await world.human.breaks(latency_ms=5000, methods=["POST"], remaining=1)
+    await world.human.inject_faults(latency_ms=5000, methods=["POST"], remaining=1)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
@@ -65,14 +65,14 @@ async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo
     success = only(ActionSucceeded, facts)
     assert success.replayed
     assert success.object is not None
-    assert success.object.uid == (await world.human.sees("foo"))["uid"]
+    assert success.object.uid == (await world.human.get("foo"))["uid"]
     assert await world.human.effects() == ["POST"]
 
 
-async def test_14_an_api_that_refuses_the_connection_is_waited_for(
+async def test_14_an_api_that_refuses_connections_is_retried(
     bare_world: World, tmp_path: Path
 ) -> None:
-    """Scenario 14: nothing listens there at first; then it does."""
+    """Scenario 14: the API's server starts late."""
     world, api = bare_world, FaultyApi()
     await api.start(tmp_path / "late")
     port = api.port
@@ -93,16 +93,16 @@ async def test_14_an_api_that_refuses_the_connection_is_waited_for(
     assert len({each.delay_seconds for each in waits}) == len(waits), "without jitter"
 
 
-async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
+async def test_14_a_throttle_that_one_worker_receives_applies_to_every_worker(
     bare_world: World, tmp_path: Path
 ) -> None:
     """Scenario 14: 429 with Retry-After slows every worker on that API, in every process."""
     world = bare_world
-    await world.start_reconciler(ALL_BUT_WORKER)
+    await world.start_reconciler(ROLES_WITHOUT_WORKER)
     await world.configure(api_config(world.human.url, resync=SLOW_LISTINGS))
     async with workers(world, tmp_path / "logs", 2) as both:
-        await world.human.forgets_counts()
-        await world.human.breaks(
+        await world.human.reset_counts()
+        await world.human.inject_faults(
             throttle_rate=1, retry_after_seconds=8, methods=["POST"], remaining=1
         )
         started_at = time.time()
@@ -114,13 +114,13 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
         assert outcome.reason == "Throttled"
         assert "no call before 20" in outcome.message
         for name in ("foo", *others):
-            await world.until(lambda name=name: world.human.finds(name), name, seconds=60)
+            await world.until(lambda name=name: world.human.find(name), name, seconds=60)
         journal = await world.human.journal()
         assert (await world.human.requests())["POST"] == {"201": 21, "429": 1}
-    assert min(_moment(each["time"]) for each in journal) >= started_at + 8
+    assert min(_timestamp(each["time"]) for each in journal) >= started_at + 8
     only(ApiThrottled, await world.facts(CONFIG))
-    spread = {round(_moment(each["time"]), 1) for each in journal}
-    assert len(spread) > 1, "all came at the same moment"
+    spread = {round(_timestamp(each["time"]), 1) for each in journal}
+    assert len(spread) > 1, "all calls arrived at the same moment"
     held = [each for name in others for each in every(ActionFailed, await world.facts(name))]
     assert held
     assert all(not each.error.attempted for each in held)
@@ -131,18 +131,18 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
 # --- scenario 15
 
 
-async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world: World) -> None:
-    """Scenario 15: 422 makes no hot loop; the outcome has the API's own words."""
-    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
-    await world.human.forgets_counts()
+async def test_15_a_permanent_refusal_is_not_retried_until_a_new_generation(world: World) -> None:
+    """Scenario 15: 422 causes no hot loop; the outcome quotes the API's message."""
+    await world.human.inject_faults(error_rate=1, error_status=422, methods=["POST"])
+    await world.human.reset_counts()
     await world.declare("foo")
     outcome = await world.until_outcome("foo", "Failed", generation=1)
     assert "422" in outcome.message
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert (await world.human.requests())["POST"] == {"422": 1}
     assert len(every(ActionDecided, await world.facts("foo"))) == 1
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.declare("foo", color="Blue")
     await world.until_outcome("foo", "Converged", generation=2)
     assert await world.human.effects() == ["POST"]
@@ -152,15 +152,15 @@ async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(422, "Failed"), (403, "Degraded")])
-async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(
+async def test_44_after_a_refused_creation_only_newer_declarations_are_applied(
     world: World, status: int, outcome: str
 ) -> None:
-    """Scenario 44: one resource is corrected and one withdrawn, with a restart in between.
+    """Scenario 44: one resource is corrected and one is withdrawn, with a restart in between.
 
-    The API refuses 422 for good; after 403 the same call may succeed later.
+    422 is permanent; after 403 the same call may succeed later.
     """
-    await world.human.breaks(error_rate=1, error_status=status, methods=["POST"])
-    await world.human.forgets_counts()
+    await world.human.inject_faults(error_rate=1, error_status=status, methods=["POST"])
+    await world.human.reset_counts()
     for name in ("foo", "bar"):
         await world.declare(name)
         await world.until_outcome(name, outcome, generation=1)
@@ -169,30 +169,30 @@ async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(
     await world.restart_reconciler()
     await world.declare("foo", color="Blue")
     await world.until_outcome("foo", outcome, generation=2)
-    await world.human.mends()
+    await world.human.clear_faults()
     if status == 422:  # the newer generation was refused, too
         await world.declare("foo", color="Green")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again(2)
+    await world.until_observed_again(2)
 
     requests = await world.human.requests()
     assert requests["POST"].keys() == {str(status), "201"}
-    assert requests["POST"]["201"] == 1, "nothing of the refused creations is repeated"
+    assert requests["POST"]["201"] == 1, "no refused creation is repeated"
     assert not {"PUT", "DELETE"} & requests.keys()
-    assert (await world.human.sees("foo"))["color"] == ("Green" if status == 422 else "Blue")
-    assert await world.human.finds("bar") is None
+    assert (await world.human.get("foo"))["color"] == ("Green" if status == 422 else "Blue")
+    assert await world.human.find("bar") is None
     for name in ("foo", "bar"):
-        assert not every(LookupDecided, await world.facts(name)), "each refusal proves enough"
+        assert not every(LookupDecided, await world.facts(name)), "a refusal needs no lookup"
 
 
 async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_lookup(
     world: World,
 ) -> None:
     """Scenario 44: the earlier attempt may have created the object, so a read comes first."""
-    await world.human.breaks(error_rate=1, error_status=500, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, error_status=500, methods=["POST"])
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded", generation=1)
-    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, error_status=422, methods=["POST"])
     await world.until_outcome("foo", "Failed", generation=1)
 
     facts = await world.facts("foo")
@@ -205,12 +205,12 @@ async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_look
 # --- invariant 9
 
 
-async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cause(
-    bare_world_of_its_own: World, tmp_path: Path
+async def test_14_a_breaker_survives_a_restart_that_wakes_no_resource_without_cause(
+    bare_world_on_own_server: World, tmp_path: Path
 ) -> None:
-    """Invariant 9, scenario 14: killed workers and a killed bus find the breaker still open."""
-    world = bare_world_of_its_own
-    await world.start_reconciler(ALL_BUT_WORKER)
+    """Invariant 9, scenario 14: the breaker stays open after workers and bus were killed."""
+    world = bare_world_on_own_server
+    await world.start_reconciler(ROLES_WITHOUT_WORKER)
     await world.configure(
         api_config(
             world.human.url,
@@ -218,7 +218,7 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cau
             breaker=Breaker(3, initial_seconds=600.0, max_seconds=600.0),
         )
     )
-    await world.human.breaks(error_rate=1, error_status=500)
+    await world.human.inject_faults(error_rate=1, error_status=500)
     async with workers(world, tmp_path / "first", 2):
         await world.declare("foo")
         await until_breaker(world, "Degraded")
@@ -226,12 +226,12 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cau
     await world.stop_reconciler()
     await world.kill_nats()
     await world.start_nats()
-    await world.human.forgets_counts()
-    await world.start_reconciler(ALL_BUT_WORKER)
+    await world.human.reset_counts()
+    await world.start_reconciler(ROLES_WITHOUT_WORKER)
     position = await world.log_position()
     async with workers(world, tmp_path / "second", 2):
         await world.until_settled()
-        assert await world.log_position() == position, "somebody was woken for nothing"
+        assert await world.log_position() == position, "a resource was woken without cause"
         await world.declare("bar")
         outcome = await world.until_outcome("bar", "Degraded")
         assert "breaker of API 'default' open until" in outcome.message
@@ -245,12 +245,10 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cau
     assert 100 < failed.retry_after_seconds <= 600
 
 
-async def test_14_a_back_off_is_kept_by_workers_that_were_killed(
-    bare_world: World, tmp_path: Path
-) -> None:
-    """Invariant 9, scenario 14: the next attempt comes at its time in the log, not earlier."""
+async def test_14_a_backoff_survives_killed_workers(bare_world: World, tmp_path: Path) -> None:
+    """Invariant 9, scenario 14: the next attempt is made at its time in the log, not earlier."""
     world = bare_world
-    await world.start_reconciler(ALL_BUT_WORKER)
+    await world.start_reconciler(ROLES_WITHOUT_WORKER)
     await world.configure(
         api_config(
             world.human.url,
@@ -258,26 +256,26 @@ async def test_14_a_back_off_is_kept_by_workers_that_were_killed(
             retry=Retry(initial_seconds=4.0, max_seconds=4.0),
         )
     )
-    await world.human.breaks(error_rate=1, error_status=500, methods=["POST"], remaining=1)
+    await world.human.inject_faults(error_rate=1, error_status=500, methods=["POST"], remaining=1)
     async with workers(world, tmp_path / "first", 2):
         await world.declare("foo")
         await world.until_outcome("foo", "Degraded")
     async with workers(world, tmp_path / "second", 2):
-        await world.until(lambda: world.human.finds("foo"), "foo")
+        await world.until(lambda: world.human.find("foo"), "foo")
     (waits,) = every(RetryScheduled, await world.facts("foo"))
     (journal,) = await world.human.journal()
     assert 2.0 <= waits.delay_seconds <= 4.0
-    assert _moment(journal["time"]) >= waits.at.timestamp()
+    assert _timestamp(journal["time"]) >= waits.at.timestamp()
 
 
-# --- helps
+# --- helpers
 
 
 def _shape(name: str) -> ResourceKey:
     return ResourceKey("default", "Shape", name)
 
 
-def _moment(text: str) -> float:
+def _timestamp(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""Scenario 27: what cannot be used becomes a dead letter with the reason; everyone else goes on."""
+"""Scenario 27: an unusable message becomes a dead letter with the reason; others continue."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from tests.scenarios.harness import ACTOR, World, manifest, now, shape
 FOO = intake("desired", shape("foo"))
 
 
-def declared(wrong: Manifest) -> bytes:
+def encode_declaration(wrong: Manifest) -> bytes:
     return encode_intake("m-1", ACTOR, Declared(wrong), time=now())
 
 
-def good() -> bytes:
-    return declared(manifest("foo"))
+def usable_message() -> bytes:
+    return encode_declaration(manifest("foo"))
 
 
-def of_another_type() -> bytes:
-    return good().replace(b"reconciler.desired.Declared", b"reconciler.desired.Wished")
+def message_of_unknown_type() -> bytes:
+    return usable_message().replace(b"reconciler.desired.Declared", b"reconciler.desired.Wished")
 
 
-def with_unknown_field() -> bytes:
+def message_with_unknown_field() -> bytes:
     wrong = Manifest("shapes/v1", "Shape", Metadata("foo"), {"type": "Square", "colour": "Red"})
-    return declared(wrong)
+    return encode_declaration(wrong)
 
 
-def of_unknown_kind() -> bytes:
-    return declared(Manifest("shapes/v1", "Blob", Metadata("foo"), {}))
+def message_of_unknown_kind() -> bytes:
+    return encode_declaration(Manifest("shapes/v1", "Blob", Metadata("foo"), {}))
 
 
-def of_two_mebibytes() -> bytes:
-    return good() + b" " * (2 * 1024 * 1024)
+def message_of_2_mebibytes() -> bytes:
+    return usable_message() + b" " * (2 * 1024 * 1024)
 
 
-def nested_deep() -> bytes:
-    return good().replace(b'"Red"', b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
+def deeply_nested_message() -> bytes:
+    return usable_message().replace(b'"Red"', b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
 
 
-def of_another_resource() -> bytes:
-    return declared(manifest("bar"))
+def message_of_another_resource() -> bytes:
+    return encode_declaration(manifest("bar"))
 
 
-def with_an_invalid_finalizer() -> bytes:
+def message_with_invalid_finalizer() -> bytes:
     return encode_intake("m-1", ACTOR, FinalizerRequested("not a name"), time=now())
 
 
-def of_a_release_without_a_reason() -> bytes:
+def release_without_reason() -> bytes:
     return encode_intake("m-1", ACTOR, ForcedRelease(" "), time=now())
 
 
@@ -62,49 +62,64 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     "not JSON": (FOO, lambda: b"colour it red, please", "intake", "not a CloudEvent"),
     "not text": (FOO, lambda: b"\xff\x00\xfe", "intake", "not a CloudEvent"),
     "nothing": (FOO, lambda: b"", "intake", "not a CloudEvent"),
-    "unknown type": (FOO, of_another_type, "intake", "is not allowed on a desired subject"),
-    "wrong schema": (FOO, with_unknown_field, "declaration", "spec.colour: unknown field"),
+    "unknown type": (FOO, message_of_unknown_type, "intake", "is not allowed on a desired subject"),
+    "wrong schema": (FOO, message_with_unknown_field, "declaration", "spec.colour: unknown field"),
     "another resource's subject": (
         FOO,
-        of_another_resource,
+        message_of_another_resource,
         "declaration",
         "but its subject is for",
     ),
     "unknown kind": (
         intake("desired", ResourceKey("default", "Blob", "foo")),
-        of_unknown_kind,
+        message_of_unknown_kind,
         "declaration",
         "'Blob' is not registered",
     ),
     "an invalid finalizer": (
         intake("finalizer", shape("foo")),
-        with_an_invalid_finalizer,
+        message_with_invalid_finalizer,
         "request",
         "finalizer 'not a name' is not allowed",
     ),
     "a release without a reason": (
         intake("approval", shape("foo")),
-        of_a_release_without_a_reason,
+        release_without_reason,
         "request",
         "a forced release requires a reason",
     ),
-    "2 MiB": (FOO, of_two_mebibytes, "intake", "bytes, more than the limit"),
-    "nested too deep": (FOO, nested_deep, "intake", "nested too deep"),
-    "a name with a dot": ("rec.desired.default.Shape.foo.bar", good, "intake", "not of the form"),
-    "a name with a wildcard": ("rec.desired.default.Shape.*", good, "intake", "not of the form"),
-    "an open-ended name": ("rec.desired.default.Shape.>", good, "intake", "not of the form"),
+    "2 MiB": (FOO, message_of_2_mebibytes, "intake", "bytes, more than the limit"),
+    "nested too deep": (FOO, deeply_nested_message, "intake", "nested too deep"),
+    "a name with a dot": (
+        "rec.desired.default.Shape.foo.bar",
+        usable_message,
+        "intake",
+        "not of the form",
+    ),
+    "a name with a wildcard": (
+        "rec.desired.default.Shape.*",
+        usable_message,
+        "intake",
+        "not of the form",
+    ),
+    "an open-ended name": (
+        "rec.desired.default.Shape.>",
+        usable_message,
+        "intake",
+        "not of the form",
+    ),
     "a name with an umlaut": (
         "rec.desired.default.Shape.föö",
-        good,
+        usable_message,
         "intake",
         "'föö' is not allowed",
     ),
-    "a subject too short": ("rec.desired.foo", good, "intake", "not of the form"),
-    "an unknown verb": ("rec.wished.default.Shape.foo", good, "intake", "'wished'"),
+    "a subject too short": ("rec.desired.foo", usable_message, "intake", "not of the form"),
+    "an unknown verb": ("rec.wished.default.Shape.foo", usable_message, "intake", "'wished'"),
 }
 
 
-ON_A_SERVER = (
+CASES_ON_SERVER = (
     "not JSON",
     "wrong schema",
     "unknown kind",
@@ -115,41 +130,41 @@ ON_A_SERVER = (
     "a name with an umlaut",
     "a subject too short",
 )
-"""What the scenario names, and the subjects that the server itself interprets."""
+"""The cases that the scenario names, and the subjects that the server itself interprets."""
 
 
-@pytest.mark.parametrize("case", ON_A_SERVER)
-async def test_27_an_unusable_message_is_a_dead_letter_and_its_publisher_gets_a_reply(
+@pytest.mark.parametrize("case", CASES_ON_SERVER)
+async def test_27_an_unusable_message_becomes_a_dead_letter_and_its_publisher_gets_a_reply(
     world: World, case: str
 ):
     await check_dead_letter(world, case)
 
 
 async def check_dead_letter(world: World, case: str) -> None:
-    """Publish what cannot be used, and check its letter, its answer and a neighbor."""
+    """Publish an unusable message; check its dead letter, its reply, and a neighbor."""
     subject, payload, stage, reason = CASES[case]
     expected_payload = payload()
 
     answer = await world.ask_raw(subject, expected_payload)
-    await world.declare("neighbour")
+    await world.declare("neighbor")
 
-    await world.until_outcome("neighbour", "Converged")
+    await world.until_outcome("neighbor", "Converged")
     assert not answer.accepted
     assert reason in answer.message
-    (letter,) = await world.dead_letters()
-    assert (letter.stage, letter.size) == (stage, len(expected_payload))
-    assert reason in letter.reason
-    stored_payload = letter.payload.encode()
-    if letter.payload_encoding == "base64":
+    (dead_letter,) = await world.dead_letters()
+    assert (dead_letter.stage, dead_letter.size) == (stage, len(expected_payload))
+    assert reason in dead_letter.reason
+    stored_payload = dead_letter.payload.encode()
+    if dead_letter.payload_encoding == "base64":
         stored_payload = base64.b64decode(stored_payload)
     assert expected_payload.startswith(stored_payload)
     assert await world.human.effects() == ["POST"]
-    assert await world.human.finds("foo") is None
+    assert await world.human.find("foo") is None
 
 
-async def test_27_an_answer_goes_to_an_inbox_and_nowhere_else(world: World):
-    """The header names where the decider writes: it must not be a way into our own subjects."""
-    payload = declared(manifest("foo"))
+async def test_27_a_reply_goes_to_an_inbox_and_nowhere_else(world: World):
+    """The header names the subject of the reply; it must not allow writes to our subjects."""
+    payload = encode_declaration(manifest("foo"))
     headers = {"Reconciler-Reply-To": "log.default.Shape.foo.fact"}
     await world.nc.request(FOO, payload, headers=headers)
 

@@ -16,7 +16,7 @@ from infra.secrets import FileSecrets
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
 from tests.scenarios.conftest import api_url
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World
 
 __all__ = ["api_url", "bare_world"]

@@ -50,13 +50,13 @@ from infra.providers.postgres.marks import Mark, read_mark
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
 from reconciler.wiring import ROLES, initialize
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.faulty_api.journal import JournalEntry
 from tests.folders import short_folder
 from tests.judge.from_bus import effects_of, read_bus
 from tests.judge.history import History
 from tests.judge.judging import Finding, findings
-from tests.postgres import hands as superuser
+from tests.postgres import connect_superuser
 from tests.scenarios.processes import RoleProcess
 from tests.shop.image import make_image
 
@@ -70,9 +70,9 @@ _MARK = re.compile(r'reconciler: (\{"key":"([0-9a-f]+)".*?\})\'')
 class EngineWitness:
     """Writes down what an Engine tells of containers; that one forgets it when it is killed."""
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, admin: EngineAdmin) -> None:
         self.events: list[dict[str, Any]] = []
-        self._hands = hands
+        self._admin = admin
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -85,7 +85,7 @@ class EngineWitness:
             query = {"since": since, "filters": expected}
             with (
                 contextlib.suppress(httpx.HTTPError),
-                self._hands.http.stream("GET", "/events", params=query) as answer,
+                self._admin.http.stream("GET", "/events", params=query) as answer,
             ):
                 for line in answer.iter_lines():
                     event = msgspec.json.decode(line)
@@ -136,21 +136,21 @@ class Shop:
         self.roles: dict[str, RoleProcess] = {}
         self.client: Client
         self.nc: Connection
-        self.docker: Hands
+        self.docker: EngineAdmin
         self.witness: EngineWitness
         self._logs = itertools.count()
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[Shop]:
+    async def open(self) -> AsyncGenerator[Shop]:
         """Start everything, declare the shop, and end all in the end."""
         self.folder.chmod(0o755)  # as root PostgreSQL runs as another user
         try:
             await self.bus.start(self.folder / "nats")
             await self.engine.start(self.folder / "docker")
             await self.postgres.start(self.folder / "postgres")
-            self.docker = Hands(self.engine.endpoint)
+            self.docker = EngineAdmin(self.engine.endpoint)
             await asyncio.to_thread(make_image, self.docker)
-            self.witness = EngineWitness(Hands(self.engine.endpoint))
+            self.witness = EngineWitness(EngineAdmin(self.engine.endpoint))
             self.nc = await connect_to_bus(self.bus.url, name="shop")
             await initialize(self.nc)
             for role in ROLES:
@@ -338,7 +338,7 @@ class Shop:
         return problems_found
 
     async def ask(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
-        async with await superuser(self.postgres, database) as connection:
+        async with await connect_superuser(self.postgres, database) as connection:
             cursor = await connection.execute(sql.SQL(query))  # pyright: ignore[reportArgumentType]
             return await cursor.fetchall() if cursor.description else []
 
@@ -485,7 +485,7 @@ class Killer:
 async def chaos(folder: Path, *, seed: int, rounds: int) -> RunRecord:
     """Run it; returns what was found."""
     record = RunRecord(seed)
-    async with Shop(folder).here() as shop:
+    async with Shop(folder).open() as shop:
         killer = Killer(shop, seed, record)
         await killer.rounds(rounds // 3)  # while it is made
         record.problems, _ = await shop.until(shop.not_as_declared)

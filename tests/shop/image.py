@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.engines import BUSYBOX, Hands
+from tests.engines import BUSYBOX, EngineAdmin
 
 NAME = "postgres:15"
 """What the example calls it; with a network it is the public one."""
@@ -25,7 +25,7 @@ def psql_problem() -> str | None:
 
 
 def make_image(
-    hands: Hands,
+    admin: EngineAdmin,
     name: str = NAME,
     *,
     programs: Sequence[str] = _PROGRAMS,
@@ -48,7 +48,7 @@ def make_image(
     repository, _, tag = name.partition(":")
     query: dict[str, str | list[str]] = {"fromSrc": "-", "repo": repository, "tag": tag}
     query["changes"] = ["ENV PATH=/bin"]
-    answer = hands.http.post("/images/create", params=query, content=packed.getvalue())
+    answer = admin.http.post("/images/create", params=query, content=packed.getvalue())
     assert answer.is_success, answer.text
 
 

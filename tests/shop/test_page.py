@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cli.runner import COMMAND, REPOSITORY, Cli, up
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
 from tests.needs import skip_unless_in_ci
 from tests.shop.image import make_image, psql_problem
@@ -81,7 +81,7 @@ def shell() -> Iterator[Shell]:
         shutil.copytree(REPOSITORY / "examples", folder / "examples")
         cli = Cli(folder)
         with up(cli, "--no-api", "--with", "docker,postgres", "--resync", "2") as running:
-            make_image(Hands(running.ready["components"]["docker"]))
+            make_image(EngineAdmin(running.ready["components"]["docker"]))
             yield Shell(cli)
             assert running.stop()[0] == 0
 

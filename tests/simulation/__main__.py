@@ -75,7 +75,7 @@ def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     if result.violations and smallest:
         plan = _shrink_plan(plan)
     if trace or result.violations:
-        result = run(plan, tell=print if trace else None)
+        result = run(plan, trace=print if trace else None)
         print("\n".join(lines(plan)))
     if save is not None:
         save.write_bytes(encode_plan(plan))

@@ -15,28 +15,28 @@ from tests.memory_bus.clock import date_of
 from tests.simulation.plan import ApiTraits
 
 ANOTHER = "#"
-"""Stands in the place of a second object of one name."""
+"""Marks a second object with the same name."""
 
 REFUSED_COLOR = "Invisible"
-"""The API never accepts an object of this colour."""
+"""The API never accepts an object of this color."""
 
 
 UNPAINTED = "White"
-"""What the first of two calls makes."""
+"""The color that the first of two calls sets."""
 
 
 def address_of(existing: ExternalObject) -> str:
-    """Give the address of an object, where objects have one."""
+    """Return the address of an object, if objects have addresses."""
     return f"{existing.uid}/{existing.fields.get('color')}"
 
 
 def second_key(action: Action) -> str:
-    """Give the key of the second of two calls."""
+    """Return the key of the second of two calls."""
     return f"{action.idempotency_key}/2"
 
 
 class RefusalError(Exception):
-    """The API says no, and has done nothing; ``status`` as of HTTP."""
+    """The API refuses without an effect; ``status`` is an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class Change(NamedTuple):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The answer that belongs to an idempotency key."""
+    """The stored response for an idempotency key."""
 
     object: ExternalObject | None
 
@@ -95,9 +95,9 @@ class Api:
     def write(
         self, action: Action, fields: Fields, *, version: str | None = None
     ) -> tuple[Kept, bool]:
-        """Do it, once a key; tell whether the answer was kept. Raises ``RefusalError``.
+        """Apply an action once per key; return whether the response is a stored one.
 
-        ``fields``: those of the action, with what its secrets are.
+        ``fields`` are those of the action, with its secrets. Raises ``RefusalError``.
         """
         self.calls += 1
         self.before_call(action)
@@ -122,7 +122,7 @@ class Api:
         return self.stored_effects[action.idempotency_key], False
 
     def _place_of(self, action: Action) -> str:
-        """Say which object is meant: where names are not unique, that of the id, or a new one."""
+        """Return the place of the object: with names that are not unique, by id, or a new one."""
         if self.traits.names:
             return action.external_name
         if action.operation == "Create":
@@ -143,7 +143,7 @@ class Api:
     def paint(
         self, action: Action, fields: Fields, created_object: ExternalObject
     ) -> tuple[Kept, bool]:
-        """Make the second call of a creation, on what the first has left. Raises as ``write``."""
+        """Apply the second call of a creation to the object of the first; raises like ``write``."""
         self.calls += 1
         self.before_call(action)
         key = second_key(action)
@@ -211,7 +211,7 @@ class Api:
     # --- humans
 
     def human_makes(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
-        """Make an object, if the API takes another of that name."""
+        """Create an object, if the API accepts another one with that name."""
         if name not in self.objects or not self.traits.names:
             remaining_steps = labels if self.traits.labels else {}
             created_object = ExternalObject(
@@ -236,7 +236,7 @@ class Api:
         self._change(name, created_object, "")
 
     def human_edits(self, name: str, fields: Fields) -> None:
-        """Change fields of an object, if it is there."""
+        """Change fields of an object, if it exists."""
         existing = self.objects.get(name)
         if existing is not None:
             changed = replace(
@@ -245,13 +245,13 @@ class Api:
             self._change(name, changed, "")
 
     def human_strips_labels(self, name: str) -> None:
-        """Take the labels off an object, if it is there."""
+        """Remove the labels of an object, if it exists."""
         existing = self.objects.get(name)
         if existing is not None:
             self._change(name, replace(existing, labels={}, version=self._next("v")), "")
 
     def human_labels(self, name: str, labels: dict[str, str]) -> None:
-        """Put labels on an object, if it is there."""
+        """Add labels to an object, if it exists."""
         existing = self.objects.get(name)
         if existing is not None:
             labelled = replace(
@@ -260,14 +260,14 @@ class Api:
             self._change(name, labelled, "")
 
     def human_deletes(self, name: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object, if it exists."""
         if name in self.objects:
             self._change(name, None, "")
 
     # --- reads
 
     def read(self, name: str, uid: str | None = None) -> ExternalObject | None:
-        """Give an object as it is now."""
+        """Return an object in its current state."""
         place = name if self.traits.names else self._place(name, uid)
         return self.shown(self.objects.get(place))
 
@@ -276,18 +276,18 @@ class Api:
         return next((each for each in self.objects.values() if each.uid == uid), None)
 
     def is_starting(self, uid: str | None) -> bool:
-        """Tell whether an object cannot be used yet."""
+        """Return whether an object cannot be used yet."""
         written_at = self._written_at.get(uid or "", float("-inf"))
         return self._time() < written_at + self.traits.starting_seconds
 
     def shown(self, existing: ExternalObject | None) -> ExternalObject | None:
-        """Give an object as the API shows it."""
+        """Return an object as the API shows it."""
         if existing is None or not self.is_starting(existing.uid):
             return existing
         return replace(existing, outputs={**existing.outputs, "starting": True})
 
     def listed(self, lag_seconds: float) -> dict[str, ExternalObject]:
-        """Give all objects as they were a moment ago."""
+        """Return all objects as they were some seconds ago."""
         objects = {name: self.shown(each) or each for name, each in self.objects.items()}
         for change in reversed(self.changes):
             if change.at <= self._time() - lag_seconds:
@@ -299,15 +299,15 @@ class Api:
         return objects
 
     def unlisted(self) -> set[str]:
-        """Give the places of objects that are too new to be listed."""
+        """Return the places of objects that are too new to be listed."""
         since = self._time() - self.traits.lag_seconds
         newest = (each for each in self.changes if each.at > since)
         return {each.name for each in newest if each.before is None}
 
     def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
-        """Tell whether there was no such object at some moment of an interval.
+        """Return whether the object was missing at some moment of an interval.
 
-        Where names are not unique, that of the id is meant.
+        If names are not unique, the id identifies it.
         """
         is_there = False
         for change in self.changes:

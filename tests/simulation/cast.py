@@ -43,15 +43,15 @@ class Actor:
         self.main: asyncio.Task[None] | None = None
         self.failure: str | None = None
 
-    # --- life and death
+    # --- starting and killing
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process, though it may stand still."""
+        """Whether there is a process, which may be paused."""
         return self.process is not None and not self.process.dead
 
     def start(self) -> None:
-        """Start the process, unless it runs."""
+        """Start the process, unless it is running."""
         if self.is_up:
             return
         self._starts += 1
@@ -69,14 +69,14 @@ class Actor:
         self.observer = None
 
     def _ended(self, main: asyncio.Task[None]) -> None:
-        """A process that ends by itself ends by an error; only the bus may be the reason."""
+        """Record the error of a process that stopped on its own, unless the bus caused it."""
         if self.process is None or self.process.dead:
             return
         error = None if main.cancelled() else main.exception()
         if not _is_of_the_bus(error):
             self.failure = f"process {self.process.name} ended: {error!r}"
         self.kill()
-        self._stage.bus.network.outside(_RESTART_SECONDS, self.start)
+        self._stage.bus.network.call_later(_RESTART_SECONDS, self.start)
 
     # --- the roles
 

@@ -1,4 +1,4 @@
-"""From a seed to a plan."""
+"""Generates a plan from a seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.manifest import ApprovalLevel, Fields
-from tests.memory_bus.faults import BUS_SORTS, Sort, Strike
+from tests.memory_bus.faults import BUS_REQUESTS, RequestType, Strike
 from tests.simulation import plan as p
 from tests.simulation.chance_of_holds import copies_of, looks_of, of_holders, possible
 from tests.simulation.chance_of_inputs import with_inputs
@@ -59,7 +59,7 @@ _BUS_STRIKES: tuple[Strike, ...] = (
     "pause before",
     "pause after",
 )
-_LIKELY_SORTS: tuple[Sort, ...] = (
+_LIKELY_SORTS: tuple[RequestType, ...] = (
     "append",
     "append",
     "append",
@@ -77,7 +77,7 @@ _LIKELY_SORTS: tuple[Sort, ...] = (
 
 
 class _Dice:
-    """Draws, among them moments: most things happen close to one of a few, so that they collide."""
+    """Draws random values; most moments are close to one of a few, so that steps collide."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"plan/{seed}")
@@ -105,7 +105,7 @@ class _Dice:
 
 
 def plan_of(seed: int) -> p.Plan:
-    """Make the plan of a seed. It is the same as long as this file is not changed."""
+    """Return the plan of a seed, which is the same as long as this file is unchanged."""
     dice = _Dice(seed)
     choose = dice.random.choice
     shapes = ["foo", "bar", "baz", "qux"][: choose((1, 1, 2, 2, 3, 4))]
@@ -168,7 +168,7 @@ def _traits(dice: _Dice) -> p.ApiTraits:
     keys, names = dice.one(0.88), dice.one(0.9)
     return p.ApiTraits(
         idempotency_keys=keys,
-        labels=dice.one(0.85) or not keys,  # without either, a person has to tell what came of it
+        labels=dice.one(0.85) or not keys,  # without either, only a person can determine the result
         conditional_writes=dice.one(0.85),
         grace_seconds=0.0 if dice.one(0.8) else 1.5,
         exclusive=dice.one(0.2),
@@ -253,7 +253,7 @@ def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
 
 
 def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
-    """A declaration says what another said, changes nothing, and is sent again long after."""
+    """A declaration repeats another one, changes nothing, and is resent much later."""
     generated_steps: list[p.Step] = []
     for step in steps:
         if isinstance(step, p.Declare | p.Withdraw) and dice.one(0.15):
@@ -267,9 +267,9 @@ def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
 
 
 def _of_overtaking(dice: _Dice, shape: str) -> list[p.Step]:
-    """A decider stands still with a declaration while another decides a newer one.
+    """A decider is paused with a declaration while another one decides a newer one.
 
-    Then the old one is sent again. It says what nothing else does, so that only its id tells.
+    Then the old one is resent. Its content is unique, so only its id identifies it.
     """
     at = dice.seconds(1.0, max(1.5, dice.duration - 11.0))
     old = p.Declare(
@@ -348,7 +348,7 @@ def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
     if draw < 0.25:
         return _strike(dice, at, "write", choose(_WRITE_STRIKES))
     if draw < 0.60:
-        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(BUS_SORTS)
+        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(BUS_REQUESTS)
         return _strike(dice, at, what, choose(_BUS_STRIKES))
     if draw < 0.64:
         return _strike(dice, at, choose(("read", "list")), choose(("refuse", "throttle", "delay")))
@@ -395,7 +395,7 @@ def _of_the_surroundings(dice: _Dice, at: float) -> p.Step:
     return p.ApiAway(at=at, seconds=dice.seconds(0.5, 6.0))
 
 
-def _strike(dice: _Dice, at: float, what: Sort, strike: Strike) -> p.OnRequest:
+def _strike(dice: _Dice, at: float, what: RequestType, strike: Strike) -> p.OnRequest:
     waits = strike in ("delay", "pause before", "pause after", "lose reply")
     return p.OnRequest(
         at=at, what=what, strike=strike, seconds=dice.seconds(0.2, 14.0) if waits else 0.0

@@ -48,7 +48,7 @@ def end(world: World) -> list[str]:
         violations = list(world.checks.violations) or list(_problems(world))
         if violations or not _is_anything_retained(world):
             return violations
-        world.tell("--- what is held is let go")
+        world.trace("--- what is held is let go")
         world.publisher.let_go()
         world.publisher.approve_all()
     return ["it is held, whatever was let go and approved"]
@@ -57,7 +57,7 @@ def end(world: World) -> list[str]:
 def _is_anything_retained(world: World) -> bool:
     ledger = world.checks.ledger
     return any(
-        is_held(ledger, resource, for_ever=False)
+        is_held(ledger, resource, forever=False)
         for key, resource in ledger.resources.items()
         if key not in world.damaged
     )
@@ -146,7 +146,7 @@ def _problems(world: World) -> Iterator[str]:
     yield from _rows_of_finalizers(world)
     yield from _damage(world)
     yield from _read_models(world)
-    yield from world.checks.turns.not_repeatable()
+    yield from world.checks.turns.unrepeatable_turns()
 
 
 # --- what is derived from the log (invariant 1)

@@ -1,4 +1,4 @@
-"""What a defect is that is put into the product on purpose."""
+"""A defect that is put into the product on purpose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Patch(Protocol):
 
 
 class Mutation(NamedTuple):
-    """A defect, and how it is put in."""
+    """A defect, and a function that puts it into the product."""
 
     name: str
     put_in: Callable[[Patch], None]

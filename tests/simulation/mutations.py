@@ -1,7 +1,7 @@
-"""Defects put into the product on purpose, each of which the simulation has to notice.
+"""Defects put into the product on purpose, each of which the simulation must detect.
 
 Each is a function that changes the product through a ``pytest.MonkeyPatch``, which is undone after
-the run. A defect that no seed notices says that the simulation is too kind.
+the run. A defect that no seed detects shows that the simulation is too lenient.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def _label_own_objects(world: World, key: ResourceKey) -> None:
         if existing.name != key.name:
             continue
         if existing.uid in world.checks.ledger.made:
-            world.tell(f"PERSON {key}: {existing.uid} is ours")
+            world.trace(f"PERSON {key}: {existing.uid} is ours")
             world.api.human_labels(place, {OWNER_LABEL: label})
         elif existing.labels.get(OWNER_LABEL) == label:
-            world.tell(f"PERSON {key}: {existing.uid} has a copy of the label")
+            world.trace(f"PERSON {key}: {existing.uid} has a copy of the label")
             world.api.human_strips_labels(place)

@@ -30,7 +30,7 @@ from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
-from tests.memory_bus.faults import OnRequest, Sort
+from tests.memory_bus.faults import OnRequest, RequestType
 from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
 from tests.simulation.api import Api, Kept, RefusalError
@@ -189,7 +189,7 @@ class SimulatedProvider:
     # --- one call
 
     async def _call(
-        self, what: Sort, operation: Callable[[], _T], unanswered: type[ProviderError]
+        self, what: RequestType, operation: Callable[[], _T], unanswered: type[ProviderError]
     ) -> _T:
         """Call the API once; ``unanswered`` is raised when no answer comes in time."""
         network = self._network
@@ -214,21 +214,21 @@ class SimulatedProvider:
             if is_lost:
                 return
             if self._api.is_away:
-                network.outside(coming, lambda: reply(None, NotDoneError("refused")))
+                network.call_later(coming, lambda: reply(None, NotDoneError("refused")))
                 return
             try:
                 result = operation()
             except RefusalError as refusal:
                 error = _classified(refusal)
-                network.outside(coming, lambda: reply(None, error))
+                network.call_later(coming, lambda: reply(None, error))
                 return
             if fault is not None and fault.strike == "break":
                 broken = unanswered("it failed after it was done", status=500)
-                network.outside(coming, lambda: reply(None, broken))
+                network.call_later(coming, lambda: reply(None, broken))
             elif fault is None or fault.strike != "lose reply":
-                network.outside(coming, lambda: reply(result, None))
+                network.call_later(coming, lambda: reply(result, None))
 
-        network.outside(going, arrive)
+        network.call_later(going, arrive)
         network.after(fault)
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):

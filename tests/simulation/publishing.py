@@ -249,14 +249,14 @@ class Publisher:
 
         def arrive() -> None:
             if self._network.is_away:
-                self._network.outside(0.5, arrive)
+                self._network.call_later(0.5, arrive)
                 return
             try:
                 self._intake.store(subject, payload, message_id, f"_INBOX.{message_id}")
             except StreamFullError:
-                self._network.outside(0.5, arrive)
+                self._network.call_later(0.5, arrive)
 
-        self._network.outside(wait + self._network.latency(), arrive)
+        self._network.call_later(wait + self._network.latency(), arrive)
 
     def _repeat(self, step: p.Repeat) -> None:
         if step.number in self._published:
@@ -287,7 +287,7 @@ class Publisher:
             payload = encode_listing_part(
                 f"{subject}-{number}", "other-team", part, time=self._clock.now()
             )
-            self._network.outside(
+            self._network.call_later(
                 0.05 * number + wait * bool(number),
                 lambda payload=payload: self._listings.store(subject, payload),
             )

@@ -1,4 +1,4 @@
-"""Runs one plan to its end, and says what came of it."""
+"""Runs one plan to its end, and returns the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.world import World, services_watched
 
 @dataclass
 class Result:
-    """What came of a run: nothing wrong, or the first things that were."""
+    """The result of a run, with its first violations, if any."""
 
     plan: p.Plan
     violations: list[str]
@@ -27,12 +27,12 @@ class Result:
     struck: Counter[str] = field(default_factory=Counter[str])
 
 
-def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
+def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
     """Play a plan, let the faults stop, and check everything."""
     began = time.process_time()
-    world = World(plan, tell=tell)
+    world = World(plan, trace=trace)
     original_hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None  # what is killed in the middle complains when it is freed
+    sys.unraisablehook = lambda _: None  # killed coroutines raise when they are freed
     try:
         with services_watched(world):
             world.play()

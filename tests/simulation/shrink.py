@@ -19,16 +19,16 @@ _MAX_RUNS = 1_500
 _DETAILS = re.compile(r"\b(default/Shape/)?(foo|bar|baz|qux|zoo)\b|[0-9.]+|; the API has.*|\{.*")
 
 Fails = Callable[[p.Plan], str | None]
-"""Runs a plan and gives its first violation, or None."""
+"""Runs a plan and returns its first violation, or None."""
 
 
 def sort_of(violation: str) -> str:
-    """Give what stays of a violation when names and numbers are taken out."""
+    """Return a violation without its names and numbers."""
     return _DETAILS.sub("_", violation)[:120]
 
 
 def shrink(plan: p.Plan, fails: Fails, *, progress: Callable[[int], None] | None = None) -> p.Plan:
-    """Give the smallest plan that was found to fail as this one does."""
+    """Return the smallest plan found that fails like this one."""
     first = fails(plan)
     if first is None:
         return plan

@@ -58,7 +58,7 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
-def test_a_plan_that_failed_once_does_not_fail_again(path: Path) -> None:
+def test_a_plan_that_once_failed_passes(path: Path) -> None:
     result = run(decode_plan(path.read_bytes()))
     assert not result.violations
     assert result.events
@@ -108,11 +108,11 @@ def test_a_defect_in_the_product_is_noticed(mutation: Mutation) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 17, 99])
-def test_a_seed_is_the_same_run_again(seed: int) -> None:
+def test_a_seed_determines_the_run(seed: int) -> None:
     assert _trace(plan_of(seed)) == _trace(plan_of(seed))
 
 
-def test_another_seed_is_another_run() -> None:
+def test_different_seeds_give_different_runs() -> None:
     assert _trace(plan_of(1)) != _trace(plan_of(2))
 
 
@@ -124,7 +124,7 @@ def test_a_plan_can_be_stored_and_run_again() -> None:
 
 
 @pytest.mark.tier("night")
-def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_plan_is_shrunk_to_its_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     [defect] = [each for each in MUTATIONS if each.name == "everything is adopted"]
     noticed = _noticed(defect)
     assert noticed is not None
@@ -144,6 +144,6 @@ def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.Monke
 
 def _trace(plan: Plan) -> list[str]:
     told: list[str] = []
-    run(plan, tell=told.append)
+    run(plan, trace=told.append)
     assert len(told) > 10
     return told

@@ -16,11 +16,11 @@ from reconciler.provider.secrets import SecretKey, Secrets
 from tests.memory_bus.network import Network
 
 KEY = b"simulated"
-"""What keys the digests of all processes."""
+"""The key of the digests of all processes."""
 
 
 class Vault:
-    """What the store has, and everything that it ever had."""
+    """The current secrets of the store, and all values that it ever had."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -36,7 +36,7 @@ class Vault:
             self.removed.add(name)
 
     def put_back(self) -> None:
-        """Have each secret again that there was: a call that began with one cannot end without."""
+        """Restore each removed secret, because a call that began with one cannot end without it."""
         for name in self.removed - self.values.keys():
             self.put(name, f"planted-{name}-back")
 
@@ -90,7 +90,7 @@ class SimulatedSecrets:
         fault = self._network.strike("secret")
         await self._network.before(fault)
         if fault is not None and fault.strike == "refuse":
-            raise NotDoneError("the store of secrets does not answer")
+            raise NotDoneError("the secret store does not respond")
         return self._vault.values.get(key.name) if reader == key.namespace else None
 
     async def write(self, key: SecretKey, value: str) -> None:

@@ -1,4 +1,4 @@
-"""One run of a plan: everything is set up, the plan is played, the faults stop, all is checked."""
+"""One run of a plan: setup, the steps of the plan, and the end of all faults."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _OF_THE_BUS = frozenset({"storing dead letters failed; retrying later"})
 _OF_DAMAGE = _OF_THE_BUS | {"a history is damaged; its resource is held", "the log is damaged"}
 
 
-_FOR_EVER_SECONDS = 1_000_000.0
+_FOREVER_SECONDS = 1_000_000.0
 """What is written when the faults have stopped does not end again: else nothing came to rest."""
 
 
 class World:
-    """Everything that a plan happens to."""
+    """The simulated world in which a plan runs."""
 
-    def __init__(self, plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> None:
         seed = str(plan.seed)
         self.plan = plan
         self.loop = VirtualLoop(f"{seed}/loop")
@@ -92,11 +92,11 @@ class World:
             time=time,
         )
         self.happened: Counter[str] = Counter()
-        self._tell = tell
+        self._trace = trace
         self.network.crash = self._crash_at_once
         self.network.pause = self._pause_at_once
-        self.network.tell = tell and self.tell
-        if tell is not None:
+        self.network.trace = trace and self.trace
+        if trace is not None:
             self._tell_everything()
 
     # --- playing the plan
@@ -106,22 +106,26 @@ class World:
         for actor in self.actors.values():
             actor.start()
         for step in self.plan.steps:
-            self.network.outside(step.at, lambda step=step: self._take(step))
+            self.network.call_later(step.at, lambda step=step: self._take(step))
         self.loop.run_until(self.start_time + self.plan.seconds)
 
     def heal(self) -> None:
         """End all faults: killed processes start, and stopped ones continue."""
-        self.tell("--- the faults stop")
+        self.trace("--- the faults stop")
         self.network.heal()
         self.log.heal()
-        for room in (self.log.room, self.intake.room, self.decisions.letters_room):
-            room.leave(None)
+        for capacity in (
+            self.log.capacity,
+            self.intake.capacity,
+            self.decisions.dead_letter_capacity,
+        ):
+            capacity.set_remaining(None)
         self.decisions.heal()
         self.lies.heal()
         self.vault.put_back()
         self.api.away_until = 0.0
-        self.api.lifetime_seconds = _FOR_EVER_SECONDS
-        self.network.outside(2.0, self._configure_for_good)  # after what is on its way to the bus
+        self.api.lifetime_seconds = _FOREVER_SECONDS
+        self.network.call_later(2.0, self._configure_for_good)  # after all requests in transit
         for actor in self.actors.values():
             if actor.process is not None:
                 self.loop.resume(actor.process)
@@ -132,7 +136,7 @@ class World:
     def _configure_for_good(self) -> None:
         """Declare the configuration, as who knows that it is refused before its kind is defined."""
         if self.happened["Define"] and DEFINITION_KEY not in self.checks.turns.states:
-            self.network.outside(2.0, self._configure_for_good)
+            self.network.call_later(2.0, self._configure_for_good)
         else:
             self.publisher.configure(p.Configure(at=0.0, resync_seconds=2.5))
 
@@ -141,14 +145,14 @@ class World:
         self.loop.run_until(self.loop.time() + seconds)
 
     def close(self) -> None:
-        """Drop everything where it stands."""
+        """Drop all tasks."""
         self.loop.close()
 
     def _take(self, step: p.Step) -> None:
         name = type(step).__name__
         self.happened[name] += 1
-        if self._tell is not None:
-            self.tell(f"STEP {p.describe_step(step)}")
+        if self._trace is not None:
+            self.trace(f"STEP {p.describe_step(step)}")
         if not self.publisher.take(step):
             _TAKE[type(step)](self, step)
 
@@ -196,7 +200,7 @@ class World:
         actor = self.actors.get(step.process)
         if actor is not None:
             actor.kill()
-            self.network.outside(step.down_seconds, actor.start)
+            self.network.call_later(step.down_seconds, actor.start)
 
     def _pause(self, step: p.Pause) -> None:
         actor = self.actors.get(step.process)
@@ -206,14 +210,14 @@ class World:
     def _crash_at_once(self, process: Process) -> None:
         for actor in self.actors.values():
             if actor.process is process:
-                self.tell(f"CRASH {process.name}")
+                self.trace(f"CRASH {process.name}")
                 actor.kill()
-                self.network.outside(1.0, actor.start)
+                self.network.call_later(1.0, actor.start)
 
     def _pause_at_once(self, process: Process, seconds: float) -> None:
-        self.tell(f"PAUSE {process.name} for {seconds:g} s")
+        self.trace(f"PAUSE {process.name} for {seconds:g} s")
         self.loop.pause(process)
-        self.network.outside(seconds, lambda: self.loop.resume(process))
+        self.network.call_later(seconds, lambda: self.loop.resume(process))
 
     def _erase(self, step: p.Erase) -> None:
         if step.what == "rows":
@@ -224,31 +228,31 @@ class World:
             self.decisions.lose_timers()
 
     def _erase_rows(self) -> None:
-        """Do as the operating guide says: who keeps rows in memory is stopped first."""
+        """Follow the operating guide: stop the processes with rows in memory first."""
         for actor in self.actors.values():
             if {"projector", "observer"} & set(actor.plan.roles):
                 actor.kill()
-                self.network.outside(0.5, actor.start)
+                self.network.call_later(0.5, actor.start)
         self.rows.clear()
 
     def _bus_away(self, step: p.BusAway) -> None:
         self.network.go_away(step.seconds)
-        self.network.outside(step.seconds + 0.001, self.intake.serve)
-        self.network.outside(step.seconds + 0.001, self.actions.serve)
+        self.network.call_later(step.seconds + 0.001, self.intake.serve)
+        self.network.call_later(step.seconds + 0.001, self.actions.serve)
 
     def _full(self, step: p.Full) -> None:
-        room = {
-            "log": self.log.room,
-            "intake": self.intake.room,
-            "dead letters": self.decisions.letters_room,
+        capacity = {
+            "log": self.log.capacity,
+            "intake": self.intake.capacity,
+            "dead letters": self.decisions.dead_letter_capacity,
         }[step.what]
         times = int(step.seconds / step.again_seconds) if step.again_seconds else 0
         for number in range(times + 1):
-            self.network.outside(
+            self.network.call_later(
                 number * step.again_seconds,
-                lambda: None if self.network.is_healed else room.leave(step.room),
+                lambda: None if self.network.is_healed else capacity.set_remaining(step.room),
             )
-        self.network.outside(step.seconds, lambda: room.leave(None))
+        self.network.call_later(step.seconds, lambda: capacity.set_remaining(None))
 
     def _followers_lag(self, step: p.FollowersLag) -> None:
         self.log.let_followers_lag(step.seconds)
@@ -282,15 +286,15 @@ class World:
 
     # --- the trace
 
-    def tell(self, what: str) -> None:
+    def trace(self, what: str) -> None:
         """Report a line of the trace, if it is read."""
-        if self._tell is not None:
-            self._tell(f"{self.loop.time() - self.start_time:9.3f}  {what}")
+        if self._trace is not None:
+            self._trace(f"{self.loop.time() - self.start_time:9.3f}  {what}")
 
     def _tell_everything(self) -> None:
         def stored(_append: Any, events: Any) -> None:
             for position, event in events:
-                self.tell(f"LOG {position} {event.id} {event.data!r}")
+                self.trace(f"LOG {position} {event.id} {event.data!r}")
 
         self.log.after_store.append(stored)
 
@@ -331,8 +335,8 @@ def services_watched(world: World) -> Generator[None]:
     def heard(
         _logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        if world._tell is not None:  # pyright: ignore[reportPrivateUsage]
-            world.tell(f"{method} {dict(event)!r}")
+        if world._trace is not None:  # pyright: ignore[reportPrivateUsage]
+            world.trace(f"{method} {dict(event)!r}")
         is_expected = event["event"] in (_OF_DAMAGE if world.damaged else _OF_THE_BUS)
         if method in ("error", "exception", "critical") and not is_expected:
             why = f", {sys.exc_info()[1]!r}" if event.get("exc_info") else ""
@@ -340,7 +344,7 @@ def services_watched(world: World) -> Generator[None]:
         raise structlog.DropEvent
 
     configured = structlog.get_config()
-    level = logging.ERROR if world._tell is None else logging.DEBUG  # pyright: ignore
+    level = logging.ERROR if world._trace is None else logging.DEBUG  # pyright: ignore
     structlog.configure(
         processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
     )

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.cli.runner import REPOSITORY, Cli, Up, up
-from tests.engines import Hands
+from tests.engines import EngineAdmin
 from tests.folders import short_folder
 from tests.host_access import allow_more
 from tests.rest.servers import API_KEY, PowerDns
@@ -39,7 +39,7 @@ class Site:
         self.dns = PowerDns(folder / "pdns")
         self._up = ExitStack()
         self.running: Up
-        self.docker: Hands
+        self.docker: EngineAdmin
 
     # --- its systems
 
@@ -47,7 +47,7 @@ class Site:
         """Run `up`, with all that it starts."""
         systems = ("--no-api", "--with", "docker,postgres,caddy", "--resync", "2")
         self.running = self._up.enter_context(up(self.cli, *systems))
-        self.docker = Hands(self.running.ready["components"]["docker"])
+        self.docker = EngineAdmin(self.running.ready["components"]["docker"])
 
     def kill(self) -> None:
         """End everything at once: the roles, the bus, the Engine, the database, the proxy."""

@@ -1,4 +1,4 @@
-"""How a bus behaves: one suite, which the bus in memory and JetStream both pass.
+"""The behavior of a bus: one suite that both the bus in memory and JetStream pass.
 
-A model that is kinder than the server proves nothing. Each port of ``reconciler.ports`` has a file.
+A model that is more lenient than the server proves nothing. Each port has a file.
 """

@@ -55,38 +55,38 @@ from tests.memory_bus.rows import MemoryRows
 Stream = Literal["LOG_1", "INTAKE", "DEADLETTERS"]
 Delivery = TypeVar("Delivery", IntakeDelivery, ActionDelivery, ListingDelivery)
 
-MOMENT_SECONDS = 0.3
-"""How long a test waits for what must not come."""
+QUIET_SECONDS = 0.3
+"""How long a test waits for a message that must not arrive."""
 
 
 class Reading(Generic[Delivery]):
-    """What a reader hands out; a request that is not answered in time stays open for the next."""
+    """The messages of a reader; a request without an answer in time stays open."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
         self._pending: asyncio.Future[Sequence[Delivery]] | None = None
 
-    async def within(self, seconds: float | None) -> list[Delivery]:
-        """Return the next messages, or none if none come in time."""
+    async def next_within(self, seconds: float | None) -> list[Delivery]:
+        """Return the next messages, or none if none arrive in time."""
         pending = self._pending or asyncio.ensure_future(self.reader.next_batch())
         completed, _ = await asyncio.wait([pending], timeout=seconds)
         self._pending = None if completed else pending
         return list(pending.result()) if completed else []
 
-    async def until(self, expected: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
-        """Wait for so many messages that are not these, and return all that came."""
+    async def wait_for(self, expected: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
+        """Wait for this many messages in addition to ``but``; return all that arrive."""
         known_positions = {each.position for each in but}
         deliveries: list[Delivery] = []
         while sum(each.position not in known_positions for each in deliveries) < expected:
-            deliveries += await self.within(None)
+            deliveries += await self.next_within(None)
         return deliveries
 
-    async def anything_but(self, these: Iterable[Delivery]) -> list[int]:
-        """Return the positions of whatever else comes within a moment."""
+    async def other_positions(self, these: Iterable[Delivery]) -> list[int]:
+        """Return the positions of other messages that arrive within ``QUIET_SECONDS``."""
         known_positions = {each.position for each in these}
         return [
             each.position
-            for each in await self.within(MOMENT_SECONDS)
+            for each in await self.next_within(QUIET_SECONDS)
             if each.position not in known_positions
         ]
 
@@ -97,7 +97,7 @@ class Reading(Generic[Delivery]):
 
 
 class Bus(ABC):
-    """Every port of one bus. A reader is another process each time; ``close`` ends them all."""
+    """Every port of one bus. Each reader belongs to a new process; ``close`` closes them all."""
 
     lease_seconds: float
     log: EventLog
@@ -108,12 +108,12 @@ class Bus(ABC):
         self._readings: list[Reading[Any]] = []
 
     def reading(self, reader: Any) -> Reading[Any]:
-        """Return a reading of a reader, which ends with the test."""
+        """Return the messages of a reader, which is closed with the bus."""
         self._readings.append(Reading(reader))
         return self._readings[-1]
 
     async def close(self) -> None:
-        """End everything that still reads."""
+        """Close all readers."""
         for each in self._readings:
             each.close()
             await each.reader.close()
@@ -149,15 +149,15 @@ class Bus(ABC):
 
     @abstractmethod
     async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
-        """Return a reply subject and the answer that will come there."""
+        """Return a reply subject and a future of the answer to it."""
 
     @abstractmethod
-    async def leave_room(self, stream: Stream, messages: int | None) -> None:
-        """Let a stream take so many more messages; None for no limit."""
+    async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
+        """Let a stream accept this many more messages; None for no limit."""
 
     @abstractmethod
     async def dead_letters(self) -> list[tuple[str, int]]:
-        """Return stage and position of each dead letter."""
+        """Return the stage and position of each dead letter."""
 
     @abstractmethod
     async def discarded(self) -> int:
@@ -168,7 +168,7 @@ class Bus(ABC):
         """Return how many rejections of a resource are stored."""
 
 
-class OnMemory(Bus):
+class MemoryContractBus(Bus):
     """The bus in memory, in virtual time."""
 
     lease_seconds = 10.0
@@ -189,7 +189,7 @@ class OnMemory(Bus):
             seed,
             max_unacknowledged=max_unacknowledged,
             max_actions_leased=max_actions_leased,
-            may_be_damaged=True,  # its histories are verified, as those of the server
+            may_be_damaged=True,  # its histories are verified like those of the server
         )
         self._clock = Clock(loop.time)
         self._names = itertools.count(1)
@@ -230,20 +230,20 @@ class OnMemory(Bus):
         subject = f"_INBOX.{self._name()}"
         answer: asyncio.Future[Reply] = self._bus.loop.create_future()
 
-        def take(answered: str, told: Reply) -> None:
+        def take(answered: str, reply: Reply) -> None:
             if answered == subject:
-                answer.set_result(told)
+                answer.set_result(reply)
 
         self._bus.decisions.after_answer.append(take)
         return subject, answer
 
-    async def leave_room(self, stream: Stream, messages: int | None) -> None:
-        room = {
-            "LOG_1": self._bus.log.room,
-            "INTAKE": self._bus.intake.room,
-            "DEADLETTERS": self._bus.decisions.letters_room,
+    async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
+        capacity = {
+            "LOG_1": self._bus.log.capacity,
+            "INTAKE": self._bus.intake.capacity,
+            "DEADLETTERS": self._bus.decisions.dead_letter_capacity,
         }[stream]
-        room.leave(messages)
+        capacity.set_remaining(messages)
 
     async def dead_letters(self) -> list[tuple[str, int]]:
         return list(self._bus.decisions.dead_letters)
@@ -255,8 +255,8 @@ class OnMemory(Bus):
         return sum(rejected == key for rejected, _ in self._bus.decisions.rejections)
 
 
-class OnJetStream(Bus):
-    """The bus of the product, on an account of its own."""
+class JetStreamContractBus(Bus):
+    """The bus of the product, on a separate account."""
 
     def __init__(self, nc: Client, log: JetStreamLog, lease_seconds: float) -> None:
         super().__init__()
@@ -309,10 +309,10 @@ class OnJetStream(Bus):
         await self._nc.flush()
         return subject, answer
 
-    async def leave_room(self, stream: Stream, messages: int | None) -> None:
+    async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
         state = await stream_state(self._nc, stream)
         most = -1 if messages is None else state.messages + messages
-        assert most, f"{stream} is empty, and no limit is 0"
+        assert most, f"{stream} is empty, and 0 would mean no limit"
         await api_request(self._nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_msgs": most})
 
     async def dead_letters(self) -> list[tuple[str, int]]:
@@ -332,7 +332,7 @@ async def on_jetstream(url: str, lease_seconds: float) -> AsyncGenerator[Bus]:
     nc = await connect(url, name="contract")
     try:
         await streams.ensure_topology(nc)
-        bus = OnJetStream(nc, await open_log(nc), lease_seconds)
+        bus = JetStreamContractBus(nc, await open_log(nc), lease_seconds)
         yield bus
         await bus.close()
     finally:

@@ -1,4 +1,4 @@
-"""Every test here runs twice: on the bus in memory, in virtual time, and on JetStream."""
+"""Every test in this folder runs twice: in memory, in virtual time, and on JetStream."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from infra.bus import streams
-from tests.memory_bus.contract.buses import Bus, OnMemory, on_jetstream
+from tests.memory_bus.contract.buses import Bus, MemoryContractBus, on_jetstream
 from tests.memory_bus.loop import VirtualLoop
 
 LEASE_SECONDS = 1.0
-"""On JetStream, in the place of ten real seconds."""
+"""The lease on JetStream, instead of ten real seconds."""
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test here on both loops."""
+    """Run every test of this folder on both loops."""
     return {"memory": lambda: VirtualLoop("contract"), "jetstream": asyncio.new_event_loop}
 
 
@@ -31,7 +31,7 @@ def bus_url(request: pytest.FixtureRequest) -> str | None:
 async def bus(bus_url: str | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bus]:
     """An empty bus."""
     if bus_url is None:
-        bus = OnMemory("contract")
+        bus = MemoryContractBus("contract")
         yield bus
         await bus.close()
     else:

@@ -1,4 +1,4 @@
-"""Listings of other observers: their parts in order, from now on."""
+"""Listings of other observers: a reader receives new parts in order."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ def part(bus: Bus, name: str) -> bytes:
     )
 
 
-async def started(bus: Bus) -> Reading[ListingDelivery]:
-    """Return a reading that gets what comes from now on."""
+async def start_reading(bus: Bus) -> Reading[ListingDelivery]:
+    """Return a reader's messages, from now on."""
     parts: Reading[ListingDelivery] = bus.reading(bus.listing_reader())
-    assert not await parts.within(0.3)
+    assert not await parts.next_within(0.3)
     return parts
 
 
-async def test_parts_come_in_order_and_those_of_before_do_not(bus: Bus) -> None:
+async def test_new_parts_arrive_in_order_and_earlier_parts_do_not(bus: Bus) -> None:
     await bus.publish_listing(SUBJECT, part(bus, "before"))
-    parts = await started(bus)
+    parts = await start_reading(bus)
     for name in ("a", "b"):
         await bus.publish_listing(SUBJECT, part(bus, name))
-    deliveries = await parts.until(2)
+    deliveries = await parts.wait_for(2)
     assert [each.position for each in deliveries] == [2, 3]
     assert {each.subject for each in deliveries} == {SUBJECT}
     assert all(isinstance(each.part, ListingBegan) for each in deliveries)
     assert abs((bus.now() - deliveries[0].stored_at).total_seconds()) < 60
 
 
-async def test_a_part_that_cannot_be_read_comes_without_its_content(bus: Bus) -> None:
-    parts = await started(bus)
+async def test_an_unreadable_part_arrives_without_its_content(bus: Bus) -> None:
+    parts = await start_reading(bus)
     await bus.publish_listing(SUBJECT, b"rubbish")
-    [received_delivery] = await parts.until(1)
+    [received_delivery] = await parts.wait_for(1)
     assert (received_delivery.part, received_delivery.payload) == (None, b"rubbish")
 
 
 async def test_each_reader_gets_every_part(bus: Bus) -> None:
-    both = [await started(bus), await started(bus)]
+    both = [await start_reading(bus), await start_reading(bus)]
     await bus.publish_listing(SUBJECT, part(bus, "a"))
-    deliveries = await asyncio.gather(*(each.until(1) for each in both))
+    deliveries = await asyncio.gather(*(each.wait_for(1) for each in both))
     assert [[each.position for each in some] for some in deliveries] == [[1], [1]]

@@ -64,7 +64,7 @@ async def test_an_append_to_several_resources_is_stored_whole_or_not_at_all(bus:
     assert not await history_of(bus.log, other_key)
 
 
-async def test_a_conflict_lets_all_others_of_the_batch_through(bus: Bus) -> None:
+async def test_a_conflict_does_not_block_the_rest_of_the_batch(bus: Bus) -> None:
     keys = [new_key() for _ in range(20)]
     own_repository = ResourceRepository(bus.log)
     bases = await own_repository.get(keys)
@@ -79,21 +79,21 @@ async def test_a_conflict_lets_all_others_of_the_batch_through(bus: Bus) -> None
         assert len(await history_of(bus.log, key)) == expected
 
 
-async def test_a_full_log_stores_nothing_of_a_turn(bus: Bus) -> None:
+async def test_a_full_log_stores_no_event_of_a_turn(bus: Bus) -> None:
     first, key = new_key(), new_key()
     await bus.log.append([ResourceAppend(first, events(first, 1, 1), 0)])
-    await bus.leave_room("LOG_1", 2)
+    await bus.set_remaining_capacity("LOG_1", 2)
     with pytest.raises(StreamFullError):
         await bus.log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     assert not await history_of(bus.log, key)
-    await bus.leave_room("LOG_1", None)
+    await bus.set_remaining_capacity("LOG_1", None)
     await bus.log.append([ResourceAppend(key, events(key, 1, 3), 0)])
 
 
-async def loaded_with_states(
+async def load_with_states(
     bus: Bus, keys: Sequence[ResourceKey]
 ) -> Mapping[ResourceKey, LoadedResource]:
-    """Load resources when the bus has their states, which no writer waits for."""
+    """Load resources once the bus has their states; no writer waits for those."""
     loaded = await bus.log.load(keys)
     while any(each.cached is None for each in loaded.values()):
         loaded = await bus.log.load(keys)
@@ -105,7 +105,7 @@ async def test_a_cached_state_is_returned_with_the_events_after_it(bus: Bus) -> 
     [position] = await bus.log.append([ResourceAppend(key, events(key, 1, 60), 0)])
     await bus.log.save_states({key: (position, b"state of 60")})
     await bus.log.append([ResourceAppend(key, events(key, 61, 63), position)])
-    loaded = (await loaded_with_states(bus, [key]))[key]
+    loaded = (await load_with_states(bus, [key]))[key]
     assert loaded.cached == b"state of 60"
     assert [each.resourceversion for each in loaded.events] == [61, 62, 63]
     whole = (await bus.log.load([key], use_cache=False))[key]
@@ -122,7 +122,7 @@ async def test_a_cached_state_of_another_schema_is_not_used(bus: Bus) -> None:
     assert loaded.position == position
 
 
-async def test_a_cached_state_that_knows_more_than_the_log_is_not_used(bus: Bus) -> None:
+async def test_a_cached_state_newer_than_the_log_is_not_used(bus: Bus) -> None:
     key = new_key()
     history = events(key, 1, 60)
     [position] = await bus.log.append([ResourceAppend(key, history, 0)])
@@ -131,7 +131,9 @@ async def test_a_cached_state_that_knows_more_than_the_log_is_not_used(bus: Bus)
     assert loaded.state == fold(history)
 
 
-async def test_resources_of_one_name_in_two_namespaces_have_each_a_cached_state(bus: Bus) -> None:
+async def test_resources_with_one_name_in_two_namespaces_have_own_cached_states(
+    bus: Bus,
+) -> None:
     own_key = new_key()
     twins = [
         own_key,
@@ -147,14 +149,14 @@ async def test_resources_of_one_name_in_two_namespaces_have_each_a_cached_state(
     await bus.log.save_states(states)
     later = {key: events(key, length + 1, length + 1) for key, length in lengths.items()}
     await bus.log.append([ResourceAppend(key, more, states[key][0]) for key, more in later.items()])
-    loaded = await loaded_with_states(bus, twins)
+    loaded = await load_with_states(bus, twins)
     for key in twins:
         assert (loaded[key].cached, list(loaded[key].events)) == (states[key][1], later[key])
     stored = await ResourceRepository(bus.log).get(twins)
     assert {key: stored[key].state.version - 1 for key in twins} == lengths
 
 
-async def test_a_hole_in_one_history_holds_that_resource_only(bus: Bus) -> None:
+async def test_a_gap_in_one_history_blocks_only_that_resource(bus: Bus) -> None:
     broken, sound = new_key(), new_key()
     await bus.log.append([ResourceAppend(broken, [event(broken, 1), event(broken, 3)], 0)])
     await bus.log.append([ResourceAppend(sound, events(sound, 1, 5), 0)])
@@ -173,7 +175,7 @@ async def test_all_events_of_a_kind_are_read(bus: Bus) -> None:
     ]
 
 
-async def test_following_hands_out_every_event_once_and_reports_when_it_caught_up(bus: Bus) -> None:
+async def test_a_feed_delivers_every_event_once_and_reports_when_it_has_caught_up(bus: Bus) -> None:
     key = new_key()
     [first] = await bus.log.append([ResourceAppend(key, events(key, 1, 1), 0)])
     [last] = await bus.log.append([ResourceAppend(key, events(key, 2, 300), first)])
@@ -189,7 +191,7 @@ async def test_following_hands_out_every_event_once_and_reports_when_it_caught_u
     assert positions[-1] == 301
 
 
-async def test_a_feed_that_has_caught_up_has_handed_out_what_was_stored_before(bus: Bus) -> None:
+async def test_a_feed_that_has_caught_up_has_delivered_all_earlier_events(bus: Bus) -> None:
     feed = LogFeed(bus.log, after=await bus.log.last_position())
     names: list[str] = []
     feed.subscribe(lambda _position, event: names.append(event.id))
@@ -201,7 +203,7 @@ async def test_a_feed_that_has_caught_up_has_handed_out_what_was_stored_before(b
             await bus.log.append([ResourceAppend(key, history, 0)])
             await feed.catch_up(10)
             assert names[-len(history) :] == [each.id for each in history]
-        await feed.catch_up(10)  # nothing more has come
+        await feed.catch_up(10)  # nothing new has arrived
     finally:
         running.cancel()
 

@@ -1,4 +1,4 @@
-"""Rate limits: one time each, written by compare-and-set, in the time of the bus."""
+"""Rate limits: each has one time, in bus time, written by compare-and-set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_of_two_writers_one_wins(bus: Bus) -> None:
         await store.save("limit", 3.5, revision)
 
 
-async def test_each_limit_has_a_time_of_its_own(bus: Bus) -> None:
+async def test_each_limit_has_its_own_time(bus: Bus) -> None:
     store = bus.rates()
     await store.save("one", 1.0, 0)
     revision = await store.save("two", 2.0, 0)
@@ -34,7 +34,7 @@ async def test_each_limit_has_a_time_of_its_own(bus: Bus) -> None:
     assert (await store.load("one"))[0] == 1.0
 
 
-async def test_the_time_of_the_bus_is_one_for_all_and_continues(bus: Bus) -> None:
+async def test_the_time_of_the_bus_is_shared_and_advances(bus: Bus) -> None:
     store, other_store = bus.rates(), bus.rates()
     before = await store.now()
     await asyncio.sleep(0.1)

@@ -34,13 +34,13 @@ async def test_a_writer_with_an_older_checkpoint_writes_nothing(bus: Bus) -> Non
     with pytest.raises(RowsConflictError):
         await other_store.save({"status.a.b.c": b"second", "checkpoint": b"1"}, 0)
     assert (await other_store.load())["status.a.b.c"] == b"first"
-    with pytest.raises(RowsConflictError):  # what was read beside does not allow it
+    with pytest.raises(RowsConflictError):  # a load does not refresh the checkpoint's revision
         await other_store.save({"status.a.b.c": b"second", "checkpoint": b"2"}, 0)
     _, revision = await other_store.checkpoint()
     await other_store.save({"status.a.b.c": b"second", "checkpoint": b"2"}, revision)
 
 
-async def test_what_was_written_before_a_revision_is_removed_and_nothing_else(bus: Bus) -> None:
+async def test_clear_removes_only_rows_written_before_a_revision(bus: Bus) -> None:
     store = bus.rows()
     revision = await store.save({"status.a.b.c": b"old", "checkpoint": b"1"}, 0)
     claimed = await store.save({"checkpoint": b"claimed"}, revision)

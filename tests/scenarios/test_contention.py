@@ -1,4 +1,4 @@
-"""Two parties overwrite each other's field: scenario 42, over the real bus and API."""
+"""Two parties overwrite each other's changes to a field: scenario 42, on the real bus and API."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.scenarios.harness import World, api_config, every
 RESYNC = 1.0
 
 
-async def test_42_contention_is_named_and_the_loop_is_damped(bare_world: World) -> None:
-    """The other one never gives up; the waits grow, and the repairs become fewer than his."""
+async def test_42_contention_is_reported_and_the_loop_slows_down(bare_world: World) -> None:
+    """The other party never gives up; the waits grow, and repairs become rarer than its changes."""
     world = bare_world
     await world.start_reconciler()
     retry = Retry(initial_seconds=0.2)
@@ -21,18 +21,18 @@ async def test_42_contention_is_named_and_the_loop_is_damped(bare_world: World) 
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
 
-    async def overwrite_for_ever() -> None:
+    async def overwrite_forever() -> None:
         while True:
-            if (await world.human.sees("foo"))["color"] != "Blue":
-                await world.human.changes("foo", color="Blue")
-                overwritten.append(1)
+            if (await world.human.get("foo"))["color"] != "Blue":
+                await world.human.update("foo", color="Blue")
+                overwrites.append(1)
             await asyncio.sleep(0.05)
 
-    overwritten: list[int] = []
-    other_task = asyncio.create_task(overwrite_for_ever())
+    overwrites: list[int] = []
+    other_task = asyncio.create_task(overwrite_forever())
     outcome = await world.until_outcome("foo", "Degraded", reason=REPEATED_DRIFT)
-    assert "another client has overwritten color 3 times since" in outcome.message
-    await world.until(lambda: _has_waited(world, 3), "three repairs that waited")
+    assert "another client has overwrites color 3 times since" in outcome.message
+    await world.until(lambda: _has_delayed(world, 3), "three delayed repairs")
     other_task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await other_task
@@ -42,11 +42,11 @@ async def test_42_contention_is_named_and_the_loop_is_damped(bare_world: World) 
     ]
     assert waits[0] < waits[-1] <= RESYNC
     repairs = [each for each in every(ActionDecided, facts) if each.action.operation == "Update"]
-    assert len(repairs) <= len(overwritten)
+    assert len(repairs) <= len(overwrites)
     await world.until_outcome("foo", "Converged")
     assert sum(each.reason == REPEATED_DRIFT for each in every(OutcomeRecorded, facts)) >= 3
 
 
-async def _has_waited(world: World, count: int) -> bool:
+async def _has_delayed(world: World, count: int) -> bool:
     facts = await world.facts("foo")
     return sum(each.reason == REPEATED_DRIFT for each in every(RetryScheduled, facts)) >= count
