@@ -175,7 +175,7 @@ def republish(first: IntakeDelivery, position: int) -> IntakeDelivery:
     return replace(first, position=position, message_id=f"fresh-{position}")
 
 
-async def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again(
+async def test_a_repeat_of_a_declaration_without_changes_reverts_nothing(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()

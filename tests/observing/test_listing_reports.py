@@ -242,7 +242,7 @@ async def test_the_time_of_an_open_breaker_or_a_closed_gate_does_not_count() -> 
     assert stage.states == ["ListingsFailed"]
 
 
-async def test_a_new_declaration_begins_anew() -> None:
+async def test_a_new_declaration_resets_the_health() -> None:
     stage = used()
     await stage.fails(BOUND_SECONDS)
     stage.decide()

@@ -64,13 +64,13 @@ def random_life(seed: int) -> World:
             partial(world.work, chance.choice(FAULTS)),
             partial(world.work, "none"),
             partial(world.wait, 3600.0),
-            partial(world.human_makes, fields["color"]),
-            partial(world.human_edits, fields),
-            world.human_deletes,
+            partial(world.create_by_hand, fields["color"]),
+            partial(world.edit_by_hand, fields),
+            world.delete_by_hand,
         ]
         chance.choice(happenings)()
-        world.look()
-        world.show(-1)
+        world.begin_listing()
+        world.publish_observation(-1)
         world.deliver(chance.randint(1, 5))
     return world
 

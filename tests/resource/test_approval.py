@@ -29,9 +29,9 @@ from tests.resource.building import (
     FOO,
     SHARED,
     Story,
+    api_object,
     every,
     only,
-    thing,
 )
 
 RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
@@ -109,7 +109,7 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
     story.withdraw()
     assert not rebuild(of(story)).status
-    story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
+    story.observe_twice(api_object(uid="h1"), unmanaged=(1, 60))
     assert (last_request(story).operation, story.reason) == ("Delete", "Approval")
     [row] = rebuild(of(story)).status.values()
     assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
@@ -143,12 +143,12 @@ def test_what_changes_meanwhile_voids_an_approval():
     first = last_request(story).plan
     story.declare({"type": "Square", "color": "Green"})
     approve(story, first)
-    assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
+    assert (story.reply.reason, story.idle) == ("PlanOutdated", True)
     second = last_request(story).plan
-    story.see(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
+    story.observe(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
     assert last_request(story).plan not in (first, second), "others have changed the object"
     approve(story, second)
-    assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
+    assert (story.reply.reason, story.idle) == ("PlanOutdated", True)
     approve(story)
     assert story.action.fields["color"] == "Green"
 
@@ -156,17 +156,17 @@ def test_what_changes_meanwhile_voids_an_approval():
 def test_an_observation_that_shows_nothing_new_voids_nothing():
     story = converged_story("Always")
     story.declare(BLUE)
-    assert not every(ApprovalRequested, story.see(changed(story.existing, version="another")))
+    assert not every(ApprovalRequested, story.observe(changed(story.existing, version="another")))
 
 
 def test_an_approval_names_its_plan():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story, "")
-    assert not story.answer.accepted
-    assert "the decision names none" in story.answer.message
+    assert not story.reply.accepted
+    assert "the decision names none" in story.reply.message
     story.turn(Approved("Approval", "Abandon", plan=last_request(story).plan))
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
     assert story.idle
 
 
@@ -175,7 +175,7 @@ def test_an_approval_is_for_once():
     story.declare(BLUE)
     approve(story)
     story.succeed()
-    story.see(changed(story.existing, fields=RED, version="by hand"))
+    story.observe(changed(story.existing, fields=RED, version="by hand"))
     assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift is another question"
     assert story.idle
 
@@ -184,10 +184,10 @@ def test_what_was_approved_continues_after_a_conflict_that_changed_nothing_of_it
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
-    story.fail("Conflict", shown=changed(story.existing, version="moved"))
+    story.fail("Conflict", existing=changed(story.existing, version="moved"))
     assert (story.action.operation, len(every(ApprovalRequested, _data(story)))) == ("Update", 1)
     story.fail(
-        "Conflict", shown=changed(story.existing, fields={"type": "Square", "color": "Black"})
+        "Conflict", existing=changed(story.existing, fields={"type": "Square", "color": "Black"})
     )
     assert (story.idle, story.reason) == (True, "Approval")
 
@@ -217,7 +217,7 @@ def test_a_new_declaration_is_asked_for_anew_after_a_rejection():
     story.declare(RED)
     assert story.outcome == "Converged", "there is nothing left to ask for"
     approve(story)
-    assert story.answer.reason == "NotHeld"
+    assert story.reply.reason == "NotHeld"
 
 
 @pytest.mark.parametrize("approve_at", ["Always", "Deletions"])
@@ -233,7 +233,7 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert not story.idle, "the other half needs no second approval"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(changed(story.existing, fields=BLUE, version="by hand"))
+    story.observe(changed(story.existing, fields=BLUE, version="by hand"))
     assert story.idle
 
 
@@ -241,7 +241,7 @@ def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
     story = converged_story("Deletions", immutable=frozenset({"type"}))
     story.declare({"type": "Circle"})
     assert last_request(story).purpose == "Replace"
-    story.see(None)
+    story.observe(None)
     assert story.action.operation == "Create", "the object is missing: nothing is replaced"
     story.fail("NotDone")
     assert story.outcome == "Degraded"
@@ -251,7 +251,7 @@ def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
 def test_an_undeclared_object_of_an_exclusive_scope_waits():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
-    story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
+    story.observe_twice(api_object(uid="h1"), unmanaged=(1, 60))
     assert (story.idle, story.reason, last_request(story).operation) == (True, "Approval", "Delete")
     approve(story)
     assert story.action.uid == "h1"

@@ -8,7 +8,15 @@ import pytest
 
 from events.intake import ReconcileRequested
 from events.log import ExternalObserved
-from tests.resource.building import EXCLUSIVE, SHARED, Story, converged, every, names, thing
+from tests.resource.building import (
+    EXCLUSIVE,
+    SHARED,
+    Story,
+    api_object,
+    converged_story,
+    every,
+    names,
+)
 
 MODES = ["Absent", "ObserveOnly"]
 KNOWN = {"Absent": ("Converged", "Absent"), "ObserveOnly": ("Drifted", "ObserveOnly")}
@@ -30,15 +38,15 @@ def test_before_the_first_read_nothing_is_reported_of_the_object(mode: str):
     story = declared(mode)
     assert story.idle
     assert outcome_of(story) == AWAITING_LISTING
-    assert names(story.see(None)) == ["ExternalObserved", "OutcomeRecorded"]
+    assert names(story.observe(None)) == ["ExternalObserved", "OutcomeRecorded"]
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_read_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
     story = declared(mode)
-    story.see(None)
-    assert story.see(None) == []
+    story.observe(None)
+    assert story.observe(None) == []
     assert story.wake(3600) == []
 
 
@@ -47,51 +55,51 @@ def test_a_read_that_began_before_the_declaration_proves_nothing(mode: str):
     story = Story()
     story.turn(ReconcileRequested())
     story.declare(policy={"mode": mode})
-    assert story.see(None, as_of=story.position - 1) == []
+    assert story.observe(None, as_of=story.position - 1) == []
     assert outcome_of(story) == AWAITING_LISTING
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_declaration_has_a_first_read_of_its_own(mode: str):
     story = declared(mode)
-    story.see(None)
+    story.observe(None)
     story.declare(policy={"mode": mode}, labels={"team": "a"})
     assert outcome_of(story) == AWAITING_LISTING
-    assert len(every(ExternalObserved, story.see(None))) == 1
+    assert len(every(ExternalObserved, story.observe(None))) == 1
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
     story = declared(mode)
-    story.see(None)
+    story.observe(None)
     story.configs["other"] = SHARED
     story.declare(policy={"mode": mode}, config="other")
     assert outcome_of(story) == AWAITING_LISTING
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == AWAITING_LISTING
-    story.see(None, config="other")
+    story.observe(None, config="other")
     assert outcome_of(story) == KNOWN[mode]
 
 
 def test_what_we_deleted_after_the_declaration_is_absent():
-    story = converged()
+    story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.succeed()
     assert outcome_of(story) == KNOWN["Absent"]
 
 
 def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_read():
-    story = converged()
+    story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.fail("NotFound")
     assert outcome_of(story) == AWAITING_LISTING, "another object may have its name"
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN["Absent"]
 
 
 def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
-    story = converged()
+    story = converged_story()
     story.withdraw()
     story.succeed()
     story.declare(policy={"mode": "ObserveOnly"})
@@ -103,31 +111,31 @@ def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
 def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_owned(
     end: str, mode: str
 ):
-    story = converged(policy={"deletion": "Orphan"} if end == "released" else {})
+    story = converged_story(policy={"deletion": "Orphan"} if end == "released" else {})
     known_object = story.existing
-    story.see(None)
-    story.fail("Conflict", shown=known_object)
+    story.observe(None)
+    story.fail("Conflict", existing=known_object)
     assert story.outcome == "Converged"
-    assert story.see(None) == [], "a listing was wrong about this object"
+    assert story.observe(None) == [], "a listing was wrong about this object"
     story.withdraw()
     if end == "released":
         story.succeed()
-        story.see(None, evidence="Read")
+        story.observe(None, evidence="Read")
     else:
         story.fail("NotFound")
     assert story.outcome == "Deleted"
     story.declare(policy={"mode": mode})
     assert outcome_of(story) == AWAITING_LISTING
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_first_read_may_show_an_object(mode: str):
     story = declared(mode)
-    story.see(thing({"type": "Square", "color": "Blue"}))
+    story.observe(api_object({"type": "Square", "color": "Blue"}))
     assert outcome_of(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN[mode]
 
 
@@ -149,5 +157,5 @@ def test_what_is_withdrawn_is_not_looked_up():
 def test_where_a_loss_is_doubted_an_object_that_was_never_ours_is_not():
     story = Story(configs={"default": EXCLUSIVE})
     story.declare(policy={"mode": "Absent"})
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN["Absent"]

@@ -14,7 +14,7 @@ from events.provider_config import ProviderConfigSpec
 from reconciler.resource.decide import decide
 from reconciler.resource.expectation import UNKNOWN, turn_digest, with_unknown_values
 from reconciler.resource.state import PLAN_OUTDATED
-from tests.resource.building import BLOCK, CONFIG, Story, converged, manifest, names, repainted
+from tests.resource.building import BLOCK, CONFIG, Story, converged_story, manifest, names, repaint
 
 GREEN = {"type": "Square", "color": "Green"}
 
@@ -29,23 +29,23 @@ def planned(story: Story, fields: Fields = GREEN) -> Declared:
 
 
 def test_what_was_planned_is_done():
-    story = converged()
+    story = converged_story()
     declaration = planned(story)
     assert names(story.turn(declaration)) == ["SpecDeclared", "ActionDecided"]
-    assert story.answer.accepted
+    assert story.reply.accepted
 
 
 def test_what_was_planned_before_something_happened_is_refused_and_changes_nothing():
-    story = converged()
+    story = converged_story()
     declaration = planned(story)
     version = story.state.version
-    story.see(repainted(story.existing, color="Blue"))
+    story.observe(repaint(story.existing, color="Blue"))
     assert story.turn(declaration) == []
-    assert story.answer == Reply(
+    assert story.reply == Reply(
         False,
         PLAN_OUTDATED,
         1,
-        story.answer.position,
+        story.reply.position,
         (
             f"the plan is for version {version}, but the resource is at version "
             f"{story.state.version}; plan again"
@@ -58,26 +58,26 @@ def test_what_was_planned_for_another_configuration_is_refused():
     declaration = planned(story)
     story.configs = {CONFIG: ProviderConfigSpec("other", "http://other")}
     assert story.turn(declaration) == []
-    assert story.answer.reason == PLAN_OUTDATED
-    assert story.answer.message.startswith("the result would now differ from the plan (")
+    assert story.reply.reason == PLAN_OUTDATED
+    assert story.reply.message.startswith("the result would now differ from the plan (")
 
 
 def test_a_planned_declaration_that_comes_twice_is_a_duplicate():
     story = Story()
     declaration = planned(story)
     first = story.command(declaration, message_id="same")
-    story.give([first])
-    story.give([story.command(declaration, message_id="same")])
-    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+    story.process([first])
+    story.process([story.command(declaration, message_id="same")])
+    assert (story.reply.accepted, story.reply.reason) == (True, "Duplicate")
 
 
 def test_what_is_refused_anyway_gives_the_reason():
-    story = converged()
+    story = converged_story()
     declaration = planned(story)
     bad = manifest()
     bad = msgspec.structs.replace(bad, spec={"colour": "Green"})
     story.turn(Declared(bad, plan=declaration.plan))
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
 
 
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,11 +18,11 @@ from tests.resource.building import (
     CONFIG,
     SHARED,
     Story,
-    converged,
+    api_object,
+    converged_story,
     every,
     names,
-    repainted,
-    thing,
+    repaint,
 )
 
 
@@ -77,9 +77,9 @@ def test_a_resource_is_held_that_uses_of_the_host_what_is_not_allowed(mode: str)
 
 
 def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
-    story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+    story = converged_story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.configs[CONFIG] = SHARED
-    events = story.see(repainted(story.existing, color="Green"))
+    events = story.observe(repaint(story.existing, color="Green"))
     assert "ActionDecided" not in names(events)
     assert (story.outcome, story.reason) == ("Held", "NotPermitted")
     assert story.state.owned is not None
@@ -88,7 +88,7 @@ def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
 @pytest.mark.parametrize("operation", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
 @pytest.mark.parametrize("by", ["withdrawal", "Absent"])
 def test_what_is_not_permitted_any_more_can_be_deleted(operation: object, by: str):
-    story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+    story = converged_story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     assert isinstance(operation, type(SHARED))
     story.configs[CONFIG] = operation
     if by == "withdrawal":
@@ -108,7 +108,7 @@ def test_what_is_not_permitted_any_more_can_be_deleted(operation: object, by: st
 
 def test_nothing_is_adopted_without_permission():
     story = Story(configs={CONFIG: FOR_OTHERS})
-    story.see(thing())
+    story.observe(api_object())
     story.declare(policy={"adoption": "Adopt"})
     assert story.state.owned is None
     assert story.reason == "NotPermitted"
@@ -142,7 +142,7 @@ def test_an_action_of_unknown_result_is_looked_up_and_not_repeated(was_done: boo
     story.fail("Unknown")
     events = story.wake(3600)
     assert names(events) == ["LookupDecided"]
-    story.look(story.written(action) if was_done else None)
+    story.report_lookup(story.object_after(action) if was_done else None)
     assert (story.outcome, story.reason, story.idle) == ("Held", "NotPermitted", True)
     assert (story.state.owned is not None) is was_done  # what was made does not leak
     story.withdraw()

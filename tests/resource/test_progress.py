@@ -61,7 +61,7 @@ class Slow:
         existing = msgspec.structs.replace(
             self.story.existing, outputs={"percent": percent, **outputs}
         )
-        return names(self.story.see(existing))
+        return names(self.story.observe(existing))
 
     @property
     def ready(self) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def test_a_deadline_for_progress_replaces_neither_the_time_nor_the_timer_of_a_re
 def test_an_object_that_is_created_again_has_its_whole_time():
     slow = Slow()
     slow.story.stored_at = START + timedelta(seconds=590)
-    slow.story.see(None)
+    slow.story.observe(None)
     slow.story.succeed()
     assert slow.ready[0] == "Progressing"
     assert slow.at(601) == []

@@ -25,7 +25,7 @@ from reconciler.resource import rules
 from reconciler.resource.evolve import fold
 from reconciler.resource.rules import apply_rules
 from reconciler.resource.state import NEW, Actions, Desired, InFlight, Owned, ResourceState
-from tests.resource.building import START, Story, converged, only, repainted
+from tests.resource.building import START, Story, converged_story, only, repaint
 
 RETRIED = ("NotDone", "Throttled", "Unknown")
 
@@ -47,9 +47,9 @@ def failed(
 
 
 def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
+    story = converged_story({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     for color in ("Blue", "Green"):
-        story.see(repainted(story.existing, color=color))
+        story.observe(repaint(story.existing, color=color))
         story.fail("NotDone")
         story.wake(600)
         story.succeed()
@@ -106,10 +106,10 @@ def test_a_creation_beside_the_replaced_object_shows_nothing_of_that_one() -> No
 
 
 def test_the_base_of_a_write_is_recorded_where_it_is_not_all_of_it() -> None:
-    story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
+    story = converged_story({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     created = only(ActionDecided, [each.data for each in story.log])
     assert created.base is None
-    update = only(ActionDecided, story.see(repainted(story.existing, color="Blue", size=3)))
+    update = only(ActionDecided, story.observe(repaint(story.existing, color="Blue", size=3)))
     assert update.action.fields == {"color": "Red", "size": 3}
     assert update.base == Base(), "the desired fields, and all labels"
 

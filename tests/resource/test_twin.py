@@ -26,8 +26,8 @@ from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.turn import TwinHold
 from reconciler.resource.twin import MAX_NEWER_VERSIONS, KeySpaces, newer_action
-from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, every, manifest, only, thing
-from tests.resource.test_api_health import configured, declare, failing, report_responding
+from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, api_object, every, manifest, only
+from tests.resource.test_api_health import config_story, declare, report_failing, report_responding
 
 HELD = TwinHold(7, is_held=True)
 FIRST = KeySpaces.of(LOG_ID, "", None)
@@ -39,7 +39,7 @@ def key_at(version: int, *, epoch: str = "", of: ResourceKey = FOO, log_id: str 
 
 
 def own_object(written_by: str | None, *, label: str = FOO_OWNER) -> ExternalObject:
-    return replace(thing(uid="u1", labels={OWNER_LABEL: label}), written_by=written_by)
+    return replace(api_object(uid="u1", labels={OWNER_LABEL: label}), written_by=written_by)
 
 
 # --- what proves it
@@ -109,7 +109,7 @@ def approve(story: Story) -> list[ResourceEvent]:
 
 
 def test_a_configuration_is_held_with_the_objects_that_prove_it():
-    story = configured()
+    story = config_story()
     events = twin(story, newer("a"), newer("b"), newer("c"), newer("d"))
     assert only(TwinDetected, events).total == 4
     outcome = only(OutcomeRecorded, events)
@@ -120,28 +120,28 @@ def test_a_configuration_is_held_with_the_objects_that_prove_it():
 
 
 def test_the_same_objects_are_recorded_once_and_others_are_added():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     assert twin(story, newer("a")) == []
     assert [each.name for each in only(TwinDetected, twin(story, newer("b"))).objects] == ["a", "b"]
 
 
 def test_of_many_objects_some_are_recorded_and_all_are_counted():
-    story = configured()
+    story = config_story()
     many = [newer(f"n{number}") for number in range(MAX_NEWER_OBJECTS)]
     detected = only(TwinDetected, twin(story, *many, total=500))
     assert (len(detected.objects), detected.total) == (MAX_NEWER_OBJECTS, 500)
 
 
 def test_all_objects_are_approved_together():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"), newer("b"))
     assert only(HoldApproved, approve(story)).hold == "Twin"
     assert story.outcome == "Converged"
 
 
 def test_what_was_read_before_the_approval_holds_nothing():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     version_before = story.state.api.twin.version
     approve(story)
@@ -149,7 +149,7 @@ def test_what_was_read_before_the_approval_holds_nothing():
 
 
 def test_each_hold_needs_its_own_approval():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     approve(story)
     twin(story, newer("b"))
@@ -159,11 +159,11 @@ def test_each_hold_needs_its_own_approval():
 
 
 def test_neither_a_declaration_nor_the_breaker_ends_the_hold():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     declare(story, {"provider": "tests", "endpoint": "http://elsewhere"})
     assert (story.outcome, story.reason) == ("Held", "Twin")
-    failing(story)
+    report_failing(story)
     assert (story.outcome, story.reason) == ("Held", "Twin")
     report_responding(story)
     assert (story.outcome, story.reason) == ("Held", "Twin")
@@ -190,7 +190,7 @@ def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
     story.declare(RED)
     story.succeed()
     story.twins["default"] = HELD
-    events = story.see(replace(story.existing, fields=BLUE))
+    events = story.observe(replace(story.existing, fields=BLUE))
     assert every(DriftDetected, events), "what is seen is recorded"
     assert not every(ActionDecided, events)
     assert not every(ActionDecided, story.withdraw())
@@ -233,8 +233,8 @@ def test_the_hold_of_a_resource_is_approved_with_its_configuration():
     story = held_story()
     story.declare()
     assert story.turn(Approved("Twin")) == []
-    assert story.answer.reason == "Invalid"
-    assert "ProviderConfig" in story.answer.message
+    assert story.reply.reason == "Invalid"
+    assert "ProviderConfig" in story.reply.message
 
 
 def test_a_resource_that_goes_unmade_needs_no_approval():
