@@ -1,4 +1,4 @@
-"""Actions that wait until a person has approved exactly them: scenario 28."""
+"""Actions wait until a person approves their exact plan: scenario 28."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def operations(story: Story) -> list[tuple[str, str]]:
     return [(each.action.operation, each.action.purpose) for each in decided]
 
 
-def test_28_a_change_waits_and_what_was_approved_is_done():
+def test_28_a_change_waits_until_it_is_approved():
     story = converged_story("Always")
     count_before = len(operations(story))
     story.declare(BLUE)
@@ -80,7 +80,7 @@ def test_28_a_change_waits_and_what_was_approved_is_done():
     (difference,) = last_request(story).changes
     assert (difference.path, difference.observed, difference.desired) == ("color", "Red", "Blue")
     assert 'color: "Red" → "Blue"' in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
-    assert story.wake() == [], "it is asked once"
+    assert story.wake() == [], "an approval is requested once"
     events = approve(story)
     assert only(HoldApproved, events).plan == last_request(story).plan
     assert only(ActionDecided, events).action.fields["color"] == "Blue"
@@ -89,7 +89,7 @@ def test_28_a_change_waits_and_what_was_approved_is_done():
     assert story.outcome == "Converged"
 
 
-def test_a_creation_and_a_deletion_wait_too():
+def test_a_creation_and_a_deletion_wait_for_approval():
     story = story_of("Always")
     story.declare(RED)
     assert (last_request(story).operation, story.reason) == ("Create", "Approval")
@@ -131,13 +131,15 @@ def test_only_deletions_wait_where_the_configuration_requires_it():
     ("config", "policy", "waits"),
     [("Never", "Always", True), ("Always", "Never", True), ("Never", "Deletions", False)],
 )
-def test_a_policy_can_only_ask_for_more(config: ApprovalLevel, policy: ApprovalLevel, waits: bool):
+def test_a_policy_can_only_require_more_approvals(
+    config: ApprovalLevel, policy: ApprovalLevel, waits: bool
+):
     story = story_of(config)
     story.declare(RED, policy={"approve": policy})
     assert (story.reason == "Approval") == waits
 
 
-def test_what_changes_meanwhile_voids_an_approval():
+def test_a_change_of_the_plan_voids_an_approval():
     story = converged_story("Always")
     story.declare(BLUE)
     first = last_request(story).plan
@@ -146,14 +148,14 @@ def test_what_changes_meanwhile_voids_an_approval():
     assert (story.reply.reason, story.idle) == ("PlanOutdated", True)
     second = last_request(story).plan
     story.observe(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
-    assert last_request(story).plan not in (first, second), "others have changed the object"
+    assert last_request(story).plan not in (first, second), "another client has changed the object"
     approve(story, second)
     assert (story.reply.reason, story.idle) == ("PlanOutdated", True)
     approve(story)
     assert story.action.fields["color"] == "Green"
 
 
-def test_an_observation_that_shows_nothing_new_voids_nothing():
+def test_an_unchanged_observation_voids_no_approval():
     story = converged_story("Always")
     story.declare(BLUE)
     assert not every(ApprovalRequested, story.observe(changed(story.existing, version="another")))
@@ -170,17 +172,17 @@ def test_an_approval_names_its_plan():
     assert story.idle
 
 
-def test_an_approval_is_for_once():
+def test_an_approval_is_valid_once():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
     story.succeed()
     story.observe(changed(story.existing, fields=RED, version="by hand"))
-    assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift is another question"
+    assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift needs another approval"
     assert story.idle
 
 
-def test_what_was_approved_continues_after_a_conflict_that_changed_nothing_of_it():
+def test_an_approved_action_continues_after_a_conflict_without_changes():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
@@ -196,7 +198,7 @@ def _data(story: Story) -> list[ResourceEvent]:
     return [event.data for event in story.log]
 
 
-def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
+def test_a_rejected_plan_is_held_and_can_still_be_approved():
     story = converged_story("Always")
     story.declare(BLUE)
     events = reject(story, "not on a Friday")
@@ -208,14 +210,14 @@ def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
     assert story.action.fields["color"] == "Blue"
 
 
-def test_a_new_declaration_is_asked_for_anew_after_a_rejection():
+def test_a_new_declaration_after_a_rejection_needs_another_approval():
     story = converged_story("Always")
     story.declare(BLUE)
     reject(story)
     story.declare({"type": "Square", "color": "Green"})
     assert (story.outcome, story.reason) == ("Held", "Approval")
     story.declare(RED)
-    assert story.outcome == "Converged", "there is nothing left to ask for"
+    assert story.outcome == "Converged", "no approval is needed"
     approve(story)
     assert story.reply.reason == "NotHeld"
 
@@ -237,7 +239,7 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert story.idle
 
 
-def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
+def test_an_unapproved_plan_ends_when_another_action_is_in_flight():
     story = converged_story("Deletions", immutable=frozenset({"type"}))
     story.declare({"type": "Circle"})
     assert last_request(story).purpose == "Replace"
@@ -257,7 +259,7 @@ def test_an_undeclared_object_of_an_exclusive_scope_waits():
     assert story.action.uid == "h1"
 
 
-def test_where_nothing_needs_approval_any_more_it_is_done():
+def test_an_action_that_no_longer_needs_approval_is_executed():
     story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {CONFIG: SHARED}
@@ -265,7 +267,7 @@ def test_where_nothing_needs_approval_any_more_it_is_done():
     assert story.action.fields["color"] == "Blue"
 
 
-def test_the_row_says_what_waits_until_it_does_no_more():
+def test_the_row_shows_the_pending_plan_until_it_is_approved():
     story = converged_story("Always")
     story.declare(BLUE)
     row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
@@ -280,7 +282,7 @@ def test_the_row_says_what_waits_until_it_does_no_more():
     assert (row.pending_plan, row.pending_level) == ("", "Never")
 
 
-def test_the_row_names_no_plan_while_another_hold_is_in_the_way():
+def test_the_row_shows_no_plan_during_another_hold():
     story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {}

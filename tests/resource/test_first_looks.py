@@ -1,4 +1,4 @@
-"""Absence is proven where nothing is written either: modes ``Absent`` and ``ObserveOnly``."""
+"""Absence is proven even in modes that create nothing: ``Absent`` and ``ObserveOnly``."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def outcome_of(story: Story) -> tuple[str, str]:
     return (story.outcome, story.reason)
 
 
-def declared(mode: str, **rest: Any) -> Story:
+def declared_story(mode: str, **rest: Any) -> Story:
     story = Story()
     story.declare(policy={"mode": mode}, **rest)
     return story
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_before_the_first_read_nothing_is_reported_of_the_object(mode: str):
-    story = declared(mode)
+def test_nothing_is_reported_about_the_object_before_the_first_read(mode: str):
+    story = declared_story(mode)
     assert story.idle
     assert outcome_of(story) == AWAITING_LISTING
     assert names(story.observe(None)) == ["ExternalObserved", "OutcomeRecorded"]
@@ -44,7 +44,7 @@ def test_before_the_first_read_nothing_is_reported_of_the_object(mode: str):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_read_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
-    story = declared(mode)
+    story = declared_story(mode)
     story.observe(None)
     assert story.observe(None) == []
     assert story.wake(3600) == []
@@ -60,8 +60,8 @@ def test_a_read_that_began_before_the_declaration_proves_nothing(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_declaration_has_a_first_read_of_its_own(mode: str):
-    story = declared(mode)
+def test_each_declaration_has_its_own_first_read(mode: str):
+    story = declared_story(mode)
     story.observe(None)
     story.declare(policy={"mode": mode}, labels={"team": "a"})
     assert outcome_of(story) == AWAITING_LISTING
@@ -70,8 +70,8 @@ def test_each_declaration_has_a_first_read_of_its_own(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
-    story = declared(mode)
+def test_a_listing_of_another_api_proves_nothing(mode: str):
+    story = declared_story(mode)
     story.observe(None)
     story.configs["other"] = SHARED
     story.declare(policy={"mode": mode}, config="other")
@@ -82,14 +82,14 @@ def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
     assert outcome_of(story) == KNOWN[mode]
 
 
-def test_what_we_deleted_after_the_declaration_is_absent():
+def test_an_object_that_we_deleted_after_the_declaration_is_absent():
     story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.succeed()
     assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_read():
+def test_a_deletion_that_finds_nothing_is_followed_by_a_read():
     story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.fail("NotFound")
@@ -98,7 +98,7 @@ def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_read():
     assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
+def test_an_object_that_we_deleted_before_the_declaration_is_read_again():
     story = converged_story()
     story.withdraw()
     story.succeed()
@@ -108,9 +108,7 @@ def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("end", ["released", "gone"])
-def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_owned(
-    end: str, mode: str
-):
+def test_a_listing_proves_absence_again_once_the_object_is_not_owned(end: str, mode: str):
     story = converged_story(policy={"deletion": "Orphan"} if end == "released" else {})
     known_object = story.existing
     story.observe(None)
@@ -132,7 +130,7 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_own
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_first_read_may_show_an_object(mode: str):
-    story = declared(mode)
+    story = declared_story(mode)
     story.observe(api_object({"type": "Square", "color": "Blue"}))
     assert outcome_of(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
     story.observe(None)
@@ -140,7 +138,7 @@ def test_the_first_read_may_show_an_object(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_while_it_is_paused_it_is_not_looked_up(mode: str):
+def test_a_paused_resource_is_not_looked_up(mode: str):
     story = Story()
     story.declare(policy={"mode": mode, "paused": True})
     assert outcome_of(story) == ("Paused", "PausedByPolicy")
@@ -148,13 +146,13 @@ def test_while_it_is_paused_it_is_not_looked_up(mode: str):
     assert outcome_of(story) == AWAITING_LISTING
 
 
-def test_what_is_withdrawn_is_not_looked_up():
-    story = declared("Absent")
+def test_a_withdrawn_resource_is_not_looked_up():
+    story = declared_story("Absent")
     story.withdraw()
     assert story.outcome == "Deleted"
 
 
-def test_where_a_loss_is_doubted_an_object_that_was_never_ours_is_not():
+def test_the_loss_guard_does_not_apply_to_an_object_that_was_never_ours():
     story = Story(configs={"default": EXCLUSIVE})
     story.declare(policy={"mode": "Absent"})
     story.observe(None)

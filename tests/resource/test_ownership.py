@@ -1,4 +1,4 @@
-"""Ours, theirs and disputed: scenarios 5, 6, 9, 10 and 19; invariant 7."""
+"""Owned, foreign and disputed objects: scenarios 5, 6, 9, 10 and 19; invariant 7."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BY_LABEL = msgspec.structs.replace(SHARED, ownership="Label")
 ANOTHER = {OWNER_LABEL: "log2.default.Block.Foo"}
 
 
-def test_what_a_human_made_in_a_shared_api_is_left_alone_and_shown():
+def test_an_object_of_a_person_in_a_shared_api_is_left_alone_and_reported():
     story = Story()
     events = story.observe(api_object())
     assert names(events) == ["ExternalObserved", "OutcomeRecorded"]
@@ -39,7 +39,7 @@ def test_what_a_human_made_in_a_shared_api_is_left_alone_and_shown():
     assert story.wake(3600) == []
 
 
-def test_refuse_touches_nothing():
+def test_adoption_refuse_leaves_a_foreign_object_alone():
     story = Story()
     story.observe(api_object())
     story.declare({"color": "Blue"})
@@ -49,7 +49,7 @@ def test_refuse_touches_nothing():
     assert story.observe(api_object()) == []
 
 
-def test_refuse_holds_when_the_object_is_found_only_by_the_create():
+def test_adoption_refuse_applies_to_an_object_that_the_creation_finds():
     story = Story()
     story.declare({"color": "Blue"})
     story.fail("Conflict", existing=api_object())
@@ -57,7 +57,7 @@ def test_refuse_holds_when_the_object_is_found_only_by_the_create():
     assert story.outcome == "Conflict"
 
 
-def test_adopt_claims_without_a_create_and_corrects_the_difference():
+def test_adoption_claims_without_a_creation_and_corrects_the_difference():
     story = Story()
     story.observe(api_object(uid="h1", version="7"))
     events = story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
@@ -70,7 +70,7 @@ def test_adopt_claims_without_a_create_and_corrects_the_difference():
     assert story.outcome == "Converged"
 
 
-def test_adopt_takes_nothing_that_names_another_owner():
+def test_adoption_claims_no_object_with_another_owner():
     story = Story()
     story.observe(api_object(labels=ANOTHER))
     story.declare(policy={"adoption": "Adopt"})
@@ -78,7 +78,7 @@ def test_adopt_takes_nothing_that_names_another_owner():
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
 
 
-def test_the_obstacle_gone_the_declared_object_is_created():
+def test_the_object_is_created_once_the_obstacle_is_deleted():
     story = Story()
     story.observe(api_object())
     story.declare()
@@ -86,7 +86,7 @@ def test_the_obstacle_gone_the_declared_object_is_created():
     assert story.action.operation == "Create"
 
 
-def test_by_label_an_object_with_our_label_is_ours():
+def test_ownership_by_label_claims_an_object_with_our_label():
     story = Story(configs={CONFIG: BY_LABEL})
     story.declare()
     events = story.fail("Conflict", existing=api_object(labels=owned_labels()))
@@ -94,7 +94,7 @@ def test_by_label_an_object_with_our_label_is_ours():
     assert story.outcome == "Converged"
 
 
-def test_by_log_our_label_alone_does_not_make_an_object_ours():
+def test_ownership_by_log_does_not_claim_an_object_with_our_label():
     story = Story()
     story.observe(api_object(labels=owned_labels()))
     story.declare()
@@ -102,7 +102,7 @@ def test_by_log_our_label_alone_does_not_make_an_object_ours():
 
 
 @pytest.mark.parametrize("config", [SHARED, EXCLUSIVE], ids=["shared", "exclusive"])
-def test_our_label_on_something_never_declared_is_disputed(config: object):
+def test_our_label_on_an_undeclared_object_is_disputed(config: object):
     assert config in (SHARED, EXCLUSIVE)
     story = Story(configs={CONFIG: SHARED if config is SHARED else EXCLUSIVE})
     story.observe(api_object(labels=owned_labels()), unmanaged=(1, 5))
@@ -111,20 +111,20 @@ def test_our_label_on_something_never_declared_is_disputed(config: object):
     assert story.wake(3600) == []
 
 
-def test_where_labels_decide_our_label_on_something_never_declared_is_removed():
+def test_ownership_by_label_deletes_an_undeclared_object_with_our_label():
     story = Story(configs={CONFIG: BY_LABEL})
     story.observe_twice(api_object(uid="h1", labels=owned_labels()), unmanaged=(1, 5))
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
 
 
-def test_an_object_of_another_owner_is_never_removed_from_an_exclusive_scope():
+def test_an_object_of_another_owner_is_never_deleted_from_an_exclusive_scope():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.observe(api_object(labels=ANOTHER), unmanaged=(1, 5))
     assert story.idle
     assert story.outcome == "Disputed"
 
 
-def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
+def test_an_object_that_another_owner_claimed_is_not_deleted_at_withdrawal():
     story = converged_story(policy={"mode": "CreateOnly"})
     story.observe(relabel(story.existing, ANOTHER))
     story.withdraw()
@@ -133,8 +133,8 @@ def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
     assert story.wake(3600) == []
 
 
-def test_an_object_that_another_owner_took_is_not_written_over():
-    """Two owners that each restore their label would never stop."""
+def test_an_object_that_another_owner_claimed_is_not_overwritten():
+    """Two owners would otherwise restore their labels endlessly."""
     story = converged_story()
     own_object = story.existing
     story.observe(relabel(own_object, ANOTHER))
@@ -145,14 +145,14 @@ def test_an_object_that_another_owner_took_is_not_written_over():
     assert story.outcome == "Converged"
 
 
-def test_an_object_whose_owner_label_was_only_stripped_is_deleted_at_withdrawal():
+def test_an_object_without_its_owner_label_is_deleted_at_withdrawal():
     story = converged_story(policy={"mode": "CreateOnly"})
     story.observe(relabel(story.existing, {}))
     story.withdraw()
     assert story.action.operation == "Delete"
 
 
-def test_an_object_with_another_uid_is_not_the_one_we_knew():
+def test_an_object_with_another_uid_is_another_object():
     story = converged_story()
     events = story.observe(api_object(uid="human-2"))
     assert only(OwnershipReleased, events).reason == "Replaced"
@@ -171,7 +171,7 @@ def test_a_withdrawal_that_finds_another_object_is_reported_once():
     assert story.observe(api_object(uid="human-2")) == []
 
 
-def test_what_a_human_makes_after_a_deletion_is_unowned():
+def test_an_object_that_a_person_creates_after_a_deletion_is_unowned():
     story = converged_story()
     story.withdraw()
     story.succeed()
@@ -182,7 +182,7 @@ def test_what_a_human_makes_after_a_deletion_is_unowned():
     assert story.wake(3600) == []
 
 
-def test_a_delete_that_met_another_object_leaves_it_alone():
+def test_a_deletion_that_finds_another_object_leaves_it_alone():
     story = converged_story()
     story.withdraw()
     events = story.fail("Conflict", existing=api_object(uid="human-2"))
@@ -212,7 +212,7 @@ def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdraw
 # --- exclusive scope
 
 
-def test_an_unmanaged_object_of_an_exclusive_scope_is_removed():
+def test_an_unmanaged_object_of_an_exclusive_scope_is_deleted():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.observe_twice(api_object(uid="h1"), unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
@@ -226,7 +226,7 @@ def test_an_unmanaged_object_of_an_exclusive_scope_is_removed():
     ("unmanaged", "removed"),
     [((2, 9), True), ((3, 9), False), ((2, 10), True), ((0, 9), False)],
 )
-def test_the_guard_allows_a_few_removals_of_unmanaged_objects(
+def test_the_guard_allows_few_deletions_of_unmanaged_objects(
     unmanaged: tuple[int, int], removed: bool
 ):
     story = Story(configs={CONFIG: EXCLUSIVE})
@@ -235,7 +235,7 @@ def test_the_guard_allows_a_few_removals_of_unmanaged_objects(
     assert (story.outcome == "Held") is not removed
 
 
-def test_the_guard_counts_percent_in_scopes_of_ten_and_more():
+def test_the_guard_applies_percentages_to_scopes_of_ten_or_more_objects():
     many = msgspec.structs.replace(
         EXCLUSIVE,
         deletion_guard=msgspec.structs.replace(EXCLUSIVE.deletion_guard, max_count=100),
@@ -246,7 +246,7 @@ def test_the_guard_counts_percent_in_scopes_of_ten_and_more():
         assert story.idle is not removed
 
 
-def test_a_held_unmanaged_object_goes_when_a_listing_shows_other_numbers():
+def test_a_held_unmanaged_object_is_deleted_after_a_listing_with_lower_counts():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.observe(api_object(), unmanaged=(5, 9))
     assert story.outcome == "Held"
@@ -269,7 +269,7 @@ def test_a_declared_object_of_an_exclusive_scope_is_not_unmanaged_but_ours():
     assert story.action.operation == "Update"
 
 
-def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():
+def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_is_kept():
     story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNLABELED)
     story.observe(api_object(), unmanaged=(3, 5))
     policy = {"adoption": "Adopt", "deletion": "Orphan"}
@@ -283,7 +283,7 @@ def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():
     assert story.wake(3600) == []
 
 
-def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
+def test_the_scope_of_the_observation_applies():
     story = Story(configs={CONFIG: SHARED, "mine": EXCLUSIVE})
     story.declare()
     story.succeed()
@@ -295,7 +295,7 @@ def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
 
 
 @pytest.mark.parametrize("scope", [{"prefix": "team-"}, {"labels": {"team": "a"}}])
-def test_what_was_seen_in_a_wide_exclusive_scope_is_not_ours_in_a_narrow_one(
+def test_an_object_outside_of_a_narrowed_exclusive_scope_is_unowned(
     scope: dict[str, Any],
 ):
     story = Story(configs={CONFIG: replace(EXCLUSIVE, deletion_guard=DeletionGuard(max_count=0))})
@@ -311,7 +311,7 @@ def test_the_owner_label_names_the_log_and_the_resource():
     assert FOO_OWNER == "log1.default.Block.Foo"
 
 
-def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
+def test_an_object_that_a_listing_wrongly_left_out_is_claimed_again():
     story = converged_story()
     existing = story.existing
     story.observe(None)
@@ -319,10 +319,10 @@ def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
     events = story.fail("Conflict", existing=existing)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Converged"
-    assert not story.observe(None), "that listing was wrong before"
+    assert not story.observe(None), "listings were wrong about this object before"
 
 
-def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
+def test_an_object_that_was_wrongly_reported_as_replaced_is_claimed_again():
     story = converged_story()
     existing = story.existing
     events = story.observe(replace(existing, uid="forged", labels={}))
