@@ -1,4 +1,4 @@
-"""A bus for each module here: the product's streams have fixed names."""
+"""Each module has its own bus, because the product's streams have fixed names."""
 
 from collections.abc import AsyncIterator
 

@@ -14,15 +14,15 @@ def new_key() -> ResourceKey:
 
 
 def event(key: ResourceKey, version: int, data: ResourceEvent | None = None) -> LogEvent:
-    what = data or OutcomeRecorded("Converged", version, "AsDeclared")
+    event_data = data or OutcomeRecorded("Converged", version, "AsDeclared")
     return LogEvent(
         id=event_id(key, version),
         source="test",
-        type=event_type(what),
+        type=event_type(event_data),
         subject=str(key),
         time=datetime.now(UTC),
         resourceversion=version,
-        data=what,
+        data=event_data,
     )
 
 

@@ -11,7 +11,7 @@ from infra.jetstream.connection import leave_server
 from infra.jetstream.errors import BusRefusedError
 from reconciler.ports import ActionDelivery, QueueRefusedError, ResourceAppend
 from tests.bus.histories import new_key
-from tests.bus.test_worker import decided
+from tests.bus.test_worker import action_event
 
 
 async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_connection(
@@ -23,7 +23,7 @@ async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_conne
 
     async def deliver() -> ActionDelivery:
         key = new_key()
-        await log.append([ResourceAppend(key, [decided(key, "Create")], 0)])
+        await log.append([ResourceAppend(key, [action_event(key, "Create")], 0)])
         [delivery] = await reader.next_batch()
         await reader.ack([delivery])
         return delivery

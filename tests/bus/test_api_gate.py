@@ -1,4 +1,4 @@
-"""The gates of one process: what closes them, for whom, and what they report; on the real bus."""
+"""The gates of one process on the real bus: when they close, for which calls, and their reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from reconciler.roles.runtime.configurations import Configurations
 
 DOWN = NotDoneError("no connection")
 API = ProviderConfigSpec("test", "http://api.test/v1", breaker=Breaker(failures=3))
-SOON = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 class Process:
@@ -82,12 +82,12 @@ class Process:
         self.gates.apply(event)
         return version
 
-    def opened(self, name: str = "first", seconds: float = 60.0) -> int:
+    def open_breaker(self, name: str = "first", seconds: float = 60.0) -> int:
         until = _now() + timedelta(seconds=seconds)
         return self.log(name, BreakerOpened(until, seconds, 3, "down"))
 
     def call(self, error: ProviderError | ConfigurationError | None, name: str = "first") -> None:
-        """Make a call that ends so."""
+        """Make a call that ends with this error."""
         try:
             with self.gates.of(name).calls(name):
                 if error is not None:
@@ -109,7 +109,7 @@ class Process:
         await asyncio.sleep(0.01)
         return [(each.state, each.as_of) for each in self.reported]
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._tasks.cancel()
 
 
@@ -117,7 +117,7 @@ class Process:
 async def process(bus: Client):
     process = Process(bus)
     yield process
-    process.end()
+    process.stop()
 
 
 def test_the_same_endpoint_and_account_share_a_gate() -> None:
@@ -127,8 +127,8 @@ def test_the_same_endpoint_and_account_share_a_gate() -> None:
     assert gate_name(API) != gate_name(ProviderConfigSpec("x", API.endpoint, account))
 
 
-async def test_what_one_configuration_knows_closes_the_gate_of_both(process: Process) -> None:
-    process.opened("first")
+async def test_an_event_of_one_configuration_closes_the_gate_of_both(process: Process) -> None:
+    process.open_breaker("first")
     assert not process.gates.of("second").is_open
     assert process.gates.of("other").is_open
     with pytest.raises(GateClosedError, match="breaker of API 'first' open until"):
@@ -144,11 +144,11 @@ async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
         process.call(DOWN)
     process.call(None)
     for _ in range(2):
-        process.call(UnknownResultError("time-out"))
+        process.call(UnknownResultError("timeout"))
     assert process.gates.of("first").is_open
     process.call(DOWN)
-    assert not process.gates.of("first").is_open  # before the log says so
-    process.call(DOWN)  # one that was under way
+    assert not process.gates.of("first").is_open  # before the log records it
+    process.call(DOWN)  # a call that was in progress
     assert await process.reports() == [("Failing", 0)]
 
 
@@ -157,12 +157,12 @@ async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
     [
         RefusedError("no", status=422),
         NotDoneError("still running", status=409),
-        ThrottledError("slower", status=429, retry_after_seconds=0.0),
+        ThrottledError("too many requests", status=429, retry_after_seconds=0.0),
         ConfigurationError("not declared"),
         GateClosedError("closed"),
     ],
 )
-async def test_an_api_that_answers_with_a_reason_is_not_down(
+async def test_an_api_that_responds_with_a_reason_is_not_down(
     process: Process, error: ProviderError | ConfigurationError
 ) -> None:
     for _ in range(20):
@@ -174,24 +174,26 @@ async def test_an_api_that_answers_with_a_reason_is_not_down(
 @pytest.mark.parametrize("status", [401, 408, 500, 502, 503, 504, 200])
 async def test_an_api_that_serves_no_client_is_down(process: Process, status: int) -> None:
     for _ in range(3):
-        process.call(UnknownResultError("what is this?", status=status))
+        process.call(UnknownResultError("unexpected response", status=status))
     assert not process.gates.of("first").is_open
 
 
-async def test_what_began_before_the_breaker_moved_says_nothing_new(process: Process) -> None:
+async def test_a_call_that_began_before_a_breaker_event_proves_nothing(process: Process) -> None:
     with suppress(NotDoneError), process.gates.of("second").calls("second"):
-        process.opened("first", seconds=0.0)
+        process.open_breaker("first", seconds=0.0)
         raise DOWN
     with process.gates.of("second").calls("second"):
-        process.opened("first", seconds=0.0)
+        process.open_breaker("first", seconds=0.0)
     assert await process.reports() == []
 
 
-async def test_time_outs_of_a_process_that_stood_still_are_not_the_api_s(process: Process) -> None:
+async def test_timeouts_of_a_suspended_process_are_not_attributed_to_the_api(
+    process: Process,
+) -> None:
     gate = process.gates.of("first")
     calls = [gate.calls("first") for _ in range(API.breaker.failures)]
-    await asyncio.sleep(0)  # let the gates look at the clock
-    time.sleep(PAUSE_SECONDS + 0.5)  # noqa: ASYNC251 - as a process that is stopped
+    await asyncio.sleep(0)  # let the gates read the clock
+    time.sleep(PAUSE_SECONDS + 0.5)  # noqa: ASYNC251 - like a suspended process
     for _ in range(2):
         await asyncio.sleep(0.01)
     for call in calls:
@@ -204,15 +206,15 @@ async def test_time_outs_of_a_process_that_stood_still_are_not_the_api_s(process
     assert not gate.is_open
 
 
-async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process: Process) -> None:
-    version = process.opened(seconds=0.0)
+async def test_one_call_is_the_probe_and_the_others_wait_for_its_result(process: Process) -> None:
+    version = process.open_breaker(seconds=0.0)
     gate = process.gates.of("second")
     waiting = [asyncio.create_task(gate.enter("second")) for _ in range(5)]
     while ("Probing", version) not in await process.reports():
         pass
     probed = BreakerProbed(_now() + timedelta(seconds=5), 5.0, process.reported[0].reporter)
     version = process.log("first", probed)
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_SECONDS)
     assert [each.result() for each in waiting if each.done()] == [True]
     with gate.calls("second", is_probe=True):
         await CallPermit().before_request()
@@ -222,8 +224,8 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process:
     assert sum(results) == 1
 
 
-async def test_a_probe_that_another_process_makes_is_not_made_here(process: Process) -> None:
-    process.opened(seconds=0.0)
+async def test_a_probe_of_another_process_is_not_repeated(process: Process) -> None:
+    process.open_breaker(seconds=0.0)
     process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
     with pytest.raises(GateClosedError):
         await process.gates.of("first").enter("first")
@@ -232,48 +234,50 @@ async def test_a_probe_that_another_process_makes_is_not_made_here(process: Proc
 
 
 async def test_a_process_that_stops_reports_that_it_makes_no_probe(process: Process) -> None:
-    process.opened(seconds=0.0)
+    process.open_breaker(seconds=0.0)
     with pytest.raises(GateClosedError, match="until its probe succeeds"):
         await process.gates.of("first").enter("first")
     process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
-    process.end()
+    process.stop()
     await process.gates.close()
     assert process.reported[-1].state == "Stopping"
 
 
-async def test_a_throttle_is_honored_by_all_and_reported_once(process: Process) -> None:
-    slower = ThrottledError("slower", status=429, retry_after_seconds=60.0)
+async def test_a_throttle_is_honored_by_all_configurations_and_reported_once(
+    process: Process,
+) -> None:
+    throttled = ThrottledError("slower", status=429, retry_after_seconds=60.0)
     for _ in range(10):
-        process.call(slower)
+        process.call(throttled)
     assert await process.reports() == [("Throttled", 0)]
     assert process.reported[0].retry_after_seconds == 60.0
-    turned_away = process.gates.of("second").reject_long_wait("second")
-    assert turned_away is not None
-    assert 30 < (turned_away.retry_after_seconds or 0) <= 60
-    assert turned_away.error_class == "Throttled"
-    assert turned_away.message.startswith("API 'second' accepts no call for ")
+    rejection = process.gates.of("second").reject_long_wait("second")
+    assert rejection is not None
+    assert 30 < (rejection.retry_after_seconds or 0) <= 60
+    assert rejection.error_class == "Throttled"
+    assert rejection.message.startswith("API 'second' accepts no call for ")
     process.log("first", ApiThrottled(_now() + timedelta(seconds=90), 90.0, "slower"))
-    turned_away = process.gates.of("second").reject_long_wait("second")
-    assert turned_away is not None
-    assert turned_away.error_class == "Throttled"
-    assert turned_away.message.startswith("API 'first' accepts no call before 20")
+    rejection = process.gates.of("second").reject_long_wait("second")
+    assert rejection is not None
+    assert rejection.error_class == "Throttled"
+    assert rejection.message.startswith("API 'first' accepts no call before 20")
 
 
 async def test_a_call_refused_by_an_open_breaker_is_not_reported_as_throttled(
     process: Process,
 ) -> None:
-    process.opened(seconds=60.0)
-    turned_away = process.gates.of("first").reject_long_wait("first")
-    assert turned_away is not None
-    assert turned_away.error_class == "NotDone"
+    process.open_breaker(seconds=60.0)
+    rejection = process.gates.of("first").reject_long_wait("first")
+    assert rejection is not None
+    assert rejection.error_class == "NotDone"
 
 
-async def test_503_with_retry_after_is_a_throttle_too(process: Process) -> None:
+async def test_status_503_with_retry_after_is_a_throttle(process: Process) -> None:
     process.call(NotDoneError("maintenance", status=503, retry_after_seconds=30.0))
     assert process.gates.of("second").closed_seconds > 15
 
 
-async def test_a_short_throttle_is_waited_for_in_place_but_not_by_a_crowd(
+async def test_a_limited_number_of_actions_waits_for_a_short_throttle(
     process: Process,
 ) -> None:
     until = _now() + timedelta(seconds=0.2)
@@ -287,24 +291,26 @@ async def test_a_short_throttle_is_waited_for_in_place_but_not_by_a_crowd(
     assert gate.is_open
 
 
-async def test_a_clock_that_is_behind_closes_a_gate_for_no_longer_than_was_meant(
+async def test_a_clock_that_is_behind_does_not_extend_a_throttle(
     process: Process,
 ) -> None:
     process.log("first", ApiThrottled(_now() + timedelta(hours=1), 8.0, "slower"))
     assert process.gates.of("first").closed_seconds <= 8.0
 
 
-async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Process) -> None:
+async def test_a_later_request_of_an_action_is_also_blocked(process: Process) -> None:
     requests: list[int] = []
     with suppress(GateClosedError), process.gates.of("first").calls("first"):
         for number in range(3):
             await CallPermit().before_request()
             requests.append(number)
-            process.opened("first")
+            process.open_breaker("first")
     assert requests == [0]
 
 
-async def test_no_api_is_called_while_the_log_may_be_another_one(process: Process) -> None:
+async def test_no_api_is_called_while_the_identity_of_the_log_is_uncertain(
+    process: Process,
+) -> None:
     with process.gates.of("first").calls("first"):
         await CallPermit().before_request()
         process.is_certain = False
@@ -315,7 +321,7 @@ async def test_no_api_is_called_while_the_log_may_be_another_one(process: Proces
     assert await process.reports() == []
 
 
-async def test_what_is_beyond_the_rate_is_turned_away_each_until_its_own_turn(
+async def test_actions_beyond_the_rate_are_rejected_until_their_turns(
     bus: Client,
 ) -> None:
     limited = ProviderConfigSpec("test", API.endpoint, limits=Limits(requests_per_second=10.0))
@@ -327,15 +333,15 @@ async def test_what_is_beyond_the_rate_is_turned_away_each_until_its_own_turn(
     gate.running_actions = 30
     turns: list[float] = []
     for _ in range(5):
-        turned_away = gate.reject_long_wait("second")
-        assert turned_away is not None
-        turns.append(turned_away.retry_after_seconds or 0.0)
+        rejection = gate.reject_long_wait("second")
+        assert rejection is not None
+        turns.append(rejection.retry_after_seconds or 0.0)
     assert turns == pytest.approx([3.0, 3.1, 3.2, 3.3, 3.4], abs=0.05)
-    process.end()
+    process.stop()
 
 
 async def test_a_new_declaration_opens_the_gate(process: Process) -> None:
-    process.opened("first")
+    process.open_breaker("first")
     process.declare("first", API)
     assert process.gates.of("first").is_open
 
@@ -344,7 +350,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-async def test_writes_are_refused_at_every_configuration_of_an_api_that_is_held(
+async def test_writes_are_refused_for_every_configuration_of_a_held_api(
     process: Process,
 ) -> None:
     newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 1)

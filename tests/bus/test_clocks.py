@@ -1,4 +1,4 @@
-"""Whose clock is wrong: what `doctor` finds is judged by the clock of the bus."""
+"""Wrong clocks: the checks of `doctor` use the clock of the bus."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {})
 
 @pytest.fixture
 def module_bus_url(fresh_bus_url: str) -> str:
-    """A log for each test: its events have times of their own."""
+    """Each test has its own log, because its events have different times."""
     return fresh_bus_url
 
 
-async def decided_to_wait(log: JetStreamLog, ahead: timedelta, seconds: float) -> ResourceKey:
-    """Append what a decider writes whose clock is wrong by so much."""
+async def append_retry(log: JetStreamLog, ahead: timedelta, seconds: float) -> ResourceKey:
+    """Append the events of a decider whose clock is ``ahead``."""
     key, now = new_key(), datetime.now(UTC) + ahead
     retry = RetryScheduled(now + timedelta(seconds=seconds), seconds, "NotDone")
     events = [event(key, 1, DECLARED), event(key, 2, retry)]
@@ -53,7 +53,7 @@ async def check_lost_actions(nc: Client) -> Finding:
 async def test_a_decider_whose_clock_is_behind_has_lost_no_action(
     bus: Client, log: JetStreamLog
 ) -> None:
-    await decided_to_wait(log, -HOUR, 600.0)
+    await append_retry(log, -HOUR, 600.0)
     assert (await check_lost_actions(bus)).verdict == "ok"
 
 
@@ -62,7 +62,7 @@ async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
     bus: Client, log: JetStreamLog, ahead: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.actions.OVERDUE", timedelta(0))
-    key = await decided_to_wait(log, ahead, 0.1)
+    key = await append_retry(log, ahead, 0.1)
 
     async def is_overdue_reported() -> bool:
         finding = await check_lost_actions(bus)
@@ -71,22 +71,22 @@ async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
     await until(is_overdue_reported)
 
 
-async def test_the_clock_of_the_bus_is_read_off_an_answer(bus: Client) -> None:
+async def test_the_clock_of_the_bus_is_read_from_a_response(bus: Client) -> None:
     clock = await read_clock(bus)
     assert clock.difference < timedelta(seconds=1)
     assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=1)
 
 
 async def publish_as(
-    nc: Client, source: str, what: Intake, data: IntakeData, ahead: timedelta
+    nc: Client, source: str, channel: Intake, data: IntakeData, ahead: timedelta
 ) -> None:
     key = new_key()
     payload = encode_intake("m1", source, data, time=datetime.now(UTC) + ahead)
-    await publish(nc, intake(what, key), payload)
+    await publish(nc, intake(channel, key), payload)
 
 
 @pytest.mark.parametrize(
-    ("ahead", "told"),
+    ("ahead", "expected"),
     [
         (HOUR, "3600 s ahead"),
         (-HOUR, "3600 s behind, or its messages were stored with a delay"),
@@ -94,25 +94,25 @@ async def publish_as(
     ],
 )
 async def test_a_clock_that_is_wrong_is_reported_with_its_role(
-    bus: Client, log: JetStreamLog, ahead: timedelta, told: str
+    bus: Client, log: JetStreamLog, ahead: timedelta, expected: str
 ) -> None:
     observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
     await publish_as(bus, "reconciler@b:2", "observed", observation, timedelta(0))
     await publish_as(bus, SOURCE, "timer", TimerFired("Retry"), -HOUR)  # set an hour ago
     assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
-    await decided_to_wait(log, ahead, 600.0)
+    await append_retry(log, ahead, 600.0)
     await publish_as(bus, "reconciler@a:1", "observed", observation, ahead)
     [finding] = await check_role_clocks(bus)
-    if not told:
+    if not expected:
         assert (finding.verdict, finding.remedy) == ("ok", "")
         return
     assert finding.verdict == "fail"
     assert finding.details == (
-        f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
+        f"differ from the bus's clock: a decider ({expected}), observer reconciler@a:1 ({expected})"
     )
 
 
-async def test_what_one_process_stored_late_shows_no_wrong_clock(bus: Client) -> None:
+async def test_a_delayed_message_of_a_process_shows_no_wrong_clock(bus: Client) -> None:
     observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
     await publish_as(bus, "reconciler@a:1", "observed", observation, -HOUR)
     assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"]
@@ -121,11 +121,11 @@ async def test_what_one_process_stored_late_shows_no_wrong_clock(bus: Client) ->
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_an_event_that_a_restoration_wrote_again_shows_no_clock(
+async def test_an_event_that_a_restoration_copied_shows_no_clock(
     bus: Client, log: JetStreamLog, ahead: timedelta
 ) -> None:
-    """The replaced log may have continued behind the backup, so that the event is the newer one."""
-    await decided_to_wait(log, -HOUR / 2, 600.0)
+    """The replaced log may have continued after the backup, so the event may be newer."""
+    await append_retry(log, -HOUR / 2, 600.0)
     assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"]
     as_of = f"{datetime.now(UTC) - HOUR:%Y-%m-%dT%H:%M:%SZ}"
     identity = replace(await find_log(bus), epoch="e1", restored_as_of=as_of)
@@ -133,5 +133,7 @@ async def test_an_event_that_a_restoration_wrote_again_shows_no_clock(
     assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
     await ensure_topology(bus)
     assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
-    await decided_to_wait(log, ahead, 600.0)
-    assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"], "a new one does"
+    await append_retry(log, ahead, 600.0)
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"], (
+        "a new event shows the clock"
+    )

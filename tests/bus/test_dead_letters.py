@@ -1,4 +1,4 @@
-"""Dead letters on a real stream: how much of it a namespace may have, and the count of the rest."""
+"""Dead letters on a real stream: the share of a namespace, and the count of the rest."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from reconciler.ports import DeadLetter, IntakeDelivery
 
 MAX_BYTES = 1024**2
 QUARTER = MAX_BYTES // 4
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 positions = itertools.count(1)
 
 
 @pytest.fixture
-async def small(bus: Client) -> AsyncIterator[Client]:
-    """A bus with no dead letter, and room for a few.
+async def small_bus(bus: Client) -> AsyncIterator[Client]:
+    """A bus without dead letters, and with room for a few.
 
-    Its stream is created anew. A server that updates the duplicate window of a stream may remember
+    Its stream is recreated. A server that updates the duplicate window of a stream may remember
     earlier message ids for the old window: it wakes the timer that forgets them before it stores
     the new window, and on a busy machine the timer is faster (nats-server 2.15, `stream.go`).
     """
@@ -47,7 +47,7 @@ async def small(bus: Client) -> AsyncIterator[Client]:
 def letter(
     namespace: str = "acme", *, size: int = 10, dedup_key: str = "", usable: bool = False
 ) -> DeadLetter:
-    """Each is of another message: what is stored twice within the window is dropped."""
+    """Return a letter about a new message, because the server drops duplicates in the window."""
     subject = f"in.0.desired.{namespace}.Shape.x"
     content = f"of {size}" if dedup_key else ""
     delivery = IntakeDelivery(next(positions), subject, b"x" * size, "", None, 1, None)
@@ -55,7 +55,7 @@ def letter(
 
 
 async def used_bytes(nc: Client, namespace: str) -> int:
-    """What a namespace's letters really take."""
+    """Return the bytes that the letters of a namespace use."""
     filters = deadletter_filter(namespace)
     return sum(
         len(each.payload) + len(each.subject) + 100
@@ -69,86 +69,86 @@ async def counts(nc: Client) -> dict[str, int]:
 
 @pytest.mark.parametrize("size", [10, 600, 5_000, 100_000])
 async def test_a_namespace_gets_a_quarter_of_the_bytes_and_leaves_the_rest_to_others(
-    small: Client, size: int
+    small_bus: Client, size: int
 ) -> None:
     for _ in range(2):
-        assert await store_letters(small, [letter(size=size) for _ in range(400)]) == []
-    assert await store_letters(small, [letter("other", size=size)]) == []
+        assert await store_letters(small_bus, [letter(size=size) for _ in range(400)]) == []
+    assert await store_letters(small_bus, [letter("other", size=size)]) == []
 
-    stored = await read_letters(small)
-    used = await used_bytes(small, "acme")
+    stored = await read_letters(small_bus)
+    used = await used_bytes(small_bus, "acme")
     assert QUARTER / 3 < used <= QUARTER
-    assert await used_bytes(small, "other") > 0
-    assert await counts(small) == {"acme": 800 - (len(stored.letters) - 1)}
+    assert await used_bytes(small_bus, "other") > 0
+    assert await counts(small_bus) == {"acme": 800 - (len(stored.letters) - 1)}
 
 
-async def test_two_that_store_at_once_stay_near_the_quarter(
-    small: Client, monkeypatch: pytest.MonkeyPatch
+async def test_concurrent_writers_stay_near_the_quarter(
+    small_bus: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.bus.dead_letters._CHUNK_BYTES", 8 * 1024)
     batches = [[letter(size=600) for _ in range(300)] for _ in range(3)]
-    await asyncio.gather(*(store_letters(small, batch) for batch in batches))
-    used = await used_bytes(small, "acme")
+    await asyncio.gather(*(store_letters(small_bus, batch) for batch in batches))
+    used = await used_bytes(small_bus, "acme")
     assert used <= QUARTER + 2 * 8 * 1024
-    assert await counts(small) == {"acme": 900 - len((await read_letters(small)).letters)}
+    assert await counts(small_bus) == {"acme": 900 - len((await read_letters(small_bus)).letters)}
 
 
-async def test_what_is_usable_waits_and_is_not_counted(small: Client) -> None:
-    await store_letters(small, [letter(size=5_000) for _ in range(100)])
-    counts_before = await counts(small)
+async def test_usable_letters_wait_and_are_not_counted(small_bus: Client) -> None:
+    await store_letters(small_bus, [letter(size=5_000) for _ in range(100)])
+    counts_before = await counts(small_bus)
     usable = [letter(size=5_000, usable=True) for _ in range(100)]
-    assert len(await store_letters(small, usable)) >= 80
-    assert await counts(small) == counts_before
+    assert len(await store_letters(small_bus, usable)) >= 80
+    assert await counts(small_bus) == counts_before
 
 
-async def test_a_full_stream_gives_back_what_it_has_no_room_for_and_keeps_the_rest(
-    small: Client,
+async def test_a_full_stream_returns_the_letters_without_room_and_keeps_the_rest(
+    small_bus: Client,
 ) -> None:
     many = [letter(f"n{number}", size=50_000) for number in range(40)]
-    waiting = await store_letters(small, many)
-    stored = (await read_letters(small)).letters
+    waiting = await store_letters(small_bus, many)
+    stored = (await read_letters(small_bus)).letters
     assert 0 < len(waiting) == len(many) - len(stored)
-    assert await counts(small) == {}
+    assert await counts(small_bus) == {}
 
 
 async def test_a_dead_letter_is_stored_again_when_its_newest_copy_differs(
-    small: Client,
+    small_bus: Client,
 ) -> None:
     async def sizes() -> list[int]:
-        return [each.size for each in (await read_letters(small)).letters.values()]
+        return [each.size for each in (await read_letters(small_bus)).letters.values()]
 
     for size in (10, 10, 20_000, 20_000):
-        await store_letters(small, [letter(size=size, dedup_key="x")])
+        await store_letters(small_bus, [letter(size=size, dedup_key="x")])
     assert await sizes() == [10, 20_000]
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(await sizes()) < 3:  # the server drops a repeat for a moment
-            await store_letters(small, [letter(size=10, dedup_key="x")])
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while len(await sizes()) < 3:  # the server drops a repeat within the window
+            await store_letters(small_bus, [letter(size=10, dedup_key="x")])
     assert await sizes() == [10, 20_000, 10]
 
 
-async def test_dead_letters_under_the_former_subjects_are_read(small: Client) -> None:
-    await publish(small, "deadletter.intake", b"{}")
-    await publish(small, "deadletter.intake.0123456789abcdef", b"{}")
-    await store_letters(small, [letter()])
-    assert len((await read_letters(small)).letters) == 3
+async def test_dead_letters_with_the_former_subjects_are_read(small_bus: Client) -> None:
+    await publish(small_bus, "deadletter.intake", b"{}")
+    await publish(small_bus, "deadletter.intake.0123456789abcdef", b"{}")
+    await store_letters(small_bus, [letter()])
+    assert len((await read_letters(small_bus)).letters) == 3
 
 
-async def test_those_that_count_at_once_lose_no_count(small: Client, module_bus_url: str) -> None:
+async def test_concurrent_counts_are_not_lost(small_bus: Client, module_bus_url: str) -> None:
     others = [await connect(module_bus_url, name="another decider") for _ in range(3)]
     batches = [[letter(), letter("other")] for _ in range(20)]
     await asyncio.gather(*(discard(others[at % 3], batch) for at, batch in enumerate(batches)))
-    assert await counts(small) == {"acme": 20, "other": 20}
+    assert await counts(small_bus) == {"acme": 20, "other": 20}
     for each in others:
         await each.close()
 
 
-async def test_a_count_that_another_client_overwrote_starts_at_zero(small: Client) -> None:
-    await publish(small, DISCARDED, b"not ours")
-    await discard(small, [letter()])
-    assert await counts(small) == {"acme": 1}
+async def test_a_count_that_another_client_overwrote_starts_at_zero(small_bus: Client) -> None:
+    await publish(small_bus, DISCARDED, b"not ours")
+    await discard(small_bus, [letter()])
+    assert await counts(small_bus) == {"acme": 1}
 
 
-def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
+def test_arbitrary_namespaces_use_a_bounded_row() -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     discarded_counts: list[Discarded] = []
     for number in range(1_000):

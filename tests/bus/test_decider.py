@@ -1,4 +1,4 @@
-"""A decider on the real log: what it guesses without reading is never written when it is wrong."""
+"""A decider on the real log: a wrong assumption about unread state is never written."""
 
 import asyncio
 import time
@@ -58,14 +58,14 @@ SHARE = 2
 
 
 class Bus:
-    """The decider's other ends: nothing is read from it, and what it is told is kept."""
+    """The decider's reader and sink: it delivers nothing and records replies."""
 
     def __init__(self) -> None:
         self.answers: list[Reply] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
         self.overtook: list[IntakeDelivery] = []
-        self.looks = 0
+        self.lookups = 0
 
     @property
     def slots(self) -> int:
@@ -97,7 +97,7 @@ class Bus:
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
-        self.looks += 1
+        self.lookups += 1
         return {
             key: [each for each in self.declared if key.tokens in each.subject] for key in known
         }
@@ -175,7 +175,7 @@ def republish(first: IntakeDelivery, position: int) -> IntakeDelivery:
     return replace(first, position=position, message_id=f"fresh-{position}")
 
 
-async def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again(
+async def test_a_repeat_of_a_declaration_without_changes_reverts_nothing(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
@@ -187,7 +187,7 @@ async def test_a_declaration_without_a_change_reverts_nothing_when_it_is_publish
         await decider(log, bus).handle([each])
     reasons = ["Unchanged", "Accepted", "Unchanged", "Accepted", "Duplicate", "Duplicate"]
     assert [answer.reason for answer in bus.answers] == reasons
-    assert bus.looks == 2, "only for what may be old"
+    assert bus.lookups == 2, "only for possible repeats"
     history = [each.data for each in await history_of(log, key)]
     declared = [each for each in history if isinstance(each, SpecDeclared | SpecWithdrawn)]
     assert [each.generation for each in declared] == [1, 2]
@@ -196,7 +196,7 @@ async def test_a_declaration_without_a_change_reverts_nothing_when_it_is_publish
 async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
     log: JetStreamLog,
 ) -> None:
-    """All of a new resource at once, which is decided on a guess if nothing speaks against it."""
+    """All declarations of a new resource at once, which are decided without a read if possible."""
     key, bus = new_key(), Bus()
     deliveries = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
     bus.declared = [*deliveries, republish(deliveries[1], 4)]
@@ -209,26 +209,26 @@ async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
     ]
 
 
-async def test_what_another_decider_took_for_unchanged_meanwhile_has_the_last_word(
+async def test_a_newer_withdrawal_that_another_decider_treated_as_unchanged_wins(
     log: JetStreamLog,
 ) -> None:
-    key, own_bus, others = new_key(), Bus(), Bus()
+    key, own_bus, other_bus = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
-    await decider(log, others).handle([withdrawn])
-    assert [answer.reason for answer in others.answers] == ["Unchanged"]
+    await decider(log, other_bus).handle([withdrawn])
+    assert [answer.reason for answer in other_bus.answers] == ["Unchanged"]
     own_bus.overtook = [withdrawn]
     await decider(log, own_bus).handle([declaration(key, 1, "Red")])
     history = [each.data for each in await history_of(log, key)]
     assert [each.generation for each in history if isinstance(each, SpecWithdrawn)] == [2]
 
 
-async def test_what_left_no_trace_between_two_declarations_of_a_late_batch_is_decided_again(
+async def test_an_unrecorded_withdrawal_between_late_declarations_is_decided_again(
     log: JetStreamLog,
 ) -> None:
-    """Else a copy of the withdrawal that is sent again would end what was declared after it."""
-    key, own_bus, others = new_key(), Bus(), Bus()
+    """Otherwise a repeat of the withdrawal would end the later declaration."""
+    key, own_bus, other_bus = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
-    await decider(log, others).handle([withdrawn])
+    await decider(log, other_bus).handle([withdrawn])
     late, again = replace(declaration(key, 1, "Red"), delivered=2), declaration(key, 3, "Red")
     own_bus.overtook = [withdrawn, again]
     await decider(log, own_bus).handle([late, again])
@@ -237,8 +237,8 @@ async def test_what_left_no_trace_between_two_declarations_of_a_late_batch_is_de
     assert [type(each) for each in generations] == [SpecDeclared, SpecWithdrawn, SpecDeclared]
 
 
-class Overtaken(Bus):
-    """A bus on which another decider was handed newer declarations of some resources."""
+class OvertakenBus(Bus):
+    """A bus on which another decider got newer declarations of some resources."""
 
     def __init__(self, *overtook: IntakeDelivery) -> None:
         super().__init__()
@@ -248,10 +248,10 @@ class Overtaken(Bus):
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        found = await super().newer_declarations(deliveries)
+        newer_by_delivery = await super().newer_declarations(deliveries)
         return [
             [newer for newer in of_each if newer.subject == each.subject]
-            for each, of_each in zip(deliveries, found, strict=True)
+            for each, of_each in zip(deliveries, newer_by_delivery, strict=True)
         ]
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
@@ -262,10 +262,10 @@ class Overtaken(Bus):
 async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_are_overtaken(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The resource is decided message by message from its first refusal on."""
-    poisoned, *others = (new_key() for _ in range(6))  # so many are committed in one batch
+    """The resource is decided message by message after its first refusal."""
+    poisoned, *other_bus = (new_key() for _ in range(6))  # committed in one batch
     refused: list[int] = []
-    really_append = log.append
+    original_append = log.append
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
         for each in appends:
@@ -277,19 +277,19 @@ async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_ar
             if "Blue" in colors:
                 refused.append(len(colors))
                 raise AppendRefusedError("too large")
-        return await really_append(appends)
+        return await original_append(appends)
 
     monkeypatch.setattr(log, "append", append)
     colors = ("Red", "Blue", "Green")
     declared = [declaration(poisoned, at, color) for at, color in enumerate(colors, 1)]
-    declared += [declaration(key, at, "Red") for at, key in enumerate(others, 4)]
-    bus = Overtaken(*(declaration(key, at, "Green") for at, key in enumerate(others, 9)))
+    declared += [declaration(key, at, "Red") for at, key in enumerate(other_bus, 4)]
+    bus = OvertakenBus(*(declaration(key, at, "Green") for at, key in enumerate(other_bus, 9)))
     await decider(log, bus).handle(declared)
     assert bus.dead_letters == [2]
     assert refused == [3, 3, 1], "with the others, alone, and the message alone"
 
 
-async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) -> None:
+async def test_a_refusal_is_based_on_the_current_state(log: JetStreamLog) -> None:
     key, bus = new_key(), Bus()
     await decider(log, bus).handle([declaration(key, 1, "Red")])
     await decider(log, bus).handle([declaration(key, 2, "Pink")])
@@ -303,22 +303,24 @@ async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) ->
     ]
 
 
-async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStreamLog) -> None:
-    key, own_bus, others = new_key(), Bus(), Bus()
+async def test_a_decider_with_a_stale_state_does_not_treat_a_change_as_unchanged(
+    log: JetStreamLog,
+) -> None:
+    key, own_bus, other_bus = new_key(), Bus(), Bus()
     stale = decider(log, own_bus)
     await stale.handle([declaration(key, 1, "Red")])
-    await decider(log, others).handle([declaration(key, 2, "Blue")])
-    await stale.handle([declaration(key, 3, "Red")])  # as it was, by what this one still knows
+    await decider(log, other_bus).handle([declaration(key, 2, "Blue")])
+    await stale.handle([declaration(key, 3, "Red")])  # unchanged according to its stale state
     assert [(answer.reason, answer.generation) for answer in own_bus.answers] == [
         ("Accepted", 1),
         ("Accepted", 3),
     ]
 
 
-async def test_a_message_that_is_delivered_late_does_not_set_the_clock_of_the_bus_back(
+async def test_a_late_message_does_not_set_the_bus_clock_back(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, what is due or has waited too long would no longer be so."""
+    """Otherwise a due renewal would no longer be due."""
     key, deciding, times = new_key(), decider(log, Bus()), list[datetime | None]()
 
     def decides(state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
@@ -333,7 +335,7 @@ async def test_a_message_that_is_delivered_late_does_not_set_the_clock_of_the_bu
     assert [each and each.second for each in times] == [1, 3, 3, 4]
 
 
-async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
+async def test_a_decider_with_a_stale_state_decides_a_timer_on_the_current_state(
     log: JetStreamLog,
 ) -> None:
     key, configurations = new_key(), Configurations()
@@ -352,50 +354,50 @@ async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
     assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
 
 
-class Order(Bus):
-    """A bus that writes down what it is told, in order, and fails once at one of it."""
+class RecordingBus(Bus):
+    """A bus that records its calls in order and fails once at one of them."""
 
     def __init__(self, fails_at: str = "") -> None:
         super().__init__()
         self.calls: list[str] = []
         self.fails_at = fails_at
 
-    def tell(self, what: str) -> None:
-        if what == self.fails_at:
+    def record(self, operation: str) -> None:
+        if operation == self.fails_at:
             self.fails_at = ""
-            raise OSError(f"{what}: no answer")
-        self.calls.append(what)
+            raise OSError(f"{operation}: no response")
+        self.calls.append(operation)
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:
-            self.tell("ack")
+            self.record("ack")
         await super().ack(deliveries)
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         assert deliveries
         assert seconds > 0
-        self.tell("later")
+        self.record("later")
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         assert timers
-        self.tell("timers")
+        self.record("timers")
 
     async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
-        self.tell("answers")
+        self.record("answers")
         await super().send_replies(replies)
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         assert rejections
-        self.tell("rejections")
+        self.record("rejections")
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         assert letters
-        self.tell("letters")
+        self.record("letters")
         return ()
 
 
-async def everything(log: JetStreamLog) -> tuple[Configurations, list[IntakeDelivery]]:
-    """Three resources' messages that must all be told: a timer, an answer, a refusal's letter."""
+async def one_of_each(log: JetStreamLog) -> tuple[Configurations, list[IntakeDelivery]]:
+    """Return messages of three resources that lead to a timer, a reply and a dead letter."""
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     tried, fine, refused = new_key(), new_key(), new_key()
@@ -410,9 +412,9 @@ async def everything(log: JetStreamLog) -> tuple[Configurations, list[IntakeDeli
     ]
 
 
-async def test_all_is_published_before_anything_is_acknowledged(log: JetStreamLog) -> None:
-    configurations, messages = await everything(log)
-    bus = Order()
+async def test_all_messages_are_published_before_any_is_acknowledged(log: JetStreamLog) -> None:
+    configurations, messages = await one_of_each(log)
+    bus = RecordingBus()
     await decider(log, bus, configurations).handle(messages)
     assert sorted(bus.calls[:-1]) == ["answers", "letters", "rejections", "timers"]
     assert (bus.calls[-1], bus.acknowledged) == ("ack", len(messages))
@@ -421,19 +423,19 @@ async def test_all_is_published_before_anything_is_acknowledged(log: JetStreamLo
 async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
     log: JetStreamLog,
 ) -> None:
-    bus = Order()
+    bus = RecordingBus()
     await decider(log, bus).handle([replace(declaration(new_key(), 1, "Red"), payload=b"not JSON")])
     assert (bus.calls[0], bus.calls[-1]) == ("letters", "ack")
     assert bus.acknowledged == 1
 
 
 @pytest.mark.parametrize("fails_at", ["timers", "answers"])
-async def test_a_message_whose_reply_could_not_be_sent_is_redelivered(
+async def test_a_message_without_a_sent_reply_is_redelivered(
     log: JetStreamLog, fails_at: str
 ) -> None:
-    configurations, messages = await everything(log)
-    bus = Order(fails_at)
-    with pytest.raises(OSError, match="no answer"):
+    configurations, messages = await one_of_each(log)
+    bus = RecordingBus(fails_at)
+    with pytest.raises(OSError, match="no response"):
         await decider(log, bus, configurations).handle(messages)
     assert bus.acknowledged == 0
     again = [replace(each, delivered=2) for each in messages]
@@ -442,12 +444,12 @@ async def test_a_message_whose_reply_could_not_be_sent_is_redelivered(
     assert {answer.reason for answer in bus.answers} >= {"Duplicate", "Invalid"}
 
 
-async def test_a_rejection_that_could_not_be_stored_holds_up_no_other_message(
+async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
     log: JetStreamLog,
 ) -> None:
-    """Its sender gets no answer before the rejection is stored: it may be accepted then."""
-    configurations, messages = await everything(log)
-    bus = Order("rejections")
+    """Its sender gets no reply before the rejection is stored, because it may be accepted then."""
+    configurations, messages = await one_of_each(log)
+    bus = RecordingBus("rejections")
     own_decider = decider(log, bus, configurations)
     await own_decider.handle(messages)
     assert bus.calls.index("later") < bus.calls.index("ack")
@@ -461,7 +463,7 @@ async def test_a_rejection_that_could_not_be_stored_holds_up_no_other_message(
 
 
 async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetStreamLog) -> None:
-    class Unrejecting(FullBus):
+    class RejectionFailureBus(FullBus):
         def __init__(self) -> None:
             super().__init__()
             self.dead_letters: list[DeadLetter] = []
@@ -473,7 +475,7 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
             self.dead_letters += letters
             return ()
 
-    bus = Unrejecting()
+    bus = RejectionFailureBus()
     refused = [declaration(new_key(), at, "Red", expected=7) for at in range(1, 6)]
     with capture_logs() as logs:
         await decider(log, bus).handle(refused)
@@ -497,7 +499,7 @@ async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStrea
     with capture_logs() as logs:
         for delivered in range(1, 4):
             again = replace(declaration(key, 1, "Red", expected=7), delivered=delivered)
-            await own_decider.handle([again, rubbish(2, delivered=delivered)])
+            await own_decider.handle([again, unreadable(2, delivered=delivered)])
         bus.fails = False
         await own_decider.handle([replace(declaration(key, 1, "Red", expected=7), delivered=4)])
     log_events = [each["event"] for each in logs if "rejections" in each["event"]]
@@ -507,11 +509,11 @@ async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStrea
     ]
 
 
-async def test_a_message_whose_dead_letter_could_not_be_stored_is_redelivered(
+async def test_a_message_without_a_stored_dead_letter_is_redelivered(
     log: JetStreamLog,
 ) -> None:
-    configurations, messages = await everything(log)
-    bus = Order("letters")
+    configurations, messages = await one_of_each(log)
+    bus = RecordingBus("letters")
     await decider(log, bus, configurations).handle(messages)
     assert bus.calls.index("later") < bus.calls.index("ack")
     assert bus.acknowledged == len(messages) - 1
@@ -523,7 +525,7 @@ async def actions_of(log: JetStreamLog, key: ResourceKey) -> list[Action]:
 
 
 class FullBus(Bus):
-    """No dead letter finds room."""
+    """A bus without room for dead letters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -544,61 +546,61 @@ class FullBus(Bus):
         self.discarded += letters
 
 
-def rubbish(position: int, namespace: str = "acme", *, delivered: int = 1) -> IntakeDelivery:
+def unreadable(position: int, namespace: str = "acme", *, delivered: int = 1) -> IntakeDelivery:
     subject = f"in.0.desired.{namespace}.Shape.x"
     return IntakeDelivery(position, subject, b"", f"m{position}", None, delivered, None)
 
 
-async def test_a_namespace_waits_in_its_share_of_the_slots_and_the_rest_is_counted(
+async def test_a_namespace_has_a_share_of_the_slots_and_the_rest_is_discarded(
     log: JetStreamLog,
 ) -> None:
     bus = FullBus()
     own_decider = decider(log, bus)
-    await own_decider.handle([rubbish(at) for at in range(1, 6)])
+    await own_decider.handle([unreadable(at) for at in range(1, 6)])
     assert sorted(bus.waits) == [1, 2]
     assert [each.delivery.position for each in bus.discarded] == bus.acked == [3, 4, 5]
     await own_decider.handle(
-        [rubbish(6), rubbish(7, "other"), rubbish(8, "third"), rubbish(9, "other")]
+        [unreadable(6), unreadable(7, "other"), unreadable(8, "third"), unreadable(9, "other")]
     )
-    assert sorted(bus.waits) == [1, 2, 7, 8], "all of them together have two shares"
-    await own_decider.handle([rubbish(1, delivered=2), rubbish(10)])
-    assert sorted(bus.waits) == [1, 2, 7, 8], "what comes back takes no second slot"
+    assert sorted(bus.waits) == [1, 2, 7, 8], "all namespaces together have two shares"
+    await own_decider.handle([unreadable(1, delivered=2), unreadable(10)])
+    assert sorted(bus.waits) == [1, 2, 7, 8], "a redelivered message takes no second slot"
     assert bus.acked == [3, 4, 5, 6, 9, 10]
 
 
-async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes_back(
+async def test_redelivered_messages_of_an_earlier_decider_take_no_extra_slots(
     log: JetStreamLog,
 ) -> None:
     bus = FullBus()
-    await decider(log, bus).handle([rubbish(1), rubbish(2)])
+    await decider(log, bus).handle([unreadable(1), unreadable(2)])
     following = decider(log, bus)
-    await following.handle([rubbish(3), rubbish(4)])
-    assert sorted(bus.waits) == [1, 2, 3, 4], "for the time of one wait"
-    await following.handle([rubbish(1, delivered=2), rubbish(2, delivered=2)])
+    await following.handle([unreadable(3), unreadable(4)])
+    assert sorted(bus.waits) == [1, 2, 3, 4], "for the duration of one wait"
+    await following.handle([unreadable(1, delivered=2), unreadable(2, delivered=2)])
     assert bus.acked == [1, 2]
 
 
 async def test_a_slot_that_is_not_returned_becomes_free_again(log: JetStreamLog) -> None:
     bus, wall, steady = FullBus(), [datetime.now(UTC)], [0.0]
     own_decider = decider(log, bus, now=lambda: wall[0], clock=lambda: steady[0])
-    await own_decider.handle([rubbish(1), rubbish(2), rubbish(3)])
-    wall[0] -= timedelta(hours=1)  # it was set back
+    await own_decider.handle([unreadable(1), unreadable(2), unreadable(3)])
+    wall[0] -= timedelta(hours=1)  # the clock was set back
     steady[0] += 300.0
-    await own_decider.handle([rubbish(4)])
+    await own_decider.handle([unreadable(4)])
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 4], [3])
 
 
 async def test_every_discarded_message_is_counted(log: JetStreamLog) -> None:
-    class Uncounted(FullBus):
+    class DiscardFailureBus(FullBus):
         async def discard(self, letters: Sequence[DeadLetter]) -> None:
-            raise TimeoutError("perhaps")
+            raise TimeoutError("no response")
 
-    bus = Uncounted()
-    await decider(log, bus).handle([rubbish(at) for at in range(1, 6)])
+    bus = DiscardFailureBus()
+    await decider(log, bus).handle([unreadable(at) for at in range(1, 6)])
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 3, 4, 5], [])
 
 
-async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_others(
+async def test_undecidable_messages_are_retried_within_the_share_of_their_namespace(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_inputs: Any) -> Any:
@@ -614,12 +616,12 @@ async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_oth
     assert (bus.acked, bus.discarded) == ([], [])
 
 
-async def test_a_message_of_a_damaged_resource_is_never_given_up(
+async def test_a_message_of_a_damaged_resource_is_never_discarded(
     log: JetStreamLog, bus: Client
 ) -> None:
     key, full = new_key(), FullBus()
     await decider(log, Bus()).handle([declaration(key, 1, "Red")])
-    await publish(bus, log_subject(key, "fact"), b"of a newer release")
+    await publish(bus, log_subject(key, "fact"), b"from a newer release")
     deliveries = [replace(declaration(key, at, "Blue"), delivered=5) for at in range(2, 8)]
     await decider(log, full).handle(deliveries)
     assert (sorted(full.waits), full.acked, full.discarded) == ([2, 3, 4, 5, 6, 7], [], [])
@@ -645,7 +647,7 @@ def definition(
     return delivery("desired", key, position, Declared(manifest))
 
 
-async def test_of_two_definitions_in_one_batch_the_second_knows_of_the_first(
+async def test_the_second_definition_in_a_batch_is_checked_against_the_first(
     log: JetStreamLog,
 ) -> None:
     bus, (one, other_name) = Bus(), (new_key().name for _ in range(2))
@@ -657,16 +659,16 @@ async def test_of_two_definitions_in_one_batch_the_second_knows_of_the_first(
     )
 
 
-async def test_definitions_that_a_tenant_may_not_declare_are_refused_at_once(
+async def test_definitions_that_a_tenant_may_not_declare_are_refused_together(
     log: JetStreamLog,
 ) -> None:
-    """One by one, each would be told and acknowledged alone, and all other tenants would wait."""
+    """Otherwise each would be stored and acknowledged alone, and all other tenants would wait."""
 
     class Counting(Bus):
-        tells = 0
+        calls = 0
 
         async def reject(self, rejections: Sequence[Rejection]) -> None:
-            self.tells += 1
+            self.calls += 1
             assert len(rejections) == 20
 
     bus = Counting()
@@ -674,17 +676,17 @@ async def test_definitions_that_a_tenant_may_not_declare_are_refused_at_once(
     batch = [definition(at, name, "Circle", namespace="shop") for at, name in enumerate(names, 1)]
     await decider(log, bus).handle(batch)
     assert [answer.reason for answer in bus.answers] == ["Invalid"] * 20
-    assert bus.tells == 1
+    assert bus.calls == 1
 
 
-async def test_a_decider_reads_the_definitions_that_others_know_before_it_decides(
+async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     log: JetStreamLog,
 ) -> None:
-    """Each process follows the log by itself, and what it is told may be ahead of that."""
+    """Each process follows the log separately, and a message may be ahead of it."""
     kind = new_key().name
-    bus, others, configurations = Bus(), Bus(), Configurations()
+    bus, other_bus, configurations = Bus(), Bus(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec(kind, "http://127.0.0.1:1")
-    behind, other_decider = decider(log, bus, configurations), decider(log, others)
+    behind, other_decider = decider(log, bus, configurations), decider(log, other_bus)
     await other_decider.handle([definition(1, kind, "Circle")])
     key = ResourceKey("default", kind, "welcome")
     badge = Manifest("badges/v1", kind, Metadata(key.name), {"color": "Red"})
@@ -707,7 +709,7 @@ async def test_a_decider_reads_the_definitions_that_others_know_before_it_decide
     assert resolved == ["Circle", "Hexagon"]
 
 
-async def test_a_configuration_is_of_a_kind_that_another_decider_has_just_defined(
+async def test_a_configuration_may_use_a_kind_that_another_decider_has_just_defined(
     log: JetStreamLog,
 ) -> None:
     kind = new_key().name
@@ -722,7 +724,7 @@ async def test_a_configuration_is_of_a_kind_that_another_decider_has_just_define
 
 
 class EndingBus(FullBus):
-    """A bus that hands out one batch, and lets no decision end."""
+    """A bus that delivers one batch and blocks every decision."""
 
     def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
         super().__init__()
@@ -742,7 +744,7 @@ class EndingBus(FullBus):
         return True
 
 
-async def test_a_decider_that_stops_returns_what_it_has_not_decided(log: JetStreamLog) -> None:
+async def test_a_decider_that_stops_returns_its_undecided_messages(log: JetStreamLog) -> None:
     bus = EndingBus(
         [declaration(new_key(), at, "Red") for at in range(1, MAX_MESSAGES_PER_TURN + 6)]
     )

@@ -22,13 +22,13 @@ from infra.jetstream.wire import subscribe
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from tests.bus.histories import new_key
 
-PATIENCE_SECONDS = 10
+TIMEOUT_SECONDS = 10
 LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
 @asynccontextmanager
 async def room_for(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
-    """Let a stream take so many more messages, and refuse what is beyond."""
+    """Limit a stream to this number of additional messages."""
     state = await stream_state(bus, stream)
     limit = {"max_msgs": state.messages + messages, "discard": "new"}
     await api_request(bus, f"STREAM.UPDATE.{stream}", {**state.config, **limit})
@@ -44,22 +44,22 @@ def rejection(key: ResourceKey, position: int) -> Rejection:
 
 
 async def letter(bus: Client, key: ResourceKey) -> DeadLetter:
-    """A letter about a message that is in the intake."""
+    """Return a letter about a message that is in the intake."""
     at = (await publish(bus, f"rec.desired.{key.tokens}", b"x", msg_id=uuid.uuid4().hex)).seq
     subject = f"in.0.desired.{key.tokens}"
     delivery = IntakeDelivery(at, subject, b"x", "", None, 1, None)
     return DeadLetter("intake", "of no use", delivery)
 
 
-async def test_each_resource_has_a_timer_of_its_own(bus: Client) -> None:
+async def test_each_resource_has_its_own_timer(bus: Client) -> None:
     own_key = new_key()
-    twins = [
+    same_names = [
         own_key,
         ResourceKey("other", own_key.kind, own_key.name),
         ResourceKey("default", "Record", own_key.name),
     ]
-    await JetStreamDecisionSink(bus).set_timers([TimerRequest(key, LATER) for key in twins])
-    for key in twins:
+    await JetStreamDecisionSink(bus).set_timers([TimerRequest(key, LATER) for key in same_names])
+    for key in same_names:
         [stored] = await read_subject(bus, TIMERS, schedule(key, "retry"))
         assert (stored.headers or {})["Nats-Schedule-Target"] == fired(key)
 
@@ -74,8 +74,8 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 2
 
 
-async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -> None:
-    """It would fail each time, and a decider repeats a batch that was not told."""
+async def test_a_message_that_the_bus_cannot_store_blocks_nothing(bus: Client) -> None:
+    """It would fail each time, and a decider repeats a batch whose messages were not stored."""
     sink, key = JetStreamDecisionSink(bus), new_key()
     endless = Reply(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
     await sink.reject([Rejection(key, endless, "test", datetime.now(UTC)), rejection(key, 2)])
@@ -86,7 +86,7 @@ async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -
     await subscribe(bus, inbox, lambda _answer: event_reported.set_result(None))
     short = Reply(True, "Accepted", 1, 1)
     await sink.send_replies([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
-    await asyncio.wait_for(event_reported, PATIENCE_SECONDS)
+    await asyncio.wait_for(event_reported, TIMEOUT_SECONDS)
 
 
 async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_is_stored(
@@ -102,8 +102,8 @@ async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_i
     assert not await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")
 
 
-async def test_a_flood_of_what_may_hold_a_secret_does_not_hold_up_the_decider(bus: Client) -> None:
-    """Each erasure takes the server about 20 ms, and only operators declare in `system`."""
+async def test_a_flood_of_possible_secrets_does_not_block_the_decider(bus: Client) -> None:
+    """An erasure takes about 20 ms on the server, and only operators declare in `system`."""
     namespace, name = new_key().namespace, new_key().name
     keys = {
         owner: [ResourceKey(owner, "ProviderConfig", f"{name}-{n}") for n in range(30)]

@@ -1,4 +1,4 @@
-"""The event log on JetStream: what is loaded, and who may write."""
+"""The event log on JetStream: loaded histories and conditional writes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ from tests.bus.histories import event, events, history_of, new_key
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages each read of a resource's events brought."""
+    """Return a list of the number of messages that each read of a resource's events returned."""
     counts: list[int] = []
 
     async def counted(
@@ -53,7 +53,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-async def test_a_new_resource_is_loaded_empty_with_no_read_of_its_own(
+async def test_a_new_resource_is_loaded_empty_without_a_separate_read(
     log: JetStreamLog, reads: list[int]
 ) -> None:
     key = new_key()
@@ -62,16 +62,16 @@ async def test_a_new_resource_is_loaded_empty_with_no_read_of_its_own(
     assert reads == []
 
 
-async def test_many_histories_are_read_at_once_and_are_those_that_are_read_one_by_one(
+async def test_histories_that_are_read_together_equal_those_read_one_by_one(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [new_key() for _ in range(20)]
     positions = dict.fromkeys(keys, 0)
-    for version in (1, 3):  # all of one subject, so that the heads are not enough
-        some = [
+    for version in (1, 3):  # all events have one subject, so the heads are not enough
+        appends = [
             ResourceAppend(key, events(key, version, version + 1), positions[key]) for key in keys
         ]
-        positions = dict(zip(keys, await log.append(some), strict=True))
+        positions = dict(zip(keys, await log.append(appends), strict=True))
 
     async def nothing(_nc: Client, _stream: str, starts: Sequence[SubjectStart]) -> list[list[Any]]:
         return [[] for _ in starts]
@@ -87,7 +87,9 @@ async def test_many_histories_are_read_at_once_and_are_those_that_are_read_one_b
     assert all(len(each.events) == 4 for each in one_by_one.values())
 
 
-async def test_a_short_history_comes_with_the_heads(log: JetStreamLog, reads: list[int]) -> None:
+async def test_a_short_history_is_loaded_with_the_heads(
+    log: JetStreamLog, reads: list[int]
+) -> None:
     key = new_key()
     [position] = await log.append([ResourceAppend(key, [event(key, 1)], 0)])
     loaded = (await log.load([key]))[key]
@@ -96,7 +98,7 @@ async def test_a_short_history_comes_with_the_heads(log: JetStreamLog, reads: li
     assert reads == []
 
 
-async def test_a_cold_load_is_flat_in_the_length_of_the_history(
+async def test_a_cold_load_does_not_grow_with_the_length_of_the_history(
     log: JetStreamLog, reads: list[int]
 ) -> None:
     key = new_key()
@@ -119,27 +121,27 @@ async def _commit(
     return not await repository.commit([Commit(key, base, fold(history, base.state), history)])
 
 
-async def _has_a_cached(bus: Client, key: ResourceKey) -> bool:
+async def _has_cached_state(bus: Client, key: ResourceKey) -> bool:
     return bool(await last_for_subjects(bus, STATES, [cached_state(key)]))
 
 
-@pytest.mark.parametrize("trouble", ["another was faster", "too large", "full", "no answer"])
-async def test_of_what_was_never_stored_nothing_is_kept_and_no_cached_made(
-    bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch, trouble: str
+@pytest.mark.parametrize("failure", ["version conflict", "too large", "full", "no response"])
+async def test_a_failed_append_changes_no_state_and_stores_no_cached_state(
+    bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
     key, repository = new_key(), ResourceRepository(log)
     history = list(events(key, 1, EVENTS_BETWEEN_SAVES))
     assert (await repository.get([key]))[key].state == NEW
     state = await stream_state(bus, LOG)
-    if trouble == "another was faster":
+    if failure == "version conflict":
         await log.append([ResourceAppend(key, events(key, 1, 2), 0)])
         assert not await _commit(repository, key, history)
-    elif trouble == "too large":
+    elif failure == "too large":
         message = "x" * bus.max_payload
         history[-1] = event(key, len(history), OutcomeRecorded("Failed", 1, "x", message))
         with pytest.raises(AppendRefusedError):
             await _commit(repository, key, history)
-    elif trouble == "full":
+    elif failure == "full":
         full = {**state.config, "max_bytes": state.bytes + 1}
         await api_request(bus, f"STREAM.UPDATE.{LOG}", full)
         with pytest.raises(StreamFullError):
@@ -151,39 +153,39 @@ async def test_of_what_was_never_stored_nothing_is_kept_and_no_cached_made(
             await _commit(repository, key, history)
     stored = len(await history_of(log, key))
     assert (await repository.get([key]))[key].state.version == stored < len(history)
-    assert not await _has_a_cached(bus, key)
+    assert not await _has_cached_state(bus, key)
 
 
 async def _unanswered(*_: object, **__: object) -> list[int]:
-    raise BusUnavailableError("no answer in time")
+    raise BusUnavailableError("no response in time")
 
 
-async def test_a_state_is_kept_and_its_cached_made_after_its_events_are_stored(
+async def test_a_cached_state_is_stored_after_its_events(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, repository, really = new_key(), ResourceRepository(log), log.append
+    key, repository, original_append = new_key(), ResourceRepository(log), log.append
     before: list[tuple[int, bool]] = []
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
         version = (await repository.get([key]))[key].state.version
-        before.append((version, await _has_a_cached(bus, key)))
-        return await really(appends)
+        before.append((version, await _has_cached_state(bus, key)))
+        return await original_append(appends)
 
     monkeypatch.setattr(log, "append", append)
     assert await _commit(repository, key, events(key, 1, EVENTS_BETWEEN_SAVES))
     assert before == [(0, False)]
     assert (await repository.get([key]))[key].state.version == EVENTS_BETWEEN_SAVES
-    assert await _has_a_cached(bus, key)
+    assert await _has_cached_state(bus, key)
 
 
-async def test_what_is_no_event_behind_a_longer_history_is_damage(
+async def test_an_unreadable_event_after_a_longer_history_is_damage(
     log: JetStreamLog, bus: Client
 ) -> None:
     key = new_key()
     [position] = await log.append([ResourceAppend(key, events(key, 1, 2), 0)])
     await log.append([ResourceAppend(key, events(key, 3, 4), position)])
     assert (await log.load([key]))[key].damage is None
-    await publish(bus, f"log.{key.tokens}.fact", b"of somebody else")
+    await publish(bus, f"log.{key.tokens}.fact", b"from another client")
     damage = (await log.load([key]))[key].damage
     assert damage is not None
     assert damage.problem == "Unreadable"

@@ -31,27 +31,27 @@ def message(
     return IntakeDelivery(position, subject, b"x" * size, str(position), None, 1, None)
 
 
-def filled(messages: Iterable[IntakeDelivery], quota: Quota = LARGE) -> FairQueue:
+def filled_queue(messages: Iterable[IntakeDelivery], quota: Quota = LARGE) -> FairQueue:
     queue = FairQueue(quota)
     queue.add(messages)
     return queue
 
 
-def namespaces(messages: Iterable[IntakeDelivery]) -> Counter[str]:
+def count_namespaces(messages: Iterable[IntakeDelivery]) -> Counter[str]:
     return Counter(namespace_of(each.subject) for each in messages)
 
 
-def test_a_namespace_that_comes_behind_a_flood_has_its_turn_with_the_next_batch():
-    queue = filled(message("flood", position) for position in range(10_000))
+def test_a_namespace_behind_a_flood_is_in_the_next_batch():
+    queue = filled_queue(message("flood", position) for position in range(10_000))
     assert len(queue.take()) == MAX_MESSAGES_PER_TURN
     queue.add([message("quiet", 10_001), message("quiet", 10_002)])
-    assert namespaces(queue.take())["quiet"] == 2
+    assert count_namespaces(queue.take())["quiet"] == 2
 
 
-def test_namespaces_share_a_turn_and_what_one_does_not_need_goes_to_the_others():
-    queue = filled(message(name, n) for n in range(1_000) for name in ("one", "two"))
+def test_namespaces_share_a_turn_and_the_rest_of_one_goes_to_the_others():
+    queue = filled_queue(message(name, n) for n in range(1_000) for name in ("one", "two"))
     queue.add(message("few", n) for n in range(10))
-    counts_by_namespace = namespaces(queue.take())
+    counts_by_namespace = count_namespaces(queue.take())
     assert counts_by_namespace["few"] == 10
     assert (
         counts_by_namespace["one"]
@@ -60,48 +60,48 @@ def test_namespaces_share_a_turn_and_what_one_does_not_need_goes_to_the_others()
     )
 
 
-def test_long_messages_do_not_fill_a_turn_of_others():
-    queue = filled(message("long", n, size=MAX_BYTES_PER_TURN // 4) for n in range(100))
+def test_long_messages_do_not_fill_the_turn_of_other_namespaces():
+    queue = filled_queue(message("long", n, size=MAX_BYTES_PER_TURN // 4) for n in range(100))
     queue.add(message("quiet", n) for n in range(20))
     deliveries = queue.take()
-    assert namespaces(deliveries)["quiet"] == 20
+    assert count_namespaces(deliveries)["quiet"] == 20
     assert sum(len(each.payload) for each in deliveries) <= 2 * MAX_BYTES_PER_TURN
 
 
 def test_more_namespaces_than_a_turn_has_messages_take_turns_in_order():
     names = [f"ns{n}" for n in range(MAX_MESSAGES_PER_TURN + 100)]
-    queue = filled(message(name, n) for name in names for n in range(2))
-    first, second = namespaces(queue.take()), namespaces(queue.take())
+    queue = filled_queue(message(name, n) for name in names for n in range(2))
+    first, second = count_namespaces(queue.take()), count_namespaces(queue.take())
     assert set(first) == set(names[:MAX_MESSAGES_PER_TURN])
     assert set(names[MAX_MESSAGES_PER_TURN:]) <= set(second)
 
 
-def test_what_a_client_sends_beyond_the_quota_is_set_aside():
-    queue = filled((message("flood", n) for n in range(15)), SMALL)
+def test_messages_beyond_the_quota_are_excess():
+    queue = filled_queue((message("flood", n) for n in range(15)), SMALL)
     assert [each.position for each in queue.take_excess()] == list(range(10, 15))
     assert not queue.take_excess()
     queue.add([message("quiet", 20), message("flood", 21, partition=1)])
-    assert not queue.take_excess(), "the quota is of a namespace in a partition"
+    assert not queue.take_excess(), "the quota is per namespace and partition"
 
 
-def test_bytes_count_too_and_one_message_always_fits():
-    queue = filled([message("flood", 1, size=5_000), message("flood", 2)], SMALL)
+def test_bytes_are_limited_but_one_message_always_fits():
+    queue = filled_queue([message("flood", 1, size=5_000), message("flood", 2)], SMALL)
     assert [each.position for each in queue.take_excess()] == [2]
 
 
-def test_what_is_delivered_again_is_not_refused():
-    queue = filled((message("flood", n) for n in range(10)), SMALL)
+def test_a_redelivered_message_is_not_refused():
+    queue = filled_queue((message("flood", n) for n in range(10)), SMALL)
     queue.add([replace(message("flood", 11), delivered=2)])
     assert not queue.take_excess()
 
 
 def test_messages_of_roles_are_never_refused():
-    queue = filled((message("flood", n, what="result") for n in range(50)), SMALL)
+    queue = filled_queue((message("flood", n, what="result") for n in range(50)), SMALL)
     assert not queue.take_excess()
 
 
-def test_what_was_taken_no_longer_counts():
-    queue = filled((message("flood", n) for n in range(10)), SMALL)
+def test_taken_messages_are_no_longer_counted():
+    queue = filled_queue((message("flood", n) for n in range(10)), SMALL)
     assert len(queue.take()) == 10
     assert not queue
     queue.add([message("flood", 11)])
@@ -110,7 +110,7 @@ def test_what_was_taken_no_longer_counts():
 
 def test_several_namespaces_that_flood_leave_room_for_a_quiet_one():
     floods = [f"flood{n}" for n in range(5)]
-    queue = filled((message(name, n) for n in range(10) for name in floods), SMALL)
+    queue = filled_queue((message(name, n) for n in range(10) for name in floods), SMALL)
     assert len([*queue]) <= SMALL.all_messages + len(floods)
     queue.take_excess()
     queue.add([message("quiet", 100), message("quiet", 101)])
@@ -129,16 +129,18 @@ def test_nothing_is_lost_and_each_namespace_keeps_its_order(
         message(namespace, position, partition=partition, size=size)
         for position, (namespace, partition, size) in enumerate(drawn)
     ]
-    queue = filled(messages, SMALL)
+    queue = filled_queue(messages, SMALL)
     remaining_deliveries = queue.take_excess()
     deliveries: list[IntakeDelivery] = []
     while queue:
-        some = queue.take()
-        assert some, "a queue that holds something gives something"
-        deliveries += some
+        batch = queue.take()
+        assert batch, "a queue with messages returns some"
+        deliveries += batch
     assert {each.position for each in (*deliveries, *remaining_deliveries)} == set(
         range(len(messages))
     )
     for namespace in "abc":
-        mine = [each.position for each in deliveries if namespace_of(each.subject) == namespace]
-        assert mine == sorted(mine)
+        own_positions = [
+            each.position for each in deliveries if namespace_of(each.subject) == namespace
+        ]
+        assert own_positions == sorted(own_positions)

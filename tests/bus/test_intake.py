@@ -1,4 +1,4 @@
-"""The intake: storing many, reading in order, and what may be trimmed."""
+"""The intake: batches are stored, read in order and trimmed."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ def _message() -> IntakeMessageOut:
     return IntakeMessageOut("desired", new_key(), Withdrawn(), uuid.uuid4().hex)
 
 
-async def _take(reader: JetStreamIntakeReader, count: int) -> list[IntakeDelivery]:
+async def _read_batch(reader: JetStreamIntakeReader, count: int) -> list[IntakeDelivery]:
     deliveries: list[IntakeDelivery] = []
     while len(deliveries) < count:
         deliveries += await reader.next_batch()
@@ -38,7 +38,7 @@ async def _take(reader: JetStreamIntakeReader, count: int) -> list[IntakeDeliver
 
 @pytest.fixture
 async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
-    """The only reader of an intake that is empty."""
+    """Return the only reader of an empty intake."""
     await api_request(bus, f"STREAM.PURGE.{INTAKE}", {})
     reader = JetStreamIntakeReader(bus, await find_log(bus))
     yield reader
@@ -60,27 +60,25 @@ async def test_all_messages_of_a_resource_go_to_one_partition(bus: Client) -> No
     assert partitions <= set(range(PARTITIONS))
 
 
-# A message of a resource in each place among few, which are published, and among many, in batches.
+# Few messages are published one by one, many in batches; the refused one has each position.
 @pytest.mark.parametrize("count", [3, 40])
-@pytest.mark.parametrize("place", [0, 1, -1])
-async def test_if_one_of_several_is_refused_it_is_named(
-    bus: Client, count: int, place: int
+@pytest.mark.parametrize("index", [0, 1, -1])
+async def test_a_refused_message_of_a_batch_is_reported(
+    bus: Client, count: int, index: int
 ) -> None:
     messages = [_message() for _ in range(count)]
     long = Manifest("test/v1", "Shape", Metadata("x"), {"text": "x" * bus.max_payload})
-    messages[place] = messages[place]._replace(data=Declared(long))
+    messages[index] = messages[index]._replace(data=Declared(long))
     count_before = (await stream_state(bus, INTAKE)).messages
     with pytest.raises(NotStoredError) as raised:
         await JetStreamIntakeWriter(bus, "test").publish(messages)
     assert isinstance(raised.value.__cause__, MessageTooLargeError)
-    assert raised.value.missing == [place % count]
+    assert raised.value.missing == [index % count]
     assert (await stream_state(bus, INTAKE)).messages == count_before + count - 1
 
 
 @pytest.mark.parametrize("count", [3, 40])
-async def test_if_there_is_room_for_some_of_several_the_rest_is_named(
-    bus: Client, count: int
-) -> None:
+async def test_messages_of_a_batch_without_room_are_reported(bus: Client, count: int) -> None:
     writer, messages = JetStreamIntakeWriter(bus, "test"), [_message() for _ in range(count)]
     state = await stream_state(bus, INTAKE)
     full = {**state.config, "max_msgs": state.messages + count - 1}
@@ -91,11 +89,13 @@ async def test_if_there_is_room_for_some_of_several_the_rest_is_named(
         assert isinstance(raised.value.__cause__, StreamFullError)
     finally:
         await api_request(bus, f"STREAM.UPDATE.{INTAKE}", state.config)
-    await writer.publish([messages[place] for place in raised.value.missing])
-    assert (await stream_state(bus, INTAKE)).messages == state.messages + count, "each once"
+    await writer.publish([messages[index] for index in raised.value.missing])
+    assert (await stream_state(bus, INTAKE)).messages == state.messages + count, (
+        "each message is stored once"
+    )
 
 
-async def test_what_was_declared_of_some_resources_can_be_looked_up(
+async def test_the_declarations_of_several_resources_can_be_looked_up(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
     writer, keys = JetStreamIntakeWriter(bus, "test"), [new_key() for _ in range(3)]
@@ -113,12 +113,12 @@ async def test_what_was_declared_of_some_resources_can_be_looked_up(
     assert ids == {keys[0]: ["first", "second"], keys[1]: ["of another"]}
 
     for each in (each for messages in declared.values() for each in messages):
-        assert each.stored_at is not None, "what is due is timed by the bus's clock"
+        assert each.stored_at is not None, "renewals use the bus clock"
         assert abs((datetime.now(UTC) - each.stored_at).total_seconds()) < 60
 
     first, second = (each.position for each in declared[keys[0]])
     assert first < second
-    for others in (0, 20):  # few resources are counted one by one, many at once
+    for others in (0, 20):  # few resources are counted one by one, many together
         known_positions = {new_key(): set[int]() for _ in range(others)} | {
             keys[0]: {second},
             keys[1]: {declared[keys[1]][0].position},
@@ -126,10 +126,12 @@ async def test_what_was_declared_of_some_resources_can_be_looked_up(
         assert list(await reader.declarations_of(known_positions)) == [keys[0]]
     assert not await reader.declarations_of({keys[0]: {first, second}})
     missed = {keys[0]: {first, second, second + 1}}
-    assert list(await reader.declarations_of(missed)) == [keys[0]], "the count is not the whole"
+    assert list(await reader.declarations_of(missed)) == [keys[0]], (
+        "an equal count alone proves nothing"
+    )
 
 
-async def test_declarations_of_several_users_are_one_row(
+async def test_declarations_of_several_users_are_one_sequence(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
     key, other_key = new_key(), new_key()
@@ -149,12 +151,12 @@ async def test_declarations_of_several_users_are_one_row(
     assert [each.message_id for each in newer] == ["ann's", "bob's", "again"]
 
 
-async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
+async def test_trimming_deletes_only_decided_messages(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
     writer = JetStreamIntakeWriter(bus, "test")
     await writer.publish([_message() for _ in range(40)])
-    deliveries = await _take(reader, 40)
+    deliveries = await _read_batch(reader, 40)
     kept_delivery = min(deliveries, key=lambda delivery: delivery.position)
     await reader.ack([delivery for delivery in deliveries if delivery is not kept_delivery])
     await bus.flush()
@@ -171,11 +173,11 @@ async def test_a_flood_of_declarations_is_counted_once(
 ) -> None:
     requests: list[str] = []
 
-    async def counted(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
+    async def count_and_record(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
         requests.append(subject_filter)
         return await subject_counts(nc, stream, subject_filter)
 
-    monkeypatch.setattr("infra.bus.intake.subject_counts", counted)
+    monkeypatch.setattr("infra.bus.intake.subject_counts", count_and_record)
     writer, keys = JetStreamIntakeWriter(bus, "test"), [new_key() for _ in range(20)]
 
     async def declare(name: str) -> int:
@@ -190,7 +192,7 @@ async def test_a_flood_of_declarations_is_counted_once(
     assert len(requests) == 1
     second = await declare("second")
     assert set(await reader.declarations_of({key: {second} for key in keys})) == set(keys)
-    assert len(requests) == 2, "what came later is not in the first count"
+    assert len(requests) == 2, "a later message is not in the first count"
 
 
 @pytest.mark.parametrize(
@@ -205,19 +207,19 @@ async def test_a_flood_of_declarations_is_counted_once(
         "log.ann.a",
     ],
 )
-async def test_an_answer_goes_to_no_subject_that_the_bus_may_refuse(
+async def test_a_reply_subject_that_the_bus_may_refuse_is_ignored(
     bus: Client, reader: JetStreamIntakeReader, reply: str
 ) -> None:
-    """A decider repeats a batch whose answers fail, so one message would hold up all others."""
+    """A decider repeats a batch whose replies fail, so one message would block all others."""
     key = new_key()
     for name in (reply, "_INBOX.ann.1.a=b"):
         headers = {REPLY_HEADER: name}
         await publish(bus, f"rec.desired=ann.{key.tokens}", b"{}", headers=headers)
-    deliveries = await _take(reader, 2)
+    deliveries = await _read_batch(reader, 2)
     assert [each.reply_to for each in deliveries] == [None, "_INBOX.ann.1.a=b"]
 
 
-async def test_a_reader_that_began_before_a_restoration_hands_nothing_out(bus: Client) -> None:
+async def test_a_reader_from_before_a_restoration_delivers_nothing(bus: Client) -> None:
     identity = await find_log(bus)
     restored = replace(identity, epoch="newer")
     await end_restoration(bus, restored)

@@ -1,4 +1,4 @@
-"""Streams are made and upgraded by one function, which changes nothing the second time."""
+"""One idempotent function creates and upgrades the streams."""
 
 import pytest
 from nats.aio.client import Client
@@ -41,7 +41,7 @@ from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
 
-async def test_init_twice_equals_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> None:
+async def test_a_second_init_changes_nothing_and_keeps_the_log_id(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         with pytest.raises(NotFoundOnBusError):
@@ -50,7 +50,7 @@ async def test_init_twice_equals_once_and_the_log_keeps_its_name(fresh_bus_url: 
         assert set(first.changes.values()) == {"created"}
         changes = list(first.changes)
         assert changes.index(REJECTIONS) < changes.index(LOG), (
-            "a log that names its format has all of it"
+            "a log with a format has all streams of that format"
         )
         second = await ensure_topology(nc)
         assert set(second.changes.values()) == {"unchanged"}
@@ -59,7 +59,7 @@ async def test_init_twice_equals_once_and_the_log_keeps_its_name(fresh_bus_url: 
         await nc.close()
 
 
-async def test_replicas_that_a_single_server_cannot_have_change_nothing(bus: Client) -> None:
+async def test_replicas_on_a_single_server_are_refused_without_changes(bus: Client) -> None:
     previous_state = await stream_state(bus, LOG)
     with pytest.raises(ConfigurationError, match=r"3 replicas require a cluster.*Nothing was"):
         await ensure_topology(bus, replicas=3)
@@ -71,7 +71,7 @@ async def test_replicas_that_a_single_server_cannot_have_change_nothing(bus: Cli
 async def test_messages_are_redelivered_until_they_are_acknowledged(
     fresh_bus_url: str,
 ) -> None:
-    """The server stops after ``max_deliver`` without a word: what waits there is lost."""
+    """The server silently drops a message after ``max_deliver`` deliveries."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -80,11 +80,11 @@ async def test_messages_are_redelivered_until_they_are_acknowledged(
         for stream, name in consumers:
             config = (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
             assert config["max_deliver"] == -1, name
-            few = {"stream_name": stream, "config": {**config, "max_deliver": 8}}
-            await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", few)
-        wrong = await topology_differences(nc)
+            changed_config = {"stream_name": stream, "config": {**config, "max_deliver": 8}}
+            await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", changed_config)
+        differences = await topology_differences(nc)
         for stream, name in consumers:
-            assert wrong[f"{stream}/{name}"] == {"max_deliver": (-1, 8)}
+            assert differences[f"{stream}/{name}"] == {"max_deliver": (-1, 8)}
         changed = (await ensure_topology(nc)).changes
         assert {changed[f"{stream}/{name}"] for stream, name in consumers} == {"updated"}
     finally:
@@ -119,10 +119,10 @@ _CHANGED_CONSUMER = {
 
 
 @pytest.mark.parametrize("field", [*_CHANGED_STREAM, "subject_transform"])
-async def test_what_an_operator_or_a_library_changes_on_the_intake_is_reported_and_restored(
+async def test_a_changed_field_of_the_intake_is_reported_and_restored(
     fresh_bus_url: str, field: str
 ) -> None:
-    """A library that declares its streams again drops the fields that it does not know."""
+    """A library that redeclares its streams drops the fields that it does not support."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -144,8 +144,8 @@ async def test_a_consumer_that_delivers_less_is_reported_and_restored(
     try:
         await ensure_topology(nc)
         worker = await ensure_worker_consumer(nc, "default")
-        question = f"CONSUMER.INFO.{LOG}.{worker}"
-        before = (await api_request(nc, question, None))["config"]
+        info_subject = f"CONSUMER.INFO.{LOG}.{worker}"
+        before = (await api_request(nc, info_subject, None))["config"]
         if field == "pause_until":
             pause = {field: "2099-01-01T00:00:00Z"}
             await api_request(nc, f"CONSUMER.PAUSE.{LOG}.{worker}", pause)
@@ -155,15 +155,15 @@ async def test_a_consumer_that_delivers_less_is_reported_and_restored(
             await api_request(nc, f"CONSUMER.CREATE.{LOG}.{worker}", body)
         assert field in (await topology_differences(nc))[f"{LOG}/{worker}"]
         assert (await ensure_topology(nc)).changes[f"{LOG}/{worker}"] == "updated"
-        after = await api_request(nc, question, None)
+        after = await api_request(nc, info_subject, None)
         assert without_metadata(after["config"]) == without_metadata(before)
         assert not after.get("paused")
     finally:
         await nc.close()
 
 
-async def test_a_paused_consumer_with_which_a_role_reads_is_reported(fresh_bus_url: str) -> None:
-    """`init` does not know its random name, so it cannot resume it."""
+async def test_a_paused_consumer_of_a_role_is_reported(fresh_bus_url: str) -> None:
+    """Its name is random, so `init` cannot resume it."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -185,7 +185,7 @@ async def test_a_paused_consumer_with_which_a_role_reads_is_reported(fresh_bus_u
 async def test_a_changed_consumer_of_a_service_is_reported_and_restored(
     fresh_bus_url: str, is_follower: bool
 ) -> None:
-    """A paused one delivers nothing, and one with headers only delivers no outcome."""
+    """A paused consumer delivers nothing, and a headers-only consumer delivers no outcome."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc, namespaces=["shop"])
@@ -196,8 +196,8 @@ async def test_a_changed_consumer_of_a_service_is_reported_and_restored(
         await api_request(nc, f"CONSUMER.PAUSE.{LOG}.{name}", pause)
         body = {"stream_name": LOG, "config": {**before, **pause, "headers_only": True}}
         await api_request(nc, f"CONSUMER.CREATE.{LOG}.{name}", body)
-        wrong = (await topology_differences(nc))[f"{LOG}/{name}"]
-        assert set(wrong) == {"headers_only", "pause_until"}
+        differences = (await topology_differences(nc))[f"{LOG}/{name}"]
+        assert set(differences) == {"headers_only", "pause_until"}
         assert (await ensure_topology(nc)).changes[f"{LOG}/{name}"] == "updated"
         after = await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None)
         assert without_metadata(after["config"]) == without_metadata(before)
@@ -214,7 +214,7 @@ async def test_a_changed_consumer_of_a_service_is_reported_and_restored(
         (TIMERS, {"subject_delete_marker_ttl": 60_000_000_000}),
     ],
 )
-async def test_what_removes_or_adds_messages_of_other_streams_is_reported_and_restored(
+async def test_a_changed_limit_of_another_stream_is_reported_and_restored(
     fresh_bus_url: str, stream: str, changed: dict[str, int]
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -229,7 +229,7 @@ async def test_what_removes_or_adds_messages_of_other_streams_is_reported_and_re
         await nc.close()
 
 
-async def test_a_change_that_the_server_cannot_undo_stops_no_other_repair(
+async def test_a_change_that_the_server_cannot_revert_blocks_no_other_correction(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -243,24 +243,24 @@ async def test_a_change_that_the_server_cannot_undo_stops_no_other_repair(
         await api_request(nc, f"CONSUMER.PAUSE.{INTAKE}.{decider}", pause)
         with pytest.raises(IncompatibleStreamError, match=r"deny_purge.*reconciler restore"):
             await ensure_topology(nc)
-        wrong = {
+        differences = {
             name: fields for name, fields in (await topology_differences(nc)).items() if fields
         }
-        assert wrong == {REJECTIONS: {"deny_purge": (False, True)}}
+        assert differences == {REJECTIONS: {"deny_purge": (False, True)}}
     finally:
         await nc.close()
 
 
 async def test_a_consumer_with_few_pull_requests_is_reported(fresh_bus_url: str) -> None:
-    """The server cannot change the number: a client deleted the consumer and created another."""
+    """The server cannot change the number, so a client recreated the consumer."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
         decider = f"{INTAKE}.{decider_consumers()[0]}"
         config = (await api_request(nc, f"CONSUMER.INFO.{decider}", None))["config"]
         await api_request(nc, f"CONSUMER.DELETE.{decider}", None)
-        few = {"stream_name": INTAKE, "config": {**config, "max_waiting": 1}}
-        await api_request(nc, f"CONSUMER.CREATE.{decider}", few)
+        changed_config = {"stream_name": INTAKE, "config": {**config, "max_waiting": 1}}
+        await api_request(nc, f"CONSUMER.CREATE.{decider}", changed_config)
         differences = (await topology_differences(nc))[decider.replace(".", "/")]
         assert differences == {"max_waiting": (512, 1)}
         with pytest.raises(IncompatibleStreamError, match="Delete it, and run the command again"):
@@ -269,8 +269,8 @@ async def test_a_consumer_with_few_pull_requests_is_reported(fresh_bus_url: str)
         await nc.close()
 
 
-async def test_few_pull_requests_may_wait_at_a_consumer_of_a_service(fresh_bus_url: str) -> None:
-    """The server sends each a heartbeat as often as it asks for, such as every nanosecond."""
+async def test_the_pull_requests_at_a_consumer_of_a_service_are_limited(fresh_bus_url: str) -> None:
+    """The server sends heartbeats at the requested interval, such as every nanosecond."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc, namespaces=["billing"])
@@ -288,10 +288,10 @@ async def test_few_pull_requests_may_wait_at_a_consumer_of_a_service(fresh_bus_u
         await nc.close()
 
 
-async def test_without_the_intake_the_check_of_the_streams_names_it_and_the_remedy(
+async def test_the_check_of_the_streams_reports_a_missing_intake_and_the_remedy(
     fresh_bus_url: str,
 ) -> None:
-    """As after an `init` for which the account has too little room."""
+    """As after an `init` in an account without enough storage."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -307,7 +307,7 @@ async def test_without_the_intake_the_check_of_the_streams_names_it_and_the_reme
 async def test_a_log_without_its_metadata_keeps_its_identity(
     fresh_bus_url: str, has_epoch: bool
 ) -> None:
-    """A library that declares the stream again removes it. No event is missing."""
+    """A library that redeclares the stream removes the metadata. No event is missing."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -330,7 +330,7 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
         await nc.close()
 
 
-async def test_a_log_that_was_recreated_gets_no_identity_of_the_lost_one(
+async def test_a_recreated_log_does_not_get_the_identity_of_the_lost_one(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -349,11 +349,11 @@ async def test_a_log_that_was_recreated_gets_no_identity_of_the_lost_one(
 
 
 def without_metadata(config: dict[str, object]) -> dict[str, object]:
-    """The server writes there which of its versions the last request needed."""
+    """Return the configuration without the metadata, where the server records its versions."""
     return {key: value for key, value in config.items() if key != "metadata"}
 
 
-async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_reported_by_doctor(
+async def test_a_log_without_its_start_is_refused_by_roles_and_reported_by_doctor(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -373,14 +373,14 @@ async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_reported_by
         await nc.close()
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True])
-async def test_messages_that_left_the_intake_undecided_are_reported_by_doctor(
-    fresh_bus_url: str, is_made_anew: bool
+@pytest.mark.parametrize("is_recreated", [False, True])
+async def test_undecided_messages_that_left_the_intake_are_reported_by_doctor(
+    fresh_bus_url: str, is_recreated: bool
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        if is_made_anew:  # beside a log that has events, an intake does not begin with 1
+        if is_recreated:  # next to a log with events, an intake does not start at 1
             await publish(nc, "log.a.b.c.fact", b"{}")
             await delete_stream(nc, INTAKE)
             await ensure_topology(nc)
@@ -399,19 +399,19 @@ async def test_messages_that_left_the_intake_undecided_are_reported_by_doctor(
 async def test_a_difference_that_cannot_be_changed_is_reported(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
-        wrong = {"name": LOG, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
-        await api_request(nc, f"STREAM.CREATE.{LOG}", wrong)
+        config = {"name": LOG, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
+        await api_request(nc, f"STREAM.CREATE.{LOG}", config)
         with pytest.raises(IncompatibleStreamError, match=f"{LOG}.*storage"):
             await ensure_topology(nc)
     finally:
         await nc.close()
 
 
-async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(fresh_bus_url: str) -> None:
+async def test_a_log_of_a_newer_release_is_refused_and_left_unchanged(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        await written_by(nc, {FORMAT_METADATA: str(LOG_FORMAT + 1)})
+        await write_log_metadata(nc, {FORMAT_METADATA: str(LOG_FORMAT + 1)})
         before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
         newer = rf"newer release \(format {LOG_FORMAT + 1}, this release reads {LOG_FORMAT}\)"
         for use in (find_log_id, open_log, ensure_topology, topology_differences):
@@ -424,14 +424,14 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(fresh_bus_u
 
 
 @pytest.mark.parametrize("older", ["", *map(str, range(1, LOG_FORMAT))])
-async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
+async def test_a_log_of_an_older_format_is_refused_and_left_unchanged(
     fresh_bus_url: str, older: str
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
         format_metadata = {FORMAT_METADATA: older} if older else {}
-        await written_by(nc, {LOG_ID_METADATA: first.log_id, **format_metadata})
+        await write_log_metadata(nc, {LOG_ID_METADATA: first.log_id, **format_metadata})
         before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
         old = (
             rf"older format {older or 1}, .* format {LOG_FORMAT}; use the revision .* [0-9a-f]+ to"
@@ -446,7 +446,7 @@ async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("subject", ["state.mine", "log.>", "$KV.reconciler.>"])
-async def test_a_foreign_stream_with_our_subjects_is_named_before_anything_is_created(
+async def test_a_foreign_stream_with_our_subjects_is_reported_before_any_creation(
     fresh_bus_url: str, subject: str
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -460,10 +460,10 @@ async def test_a_foreign_stream_with_our_subjects_is_named_before_anything_is_cr
 
 
 @pytest.mark.parametrize("name", [TIMERS, STATES, "RATES", INTAKE, LOG])
-async def test_a_foreign_stream_with_the_name_of_ours_stays_as_it_is(
+async def test_a_foreign_stream_with_the_name_of_ours_is_left_unchanged(
     fresh_bus_url: str, name: str
 ) -> None:
-    """Its configuration would have deleted messages, and a restore the whole stream."""
+    """Our configuration would delete its messages, and a restore the whole stream."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await api_request(nc, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["mine.>"]})
@@ -474,7 +474,7 @@ async def test_a_foreign_stream_with_the_name_of_ours_stays_as_it_is(
             await ensure_topology(nc)
         with pytest.raises(IncompatibleStreamError, match=f"stream {name} belongs to another"):
             await prepare_restoration(nc)
-        if name not in (INTAKE, LOG):  # created there
+        if name not in (INTAKE, LOG):  # a restoration creates these two
             await begin_restoration(nc, LogIdentity("log", "epoch"))
         after = await stream_state(nc, name)
         assert (after.config, after.messages) == (before, 3)
@@ -482,10 +482,10 @@ async def test_a_foreign_stream_with_the_name_of_ours_stays_as_it_is(
         await nc.close()
 
 
-async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
+async def test_a_suspended_init_does_not_rename_the_log_of_another_init(
     fresh_bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The roles of that log have read its id, and have written it into owner labels."""
+    """The roles of that log have already written its id to owner labels."""
     nc = await connect(fresh_bus_url, name="test")
     others: list[streams.Topology] = []
 
@@ -502,14 +502,14 @@ async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
         await nc.close()
 
 
-async def written_by(nc: Client, metadata: dict[str, str]) -> None:
-    """Give the log the metadata that another release would have given it."""
+async def write_log_metadata(nc: Client, metadata: dict[str, str]) -> None:
+    """Write the metadata to the log that another release would write."""
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
     metadata_found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
     await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata_found})
 
 
-async def test_a_new_intake_beside_an_old_log_continues_counting(fresh_bus_url: str) -> None:
+async def test_a_new_intake_next_to_an_old_log_continues_its_positions(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -519,7 +519,7 @@ async def test_a_new_intake_beside_an_old_log_continues_counting(fresh_bus_url: 
         await ensure_topology(nc)
         old_positions = 1_000_000_000_000
         assert (await stream_state(nc, INTAKE)).first_seq > old_positions
-        again = await ensure_topology(nc)
-        assert again.changes[INTAKE] == "unchanged"
+        second = await ensure_topology(nc)
+        assert second.changes[INTAKE] == "unchanged"
     finally:
         await nc.close()

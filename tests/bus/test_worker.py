@@ -1,4 +1,4 @@
-"""A worker on the real log: which deliveries it calls the API for, and what it reports."""
+"""A worker on the real log: the deliveries for which it calls the API, and its reports."""
 
 import asyncio
 import time
@@ -67,7 +67,7 @@ from tests.bus.histories import event, new_key
 
 
 class Api:
-    """A provider that only counts, and shows what it is told to show."""
+    """A provider that counts its calls and returns a configured object."""
 
     def __init__(
         self, observed_object: ExternalObject | None = None, *, fails: BaseException | None = None
@@ -107,13 +107,13 @@ class Api:
 
 
 class Bus:
-    """One delivery, and what becomes of it."""
+    """A bus that delivers and records acknowledgments and reports."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         self._deliveries = list(deliveries)
         self.acknowledged = asyncio.Event()
         self.reports: list[Reported] = []
-        self.of_api: list[ApiReported] = []
+        self.api_reports: list[ApiReported] = []
         self.ids: list[str] = []
         self.rooms = 0
 
@@ -140,7 +140,7 @@ class Bus:
         for each in messages:
             assert encode_intake(each.message_id, "test", each.data, time=datetime.now(UTC))
         self.reports += [each.data for each in messages if isinstance(each.data, Reported)]
-        self.of_api += [each.data for each in messages if isinstance(each.data, ApiReported)]
+        self.api_reports += [each.data for each in messages if isinstance(each.data, ApiReported)]
         self.ids += [each.message_id for each in messages]
 
     async def last_position(self) -> int:
@@ -148,7 +148,7 @@ class Bus:
 
 
 class NoRates:
-    """A rate store of which nothing is asked, since no limit is set."""
+    """A rate store that is never read, because no limit is set."""
 
     async def now(self) -> float:
         raise AssertionError("no limit is set")
@@ -160,7 +160,7 @@ class NoRates:
         raise AssertionError((name, time, revision))
 
 
-def decided(key: ResourceKey, operation: Operation = "Update") -> LogEvent:
+def action_event(key: ResourceKey, operation: Operation = "Update") -> LogEvent:
     action = Action(f"{key}@1", "key", operation, 1, "default", key.name, ())
     return event(key, 1, ActionDecided(action))
 
@@ -173,20 +173,22 @@ async def work(
     delivered: int = 2,
     is_count_certain: bool = True,
     capabilities: Capabilities | None = None,
-    of_config: Sequence[ResourceEvent] = (),
+    config_events: Sequence[ResourceEvent] = (),
 ) -> Bus:
-    """Deliver the first event of a history, as a rule again, and wait until it is done with."""
+    """Deliver the first event of a history, by default a second time, and wait for its ack."""
     key = history[0].key
     [last] = await log.append([ResourceAppend(key, history, 0)])
     position = last - len(history) + 1
     bus = Bus(ActionDelivery(position, history[0], delivered, None, is_count_certain))
-    async with at_work(log, api, bus, capabilities=capabilities, of_config=of_config):
+    async with running_worker(
+        log, api, bus, capabilities=capabilities, config_events=config_events
+    ):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     return bus
 
 
 @asynccontextmanager
-async def at_work(
+async def running_worker(
     log: JetStreamLog,
     api: Api,
     bus: Bus,
@@ -194,13 +196,13 @@ async def at_work(
     clock: Callable[[], float] = time.monotonic,
     capabilities: Capabilities | None = None,
     stores: SecretStores | None = None,
-    of_config: Sequence[ResourceEvent] = (),
+    config_events: Sequence[ResourceEvent] = (),
 ) -> AsyncGenerator[Worker]:
-    """Run a worker meanwhile; ``of_config`` is what comes after the declaration of its API."""
+    """Run a worker in the block; ``config_events`` follow the declaration of its API."""
     configurations = Configurations()
     gates = ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates())
     declared = SpecDeclared(1, "", "", "default", {"provider": "test", "endpoint": "http://test"})
-    for version, data in enumerate((declared, *of_config), 1):
+    for version, data in enumerate((declared, *config_events), 1):
         configurations.apply(event(config_key("default"), version, data))
         gates.apply(event(config_key("default"), version, data))
     kind = Kind(
@@ -230,7 +232,7 @@ async def at_work(
 
 
 class FullBus(Bus):
-    """A bus without room for a queue, until some is made."""
+    """A bus that rejects a new queue until ``has_room`` is set."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
@@ -245,14 +247,14 @@ class FullBus(Bus):
         self.taken.set()
 
 
-async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
+async def test_a_queue_without_room_blocks_no_other_and_is_retried(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._REFETCH_SECONDS", 0.01)
     key, api = new_key(), Api()
-    [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
-    bus = FullBus(ActionDelivery(position, decided(key), 1, None))
-    async with at_work(log, api, bus):
+    [position] = await log.append([ResourceAppend(key, [action_event(key)], 0)])
+    bus = FullBus(ActionDelivery(position, action_event(key), 1, None))
+    async with running_worker(log, api, bus):
         await asyncio.wait_for(bus.was_called.wait(), 60)
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
         bus.has_room = True
@@ -262,7 +264,7 @@ async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
 _ENDS: list[Callable[[str], ResourceEvent]] = [
     lambda action_id: ActionSucceeded(action_id, "Update", 1),
     lambda action_id: ActionFailed(action_id, "Update", 1, ActionError("Refused", "no")),
-    lambda action_id: ActionAbandoned(action_id, "Update", "something newer is wanted"),
+    lambda action_id: ActionAbandoned(action_id, "Update", "a newer generation was declared"),
 ]
 
 
@@ -276,7 +278,7 @@ async def test_an_action_that_has_ended_is_not_called_again(
     A second delivery may have been executed after its action had ended, by a worker that then died.
     """
     key, api = new_key(), Api()
-    history = [decided(key), event(key, 2, end(f"{key}@1"))]
+    history = [action_event(key), event(key, 2, end(f"{key}@1"))]
     bus = await work(log, api, history, delivered=delivered)
     assert api.calls == 0
     is_in_doubt = delivered > 1 and not isinstance(end(""), ActionSucceeded)
@@ -302,7 +304,7 @@ async def test_a_delivery_without_a_report_may_have_created_a_second_object(
     bus = await work(
         log,
         api,
-        [decided(key, "Create"), event(key, 2, success)],
+        [action_event(key, "Create"), event(key, 2, success)],
         delivered=delivered,
         capabilities=Capabilities(
             idempotency_keys=keys, deterministic_names=True, labels=True, conditional_writes=True
@@ -313,18 +315,18 @@ async def test_a_delivery_without_a_report_may_have_created_a_second_object(
     assert errors == (["Unknown"] if is_in_doubt else [])
 
 
-async def test_each_attempt_and_each_ending_has_a_result_of_its_own(
+async def test_each_attempt_and_each_outcome_has_a_separate_result(
     log: JetStreamLog,
 ) -> None:
     """The event that records a result names its id as the cause."""
-    first = decided(new_key())
+    first = action_event(new_key())
     assert isinstance(first.data, ActionDecided)
     second = event(first.key, 2, ActionRetried(first.data.action, 2))
     refused = ProviderError("still running")
     ids: list[str] = []
     for decision, fails in ((first, None), (first, None), (first, refused), (second, None)):
         bus = Bus(ActionDelivery(1, decision, 2, None))
-        async with at_work(log, Api(fails=fails), bus):
+        async with running_worker(log, Api(fails=fails), bus):
             await asyncio.wait_for(bus.acknowledged.wait(), 20)
         ids += bus.ids
     assert ids[0] == ids[1]
@@ -333,7 +335,7 @@ async def test_each_attempt_and_each_ending_has_a_result_of_its_own(
 
 async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> None:
     key, api = new_key(), Api()
-    bus = await work(log, api, [decided(key)])
+    bus = await work(log, api, [action_event(key)])
     assert api.calls == len(bus.reports) == 1
 
 
@@ -341,7 +343,7 @@ async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> No
 async def test_a_report_states_whether_another_worker_had_the_action_before(
     log: JetStreamLog, delivered: int
 ) -> None:
-    bus = await work(log, Api(), [decided(new_key(), "Create")], delivered=delivered)
+    bus = await work(log, Api(), [action_event(new_key(), "Create")], delivered=delivered)
     assert [report.redelivered for report in bus.reports] == [delivered > 1]
 
 
@@ -351,7 +353,7 @@ async def test_a_report_states_whether_a_deletion_found_nothing(
 ) -> None:
     api = Api()
     api.absent = absent
-    bus = await work(log, api, [decided(new_key(), "Delete")], delivered=1)
+    bus = await work(log, api, [action_event(new_key(), "Delete")], delivered=1)
     assert [report.absent for report in bus.reports] == [absent]
 
 
@@ -359,7 +361,7 @@ async def test_a_report_states_whether_a_deletion_found_nothing(
     ("delivered", "is_count_certain", "is_called"),
     [(1, True, True), (2, True, False), (1, False, False)],
 )
-async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_may_be_the_second_time(
+async def test_a_creation_that_cannot_be_repeated_is_not_called_if_redelivered(
     log: JetStreamLog, delivered: int, is_count_certain: bool, is_called: bool
 ) -> None:
     api = Api()
@@ -369,7 +371,7 @@ async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_may_
     bus = await work(
         log,
         api,
-        [decided(new_key(), "Create")],
+        [action_event(new_key(), "Create")],
         delivered=delivered,
         is_count_certain=is_count_certain,
         capabilities=neither_keys_nor_names,
@@ -379,29 +381,29 @@ async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_may_
     assert report.error is None or report.error.error_class == "Unknown"
 
 
-async def test_nothing_is_called_before_the_history_is_known(
+async def test_nothing_is_called_before_the_history_is_loaded(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, api, really = new_key(), Api(), log.load
+    key, api, load = new_key(), Api(), log.load
     requests: list[int] = []
 
-    async def fails_at_first(keys: Sequence[ResourceKey], **options: bool) -> Any:
+    async def fail_once(keys: Sequence[ResourceKey], **options: bool) -> Any:
         requests.append(api.calls)
         if len(requests) == 1:
             raise OSError("the bus is away")
-        return await really(keys, **options)
+        return await load(keys, **options)
 
-    monkeypatch.setattr(log, "load", fails_at_first)
-    await work(log, api, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
+    monkeypatch.setattr(log, "load", fail_once)
+    await work(log, api, [action_event(key), event(key, 2, _ENDS[0](f"{key}@1"))])
     assert requests == [0, 0]
     assert api.calls == 0
 
 
-async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
+async def test_an_object_too_large_to_report_does_not_block_its_result(
     log: JetStreamLog,
 ) -> None:
     observed_object = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
-    bus = await work(log, Api(observed_object), [decided(new_key())])
+    bus = await work(log, Api(observed_object), [action_event(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
@@ -410,61 +412,63 @@ async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
     [ExternalObject("foo", {"color": "\ud800"}), ExternalObject("foo", {"color": object()})],
     ids=["half-a-surrogate-pair", "no-json"],
 )
-async def test_an_object_that_has_no_bytes_does_not_hold_its_result_back(
+async def test_an_object_that_cannot_be_encoded_does_not_block_its_result(
     log: JetStreamLog, observed_object: ExternalObject
 ) -> None:
-    bus = await work(log, Api(observed_object), [decided(new_key())])
+    bus = await work(log, Api(observed_object), [action_event(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
-async def test_an_error_that_has_no_bytes_is_reported_all_the_same(log: JetStreamLog) -> None:
-    api = Api(fails=ProviderError("it says \ud800"))
-    [report] = (await work(log, api, [decided(new_key())])).reports
-    assert report.error == ActionError("Unknown", "it says ?")
+async def test_an_error_that_cannot_be_encoded_is_still_reported(log: JetStreamLog) -> None:
+    api = Api(fails=ProviderError("bad \ud800"))
+    [report] = (await work(log, api, [action_event(new_key())])).reports
+    assert report.error == ActionError("Unknown", "bad ?")
 
 
-async def test_a_provider_that_gives_up_by_itself_leaves_no_lease_behind(
+async def test_a_provider_that_cancels_itself_leaves_no_lease_behind(
     log: JetStreamLog,
 ) -> None:
-    [report] = (await work(log, Api(fails=asyncio.CancelledError()), [decided(new_key())])).reports
+    [report] = (
+        await work(log, Api(fails=asyncio.CancelledError()), [action_event(new_key())])
+    ).reports
     assert report.error is not None
     assert report.error.error_class == "Unknown"
 
 
-class Refusing(Bus):
-    """Takes some of several results, and says no to the rest and so to the whole, once."""
+class PartlyFullBus(Bus):
+    """A bus that stores only the first of several results at the first attempt."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
         self.acknowledged_at: list[int] = []
         self.all_acknowledged = asyncio.Event()
-        self.tries = 0
+        self.attempts = 0
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         batch, self._deliveries = self._deliveries, list[ActionDelivery]()
         return batch or await super().next_batch()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        self.tries += 1
-        if self.tries == 1:
+        self.attempts += 1
+        if self.attempts == 1:
             await super().publish(messages[:1])
             raise NotStoredError(StreamFullError("the intake is full"), [1, 2])
         await super().publish(messages)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
-        self.acknowledged_at += [self.tries] * len(deliveries)
+        self.acknowledged_at += [self.attempts] * len(deliveries)
         if len(self.acknowledged_at) == 3:
             self.all_acknowledged.set()
 
 
-async def test_only_results_that_are_not_stored_are_published_again_and_keep_their_actions(
+async def test_only_results_that_were_not_stored_are_published_again(
     log: JetStreamLog,
 ) -> None:
-    histories = [[decided(new_key())] for _ in range(3)]
+    histories = [[action_event(new_key())] for _ in range(3)]
     await log.append([ResourceAppend(each[0].key, each, 0) for each in histories])
     position = await log.last_position()
-    bus = Refusing(*(ActionDelivery(position, each[0], 1, None) for each in histories))
-    async with at_work(log, Api(), bus):
+    bus = PartlyFullBus(*(ActionDelivery(position, each[0], 1, None) for each in histories))
+    async with running_worker(log, Api(), bus):
         await asyncio.wait_for(bus.all_acknowledged.wait(), 20)
     assert bus.acknowledged_at == [1, 2, 2]
     assert sorted(report.action_id for report in bus.reports) == sorted(
@@ -473,14 +477,14 @@ async def test_only_results_that_are_not_stored_are_published_again_and_keep_the
 
 
 async def deliveries_of(log: JetStreamLog, count: int) -> list[ActionDelivery]:
-    histories = [[decided(new_key())] for _ in range(count)]
+    histories = [[action_event(new_key())] for _ in range(count)]
     await log.append([ResourceAppend(each[0].key, each, 0) for each in histories])
     position = await log.last_position()
     return [ActionDelivery(position, each[0], 1, None) for each in histories]
 
 
-class Batches(Bus):
-    """Remembers how many results were stored at once, and how much room there was by then."""
+class BatchBus(Bus):
+    """A bus that records the size of each batch of results and the room at that time."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
@@ -492,72 +496,72 @@ class Batches(Bus):
         self.has_arrived.set()
 
 
-class LastOneWaits(Api):
-    """The last of some calls ends when it is released."""
+class BlockingApi(Api):
+    """An API whose last call ends when it is released."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.let_go = asyncio.Event()
-        self.waits = asyncio.Event()
+        self.release = asyncio.Event()
+        self.is_waiting = asyncio.Event()
         self._count = count
 
     async def update(self, action: Action) -> Effect:
         effect = await self.create(action)
         if self.calls == self._count:
-            self.waits.set()
-            await self.let_go.wait()
+            self.is_waiting.set()
+            await self.release.wait()
         return effect
 
 
-async def test_results_are_stored_together_while_their_api_has_more_to_answer(
+async def test_results_are_stored_together_while_their_api_has_pending_calls(
     log: JetStreamLog,
 ) -> None:
-    api, bus = LastOneWaits(6), Batches(*await deliveries_of(log, 6))
-    async with at_work(log, api, bus):
+    api, bus = BlockingApi(6), BatchBus(*await deliveries_of(log, 6))
+    async with running_worker(log, api, bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
-        assert bus.stored == [(5, 5)], "another action may come when a call has ended"
+        assert bus.stored == [(5, 5)], "another action may be delivered after a call has ended"
         bus.has_arrived.clear()
-        api.let_go.set()
+        api.release.set()
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored[1:] == [(1, 6)]
 
 
-async def test_a_result_that_nothing_follows_does_not_wait_for_others(
+async def test_a_last_result_is_stored_immediately(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
-    bus = Batches(*await deliveries_of(log, 1))
-    async with at_work(log, Api(), bus):
+    bus = BatchBus(*await deliveries_of(log, 1))
+    async with running_worker(log, Api(), bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(1, 1)]
 
 
-async def test_results_that_wait_for_more_are_stored_at_the_end(
+async def test_pending_results_are_stored_on_shutdown(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
     monkeypatch.setattr("reconciler.roles.worker.worker._LAST_CALLS_SECONDS", 0.01)
-    api, bus = LastOneWaits(3), Batches(*await deliveries_of(log, 3))
-    async with at_work(log, api, bus):
-        await asyncio.wait_for(api.waits.wait(), 20)
+    api, bus = BlockingApi(3), BatchBus(*await deliveries_of(log, 3))
+    async with running_worker(log, api, bus):
+        await asyncio.wait_for(api.is_waiting.wait(), 20)
         assert bus.stored == []
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(2, 2)]
 
 
-async def test_a_stop_waits_for_the_call_that_is_under_way(log: JetStreamLog) -> None:
-    api, bus = LastOneWaits(1), Batches(*await deliveries_of(log, 1))
-    async with at_work(log, api, bus):
-        await asyncio.wait_for(api.waits.wait(), 20)
-    api.let_go.set()
+async def test_a_shutdown_waits_for_the_call_in_progress(log: JetStreamLog) -> None:
+    api, bus = BlockingApi(1), BatchBus(*await deliveries_of(log, 1))
+    async with running_worker(log, api, bus):
+        await asyncio.wait_for(api.is_waiting.wait(), 20)
+    api.release.set()
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(1, 1)]
 
 
-async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
+async def test_a_shutdown_waits_for_the_search_for_secrets_in_a_response(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the result of a call that is done would be unknown."""
+    """Otherwise the result of a completed call would be unknown."""
     searching, may_end = asyncio.Event(), asyncio.Event()
 
     class Turns(SearchTurns):
@@ -567,27 +571,27 @@ async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
             return await super().complete(search)
 
     monkeypatch.setattr("reconciler.roles.runtime.provider_pool.SearchTurns", Turns)
-    api, bus = Api(ExternalObject("foo", {})), Batches(*await deliveries_of(log, 1))
-    async with at_work(log, api, bus):
+    api, bus = Api(ExternalObject("foo", {})), BatchBus(*await deliveries_of(log, 1))
+    async with running_worker(log, api, bus):
         await asyncio.wait_for(searching.wait(), 20)
         asyncio.get_running_loop().call_later(0.1, may_end.set)  # while the worker stops
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(1, 1)]
 
 
-async def test_results_that_cannot_be_stored_stop_the_pulling_of_actions(
+async def test_pending_results_stop_the_pulling_of_actions(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_PENDING_RESULTS", 2)
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_BATCH_RESULTS", 5)
-    bus = Batches(*await deliveries_of(log, 5))
-    async with at_work(log, Api(), bus):
+    bus = BatchBus(*await deliveries_of(log, 5))
+    async with running_worker(log, Api(), bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(5, 2)]
 
 
-class Paused(Bus):
-    """The process stands still right after its one delivery, and another worker does the work."""
+class SuspendedBus(Bus):
+    """The process is suspended after its delivery, and another worker executes the action."""
 
     def __init__(self, log: JetStreamLog, history: Sequence[LogEvent]) -> None:
         super().__init__()
@@ -604,41 +608,43 @@ class Paused(Bus):
         return await super().next_batch()
 
 
-async def test_a_worker_paused_beyond_its_lease_does_a_lookup_before_it_calls(
+async def test_a_worker_suspended_beyond_its_lease_reads_the_log_before_it_calls(
     log: JetStreamLog,
 ) -> None:
     key, api = new_key(), Api()
-    bus = Paused(log, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
-    async with at_work(log, api, bus, clock=lambda: bus.now):
+    bus = SuspendedBus(log, [action_event(key), event(key, 2, _ENDS[0](f"{key}@1"))])
+    async with running_worker(log, api, bus, clock=lambda: bus.now):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     assert (api.calls, bus.reports) == (0, [])
 
 
-class Resumed(Paused):
-    """The delivery came while the process was stopped. It is read after the next heartbeat."""
+class ResumedBus(SuspendedBus):
+    """The delivery arrived while the process was suspended. It is read after the next heartbeat."""
 
     def __init__(self, log: JetStreamLog, history: Sequence[LogEvent]) -> None:
         super().__init__(log, history)
-        self.shown_life = asyncio.Event()
-        self._first: list[ActionDelivery] = [ActionDelivery(10**6, decided(new_key()), 1, None)]
+        self.heartbeat_sent = asyncio.Event()
+        self._first: list[ActionDelivery] = [
+            ActionDelivery(10**6, action_event(new_key()), 1, None)
+        ]
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         first, self._first = self._first, list[ActionDelivery]()
         if first:
             return first
-        if not self.shown_life.is_set():
+        if not self.heartbeat_sent.is_set():
             self.now += LEASE_SECONDS + 1
-            await self.shown_life.wait()
+            await self.heartbeat_sent.wait()
             self.now -= LEASE_SECONDS + 1  # which the next line adds again
             return await super().next_batch()
         return await Bus.next_batch(self)
 
     async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
-        self.shown_life.set()
+        self.heartbeat_sent.set()
 
 
-class Hanging(Api):
-    """Its first call never ends."""
+class HangingApi(Api):
+    """An API whose first call never ends."""
 
     async def delete(self, action: Action) -> Effect:
         if self.calls:
@@ -650,26 +656,26 @@ class Hanging(Api):
     update = delete
 
 
-async def test_a_delivery_that_lay_unread_while_the_process_stood_still_may_be_anothers_by_now(
+async def test_an_unread_delivery_of_a_suspended_process_is_treated_as_redelivered(
     log: JetStreamLog,
 ) -> None:
-    bus = Resumed(log, [decided(new_key())])
-    async with at_work(log, Hanging(), bus, clock=lambda: bus.now):
+    bus = ResumedBus(log, [action_event(new_key())])
+    async with running_worker(log, HangingApi(), bus, clock=lambda: bus.now):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     assert [report.redelivered for report in bus.reports] == [True]
 
 
-async def test_a_worker_paused_before_its_report_states_that_another_may_have_the_action(
+async def test_a_worker_suspended_before_its_report_marks_it_as_redelivered(
     log: JetStreamLog,
 ) -> None:
-    """Its own call was refused; that of the other worker may have been done."""
-    bus = Paused(log, [decided(new_key())])
-    async with at_work(log, Api(), bus, clock=lambda: bus.now):
+    """Its own call was refused, but the call of the other worker may have succeeded."""
+    bus = SuspendedBus(log, [action_event(new_key())])
+    async with running_worker(log, Api(), bus, clock=lambda: bus.now):
         await asyncio.wait_for(bus.acknowledged.wait(), 10)
     assert [report.redelivered for report in bus.reports] == [True]
 
 
-async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStreamLog) -> None:
+async def test_a_report_contains_no_secret_except_for_decided_values(log: JetStreamLog) -> None:
     """A weak secret that is a word of the action itself must not look like drift."""
     stores = SecretStores()
     for secret in ("postgres", "planted&token"):
@@ -680,15 +686,15 @@ async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStre
     key = new_key()
     action = Action(f"{key}@1", "key", "Update", 1, "default", "foo", (), {"owner": "postgres"})
     bus = Bus(ActionDelivery(1, event(key, 1, ActionDecided(action)), 1, None))
-    async with at_work(log, Api(observed_object), bus, stores=stores):
+    async with running_worker(log, Api(observed_object), bus, stores=stores):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.object is not None
     assert report.object.fields == {"owner": "postgres", "seen": "Bearer ***"}
 
 
-class Copies(Api):
-    """Two objects of an API that makes the ids, with the label of one action."""
+class CopiesApi(Api):
+    """An API with its own ids, whose objects have the label of one action."""
 
     def __init__(self, *objects: ExternalObject) -> None:
         super().__init__()
@@ -702,7 +708,7 @@ class Copies(Api):
         yield self._objects
 
 
-async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secrets(
+async def test_ids_of_labeled_objects_are_reported_truncated_and_without_secrets(
     log: JetStreamLog,
 ) -> None:
     """The API chooses the ids: longer ones would make a report that the bus never stores."""
@@ -712,12 +718,12 @@ async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secr
     labels = {OWNER_LABEL: "ours"}
     action = Action(f"{key}@1", "key", "Create", 1, "default", "foo", (), labels=labels)
     uids = ("u1", "id-planted%26token", "x" * 100_000)
-    api = Copies(*(ExternalObject("foo", {}, uid, labels=labels) for uid in uids))
+    api = CopiesApi(*(ExternalObject("foo", {}, uid, labels=labels) for uid in uids))
     bus = Bus(ActionDelivery(1, event(key, 1, LookupDecided(action, 2)), 1, None))
-    can = Capabilities(
+    by_id = Capabilities(
         idempotency_keys=False, deterministic_names=False, labels=True, conditional_writes=False
     )
-    async with at_work(log, api, bus, stores=stores, capabilities=can):
+    async with running_worker(log, api, bus, stores=stores, capabilities=by_id):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.labeled_uids == ("u1", "id-***", "x" * 256)
@@ -730,7 +736,7 @@ async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secr
         ExternalObject("foo", {"text": "x" * MAX_OBJECT_BYTES}, "u1"),
     ],
 )
-async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_absence(
+async def test_a_lookup_of_an_unreportable_object_does_not_report_an_absence(
     log: JetStreamLog, existing: ExternalObject
 ) -> None:
     """The decider would repeat the creation, and the API would create one more object each time."""
@@ -739,7 +745,7 @@ async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_ab
     key = new_key()
     action = Action(f"{key}@1", "key", "Create", 1, "default", "foo", ())
     bus = Bus(ActionDelivery(1, event(key, 1, LookupDecided(action, 2)), 1, None))
-    async with at_work(log, Api(existing), bus, stores=stores):
+    async with running_worker(log, Api(existing), bus, stores=stores):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.object is None
@@ -752,18 +758,18 @@ async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_ab
 
 
 def _newer(log: JetStreamLog, key: ResourceKey, version: int = 9) -> ExternalObject:
-    """Return an object as an action of a copy of the log has left it."""
+    """Return an object that an action of a copy of the log has written."""
     written_by = idempotency_key(log.log_id, event_id(key, version), log.epoch)
     labels = {OWNER_LABEL: owner(log.log_id, key)}
     return ExternalObject(key.name, {}, "u1", "v2", labels, written_by)
 
 
-async def test_a_write_that_meets_a_newer_object_is_not_based_on_it(log: JetStreamLog) -> None:
-    """Else the next write would overwrite it, before any listing has shown it."""
+async def test_a_write_that_finds_a_newer_object_is_not_based_on_it(log: JetStreamLog) -> None:
+    """Otherwise the next write would overwrite it before a listing shows it."""
     key = new_key()
     api = Api(fails=ConflictError("another version", obstacle=_newer(log, key)))
-    bus = await work(log, api, [decided(key)], delivered=1)
-    (newer,) = [each for said in bus.of_api for each in said.newer]
+    bus = await work(log, api, [action_event(key)], delivered=1)
+    (newer,) = [each for report in bus.api_reports for each in report.newer]
     assert (newer.action, newer.known_version) == (f"{key}@9", 1)
     (report,) = bus.reports
     assert report.error is not None
@@ -771,9 +777,9 @@ async def test_a_write_that_meets_a_newer_object_is_not_based_on_it(log: JetStre
 
 
 async def test_a_lookup_that_finds_a_newer_object_proves_nothing(log: JetStreamLog) -> None:
-    """Found by its label, it would be taken for what the action has created."""
+    """Found by its label, it would be treated as the object that the action created."""
     key = new_key()
-    first = decided(key, "Create")
+    first = action_event(key, "Create")
     assert isinstance(first.data, ActionDecided)
     lookup = event(key, 1, LookupDecided(first.data.action, 2))
     bus = await work(log, Api(_newer(log, key)), [lookup], delivered=1)
@@ -782,36 +788,36 @@ async def test_a_lookup_that_finds_a_newer_object_proves_nothing(log: JetStreamL
     assert (report.error.error_class, report.object) == ("NotDone", None)
 
 
-async def test_what_an_action_of_this_log_has_written_is_reported_as_ever(
+async def test_an_object_written_by_an_action_of_this_log_is_reported(
     log: JetStreamLog,
 ) -> None:
     key = new_key()
     existing = _newer(log, key, version=1)
-    bus = await work(log, Api(fails=ConflictError("no", obstacle=existing)), [decided(key)])
-    assert (bus.of_api, [each.object for each in bus.reports]) == ([], [existing])
+    bus = await work(log, Api(fails=ConflictError("no", obstacle=existing)), [action_event(key)])
+    assert (bus.api_reports, [each.object for each in bus.reports]) == ([], [existing])
 
 
 async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> None:
     held = TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 1),), 1)
     api = Api()
-    bus = await work(log, api, [decided(new_key())], delivered=1, of_config=[held])
+    bus = await work(log, api, [action_event(new_key())], delivered=1, config_events=[held])
     assert api.calls == 0
     (report,) = bus.reports
     assert report.error is not None
     assert not report.error.attempted
-    lookup = decided(new_key())
+    lookup = action_event(new_key())
     assert isinstance(lookup.data, ActionDecided)
     observed_object = ExternalObject(lookup.key.name, {})
-    looking = event(lookup.key, 1, LookupDecided(lookup.data.action, 2))
-    bus = await work(log, Api(observed_object), [looking], delivered=1, of_config=[held])
-    assert [each.object for each in bus.reports] == [observed_object], "reads go on"
+    lookup_event = event(lookup.key, 1, LookupDecided(lookup.data.action, 2))
+    bus = await work(log, Api(observed_object), [lookup_event], delivered=1, config_events=[held])
+    assert [each.object for each in bus.reports] == [observed_object], "reads continue"
     approved = [held, HoldApproved("Twin")]
-    await work(log, api, [decided(new_key())], delivered=1, of_config=approved)
+    await work(log, api, [action_event(new_key())], delivered=1, config_events=approved)
     assert api.calls == 1
 
 
-class BegunApi(Api):
-    """A provider whose second request fails."""
+class WritingApi(Api):
+    """A provider whose first request is a write, and whose second request may fail."""
 
     async def create(self, action: Action) -> Effect:
         CallPermit().record_write()
@@ -837,10 +843,12 @@ WRITTEN = ExternalObject("foo", {})
         ("Delete", NotDoneError("it waits", status=409), "NotDone"),
     ],
 )
-async def test_a_failure_after_a_write_of_the_same_action_does_not_mean_that_nothing_was_done(
+async def test_a_failure_after_a_write_of_the_same_action_is_in_doubt(
     log: JetStreamLog, operation: Operation, error: BaseException, error_class: str
 ) -> None:
-    bus = await work(log, BegunApi(fails=error), [decided(new_key(), operation)], delivered=1)
+    bus = await work(
+        log, WritingApi(fails=error), [action_event(new_key(), operation)], delivered=1
+    )
     (report,) = bus.reports
     assert report.error is not None
     assert (report.error.error_class, report.error.attempted) == (error_class, True)
@@ -848,6 +856,6 @@ async def test_a_failure_after_a_write_of_the_same_action_does_not_mean_that_not
 
 
 async def test_a_write_of_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
-    await work(log, BegunApi(), [decided(new_key())])
-    bus = await work(log, Api(fails=NotDoneError("no", status=409)), [decided(new_key())])
+    await work(log, WritingApi(), [action_event(new_key())])
+    bus = await work(log, Api(fails=NotDoneError("no", status=409)), [action_event(new_key())])
     assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]

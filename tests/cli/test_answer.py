@@ -12,7 +12,7 @@ from events.log import DriftDetected
 from reconciler.cli.past.answer import build_answer
 from reconciler.ports import StoredEvent
 from reconciler.sdk.why import Parent, why
-from tests.resource.building import FOO, Story, converged, manifest, repainted, thing
+from tests.resource.building import FOO, Story, api_object, converged_story, manifest, repaint
 
 GREEN = {"type": "Square", "color": "Green"}
 
@@ -28,39 +28,39 @@ def answer_for(story: Story, field: str = "", parent: str = "") -> str:
 
 
 def created() -> Story:
-    return converged()
+    return converged_story()
 
 
 def updated() -> Story:
-    story = converged()
+    story = converged_story()
     story.declare(GREEN)
     story.succeed()
     return story
 
 
 def recreated() -> Story:
-    story = converged()
-    story.see(None)
+    story = converged_story()
+    story.observe(None)
     story.succeed()
     return story
 
 
 def being_recreated() -> Story:
-    story = converged()
-    story.see(None)
+    story = converged_story()
+    story.observe(None)
     return story
 
 
 def corrected() -> Story:
-    story = converged()
-    story.see(repainted(story.existing, color="Blue"))
+    story = converged_story()
+    story.observe(repaint(story.existing, color="Blue"))
     story.succeed()
     return story
 
 
 def adopted() -> Story:
     story = Story()
-    story.see(thing())
+    story.observe(api_object())
     story.declare(policy={"adoption": "Adopt"})
     if not story.idle:
         story.succeed()
@@ -69,7 +69,7 @@ def adopted() -> Story:
 
 def in_conflict() -> Story:
     story = Story()
-    story.see(thing())
+    story.observe(api_object())
     story.declare()
     return story
 
@@ -81,7 +81,7 @@ def newly_declared() -> Story:
 
 
 def declared_again() -> Story:
-    story = converged()
+    story = converged_story()
     story.declare(GREEN)
     return story
 
@@ -94,20 +94,20 @@ def failing() -> Story:
 
 
 def paused() -> Story:
-    story = converged()
+    story = converged_story()
     story.declare(policy={"paused": True})
     return story
 
 
 def deleted() -> Story:
-    story = converged()
+    story = converged_story()
     story.withdraw()
     story.succeed()
     return story
 
 
 def absent() -> Story:
-    story = converged()
+    story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.succeed()
     return story
@@ -115,7 +115,7 @@ def absent() -> Story:
 
 def undeclared() -> Story:
     story = Story()
-    story.see(thing())
+    story.observe(api_object())
     return story
 
 
@@ -190,7 +190,7 @@ def test_the_first_sentence_answers_why_a_field_has_its_value(
 
 def test_a_declaration_by_a_parent_is_attributed_to_the_parent() -> None:
     story = Story()
-    story.give([story.command(Declared(manifest()), actor="reconciler@host:1")])
+    story.process([story.command(Declared(manifest()), actor="reconciler@host:1")])
     story.succeed()
     assert answer_for(story).startswith("exists because Reconciler declared generation 1")
     sentence = answer_for(story, parent="default/Board/b")

@@ -478,7 +478,7 @@ def observe_again(told: Story, **standing: Child) -> list[Any]:
         version=f"{known_object.version}+",
         labels=known_object.labels,
     )
-    return list(told.see(observed_object, name=known_object.name))
+    return list(told.observe(observed_object, name=known_object.name))
 
 
 def test_what_it_is_made_of_is_in_the_log_with_the_digest_of_its_definition():
@@ -500,7 +500,7 @@ def test_what_it_is_made_of_is_in_the_log_with_the_digest_of_its_definition():
 
 def test_a_value_that_is_not_allowed_is_refused_when_it_is_declared():
     story = declared_story(color="Pink")
-    [answer] = story.answers
+    [answer] = story.replies
     assert answer is not None
     assert answer.message == "spec.color: 'Pink' is not allowed; use one of Red, Blue, Green"
 

@@ -41,7 +41,7 @@ from reconciler.roles.projector.projector import Projector, load_models
 from reconciler.wiring import initialize
 from tests.crashes.role_process import RoleProcess
 from tests.projections.logs import renamed
-from tests.resource.building import Story, converged
+from tests.resource.building import Story, converged_story
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,7 +55,7 @@ class Life:
     """A resource's history: created, deleted, recreated."""
 
     def __init__(self) -> None:
-        story, self.ends = converged(), list[int]()
+        story, self.ends = converged_story(), list[int]()
         self.ends.append(len(story.log))
         story.withdraw()
         story.succeed()

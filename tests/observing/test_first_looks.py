@@ -1,4 +1,4 @@
-"""The first look after a declaration that creates nothing is told, also if it shows nothing."""
+"""The first read after a declaration that creates nothing is reported, even if it is empty."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BY_ID = replace(CAPABILITIES, deterministic_names=False)
 async def nothing_new(_seconds: float) -> None: ...
 
 
-def looking(capabilities: Capabilities = CAPABILITIES, **scope: Any) -> Stage:
-    """A resource that waits for its first look at an API that lists another object."""
+def waiting_stage(capabilities: Capabilities = CAPABILITIES, **scope: Any) -> Stage:
+    """Return a resource that awaits the first listing of an API that lists another object."""
     stage = Stage(Api("other"), nothing_new, capabilities)
     stage.configurations.by_name["default"] = replace(EXCLUSIVE, scope=Scope(**scope))
     policy = Policy(mode="Absent")
@@ -41,7 +41,7 @@ def apply(stage: Stage, version: int, data: Any) -> None:
     stage.models.apply(version, existing_event)
 
 
-async def listed(stage: Stage) -> list[tuple[object, str]]:
+async def list_once(stage: Stage) -> list[tuple[object, str]]:
     stage.intake.observed.clear()
     await stage.observer.list_once("default", "Shape")
     observation = stage.intake.observed.get(KEY)
@@ -52,24 +52,24 @@ async def listed(stage: Stage) -> list[tuple[object, str]]:
 async def test_the_first_listing_reports_that_the_object_is_missing(
     capabilities: Capabilities,
 ) -> None:
-    stage = looking(capabilities)
-    assert await listed(stage) == [(None, "CompleteListing")]
+    stage = waiting_stage(capabilities)
+    assert await list_once(stage) == [(None, "CompleteListing")]
     apply(stage, 3, ExternalObserved("default", "wanted", None, "CompleteListing", 1))
     apply(stage, 4, OutcomeRecorded("Converged", 1, "Absent"))
-    assert await listed(stage) == [], "an idle fleet costs no message"
+    assert await list_once(stage) == [], "an idle fleet costs no message"
 
 
 @pytest.mark.parametrize("scope", [{"prefix": "other"}, {"labels": {"team": "a"}}])
-async def test_what_is_not_in_the_scope_is_read(scope: dict[str, Any]) -> None:
-    stage = looking(**scope)
+async def test_an_object_outside_of_the_scope_is_read(scope: dict[str, Any]) -> None:
+    stage = waiting_stage(**scope)
     stage.api.shown = ()
-    assert await listed(stage) == [(None, "Read")]
+    assert await list_once(stage) == [(None, "Read")]
     assert stage.api.reads == [None]
 
 
-async def test_where_nothing_can_be_listed_it_is_read() -> None:
-    stage = looking(BLIND)
-    assert await listed(stage) == [(None, "Read")]
+async def test_an_object_of_an_api_without_listings_is_read() -> None:
+    stage = waiting_stage(BLIND)
+    assert await list_once(stage) == [(None, "Read")]
     apply(stage, 3, ExternalObserved("default", "wanted", None, "Read", 1))
     apply(stage, 4, OutcomeRecorded("Converged", 1, "Absent"))
-    assert await listed(stage) == []
+    assert await list_once(stage) == []

@@ -1,7 +1,7 @@
-"""Listings from another team's observer: believed by the same rules as our own listings.
+"""Listings from another team's observer are accepted by the same rules as our own listings.
 
-Our own observer looks once at the start and then not for an hour, so that what is found is found by
-the listing.
+Our own observer lists once at the start and then not for an hour, so each finding comes from the
+foreign listing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = ("team-1", "team-2", "team-3")
 
 @pytest.fixture
 async def converged_world(bare_world: World) -> World:
-    """Three converged resources, about which only the listings report news."""
+    """Return a world with three converged resources, whose changes only the listings report."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(
@@ -44,12 +44,12 @@ async def converged_world(bare_world: World) -> World:
 
 
 async def refusals(world: World) -> list[str]:
-    """Why listings were refused, as the dead letters say."""
+    """Return the reasons for refused listings from the dead letters."""
     return [each.reason for each in await world.dead_letters() if each.stage == "listing"]
 
 
 async def read_api(world: World, *left_out: str) -> list[ExternalObject]:
-    """What the foreign observer reads of the API."""
+    """Return the objects that the foreign observer reads from the API."""
     return [
         ExternalObject(
             each["name"],
@@ -71,7 +71,7 @@ async def send(world: World, parts: Sequence[ListingPart]) -> None:
         )
 
 
-async def whole(
+async def send_listing(
     world: World,
     objects: Sequence[ExternalObject],
     *,
@@ -86,7 +86,7 @@ async def whole(
     await send(world, [began, *items, ListingCompleted(len(objects))])
 
 
-async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
+async def check_refused(world: World, position: int, reason: str) -> None:
     async def is_refused() -> bool:
         return any(reason in why for why in await refusals(world))
 
@@ -95,7 +95,7 @@ async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
     assert await world.log_position() == position
 
 
-async def test_a_complete_listing_finds_drift_loss_and_unmanaged_objects(converged_world: World):
+async def test_a_complete_listing_detects_drift_loss_and_unmanaged_objects(converged_world: World):
     world = converged_world
     await world.human.update("team-1", color="Green")
     await world.human.delete("team-2")
@@ -107,13 +107,13 @@ async def test_a_complete_listing_finds_drift_loss_and_unmanaged_objects(converg
             await writer.add(each)
     assert began > 0
     await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
-    await whole(world, await read_api(world))
+    await send_listing(world, await read_api(world))
 
     async def is_repaired() -> bool:
         shapes = {each["name"]: each["color"] for each in await world.human.list_all()}
         return shapes == dict.fromkeys(NAMES, "Red")
 
-    await world.until(is_repaired, "drift, loss and stray are dealt with")
+    await world.until(is_repaired, "drift, loss and the unmanaged object are corrected")
     drift = only(DriftDetected, await world.facts("team-1"))
     assert [(each.desired, each.observed) for each in drift.differences] == [("Red", "Green")]
     assert only(DriftDetected, await world.facts("team-2")).missing
@@ -127,10 +127,10 @@ async def test_a_listing_that_lacks_an_item_proves_nothing(converged_world: Worl
 
     await send(world, [began, *items, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "2 objects, but its last message reports 3")
+    await check_refused(world, position, "2 objects, but its last message reports 3")
 
 
-async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
+async def test_a_duplicate_item_does_not_replace_a_missing_one(
     converged_world: World,
 ):
     world, position = converged_world, await converged_world.log_position()
@@ -140,14 +140,14 @@ async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
 
     await send(world, [began, first, second, second, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "2 objects, but its last message reports 3")
+    await check_refused(world, position, "2 objects, but its last message reports 3")
 
 
 async def test_a_listing_without_its_beginning_is_refused(converged_world: World):
     position = await converged_world.log_position()
     items = [ListingItem(each) for each in await read_api(converged_world)]
     await send(converged_world, [*items, ListingCompleted(3)])
-    await nothing_came_of_it(converged_world, position, "the start of the listing is missing")
+    await check_refused(converged_world, position, "the start of the listing is missing")
 
 
 @pytest.mark.parametrize("prefix", [None, "team-1"])
@@ -155,22 +155,22 @@ async def test_a_listing_of_another_scope_proves_nothing(
     converged_world: World, prefix: str | None
 ):
     position = await converged_world.log_position()
-    await whole(converged_world, await read_api(converged_world, "team-2", "team-3"), prefix=prefix)
-    await nothing_came_of_it(converged_world, position, "the listing has the scope prefix=")
+    await send_listing(
+        converged_world, await read_api(converged_world, "team-2", "team-3"), prefix=prefix
+    )
+    await check_refused(converged_world, position, "the listing has the scope prefix=")
 
 
-async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a_listing(
+async def test_an_object_outside_of_the_exclusive_scope_is_not_deleted_by_a_listing(
     converged_world: World,
 ):
     world, position = converged_world, await converged_world.log_position()
-    await world.human.create("somebody-elses")
+    await world.human.create("foreign")
 
-    await whole(world, await read_api(world))
+    await send_listing(world, await read_api(world))
 
-    await nothing_came_of_it(
-        world, position, "the object 'somebody-elses' is outside the scope of the listing"
-    )
-    assert await world.human.find("somebody-elses")
+    await check_refused(world, position, "the object 'foreign' is outside the scope of the listing")
+    assert await world.human.find("foreign")
 
 
 async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: World):
@@ -181,20 +181,20 @@ async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: 
     await world.declare("team-1", color="Purple")
     await world.until_outcome("team-4", "Converged")
     await world.until_outcome("team-1", "Converged", generation=2)
-    await world.human.create("team-x")  # the listing shows it: so we see that it was taken in
-    position_of_stray = [
+    await world.human.create("team-x")  # its listing shows that the listing was processed
+    objects_with_unmanaged = [
         *previous_objects,
         *(each for each in await read_api(world) if each.name == "team-x"),
     ]
 
-    await whole(world, position_of_stray, as_of=as_of)
+    await send_listing(world, objects_with_unmanaged, as_of=as_of)
     await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
-    await whole(world, position_of_stray, as_of=as_of)
+    await send_listing(world, objects_with_unmanaged, as_of=as_of)
 
     async def is_unmanaged_deleted() -> bool:
         return await world.human.find("team-x") is None
 
-    await world.until(is_unmanaged_deleted, "the listing was taken in")
+    await world.until(is_unmanaged_deleted, "the listing was processed")
     await world.until_settled()
     assert await world.human.effects("team-4") == ["POST"]
     assert await world.human.effects("team-1") == ["POST", "PUT"]
@@ -207,14 +207,14 @@ async def test_a_listing_of_an_unknown_configuration_or_kind_is_refused(converge
     subject = listing("nowhere", "Shape", "s-1")
     began = ListingBegan("nowhere", "Shape", 1)
     await converged_world.nc.request(subject, encode_listing_part("p", "them", began, time=now()))
-    await nothing_came_of_it(converged_world, position, "'nowhere' is not declared")
+    await check_refused(converged_world, position, "'nowhere' is not declared")
     await converged_world.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
-    await nothing_came_of_it(converged_world, position, "the listing has an unreadable part")
-    await whole(converged_world, await read_api(converged_world), kind="Blob")
-    await nothing_came_of_it(converged_world, position, "the listing is of default.Blob")
+    await check_refused(converged_world, position, "the listing has an unreadable part")
+    await send_listing(converged_world, await read_api(converged_world), kind="Blob")
+    await check_refused(converged_world, position, "the listing is of default.Blob")
 
 
-async def test_a_listing_that_takes_too_much_memory_is_refused_and_the_others_stay(
+async def test_a_listing_that_uses_too_much_memory_is_refused_alone(
     converged_world: World, monkeypatch: pytest.MonkeyPatch
 ):
     world = converged_world
@@ -237,7 +237,7 @@ async def test_a_listing_that_takes_too_much_memory_is_refused_and_the_others_st
     filler = ExternalObject("team-9", {"type": "Square", "color": "x" * 100_000})
     for number in range(12):
         await tell(huge, ListingItem(replace(filler, name=f"team-{number + 10}")))
-    await nothing_came_of_it(world, position, "exceed the limit of 1 MiB of memory")
+    await check_refused(world, position, "exceed the limit of 1 MiB of memory")
     await tell(small, ListingCompleted(len(objects)))
     await world.until_settled()
     assert len(await refusals(world)) == 1

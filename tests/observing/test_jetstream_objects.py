@@ -1,4 +1,4 @@
-"""JetStream's own objects on the very server that carries the reconciler: the page's example."""
+"""JetStream objects on the same server that the reconciler uses: the example in the docs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLE = [
     for document in yaml.safe_load_all(block)
 ]
 KEYS = [each.key for each in EXAMPLE if each.kind != "ProviderConfig"]
-LEAST_SECONDS = 0.5
+MIN_RESYNC_SECONDS = 0.5
 
 
 async def configs(world: World) -> dict[str, dict[str, Any]]:
@@ -40,27 +40,27 @@ async def configs(world: World) -> dict[str, dict[str, Any]]:
     return {each["config"]["name"]: each["config"] for each in listed}
 
 
-async def declared(world: World, *, exclusive: bool = False) -> None:
-    """The page's example, on this world's bus; nothing is listed twice without a reason."""
+async def declare_example(world: World, *, exclusive: bool = False) -> None:
+    """Declare the page's example on this world's bus; nothing is listed twice without a reason."""
     world.kinds = KindRegistry([STREAM, CONSUMER, BUCKET])
     await world.start_reconciler()
-    (documented,) = (each.spec for each in EXAMPLE if each.kind == "ProviderConfig")
-    spec = msgspec.convert({**documented, "endpoint": world.server.url}, ProviderConfigSpec)
-    impatient = api_config(
-        spec.endpoint, provider=spec.provider, resync=3600, least_resync_seconds=LEAST_SECONDS
+    (documented_spec,) = (each.spec for each in EXAMPLE if each.kind == "ProviderConfig")
+    spec = msgspec.convert({**documented_spec, "endpoint": world.server.url}, ProviderConfigSpec)
+    base_config = api_config(
+        spec.endpoint, provider=spec.provider, resync=3600, least_resync_seconds=MIN_RESYNC_SECONDS
     )
     scope = Scope(mode="Exclusive" if exclusive else "Shared")
-    await world.configure(msgspec.structs.replace(impatient, scope=scope), name="jetstream")
+    await world.configure(msgspec.structs.replace(base_config, scope=scope), name="jetstream")
     await world.declare_all([each for each in EXAMPLE if each.kind != "ProviderConfig"])
     for key in KEYS:
         await world.until_outcome(key, "Converged")
 
 
-async def test_the_pages_example_is_made_and_out_of_band_changes_to_it_are_reverted(
+async def test_the_pages_example_is_created_and_out_of_band_changes_are_reverted(
     bare_world: World,
 ) -> None:
     world = bare_world
-    await declared(world)
+    await declare_example(world)
     configs_by_name = await configs(world)
     consumer = (await api_request(world.nc, "CONSUMER.INFO.ORDERS.billing", None))["config"]
     assert configs_by_name["ORDERS"]["subjects"] == ["orders.>"]
@@ -87,7 +87,7 @@ async def test_the_pages_example_is_made_and_out_of_band_changes_to_it_are_rever
             and read["max_deliver"] == -1
         )
 
-    await world.until(is_as_declared, "all is as it was declared, long before the next resync")
+    await world.until(is_as_declared, "everything is as declared, long before the next resync")
 
     await delete_consumer(world.nc, "ORDERS", "billing")
 
@@ -98,17 +98,17 @@ async def test_the_pages_example_is_made_and_out_of_band_changes_to_it_are_rever
     await world.until(is_recreated, "the consumer is recreated")
 
 
-async def test_in_an_exclusive_scope_unmanaged_objects_go_and_the_products_own_streams_stay(
+async def test_an_exclusive_scope_deletes_unmanaged_objects_but_keeps_our_streams(
     bare_world: World,
 ) -> None:
     world = bare_world
-    await declared(world, exclusive=True)
+    await declare_example(world, exclusive=True)
     before = await configs(world)
-    unmanaged_stream = {"name": "STRAY", "subjects": ["stray"]}
-    await api_request(world.nc, "STREAM.CREATE.STRAY", unmanaged_stream)
+    unmanaged_stream = {"name": "UNMANAGED", "subjects": ["unmanaged"]}
+    await api_request(world.nc, "STREAM.CREATE.UNMANAGED", unmanaged_stream)
 
     async def is_deleted() -> bool:
-        return "STRAY" not in await configs(world)
+        return "UNMANAGED" not in await configs(world)
 
     await world.until(is_deleted, "the undeclared object is deleted")
     after = await configs(world)

@@ -1,4 +1,4 @@
-"""A listing that lags behind: where the API makes the ids, it must not lead to a second object."""
+"""A lagging listing leads to no second object if the API creates the ids."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def created(number: int) -> list[LogEvent]:
 
 @pytest.fixture
 def stage() -> Stage:
-    """An API that lists none of the objects that resources have created there."""
+    """Return an API that lists none of the objects that resources have created."""
     stage = Stage(Api(), nothing_new, BY_ID)
     position = 0
     for number in range(COUNT):
@@ -57,7 +57,7 @@ def stage() -> Stage:
     return stage
 
 
-async def test_what_a_listing_lacks_is_read_by_its_id_before_it_counts_as_gone(stage: Stage):
+async def test_an_unlisted_object_is_read_by_its_id_before_it_is_reported_absent(stage: Stage):
     del stage.api.by_id["n3"], stage.api.by_id["n5"]
     await stage.observer.list_once("default", "Shape")
     assert sorted(filter(None, stage.api.reads)) == sorted(f"n{each}" for each in range(COUNT))
@@ -69,10 +69,12 @@ async def test_what_a_listing_lacks_is_read_by_its_id_before_it_counts_as_gone(s
             deleted_observation.evidence,
             deleted_observation.absent_uid,
         ) == (None, "Read", f"n{number}")
-        assert deleted_observation.losses == LossCount(COUNT, COUNT), "the guard judges the listing"
+        assert deleted_observation.losses == LossCount(COUNT, COUNT), (
+            "the guard is applied to the listing"
+        )
 
 
-async def test_what_a_read_shows_to_have_changed_is_reported(stage: Stage):
+async def test_a_change_that_the_read_shows_is_reported(stage: Stage):
     stage.api.by_id["n7"] = replace(note(7), fields={"color": "Red"})
     await stage.observer.list_once("default", "Shape")
     assert stage.intake.observed.keys() == {key(7)}
@@ -80,10 +82,10 @@ async def test_what_a_read_shows_to_have_changed_is_reported(stage: Stage):
     assert seen == stage.api.by_id["n7"]
 
 
-async def test_a_read_reports_the_place_that_it_asked_for(
+async def test_a_read_reports_the_configuration_and_name_that_it_requested(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
-    """Meanwhile the resource got an object of another name at another API."""
+    """The resource gets an object with another name in another API during the read."""
 
     async def read(_self: Api, _name: str, uid: str | None = None) -> ExternalObject | None:
         if uid == "n3":
@@ -101,7 +103,9 @@ async def test_a_read_reports_the_place_that_it_asked_for(
     )
 
 
-async def test_what_cannot_be_read_is_not_gone(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+async def test_an_object_that_cannot_be_read_is_not_reported_absent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
     async def read(_self: Api, _name: str, _uid: str | None = None) -> ExternalObject | None:
         raise NotDoneError("try again later")
 
@@ -110,7 +114,7 @@ async def test_what_cannot_be_read_is_not_gone(stage: Stage, monkeypatch: pytest
     assert not stage.intake.observed
 
 
-async def test_what_a_listing_lacks_is_read_concurrently(
+async def test_unlisted_objects_are_read_concurrently(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
     limits = replace(EXCLUSIVE.limits, concurrency=4)

@@ -1,4 +1,4 @@
-"""Listings that fail for long are reported once, and nothing is reported without a need."""
+"""Listings that keep failing are reported once, and healthy listings are not reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ERROR = "GET /shapes?page=2: 500"
 
 @dataclass
 class Stage:
-    """One observer's reports, and the log as it has read it."""
+    """The reports of an observer, and the log that it has read."""
 
     models: ReadModels = field(default_factory=ReadModels)
     seconds: float = 1_000.0
@@ -82,7 +82,7 @@ class Stage:
         self.listings.handle_event(recorded)
 
     def decide(self) -> None:
-        """Record what the newest report says, as the aggregate does."""
+        """Record the newest report as the aggregate does."""
         report = self.reports[-1]
         if report.state == "ListingsFailed":
             assert report.failure is not None
@@ -91,7 +91,7 @@ class Stage:
             self.record(ListingsResumed(report.kind))
 
     async def fails(self, seconds: float, *, every: float = RETRY_SECONDS) -> None:
-        """Let listings fail for so long."""
+        """Let listings fail for this time."""
         for _ in range(round(seconds / every)):
             self.seconds += every
             await self.listings.record_failure(PLACE, self.config, ERROR)
@@ -106,8 +106,8 @@ class Stage:
         return [each.state for each in self.reports]
 
 
-def used(key: str = "default/Shape/foo") -> Stage:
-    """A configuration with one declared resource of the kind."""
+def stage_with_resource(key: str = "default/Shape/foo") -> Stage:
+    """Return a stage with a configuration and one declared resource of the kind."""
     stage = Stage()
     stage.record(SpecDeclared(1, "reconciler/v1", "", "billing", {}))
     declared = SpecDeclared(1, "shapes/v1", "billing", "foo", {})
@@ -116,7 +116,7 @@ def used(key: str = "default/Shape/foo") -> Stage:
 
 
 async def test_listings_that_fail_for_the_bound_are_reported_once() -> None:
-    stage = used()
+    stage = stage_with_resource()
     await stage.completes()
     last = stage.seconds
     await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
@@ -130,8 +130,8 @@ async def test_listings_that_fail_for_the_bound_are_reported_once() -> None:
     assert len(stage.reports) == 1
 
 
-async def test_one_listing_that_fails_is_not_reported_however_long_it_takes() -> None:
-    stage = used()
+async def test_a_single_failed_listing_is_not_reported_even_after_a_long_time() -> None:
+    stage = stage_with_resource()
     await stage.fails(3_600, every=3_600)
     assert stage.reports == []
     await stage.completes()
@@ -141,8 +141,8 @@ async def test_one_listing_that_fails_is_not_reported_however_long_it_takes() ->
     assert stage.states == ["ListingsFailed"]
 
 
-async def test_a_short_interval_is_reported_after_the_least_time() -> None:
-    stage = used()
+async def test_failures_at_a_short_interval_are_reported_after_the_minimum_time() -> None:
+    stage = stage_with_resource()
     stage.config = replace(CONFIG, resync_seconds=1.0)
     await stage.fails(MIN_FAILED_SECONDS - 1, every=1)
     assert stage.reports == []
@@ -150,8 +150,8 @@ async def test_a_short_interval_is_reported_after_the_least_time() -> None:
     assert stage.states == ["ListingsFailed"]
 
 
-async def test_the_next_complete_listing_ends_it_once_and_a_healthy_api_is_not_reported() -> None:
-    stage = used()
+async def test_the_next_complete_listing_ends_the_failure_once() -> None:
+    stage = stage_with_resource()
     await stage.completes()
     assert stage.reports == []
     await stage.fails(BOUND_SECONDS)
@@ -165,16 +165,16 @@ async def test_the_next_complete_listing_ends_it_once_and_a_healthy_api_is_not_r
     assert len(stage.reports) == 2
 
 
-async def test_a_report_that_is_missing_in_the_log_is_published_again() -> None:
-    stage = used()
+async def test_a_report_that_is_missing_from_the_log_is_published_again() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
     await stage.fails(BOUND_SECONDS)  # a decider has rejected it, or a restored log lacks it
     assert stage.states == ["ListingsFailed"] * 2
 
 
-async def test_a_report_that_the_bus_did_not_take_follows_the_next_listing() -> None:
-    stage = used()
+async def test_a_report_that_the_bus_did_not_store_is_repeated_at_the_next_listing() -> None:
+    stage = stage_with_resource()
     stage.is_bus_away = True
     await stage.fails(BOUND_SECONDS)
     stage.is_bus_away = False
@@ -188,8 +188,8 @@ async def test_a_report_that_the_bus_did_not_take_follows_the_next_listing() -> 
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
-async def test_the_next_process_reports_what_the_one_before_could_not() -> None:
-    stage = used()
+async def test_a_restarted_process_reports_failures_and_completions() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
     stage.process_starts()
     await stage.fails(BOUND_SECONDS)
@@ -204,15 +204,15 @@ async def test_the_next_process_reports_what_the_one_before_could_not() -> None:
 
 
 async def test_a_kind_that_no_resource_uses_is_not_reported() -> None:
-    stage = used("default/Record/foo")
+    stage = stage_with_resource("default/Record/foo")
     observation = ExternalObserved("billing", "x", ExternalObject("x", {}), "CompleteListing", 1)
     stage.record(observation, ResourceKey("default", "Shape", "x"))
     await stage.fails(5 * BOUND_SECONDS)
     assert stage.reports == []
 
 
-async def test_what_was_reported_ends_with_the_last_resource_of_the_kind() -> None:
-    stage = used()
+async def test_a_reported_failure_ends_with_the_last_resource_of_the_kind() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS)
     stage.decide()
     stage.record(SpecWithdrawn(2), ResourceKey("default", "Shape", "foo"))
@@ -220,16 +220,16 @@ async def test_what_was_reported_ends_with_the_last_resource_of_the_kind() -> No
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
-async def test_what_was_reported_ends_with_the_definition_of_the_kind() -> None:
-    stage = used()
+async def test_a_reported_failure_ends_with_the_definition_of_the_kind() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS)
     stage.decide()
     await stage.listings.remove(PLACE)
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
-async def test_the_time_of_an_open_breaker_or_a_closed_gate_does_not_count() -> None:
-    stage = used()
+async def test_the_time_of_an_open_breaker_or_a_closed_gate_is_not_counted() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
     stage.record(BreakerOpened(START, 2.0, 5, "refused"))
     await stage.fails(10 * BOUND_SECONDS)
@@ -242,8 +242,8 @@ async def test_the_time_of_an_open_breaker_or_a_closed_gate_does_not_count() -> 
     assert stage.states == ["ListingsFailed"]
 
 
-async def test_a_new_declaration_begins_anew() -> None:
-    stage = used()
+async def test_a_new_declaration_resets_the_health() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS)
     stage.decide()
     stage.record(SpecDeclared(2, "reconciler/v1", "", "billing", {}))
@@ -254,10 +254,8 @@ async def test_a_new_declaration_begins_anew() -> None:
     assert [each.as_of for each in stage.reports] == [1, 2]
 
 
-async def test_an_observer_that_cannot_list_what_another_one_lists_reports_ever_more_rarely() -> (
-    None
-):
-    stage = used()
+async def test_an_observer_backs_off_if_another_one_keeps_listing_successfully() -> None:
+    stage = stage_with_resource()
     waits: list[float] = []
     for number in range(1, 5):
         began = stage.seconds
@@ -272,8 +270,8 @@ async def test_an_observer_that_cannot_list_what_another_one_lists_reports_ever_
     assert len(stage.reports) == 5
 
 
-async def test_a_listing_of_another_team_ends_what_our_own_listings_report() -> None:
-    stage = used()
+async def test_a_listing_of_another_team_ends_a_reported_failure() -> None:
+    stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS)
     stage.decide()
     await stage.listings.record_completion(PLACE)

@@ -1,4 +1,4 @@
-"""A deleted object may still be listed; another API's object of that id, or a later one, counts."""
+"""A recently deleted object may still be listed, which is ignored only for its API and kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event(data: ResourceEvent) -> LogEvent:
     return LogEvent("default/Note/a@2", "reconciler", "", "default/Note/a", moment, 2, data)
 
 
-def noticed(clock: Clock, data: ResourceEvent) -> RecentDeletions:
+def deletions_after(clock: Clock, data: ResourceEvent) -> RecentDeletions:
     deletions = RecentDeletions(clock)
     deletions.handle_event(event(data))
     return deletions
@@ -34,16 +34,16 @@ def recent_ids(
     return deletions.ids("notes", "Note", began=began, grace_seconds=grace)
 
 
-def test_a_deleted_id_counts_for_its_api_and_kind_only():
-    deletions = noticed(Clock(), ActionDecided(ACTION))
+def test_a_deleted_id_is_recent_only_for_its_api_and_kind():
+    deletions = deletions_after(Clock(), ActionDecided(ACTION))
     assert recent_ids(deletions, 100.0) == {"7"}
     assert not deletions.ids("others", "Note", began=100.0, grace_seconds=0.0)
     assert not deletions.ids("notes", "Draft", began=100.0, grace_seconds=0.0)
 
 
-def test_a_deleted_id_counts_for_a_listing_that_began_within_the_grace_of_the_api():
+def test_a_deleted_id_is_recent_for_a_listing_within_the_grace_of_the_api():
     clock = Clock()
-    deletions = noticed(clock, ActionDecided(ACTION))
+    deletions = deletions_after(clock, ActionDecided(ACTION))
     clock.now += DELETED_SECONDS * 2
     assert recent_ids(deletions, 99.0) == {"7"}
     assert not recent_ids(deletions, 101.0)
@@ -55,7 +55,7 @@ def test_a_deleted_id_counts_for_a_listing_that_began_within_the_grace_of_the_ap
 
 def test_a_listing_of_another_process_may_have_begun_a_minute_ago():
     clock = Clock()
-    deletions = noticed(clock, ActionDecided(ACTION))
+    deletions = deletions_after(clock, ActionDecided(ACTION))
     clock.now += DELETED_SECONDS
     assert recent_ids(deletions, None) == {"7"}
     clock.now += 1

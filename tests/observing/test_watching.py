@@ -1,4 +1,4 @@
-"""An API that tells of changes, a real server: seen at once, and seen all the same if it lies."""
+"""Changes that an API reports are detected immediately, and by listings if the feed fails."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.scenarios.harness import World, api_config
 
 KEY = ResourceKey("default", "Record", "www")
 FIELDS = {"type": "A", "values": ["10.0.0.1"], "providerConfigRef": {"name": "zone"}}
-LEAST_SECONDS = 0.5
+MIN_RESYNC_SECONDS = 0.5
 RESYNC_SECONDS = 2.0
 
 
 class Broken(RecordsProvider):
-    """Its feed always fails."""
+    """A provider whose feed always fails."""
 
     async def changes(self, after: str | None) -> str:
         raise NotDoneError(f"no feed behind {after!r}", status=500)
 
 
 class Hanging(RecordsProvider):
-    """Its feed never sends an event."""
+    """A provider whose feed never sends an event."""
 
     async def changes(self, after: str | None) -> str:
         await asyncio.Event().wait()
@@ -41,14 +41,14 @@ class Hanging(RecordsProvider):
 
 
 class Silent(RecordsProvider):
-    """Its feed answers at once that nothing changed, whatever happens."""
+    """A provider whose feed always reports immediately that nothing changed."""
 
     async def changes(self, after: str | None) -> str:
         return "always the same" if after is None else after
 
 
 class Lying(RecordsProvider):
-    """Its feed always says at once that something changed."""
+    """A provider whose feed always reports immediately that something changed."""
 
     marks = count()
 
@@ -57,10 +57,10 @@ class Lying(RecordsProvider):
 
 
 @asynccontextmanager
-async def converged(
+async def converged_record(
     world: World, zone: str, resync: float, least: float
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """A record is declared and made; gives the API to do harm in."""
+    """Declare a record, wait until it is created, and yield a client of its API."""
     await world.start_reconciler()
     config = api_config(zone, provider="records", resync=resync, least_resync_seconds=least)
     await world.configure(config, name="zone")
@@ -78,29 +78,29 @@ async def check_deleted_record_is_recreated(world: World, api: httpx.AsyncClient
         response = await api.get("/records/www")
         return response.status_code == 200 and response.json()["id"] != deleted_id
 
-    await world.until(is_there, "the record is made again")
+    await world.until(is_there, "the record is recreated")
 
 
 async def test_a_deleted_object_is_recreated_long_before_the_next_resync(
     bare_world: World, records_url: str
 ) -> None:
     zone = records_url + "/zones/watched.example"
-    async with converged(bare_world, zone, resync=3600, least=LEAST_SECONDS) as api:
+    async with converged_record(bare_world, zone, resync=3600, least=MIN_RESYNC_SECONDS) as api:
         for _ in range(3):
             await check_deleted_record_is_recreated(bare_world, api)
 
 
 @pytest.mark.parametrize("provider", [Broken, Hanging, Silent, Lying])
-async def test_a_feed_that_cannot_be_relied_on_costs_time_and_never_truth(
+async def test_an_unreliable_feed_delays_detection_but_never_prevents_it(
     bare_world: World, records_url: str, provider: type[RecordsProvider]
 ) -> None:
     world, zone = bare_world, f"{records_url}/zones/{provider.__name__.lower()}.example"
     world.kinds = KindRegistry([replace(RECORD, connect=provider)])
     began = time.monotonic()
-    async with converged(world, zone, RESYNC_SECONDS, LEAST_SECONDS) as api:
+    async with converged_record(world, zone, RESYNC_SECONDS, MIN_RESYNC_SECONDS) as api:
         await check_deleted_record_is_recreated(world, api)
         await world.until_observed_again()
         observer = world.parts.observer
         assert observer is not None
-        most = 2 + (time.monotonic() - began) / LEAST_SECONDS
+        most = 2 + (time.monotonic() - began) / MIN_RESYNC_SECONDS
         assert observer.listings <= most

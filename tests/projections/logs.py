@@ -22,18 +22,18 @@ KEYS = [ResourceKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]
 def of(*stories: Story, seed: int = 0) -> Log:
     """Interleave the histories of resources into one log; positions grow, with gaps."""
     waiting = [list(story.log) for story in stories]
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     log: Log = []
     position = 0
     while any(waiting):
-        history = chance.choice([each for each in waiting if each])
-        position += chance.randint(1, 3)
+        history = rng.choice([each for each in waiting if each])
+        position += rng.randint(1, 3)
         log.append((position, history.pop(0)))
     return log
 
 
 def renamed(story: Story, key: ResourceKey) -> Story:
-    """The same history, told of another resource."""
+    """Return the same history with another resource key."""
     replayed_story = Story(key=key)
     replayed_story.log = [
         replace(event, subject=str(key), id=event_id(key, event.resourceversion))
@@ -51,27 +51,25 @@ quick = settings(
 
 
 def random_life(seed: int) -> World:
-    """Thirty things that happen to a resource, its API, its worker and its observer."""
-    chance, world = random.Random(seed), World()
+    """Run thirty random steps of a resource, its API, its worker and its observer."""
+    rng, world = random.Random(seed), World()
     for _ in range(30):
-        fields = {"color": chance.choice(["Red", "Green", "Blue"])}
-        policy = chance.choice(
-            [{}, {"adoption": "Adopt"}, {"deletion": "Orphan"}, {"paused": True}]
-        )
-        happenings: list[Callable[[], object]] = [
+        fields = {"color": rng.choice(["Red", "Green", "Blue"])}
+        policy = rng.choice([{}, {"adoption": "Adopt"}, {"deletion": "Orphan"}, {"paused": True}])
+        steps: list[Callable[[], object]] = [
             partial(world.declare, fields, policy),
             world.withdraw,
-            partial(world.work, chance.choice(FAULTS)),
+            partial(world.work, rng.choice(FAULTS)),
             partial(world.work, "none"),
             partial(world.wait, 3600.0),
-            partial(world.human_makes, fields["color"]),
-            partial(world.human_edits, fields),
-            world.human_deletes,
+            partial(world.create_by_hand, fields["color"]),
+            partial(world.edit_by_hand, fields),
+            world.delete_by_hand,
         ]
-        chance.choice(happenings)()
-        world.look()
-        world.show(-1)
-        world.deliver(chance.randint(1, 5))
+        rng.choice(steps)()
+        world.begin_listing()
+        world.publish_observation(-1)
+        world.deliver(rng.randint(1, 5))
     return world
 
 

@@ -7,7 +7,7 @@ import pytest
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
 from tests.judge.agreement import Agreement, unclassified_fields
-from tests.resource.building import converged
+from tests.resource.building import converged_story
 
 
 def test_every_field_of_the_row_is_compared_or_known_not_to_follow_from_the_state() -> None:
@@ -19,7 +19,7 @@ def test_every_field_of_the_row_is_compared_or_known_not_to_follow_from_the_stat
     [("uid", "u9"), ("action_id", "x"), ("observed_uid", "u9"), ("message", "no")],
 )
 def test_a_field_that_differs_from_the_state_is_reported(name: str, value: str) -> None:
-    story, state = converged(), NEW
+    story, state = converged_story(), NEW
     compared = Agreement(str(story.key))
     for event in story.log:
         state = evolve(state, event)

@@ -1,4 +1,4 @@
-"""Which losses of the log's end the rows explain, and which stop the start of a role."""
+"""Which losses at the end of the log the rows explain, and which keep a role from starting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAR = ResourceKey("default", "Shape", "bar")
 
 @dataclass
 class Log:
-    """What a log reports of its end: of each resource the newest position and version."""
+    """What a log reports about its end: the newest position and version of each resource."""
 
     last: int
     newest: dict[ResourceKey, tuple[int, int]]
@@ -62,7 +62,7 @@ class Rows:
 
 
 def models_at(position: int, *rows: tuple[ResourceKey, int, int]) -> ReadModels:
-    """Read models with rows: key, position and version of each one's newest event."""
+    """Return read models with these rows: key, and position and version of the newest event."""
     models = ReadModels()
     for key, newest, version in rows:
         row = StatusRow(key.namespace, key.kind, key.name)
@@ -73,12 +73,12 @@ def models_at(position: int, *rows: tuple[ResourceKey, int, int]) -> ReadModels:
 
 
 async def lost_resources(log: Log, models: ReadModels) -> list[str]:
-    damages = await find_lost(log, cast("NamedRows", Rows(models)), models)
-    return sorted(each.resource for each in damages)
+    lost = await find_lost(log, cast("NamedRows", Rows(models)), models)
+    return sorted(each.resource for each in lost)
 
 
 async def after_a_loss() -> tuple[Log, ReadModels]:
-    """The log lost positions 7 to 9 of foo, which the roles accepted; it ends at 6."""
+    """The log lost positions 7 to 9 of foo, and the roles accepted this; it ends at 6."""
     models = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
     log = Log(6, {FOO: (5, 3), BAR: (6, 3)}, state=(str(FOO), 9))
     await mark_lost(log, models)
@@ -101,11 +101,11 @@ async def test_a_cached_state_of_another_resource_is_evidence_of_another_loss() 
 
 
 async def test_an_interrupted_start_accepts_the_same_loss_again() -> None:
-    """The first damage was stored, the checkpoint was not."""
+    """The first damage was stored, but the checkpoint was not."""
     log, models = await after_a_loss()
-    again = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
-    again.damage[str(FOO)] = models.damage[str(FOO)]
-    assert await lost_resources(log, again) == [str(FOO)]
+    restarted = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
+    restarted.damage[str(FOO)] = models.damage[str(FOO)]
+    assert await lost_resources(log, restarted) == [str(FOO)]
 
 
 async def test_a_second_loss_is_counted_without_the_events_of_the_first() -> None:
@@ -120,7 +120,7 @@ async def test_a_second_loss_is_counted_without_the_events_of_the_first() -> Non
         await lost_resources(log, models)
 
 
-async def test_events_lost_amid_the_log_do_not_explain_its_end() -> None:
+async def test_events_lost_within_the_log_do_not_explain_its_end() -> None:
     models = models_at(9, (FOO, 7, 6), (BAR, 6, 3))
     log = Log(6, {FOO: (1, 1), BAR: (6, 3)}, missing=4)
     with pytest.raises(LogTooShortError):

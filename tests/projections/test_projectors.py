@@ -26,7 +26,7 @@ from reconciler.roles.projector import projector as projector_module
 from reconciler.roles.projector.projector import Projector, load_models
 from tests.memory_bus.rows import Rows
 from tests.projections.logs import Log, histories, log_of, of, quick, renamed
-from tests.resource.building import converged
+from tests.resource.building import converged_story
 
 PORTION_ROWS = 3  # so that these logs make many
 ROUNDS = 5  # after this many, the standby projector has noticed that the other one does not write
@@ -214,7 +214,7 @@ MANY = 20  # resources: all rows are several portions
 
 def log_of_many() -> Log:
     keys = [ResourceKey("default", "Block", f"foo-{number}") for number in range(MANY)]
-    return of(*(renamed(converged(), key) for key in keys))
+    return of(*(renamed(converged_story(), key) for key in keys))
 
 
 async def all_written(rows: Rows, log: Log) -> Process:

@@ -42,13 +42,17 @@ from tests.resource.building import (
     SHARED,
     START,
     Story,
-    converged,
+    api_object,
+    converged_story,
     error,
-    repainted,
-    thing,
+    repaint,
 )
 from tests.resource.test_observations import returned_after
-from tests.resource.test_wrong_uids import BY_ID, created_by_id, superseded
+from tests.resource.test_wrong_uids import (
+    BY_ID,
+    story_with_superseded_creation,
+    story_with_wrong_uid_by_id,
+)
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -94,7 +98,7 @@ def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed
 
 
 def test_a_resource_of_which_nothing_is_left_has_no_row():
-    story = converged()
+    story = converged_story()
     models = ReadModels()
     for position, event in of(story):
         models.apply(position, event)
@@ -112,10 +116,10 @@ def test_a_resource_of_which_nothing_is_left_has_no_row():
 
 
 def test_a_finalizer_that_outlives_its_object_is_shown():
-    story = converged()
+    story = converged_story()
     story.turn(FinalizerRequested("billing"))
     story.withdraw()
-    story.see(None)
+    story.observe(None)
     assert list(rebuild(of(story)).status[str(story.key)].finalizers) == ["billing"]
     story.turn(FinalizerReleased("billing"))
     assert not rebuild(of(story)).status
@@ -126,7 +130,7 @@ def row_of(story: Story) -> StatusRow:
 
 
 def test_what_is_not_as_it_should_be_says_since_when():
-    story = converged()
+    story = converged_story()
     assert (row_of(story).unmet_since, row_of(story).waits_since) == (None, None)
     story.declare({"type": "Square", "color": "Green"})
     story.fail("NotDone", message="refused 1")
@@ -164,8 +168,8 @@ def test_what_waits_for_another_resource_waits_since_it_named_that_one():
 
 
 def test_rows_say_how_a_resource_stands():
-    story = converged({"type": "Square", "color": "Purple"})
-    story.see(repainted(story.existing, color="Green"))
+    story = converged_story({"type": "Square", "color": "Purple"})
+    story.observe(repaint(story.existing, color="Green"))
     rows = dict(rebuild(of(story)).rows())
 
     status = decode_status(rows[status_name(story.key)])
@@ -194,9 +198,9 @@ def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_decla
 
 
 def test_a_recreated_object_is_not_ready_because_its_predecessor_was():
-    story = converged()
-    story.see(None)
-    story.report(shown=thing(uid="u2"))
+    story = converged_story()
+    story.observe(None)
+    story.report(existing=api_object(uid="u2"))
     length_before = len(story.log) - 1  # without the outcome that follows
     previous_row = rebuild(of(story)[:length_before]).status[str(story.key)]
     assert previous_row.outcome == "Converged"
@@ -210,30 +214,30 @@ def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
 
 
 def test_a_deletion_that_waits_is_waited_for_no_more_when_another_client_has_done_it():
-    story = converged()
+    story = converged_story()
     story.withdraw()
     story.fail("Refused")
     assert to_sweep(rebuild(of(story))) == {str(story.key)}
-    story.see(None)
+    story.observe(None)
     assert (story.outcome, story.state.waits.until) == ("Deleted", None)
     assert not rebuild(of(story)).status, "it would be woken for ever"
 
 
 def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_repaired_it():
-    story = converged()
+    story = converged_story()
     mended = story.existing
     for _ in range(CONTENTION_DRIFTS):
-        story.see(repainted(story.existing, color="Blue"))
+        story.observe(repaint(story.existing, color="Blue"))
         if not story.idle:
             story.succeed()
     assert to_sweep(rebuild(of(story))) == {str(story.key)}
-    story.see(repainted(mended))
+    story.observe(repaint(mended))
     assert story.outcome == "Converged"
     assert not to_sweep(rebuild(of(story)))
 
 
 def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
-    story = converged()
+    story = converged_story()
     story.declare({"color": "Red"}, policy={"paused": True})
     assert decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
     story.withdraw()
@@ -246,7 +250,7 @@ def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_
     [row] = rebuild(of(story)).ownership.values()
     assert (row.owned, row.pending_create) == (False, story.action.action_id)
 
-    story.fail("Conflict", shown=thing())
+    story.fail("Conflict", existing=api_object())
     assert not rebuild(of(story)).ownership
 
 
@@ -265,7 +269,7 @@ def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
             annotations={EXTERNAL_NAME_ANNOTATION: name},
             policy={"mode": "ObserveOnly"},
         )
-    story.report(shown=story.written(creation), action_id=creation.action_id)
+    story.report(existing=story.object_after(creation), action_id=creation.action_id)
     return story
 
 
@@ -285,7 +289,7 @@ def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration
     assert (row.provider_config, row.external_name) == (CONFIG, "Foo")
     assert row.declared_name == "Bar"
 
-    story.see(None)
+    story.observe(None)
     story.declare(config="other", annotations={EXTERNAL_NAME_ANNOTATION: "Bar"})
     story.succeed()
     row = row_of(story)
@@ -294,22 +298,22 @@ def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration
 
 def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missing():
     """A listing may leave it out, and the next one would show it as a stray."""
-    story = converged(policy={"deletion": "Orphan"})
+    story = converged_story(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
     kept_object = story.existing
-    story.see(None)
+    story.observe(None)
     assert row_of(story).released == ((kept_object.name, kept_object.uid),)
-    story.see(kept_object)
-    story.see(None, evidence="Read")
+    story.observe(kept_object)
+    story.observe(None, evidence="Read")
     assert str(story.key) not in rebuild(of(story)).status
 
 
 def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_released():
-    story = converged(policy={"deletion": "Orphan"})
+    story = converged_story(policy={"deletion": "Orphan"})
     kept_object = story.existing
-    story.see(None)
-    story.fail("Conflict", shown=kept_object)
+    story.observe(None)
+    story.fail("Conflict", existing=kept_object)
     assert row_of(story).listing_disproved
     story.withdraw()
     story.succeed()
@@ -318,7 +322,7 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_release
 
 
 def test_a_released_object_that_is_adopted_is_not_released_any_more():
-    story = converged(policy={"deletion": "Orphan"})
+    story = converged_story(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
     story.declare(policy={"adoption": "Adopt"})
@@ -326,10 +330,10 @@ def test_a_released_object_that_is_adopted_is_not_released_any_more():
 
 
 def test_a_released_object_that_another_one_has_replaced_is_forgotten():
-    story = converged(policy={"deletion": "Orphan"})
+    story = converged_story(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
-    story.see(thing(uid="h9"))
+    story.observe(api_object(uid="h9"))
     assert row_of(story).released == ()
 
 
@@ -382,18 +386,18 @@ def test_a_row_is_kept_if_only_a_key_shows_what_a_creation_has_made(kind: Kind, 
             story.fail("Unknown")
             story.wake(3600)
         story.withdraw()
-        story.look(None)
+        story.report_lookup(None)
     assert story.outcome == "Deleted"
     assert (str(story.key) in rebuild(of(story)).status) == (kind is BY_ID)
 
 
 def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
-    story, created_object = superseded()
+    story, created_object = story_with_superseded_creation()
     story.withdraw()
     story.succeed()
     assert story.outcome == "Deleted"
     assert str(story.key) in rebuild(of(story)).status
-    story.see(created_object)
+    story.observe(created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
     assert str(story.key) not in rebuild(of(story)).status
@@ -401,12 +405,12 @@ def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
 
 def test_a_row_is_kept_while_its_creation_may_have_made_an_object_of_another_uid():
     """Where the API makes the ids, a listing finds the creator of such an object by its row."""
-    story, created_object = created_by_id()
+    story, created_object = story_with_wrong_uid_by_id()
     story.withdraw()
     story.report(absent=True)
     assert story.outcome == "Deleted"
     assert str(story.key) in rebuild(of(story)).status
-    story.see(created_object)
+    story.observe(created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
     story.succeed()
     assert str(story.key) not in rebuild(of(story)).status
@@ -453,7 +457,7 @@ def test_changes_that_only_mark_damage_store_complete_rows():
 
 
 def test_restored_rows_continue_from_their_checkpoint():
-    story = converged()
+    story = converged_story()
     stored = dict(rebuild(of(story)).rows())
     again = restore(stored)
     assert again.position == decode_checkpoint(stored[CHECKPOINT]).position
@@ -464,7 +468,7 @@ def test_a_row_knows_what_was_asked_of_an_api_that_shows_nothing_after_a_write()
     """Else its loss were never told: an observer tells only of what was there."""
     story = Story()
     story.declare()
-    story.report(shown=None)
+    story.report(existing=None)
     [row] = rebuild(of(story)).status.values()
     assert story.state.observed.object is not None
     assert row.observed_digest == digest(story.state.observed.object)

@@ -1,4 +1,4 @@
-"""Builders for tests of the aggregate: a story of one resource, told command by command."""
+"""Builders for tests of the aggregate: the story of one resource, command by command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class BlockFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Fields of the tests' kind: what is not declared is not there, with no default filled in."""
+    """Fields of the tests' kind, without defaults: an undeclared field is absent."""
 
     type: str | None = None
     color: str | None = None
@@ -76,7 +76,7 @@ BLOCK = Kind(
     normalize=_capital_colors,
     name_problem=lambda name: "use another name" if name == "Forbidden" else None,
 )
-UNLABELLED = Kind(
+UNLABELED = Kind(
     name="Block",
     api_version=API_VERSION,
     schema=BlockFields,
@@ -122,7 +122,7 @@ def error(
     return ActionError(error_class, message, None, retry_after)
 
 
-def thing(
+def api_object(
     fields: Fields | None = None,
     *,
     uid: str | None = "human-1",
@@ -130,13 +130,13 @@ def thing(
     labels: dict[str, str] | None = None,
     name: str = "Foo",
 ) -> ExternalObject:
-    """An object as a human made it, unless told otherwise."""
+    """Return an object in the API, by default as a person created it."""
     object_fields = {"type": "Square", "color": "Red"} if fields is None else fields
     return ExternalObject(name, object_fields, uid, version, labels or {})
 
 
 class Story:
-    """One resource from its first event on; ``turn`` tells it something, and checks each replay."""
+    """One resource from its first event on; each processed command also checks the replay."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class Story:
         self.stored_at: datetime | None = None
         self.state: ResourceState = NEW
         self.log: list[LogEvent] = []
-        self.answers: list[Reply | None] = []
+        self.replies: list[Reply | None] = []
         self.timers: list[tuple[datetime, str]] = []
         self._objects = 0
 
-    # --- telling
+    # --- commands
 
     @property
     def context(self) -> Context:
@@ -183,30 +183,30 @@ class Story:
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:
         self.position += 1
         identity = message_id or f"m{self.position}"
-        stored_at = self.stored_at or self.now  # unless told, the clocks agree
+        stored_at = self.stored_at or self.now  # by default, the clocks agree
         return Command(self.position, identity, actor, data, stored_at=stored_at)
 
-    def give(self, commands: Sequence[Command]) -> list[ResourceEvent]:
+    def process(self, commands: Sequence[Command]) -> list[ResourceEvent]:
         turn = decide(self.state, commands, self.context)
         self.state = turn.state
         self.log += turn.events
-        self.answers = list(turn.replies)
+        self.replies = list(turn.replies)
         self.timers += turn.timers
         self._check_replay()
         return [event.data for event in turn.events]
 
     def _check_replay(self) -> None:
-        """Fold the log as another process reads it: lists, where a tuple was declared."""
+        """Fold the log as another process reads it: with lists in place of tuples."""
         state, row = NEW, Agreement(str(self.key))
         for each in self.log:
             event = decode_log(encode_log(each))
             state = evolve(state, event)
-            wrong = [*row.disagreements(event, state)]
-            assert not wrong, wrong
+            disagreements = [*row.disagreements(event, state)]
+            assert not disagreements, disagreements
         assert state == self.state
 
     def turn(self, *data: IntakeData) -> list[ResourceEvent]:
-        return self.give([self.command(each) for each in data])
+        return self.process([self.command(each) for each in data])
 
     def declare(
         self,
@@ -220,7 +220,7 @@ class Story:
     def withdraw(self, expected: int | None = None) -> list[ResourceEvent]:
         return self.turn(Withdrawn(expected))
 
-    def see(
+    def observe(
         self,
         existing: ExternalObject | None,
         *,
@@ -235,9 +235,9 @@ class Story:
         known_version: int | None = None,
         evidence: Literal["CompleteListing", "Read"] = "CompleteListing",
     ) -> list[ResourceEvent]:
-        """A listing shows the object; its observer had read the log, unless told otherwise.
+        """Process a listing that shows the object; by default, its observer had read the whole log.
 
-        Without a clock of the bus, one that began at ``began_at`` is stored at the same time.
+        Without a bus time, an observation that began at ``began_at`` is stored at that time.
         """
         command = self.command(
             Observed(
@@ -256,17 +256,17 @@ class Story:
         )
         if began_at is not None and self.stored_at is None:
             command = msgspec.structs.replace(command, stored_at=began_at)
-        return self.give([command])
+        return self.process([command])
 
-    def see_twice(self, existing: ExternalObject, **rest: Any) -> list[ResourceEvent]:
-        """Two listings show an undeclared object: the second tells which resource has it."""
-        return self.see(existing, **rest) + self.see(existing, **rest)
+    def observe_twice(self, existing: ExternalObject, **rest: Any) -> list[ResourceEvent]:
+        """Process two listings of an undeclared object; the second shows which resource has it."""
+        return self.observe(existing, **rest) + self.observe(existing, **rest)
 
     def report(
         self,
-        failed: ActionError | None = None,
+        failure: ActionError | None = None,
         *,
-        shown: ExternalObject | None = None,
+        existing: ExternalObject | None = None,
         attempt: int | None = None,
         action_id: str | None = None,
         redelivered: bool = False,
@@ -281,43 +281,43 @@ class Story:
                 started_at=self.now,
                 finished_at=self.now,
                 worker="w1",
-                error=failed,
-                object=shown,
+                error=failure,
+                object=existing,
                 replayed=replayed,
                 redelivered=redelivered,
                 absent=absent,
             )
         )
 
-    def look(
+    def report_lookup(
         self, observed_object: ExternalObject | None, labeled_uids: tuple[str, ...] = ()
     ) -> list[ResourceEvent]:
-        """A worker has looked what came of the action in flight."""
+        """Report what a worker's lookup of the action in flight has found."""
         flight = self.flight
         assert flight.is_lookup
         report = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
         fields_of_report = {"object": observed_object, "labeled_uids": labeled_uids}
         return self.turn(msgspec.structs.replace(report, is_lookup=True, **fields_of_report))
 
-    def succeed(self, **changed: Any) -> list[ResourceEvent]:
-        """Report that the action in flight was done; ``changed`` are fields the API keeps so."""
+    def succeed(self, **changes: Any) -> list[ResourceEvent]:
+        """Report that the action in flight succeeded; the API keeps the values in ``changes``."""
         action = self.action
         return self.report(
-            shown=None if action.operation == "Delete" else self.written(action, **changed)
+            existing=None if action.operation == "Delete" else self.object_after(action, **changes)
         )
 
     def fail(
         self,
         error_class: ErrorClass,
         *,
-        shown: ExternalObject | None = None,
+        existing: ExternalObject | None = None,
         retry_after: float | None = None,
         message: str = "the API said no",
         redelivered: bool = False,
         replayed: bool = False,
     ) -> list[ResourceEvent]:
-        failed = error(error_class, message, retry_after)
-        return self.report(failed, shown=shown, redelivered=redelivered, replayed=replayed)
+        failure = error(error_class, message, retry_after)
+        return self.report(failure, existing=existing, redelivered=redelivered, replayed=replayed)
 
     def wake(self, seconds: float = 0) -> list[ResourceEvent]:
         self.now += timedelta(seconds=seconds)
@@ -325,18 +325,18 @@ class Story:
             self.stored_at += timedelta(seconds=seconds)
         return self.turn(TimerFired("Retry"))
 
-    def written(self, action: Action, **changed: Any) -> ExternalObject:
-        """What an API shows after an action."""
+    def object_after(self, action: Action, **changes: Any) -> ExternalObject:
+        """Return the object that an API shows after an action."""
         self._objects += 1
         return ExternalObject(
             action.external_name,
-            {**action.fields, **changed},
+            {**action.fields, **changes},
             action.uid or f"u{self._objects}",
             f"v{self._objects}",
             action.labels,
         )
 
-    # --- asking
+    # --- results
 
     @property
     def flight(self) -> InFlight:
@@ -373,10 +373,10 @@ class Story:
         return [(each.outcome, each.generation) for each in recorded]
 
     @property
-    def answer(self) -> Reply:
-        (answer,) = self.answers
-        assert answer is not None
-        return answer
+    def reply(self) -> Reply:
+        (reply,) = self.replies
+        assert reply is not None
+        return reply
 
 
 def every(kind: type[_T], events: Sequence[ResourceEvent]) -> list[_T]:
@@ -392,14 +392,14 @@ def names(events: Sequence[ResourceEvent]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 
-def converged(
+def converged_story(
     fields: Fields | None = None,
     *,
     kind: Kind = BLOCK,
     configs: Mapping[str, ProviderConfigSpec] | None = None,
     **rest: Any,
 ) -> Story:
-    """A resource that was declared and created."""
+    """Return a resource that was declared and created."""
     story = Story(kind=kind, configs=configs)
     story.declare(fields, **rest)
     story.succeed()
@@ -413,16 +413,16 @@ def provider_config_story() -> Story:
     )
 
 
-def repainted(observed_object: ExternalObject, **changed: Any) -> ExternalObject:
-    """The same object after a human changed fields."""
+def repaint(observed_object: ExternalObject, **changes: Any) -> ExternalObject:
+    """Return the object after a person changed fields."""
     return msgspec.structs.replace(
         observed_object,
-        fields={**observed_object.fields, **changed},
+        fields={**observed_object.fields, **changes},
         version=f"{observed_object.version}+",
     )
 
 
-def relabelled(observed_object: ExternalObject, labels: dict[str, str]) -> ExternalObject:
+def relabel(observed_object: ExternalObject, labels: dict[str, str]) -> ExternalObject:
     return msgspec.structs.replace(
         observed_object, labels=labels, version=f"{observed_object.version}+"
     )

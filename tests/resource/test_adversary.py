@@ -1,4 +1,4 @@
-"""What an adversary has found in replacement, due moments, references, secrets and approvals."""
+"""Defects that adversarial reviews found in replacements, renewals, references and approvals."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from tests.resource.building import (
     SHARED,
     START,
     Story,
+    api_object,
     every,
     manifest,
     owned_labels,
-    repainted,
-    thing,
+    repaint,
 )
-from tests.resource.test_due import LIFE, Passes
+from tests.resource.test_due import LIFETIME, PassStory
 from tests.resource.test_replacement import (
     BESIDE,
     BY_ID,
@@ -83,8 +83,8 @@ def renewal(story: Story) -> Renewal:
     return story.state.renewal
 
 
-def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]:
-    """What an observer would publish of a complete listing."""
+def complete_listing(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]:
+    """Return the observations that an observer publishes for a complete listing."""
     row, _ = rows(story)
     assembler = ListingAssembler(
         ListingBegan(CONFIG, "Block", story.position),
@@ -99,19 +99,19 @@ def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]
     return [(str(key), each) for key, each in findings.observed]
 
 
-def idle_listing(story: Story, *objects: ExternalObject) -> None:
-    """An idle resource costs no message: what a listing tells is an event, or is not told again."""
+def check_listing_is_idle(story: Story, *objects: ExternalObject) -> None:
+    """Check that a listing of an idle resource leads to no further message."""
     for _ in range(2):
-        for key, observation in listed(story, *objects):
+        for key, observation in complete_listing(story, *objects):
             if key == str(FOO):
                 story.turn(observation)
-    assert [each for key, each in listed(story, *objects) if key == str(FOO)] == []
+    assert [each for key, each in complete_listing(story, *objects) if key == str(FOO)] == []
 
 
 # --- approvals
 
 
-def test_a1_an_approval_is_not_for_what_is_declared_in_the_same_batch():
+def test_a1_an_approval_does_not_cover_a_declaration_in_the_same_batch():
     story = created_story(PROTECTED)
     story.declare(SMALLER)
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
@@ -119,7 +119,7 @@ def test_a1_an_approval_is_not_for_what_is_declared_in_the_same_batch():
     assert story.idle, f"{story.action.operation} was approved for an Update"
 
 
-def test_a2_an_approval_that_nothing_needs_does_not_wait_for_the_next_loss():
+def test_a2_an_unneeded_approval_does_not_cover_the_next_loss():
     story = created_story(PROTECTED)
     story.declare(SMALLER)
     story.turn(Approved("DataLoss"), Declared(manifest(SQUARE)))
@@ -128,7 +128,7 @@ def test_a2_an_approval_that_nothing_needs_does_not_wait_for_the_next_loss():
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
 
 
-def test_a3_an_approval_comes_after_a_new_generation():
+def test_a3_an_approval_of_an_earlier_generation_has_no_effect():
     story = created_story(PROTECTED)
     story.declare(SMALLER)
     story.turn(Declared(manifest(SQUARE)), Approved("DataLoss"))
@@ -139,14 +139,14 @@ def test_a3_an_approval_comes_after_a_new_generation():
 # --- replacement
 
 
-def test_r1_an_adopted_object_that_comes_back_is_not_forgotten():
-    """By id: the new object was deleted, the old one adopted, and another creation forgets it."""
+def test_r1_an_adopted_object_that_is_owned_again_is_not_leaked():
+    """By id: the new object was deleted, the old one adopted, and another creation forgot it."""
     story = Story(kind=BY_ID)
-    story.see(thing(SQUARE))
+    story.observe(api_object(SQUARE))
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     while not story.idle:
         story.succeed()
-    old = owned(story)
+    old_object = owned(story)
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     succeed_starting(story)
     assert story.state.retiring is not None
@@ -159,66 +159,66 @@ def test_r1_an_adopted_object_that_comes_back_is_not_forgotten():
             for a in every(ActionDecided, [e.data for e in story.log])
             if a.action.operation == "Delete"
         }
-        assert old.uid in ours | removed, "leaked"
+        assert old_object.uid in ours | removed, "leaked"
 
 
-def test_r1b_labels_missing_adopted_object_with_no_write():
+def test_r1b_an_adopted_object_without_a_write_is_not_leaked():
     """As above, where nothing was written to it since its adoption (labels are immutable)."""
     kind = replace(BY_ID, immutable=frozenset({"type", "labels"}))
     story = Story(kind=kind)
-    story.see(thing(SQUARE))
+    story.observe(api_object(SQUARE))
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     assert story.idle
-    old = owned(story)
+    old_object = owned(story)
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     succeed_starting(story)
-    assert retiring(story).uid == old.uid
-    story.see(None)
-    assert owned(story).uid == old.uid
+    assert retiring(story).uid == old_object.uid
+    story.observe(None)
+    assert owned(story).uid == old_object.uid
     assert story.action.purpose == "Replace", story.action
     story.succeed()
     ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert old.uid in ours, "leaked"
+    assert old_object.uid in ours, "leaked"
 
 
-def test_r2_a_late_second_name_is_in_the_read_models():
+def test_r2_a_second_name_that_is_reported_late_is_in_the_read_models():
     story = created_story()
     story.declare(CIRCLE)
     action = story.action
     story.fail("Refused", redelivered=True)
-    story.report(shown=story.written(action), action_id=action.action_id)
+    story.report(existing=story.object_after(action), action_id=action.action_id)
     assert owned(story).external_name == action.external_name
     check_rows(story)
 
 
-def test_r3_a_second_name_that_is_gone_leaves_no_listing_that_is_ignored():
+def test_r3_a_foreign_object_after_a_missing_second_name_is_recorded():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    young = story.existing
-    assert young.name != "Foo"
-    story.see(None, name=young.name)
+    new_object = story.existing
+    assert new_object.name != "Foo"
+    story.observe(None, name=new_object.name)
     assert story.action.external_name == "Foo"
-    stranger = thing(CIRCLE)
-    story.fail("Conflict", shown=stranger)
+    foreign_object = api_object(CIRCLE)
+    story.fail("Conflict", existing=foreign_object)
     assert story.outcome == "Conflict"
-    idle_listing(story, stranger)
+    check_listing_is_idle(story, foreign_object)
 
 
-def test_r3b_and_it_is_made_when_the_stranger_goes():
+def test_r3b_the_object_is_created_once_the_foreign_object_is_deleted():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    story.see(None, name=story.existing.name)
-    story.fail("Conflict", shown=thing(CIRCLE))
-    for _key, observation in listed(story):
+    story.observe(None, name=story.existing.name)
+    story.fail("Conflict", existing=api_object(CIRCLE))
+    for _key, observation in complete_listing(story):
         story.turn(observation)
-    assert not story.idle, "stuck: the name is free, and nobody tells"
+    assert not story.idle, "stuck: the name is free, but no message reports it"
 
 
-def test_r4_a_refused_retirement_does_not_refuse_the_generation():
+def test_r4_a_refused_retirement_does_not_fail_the_generation():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -230,20 +230,20 @@ def test_r4_a_refused_retirement_does_not_refuse_the_generation():
     assert story.action.purpose == "Retire"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(repainted(story.existing, color="Blue"), name=story.existing.name)
+    story.observe(repaint(story.existing, color="Blue"), name=story.existing.name)
     assert not story.idle, (story.outcome, story.reason)
 
 
-def test_r5_only_observed_nothing_is_retired():
+def test_r5_an_observed_resource_retires_nothing():
     story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
-    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
+    story.observe(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert story.idle, story.action
 
 
-def test_r6_released_as_an_orphan_by_force_nothing_is_deleted():
+def test_r6_a_forced_release_as_an_orphan_deletes_nothing():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -251,69 +251,71 @@ def test_r6_released_as_an_orphan_by_force_nothing_is_deleted():
     story.withdraw()
     if not story.idle:
         story.fail("Refused")
-    story.turn(ForcedRelease("a person says so", orphan=True))
+    story.turn(ForcedRelease("requested by an operator", orphan=True))
     story.wake(86400)
     assert story.idle, story.action
     assert story.outcome == "Released"
 
 
-def test_r7_finalizers_hold_what_serves_when_it_is_withdrawn():
+def test_r7_finalizers_hold_the_ready_object_of_a_withdrawn_resource():
     story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
     story.turn(FinalizerRequested("a/b"))
     story.withdraw()
-    assert story.idle, f"{story.action.purpose}: the only one that serves goes, held or not"
+    assert story.idle, f"{story.action.purpose}: the only ready object would be deleted"
 
 
-def test_r8_a_conflict_shows_the_old_one_itself():
+def test_r8_a_conflict_with_the_old_object_does_not_leak_it():
     story = created_story()
-    old = story.existing
+    old_object = story.existing
     story.declare(CIRCLE)
     story.succeed()
-    story.fail("Conflict", shown=msgspec.structs.replace(old, version="77"))
+    story.fail("Conflict", existing=msgspec.structs.replace(old_object, version="77"))
     ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert old.uid in ours
+    assert old_object.uid in ours
 
 
-def test_r8b_a_conflict_without_obstacle():
+def test_r8b_a_conflict_without_an_obstacle_does_not_leak_the_old_object():
     story = created_story()
-    old = story.existing
+    old_object = story.existing
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", message="409: it is in use")
     ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert old.uid in ours
+    assert old_object.uid in ours
 
 
-def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_one():
+def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_object():
     story = created_story(BY_ID)
-    old = story.existing
+    old_object = story.existing
     story.declare(CIRCLE)
     for _ in range(20):
         if story.flight.is_lookup:
             break
         story.fail("Unknown")
         story.wake(3600)
-    story.look(old)
+    story.report_lookup(old_object)
     assert story.state.owned != story.state.retiring
     pair = [e.uid for e in (story.state.owned, story.state.retiring) if e is not None]
-    assert len(pair) == len(set(pair)), "one object is both"
+    assert len(pair) == len(set(pair)), "one object has both roles"
 
 
-def test_r10_both_of_one_name_are_listed():
+def test_r10_both_objects_with_one_name_are_listed():
     story = created_story(BY_ID)
-    old = story.existing
+    old_object = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.existing
-    assert young.name == old.name
-    for _key, observation in listed(story, old, msgspec.structs.replace(young, outputs={})):
+    new_object = story.existing
+    assert new_object.name == old_object.name
+    for _key, observation in complete_listing(
+        story, old_object, msgspec.structs.replace(new_object, outputs={})
+    ):
         story.turn(observation)
     assert story.action.purpose == "Retire"
 
 
-def test_r11_ready_is_asked_with_values_not_references():
+def test_r11_readiness_is_computed_from_values_and_not_from_references():
     requests: list[Fields] = []
 
     def ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
@@ -335,30 +337,30 @@ def test_r12_a_waiting_resource_never_writes():
     succeed_starting(story)
     story.declare({"type": "Circle", "color": {"$ref": "Block/Bar", "field": "outputs.c"}})
     assert story.outcome == "Waiting"
-    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
+    story.observe(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert story.idle, story.action
 
 
 # --- references
 
 
-def _refers(value: str) -> TargetReported:
+def _report_value(value: str) -> TargetReported:
     return TargetReported("default/Block/Bar", TargetState(True, True, {"outputs.c": value}))
 
 
-def test_v1_a_new_value_after_a_refusal_is_tried():
+def test_v1_a_new_value_after_a_refusal_is_applied():
     story = Story()
     story.declare({"type": "Square", "color": {"$ref": "Block/Bar", "field": "outputs.c"}})
-    story.turn(_refers("Red"))
+    story.turn(_report_value("Red"))
     story.succeed()
-    story.turn(_refers("Bad"))
+    story.turn(_report_value("Bad"))
     story.fail("Refused", message="no such color")
     assert story.outcome == "Failed"
-    story.turn(_refers("Green"))
+    story.turn(_report_value("Green"))
     assert not story.idle, (story.outcome, story.reason)
 
 
-def test_s1_a_store_is_a_name():
+def test_s1_a_store_name_with_a_slash_is_invalid():
     with pytest.raises(InvalidManifestError):
         secrets_in({"content": {"$secret": "n", "store": "a/b"}})
 
@@ -366,97 +368,97 @@ def test_s1_a_store_is_a_name():
 # --- due
 
 
-def test_d1_a_renewal_that_is_refused_is_no_hot_loop():
-    passes = Passes()
-    passes.fires(timedelta(hours=17))
+def test_d1_a_refused_renewal_causes_no_hot_loop():
+    pass_story = PassStory()
+    pass_story.fire_timer(timedelta(hours=17))
     for _ in range(5):
-        if passes.story.idle:
+        if pass_story.story.idle:
             break
-        passes.story.fail("Refused")
-    assert passes.story.idle, "refused, and called again at once, five times"
+        pass_story.story.fail("Refused")
+    assert pass_story.story.idle, "refused, and repeated immediately five times"
 
 
-def test_d1b_a_renewal_in_conflict_is_no_hot_loop():
-    passes = Passes()
-    passes.fires(timedelta(hours=17))
+def test_d1b_a_renewal_in_conflict_causes_no_hot_loop():
+    pass_story = PassStory()
+    pass_story.fire_timer(timedelta(hours=17))
     for _ in range(10):
-        if passes.story.idle:
+        if pass_story.story.idle:
             break
-        passes.story.fail("Conflict")
-    assert passes.story.idle, "in conflict, and called again at once, ten times"
+        pass_story.story.fail("Conflict")
+    assert pass_story.story.idle, "in conflict, and repeated immediately ten times"
 
 
-def test_d2_an_issuer_whose_clock_is_wrong_is_no_hot_loop():
-    passes = Passes()
-    passes.fires(timedelta(hours=17))
+def test_d2_an_issuer_with_a_wrong_clock_causes_no_hot_loop():
+    pass_story = PassStory()
+    pass_story.fire_timer(timedelta(hours=17))
     for number in range(10):
-        if passes.story.idle:
+        if pass_story.story.idle:
             break
-        passes.issued(START + timedelta(seconds=number))
-    assert passes.story.idle, "renewed ten times in no time"
+        pass_story.issue(START + timedelta(seconds=number))
+    assert pass_story.story.idle, "renewed ten times immediately"
 
 
-def test_d3_the_row_keeps_what_is_due_after_another_write():
-    passes = Passes()
-    story = passes.story
-    ends = START + LIFE
+def test_d3_the_row_keeps_the_renewal_time_after_another_write():
+    pass_story = PassStory()
+    story = pass_story.story
+    expires_at = START + LIFETIME
     assert rows(story)[0].renewal_at is not None
     story.declare({"type": "Square", "color": "Blue"})
-    passes.issued(ends)
+    pass_story.issue(expires_at)
     assert (story.outcome, story.idle) == ("Converged", True)
     assert story.state.renewal is not None
     assert rows(story)[0].renewal_at == renewal(story).at
 
 
-def test_d3b_withdrawn_and_declared_again():
-    passes = Passes()
-    story = passes.story
+def test_d3b_the_row_keeps_the_renewal_time_after_a_withdrawal_and_a_declaration():
+    pass_story = PassStory()
+    story = pass_story.story
     story.declare(policy={"paused": True})
     story.turn(Withdrawn(), Declared(manifest()))
     assert (story.outcome, story.idle) == ("Converged", True)
     assert rows(story)[0].renewal_at == renewal(story).at
 
 
-def test_d4_a_refused_renewal_does_not_refuse_drift():
-    passes = Passes()
-    story = passes.story
-    passes.fires(timedelta(hours=17))
+def test_d4_a_refused_renewal_does_not_block_the_correction_of_drift():
+    pass_story = PassStory()
+    story = pass_story.story
+    pass_story.fire_timer(timedelta(hours=17))
     story.fail("Refused")
     for _ in range(3):
         if not story.idle:
-            passes.issued()
-    story.see(repainted(story.existing, color="Blue"))
+            pass_story.issue()
+    story.observe(repaint(story.existing, color="Blue"))
     story.wake(600)
     assert not story.idle, (story.outcome, story.reason)
 
 
-# --- found by random histories
+# --- defects that random histories found
 
 
-def test_r14_when_the_old_one_is_ours_again_its_absence_is_noticed():
+def test_r14_the_absence_of_an_old_object_that_is_owned_again_is_detected():
     story = created_story()
-    old = story.existing
+    old_object = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(SQUARE)
     story.succeed()
-    assert (story.outcome, story.idle, story.existing) == ("Converged", True, old)
-    for _key, observation in listed(story):  # another client removed the old one
+    assert (story.outcome, story.idle, story.existing) == ("Converged", True, old_object)
+    for _key, observation in complete_listing(story):  # another client removed the old one
         story.turn(observation)
-    assert not story.idle, "Converged for ever, and nothing is there"
+    assert not story.idle, "Converged permanently without an object"
 
 
-def test_r15_when_the_old_one_is_ours_again_a_listing_proves_nothing():
+def test_r15_a_listing_of_an_old_object_that_is_owned_again_leads_to_no_message():
     story = created_story()
-    old = story.existing
+    old_object = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(SQUARE)
     story.succeed()
-    idle_listing(story, old)
+    check_listing_is_idle(story, old_object)
 
 
-def test_r16_a_refused_retirement_stays_in_the_read_models():
+def test_r16_a_refused_retirement_is_in_the_read_models():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -465,20 +467,20 @@ def test_r16_a_refused_retirement_stays_in_the_read_models():
     check_rows(story)
 
 
-def test_r17_what_is_claimed_under_the_plain_name_is_in_the_rows_under_it():
+def test_r17_an_object_that_is_claimed_under_the_plain_name_has_it_in_the_rows():
     story = Story(kind=BESIDE)
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     story.succeed()
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     story.succeed()
     story.succeed()
-    story.see(None, name=story.existing.name)
-    story.fail("Conflict", shown=thing(CIRCLE))
+    story.observe(None, name=story.existing.name)
+    story.fail("Conflict", existing=api_object(CIRCLE))
     assert story.state.owned is not None
     check_rows(story)
 
 
-HUNTED = EnvironmentSecrets(frozenset({SecretKey("default", "HUNTED")}))
+SECRETS = EnvironmentSecrets(frozenset({SecretKey("default", "TOKEN")}))
 
 
 def _row_with(secret: str) -> StatusRow:
@@ -496,34 +498,34 @@ def _digests(row: StatusRow, stores: SecretStores) -> dict[NamedSecret, str]:
     return asyncio.run(sweeper._digests())  # pyright: ignore[reportPrivateUsage]
 
 
-def test_s2_a_store_with_a_slash_does_not_end_every_sweep():
+def test_s2_a_store_name_with_a_slash_does_not_fail_every_sweep():
     assert _digests(_row_with("a/b/n"), SecretStores()) == {}
 
 
-def test_s3_a_variable_that_is_no_text_does_not_end_every_sweep(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(os.environb, b"HUNTED", b"\xff\xfesecret")
-    assert _digests(_row_with("env/HUNTED"), SecretStores({"env": HUNTED})) == {}
+def test_s3_a_variable_that_is_not_text_does_not_fail_every_sweep(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(os.environb, b"TOKEN", b"\xff\xfesecret")
+    assert _digests(_row_with("env/TOKEN"), SecretStores({"env": SECRETS})) == {}
 
 
-def test_s4_digests_are_keyed_without_a_folder_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HUNTED", "hunter2")
-    digests = _digests(_row_with("env/HUNTED"), SecretStores({"env": HUNTED}))
+def test_s4_digests_are_keyed_even_without_a_directory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TOKEN", "hunter2")
+    digests = _digests(_row_with("env/TOKEN"), SecretStores({"env": SECRETS}))
     plain = hashlib.blake2b(b"hunter2", digest_size=12).hexdigest()
-    assert digests.get(NamedSecret("default", "env/HUNTED")) != plain, (
-        "anybody who reads the log can try passwords"
+    assert digests.get(NamedSecret("default", "env/TOKEN")) != plain, (
+        "any reader of the log could guess passwords"
     )
 
 
-def test_d5_what_is_due_and_only_observed_is_not_woken_for_ever():
-    passes = Passes()
-    passes.story.declare(policy={"mode": "ObserveOnly"})
-    passes.fires(timedelta(hours=17))
-    assert passes.story.idle
-    assert rows(passes.story)[0].renewal_at is None, "each sweep wakes it, every 300 s for ever"
+def test_d5_an_observed_resource_is_not_woken_repeatedly_when_it_is_due():
+    pass_story = PassStory()
+    pass_story.story.declare(policy={"mode": "ObserveOnly"})
+    pass_story.fire_timer(timedelta(hours=17))
+    assert pass_story.story.idle
+    assert rows(pass_story.story)[0].renewal_at is None, "each sweep would wake it every 300 s"
 
 
-def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
-    """Of a foreign object only the identity is recorded: its content may be of last year."""
+def test_f1_an_object_claimed_by_its_label_is_read_before_it_is_written():
+    """Only the identity of a foreign object is recorded, so its content may be outdated."""
 
     kind = replace(
         BLOCK,
@@ -538,17 +540,17 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
         deletion_guard=DeletionGuard(max_count=0, max_percent=0),
     )
     story = Story(kind=kind, configs={CONFIG: config})
-    existing = thing({**SQUARE, "size": {"w": 1}}, labels=owned_labels())
-    story.see(existing, unmanaged=(5, 20))
+    existing = api_object({**SQUARE, "size": {"w": 1}}, labels=owned_labels())
+    story.observe(existing, unmanaged=(5, 20))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
-    now = repainted(existing, size={"w": 2})  # another client writes its own fields
+    changed_object = repaint(existing, size={"w": 2})  # another client writes its own fields
     row, _ = rows(story)
     assembler = ListingAssembler(
         ListingBegan(CONFIG, "Block", story.position),
         None,
         unique_names=story.context.capabilities.deterministic_names,
     )
-    assembler.add([now])
+    assembler.add([changed_object])
     findings = asyncio.run(
         compare_listing(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
     )
@@ -559,21 +561,21 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
     assert story.idle or story.action.fields.get("size") == {"w": 2}, story.action.fields
 
 
-def test_r18_what_a_lookup_found_is_not_forgotten_when_it_is_ours_again():
-    """Found by its label it has no result: back from `retiring` it is taken for absent."""
+def test_r18_an_object_that_a_lookup_found_is_not_leaked_when_it_is_owned_again():
+    """An object found by its label has no result; back from `retiring` it was treated as absent."""
     story = created_story()
     story.declare(CIRCLE)
-    existing = story.written(story.action)
+    existing = story.object_after(story.action)
     while not story.flight.is_lookup:
         story.fail("Unknown")
         story.wake(3600)
-    story.look(existing)
+    story.report_lookup(existing)
     story.succeed()  # the first one is retired
     assert (owned(story).uid, story.idle) == (existing.uid, True)
     story.declare(TRIANGLE)
     succeed_starting(story)
     assert retiring(story).uid == existing.uid
-    story.declare(SQUARE)  # before it is ready: it goes, the found one is ours again
+    story.declare(SQUARE)  # before it is ready: it is deleted, and the found object is ours again
     story.succeed()
     assert owned(story).uid == existing.uid
     story.succeed()

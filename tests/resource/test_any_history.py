@@ -1,4 +1,4 @@
-"""Whatever happens, in any order, with every fault: the invariants hold and it converges."""
+"""After any history, with any fault, the invariants hold and the resource converges."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ policies: st.SearchStrategy[Fields] = st.sampled_from(
         {"paused": True},
     ]
 )
-# What happens under other policies (an orphan is kept, a pause is honoured) depends on the way.
-firm: st.SearchStrategy[Fields] = st.sampled_from(
+# Under other policies (an orphan is kept, a pause is honored), the end depends on the history.
+convergent_policies: st.SearchStrategy[Fields] = st.sampled_from(
     [{"adoption": "Adopt"}, {"adoption": "Adopt", "mode": "Absent"}]
 )
 steps = st.one_of(
@@ -54,15 +54,15 @@ steps = st.one_of(
     st.tuples(st.just("work"), st.sampled_from(FAULTS), st.booleans()),
     st.tuples(st.just("wake stuck")),
     st.tuples(st.just("permit"), st.sampled_from([("*",), ("others",)])),
-    st.tuples(st.just("look")),
-    st.tuples(st.just("show"), small),
+    st.tuples(st.just("begin listing")),
+    st.tuples(st.just("publish observation"), small),
     st.tuples(st.just("wait"), st.sampled_from([0.0, 0.5, 10.0, 3600.0])),
-    st.tuples(st.just("human makes"), colors),
+    st.tuples(st.just("create by hand"), colors),
     st.tuples(
-        st.just("human edits"),
+        st.just("edit by hand"),
         st.fixed_dictionaries({}, optional={"color": colors, "note": st.sampled_from(["a", "b"])}),
     ),
-    st.tuples(st.sampled_from(["human strips", "human touches", "human deletes"])),
+    st.tuples(st.sampled_from(["strip labels by hand", "touch by hand", "delete by hand"])),
 )
 quick = settings(
     max_examples=int(os.environ.get("EXAMPLES", "300")),
@@ -71,7 +71,7 @@ quick = settings(
 )
 
 
-TAKE: dict[str, Callable[..., object]] = {
+STEPS: dict[str, Callable[..., object]] = {
     "declare": World.declare,
     "withdraw": World.withdraw,
     "deliver": World.deliver,
@@ -79,42 +79,42 @@ TAKE: dict[str, Callable[..., object]] = {
     "work": World.work,
     "wake stuck": World.wake_stuck,
     "permit": World.permit,
-    "look": World.look,
-    "show": World.show,
+    "begin listing": World.begin_listing,
+    "publish observation": World.publish_observation,
     "wait": World.wait,
-    "human makes": World.human_makes,
-    "human edits": World.human_edits,
-    "human strips": World.human_strips_labels,
-    "human touches": World.human_touches,
-    "human deletes": World.human_deletes,
+    "create by hand": World.create_by_hand,
+    "edit by hand": World.edit_by_hand,
+    "strip labels by hand": World.strip_labels_by_hand,
+    "touch by hand": World.touch_by_hand,
+    "delete by hand": World.delete_by_hand,
 }
 
 
-def take(world: World, step: tuple[Any, ...]) -> None:
-    TAKE[step[0]](world, *step[1:])
+def run_step(world: World, step: tuple[Any, ...]) -> None:
+    STEPS[step[0]](world, *step[1:])
 
 
-def let_go_once(world: World) -> bool:
-    """Tell whether an object was released on purpose: what it had is others' from then on."""
+def was_released(world: World) -> bool:
+    """Report whether an object was released on purpose; its fields belong to others since then."""
     released = [each.data for each in world.story.log if isinstance(each.data, OwnershipReleased)]
     return any(each.reason == "Orphaned" for each in released)
 
 
-def lived(history: list[tuple[Any, ...]]) -> World:
+def run_history(history: list[tuple[Any, ...]]) -> World:
     world = World()
     for step in history:
-        take(world, step)
+        run_step(world, step)
     return world
 
 
-def as_declared(existing: ExternalObject | None) -> object:
-    """Give what the reconciler answers for: not the note, which humans write and may lose."""
+def managed_content(existing: ExternalObject | None) -> object:
+    """Return the content that the reconciler manages, which excludes the note that people write."""
     if existing is None:
         return None
     return {name: each for name, each in existing.fields.items() if name != "note"}, existing.labels
 
 
-def is_quiet(world: World) -> None:
+def check_idle(world: World) -> None:
     events, effects = len(world.story.log), world.api.effects
     world.settle()
     assert (len(world.story.log), world.api.effects) == (events, effects)
@@ -126,16 +126,16 @@ PAUSED_IN_DOUBT: list[tuple[Any, ...]] = [
     ("declare", {"color": "Red"}, {"paused": True}),
     ("work", "throttled", False),
 ]
-"""A creation of unknown result is kept as it is until the pause ends."""
+"""A creation with an unknown result stays unchanged until the pause ends."""
 
 
 @quick
 @example(PAUSED_IN_DOUBT)
 @given(st.lists(steps, max_size=40))
-def test_any_history_comes_to_rest_and_can_be_replayed(history: list[tuple[Any, ...]]):
-    world = lived(history)
+def test_any_history_becomes_idle_and_can_be_replayed(history: list[tuple[Any, ...]]):
+    world = run_history(history)
     world.settle()
-    is_quiet(world)
+    check_idle(world)
     world.check()
 
 
@@ -146,17 +146,17 @@ RELEASE_OVERTAKEN: list[tuple[Any, ...]] = [
     ("withdraw",),
     ("work", "none", False),
 ]
-"""A field that was declared once is still on the object when only its label is taken off."""
+"""A field that was declared earlier stays on the object when only its label is removed."""
 
 
 @quick
 @example(RELEASE_OVERTAKEN, {"color": "Red"})
 @example(PAUSED_IN_DOUBT, {"color": "Red"})
 @given(st.lists(steps, max_size=40), specs)
-def test_after_any_history_what_is_declared_exists_as_declared(
+def test_after_any_history_the_object_exists_as_declared(
     history: list[tuple[Any, ...]], fields: Fields
 ):
-    world = lived(history)
+    world = run_history(history)
     world.declare({**fields, "color": "White"}, {"adoption": "Adopt"})
     world.settle()
     existing = world.api.object
@@ -164,21 +164,21 @@ def test_after_any_history_what_is_declared_exists_as_declared(
     assert world.story.outcome == "Converged"
     assert existing is not None
     assert world.has_own_owner_label
-    other_fields = {name: value for name, value in existing.fields.items() if name != "note"}
+    managed_fields = {name: value for name, value in existing.fields.items() if name != "note"}
     expected: Fields = {**fields, "color": "White"}
     assert (
-        other_fields == expected
-        if not let_go_once(world)
-        else other_fields | expected == other_fields
+        managed_fields == expected
+        if not was_released(world)
+        else managed_fields | expected == managed_fields
     )
-    is_quiet(world)
+    check_idle(world)
     world.check()
 
 
 @quick
 @given(st.lists(steps, max_size=40))
-def test_after_any_history_what_is_withdrawn_leaks_nothing(history: list[tuple[Any, ...]]):
-    world = lived(history)
+def test_after_any_history_a_withdrawal_leaks_nothing(history: list[tuple[Any, ...]]):
+    world = run_history(history)
     world.declare({"color": "White"}, {})
     world.withdraw()
     world.settle()
@@ -187,19 +187,22 @@ def test_after_any_history_what_is_withdrawn_leaks_nothing(history: list[tuple[A
     assert existing is None or existing.uid not in world.judge.ledger.ours
     world.check()
     assert world.story.outcome in ("Deleted", "Unowned", "Released", "Disputed")
-    is_quiet(world)
+    check_idle(world)
 
 
 @quick
 @given(
     st.lists(steps, max_size=25),
     st.lists(
-        st.one_of(st.tuples(st.just("declare"), specs, firm), st.just(("withdraw",))), max_size=5
+        st.one_of(
+            st.tuples(st.just("declare"), specs, convergent_policies), st.just(("withdraw",))
+        ),
+        max_size=5,
     ),
-    st.tuples(st.just("declare"), specs, firm),
+    st.tuples(st.just("declare"), specs, convergent_policies),
     st.lists(st.integers(min_value=1, max_value=3), max_size=6),
 )
-def test_however_a_batch_is_split_it_ends_in_the_same_place(
+def test_every_split_of_a_batch_leads_to_the_same_state(
     history: list[tuple[Any, ...]],
     batch: list[tuple[Any, ...]],
     last: tuple[Any, ...],
@@ -207,13 +210,13 @@ def test_however_a_batch_is_split_it_ends_in_the_same_place(
 ):
     ends: list[Any] = []
     for sizes in ([len(batch) + 1], cuts):
-        world = lived(history)
+        world = run_history(history)
         world.settle()
         for step in [*batch, last]:
-            take(world, step)
+            run_step(world, step)
         for size in sizes:
             world.deliver(size)
         world.settle()
-        assume(not let_go_once(world))
-        ends.append((world.story.outcome, as_declared(world.api.object)))
+        assume(not was_released(world))
+        ends.append((world.story.outcome, managed_content(world.api.object)))
     assert ends[0] == ends[1]

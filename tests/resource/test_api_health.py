@@ -1,4 +1,4 @@
-"""A ProviderConfig learns how its API answers: throttling and circuit breaker, scenario 14."""
+"""A ProviderConfig records the health of its API: throttling and circuit breaker, scenario 14."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def configured(fields: dict[str, Any] = FIELDS) -> Story:
+def config_story(fields: dict[str, Any] = FIELDS) -> Story:
     story = Story(key=BILLING, kind=PROVIDER_CONFIG)
     declare(story, fields)
     return story
@@ -48,7 +48,9 @@ def declare(story: Story, fields: dict[str, Any]) -> list[ResourceEvent]:
     return story.turn(Declared(declared))
 
 
-def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> list[ResourceEvent]:
+def report_failing(
+    story: Story, *, as_of: int | None = None, failures: int = 3
+) -> list[ResourceEvent]:
     known_version = story.state.api.version if as_of is None else as_of
     return story.turn(
         ApiReported("Failing", "w1", story.now, known_version, failures=failures, message="refused")
@@ -59,29 +61,32 @@ def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> lis
 def test_a_decider_with_a_wrong_clock_records_throttling_and_the_breaker_by_the_bus(
     hours: int,
 ) -> None:
-    """Else it would drop each report, or close the API to all workers for an hour."""
-    story = configured()
-    right = story.stored_at = story.now
+    """Otherwise it would drop each report, or close the API to all workers for an hour."""
+    story = config_story()
+    bus_time = story.stored_at = story.now
     story.now += timedelta(hours=hours)
-    throttled = only(
+    throttle_event = only(
         ApiThrottled,
-        story.turn(ApiReported("Throttled", "w1", right, 0, retry_after_seconds=10.0)),
+        story.turn(ApiReported("Throttled", "w1", bus_time, 0, retry_after_seconds=10.0)),
     )
-    assert (throttled.until, throttled.delay_seconds) == (right + timedelta(seconds=10), 10.0)
+    assert (throttle_event.until, throttle_event.delay_seconds) == (
+        bus_time + timedelta(seconds=10),
+        10.0,
+    )
     known_version = story.state.api.version
     opened = only(
-        BreakerOpened, story.turn(ApiReported("Failing", "w1", right, known_version, failures=3))
+        BreakerOpened, story.turn(ApiReported("Failing", "w1", bus_time, known_version, failures=3))
     )
-    assert right < opened.until <= right + timedelta(seconds=4)
-    assert story.turn(ApiReported("Probing", "w1", right, story.state.api.version)) == []
-    story.stored_at = right + timedelta(seconds=5)
+    assert bus_time < opened.until <= bus_time + timedelta(seconds=4)
+    assert story.turn(ApiReported("Probing", "w1", bus_time, story.state.api.version)) == []
+    story.stored_at = bus_time + timedelta(seconds=5)
     probed = only(
-        BreakerProbed, story.turn(ApiReported("Probing", "w1", right, story.state.api.version))
+        BreakerProbed, story.turn(ApiReported("Probing", "w1", bus_time, story.state.api.version))
     )
     assert probed.until == story.stored_at + timedelta(seconds=PROBE_TIMEOUTS * TIMEOUT_SECONDS)
 
 
-def probing(story: Story, reporter: str = "w1") -> list[ResourceEvent]:
+def report_probing(story: Story, reporter: str = "w1") -> list[ResourceEvent]:
     return story.turn(ApiReported("Probing", reporter, story.now, story.state.api.version))
 
 
@@ -90,12 +95,12 @@ def report_responding(story: Story, *, as_of: int | None = None) -> list[Resourc
     return story.turn(ApiReported("Responding", "w1", story.now, known_version))
 
 
-def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
+def report_throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
     at = story.now - timedelta(seconds=late)
     return story.turn(ApiReported("Throttled", "w1", at, retry_after_seconds=seconds))
 
 
-def unlisted(
+def report_listings_failed(
     story: Story, kind: str = "Block", *, minutes: float = 5, as_of: int | None = None
 ) -> list[ResourceEvent]:
     failure = ListingFailure(story.now - timedelta(minutes=minutes), "page 2: refused")
@@ -105,14 +110,16 @@ def unlisted(
     )
 
 
-def listed(story: Story, kind: str = "Block", *, as_of: int | None = None) -> list[ResourceEvent]:
+def report_listings_resumed(
+    story: Story, kind: str = "Block", *, as_of: int | None = None
+) -> list[ResourceEvent]:
     known_generation = story.state.desired.generation if as_of is None else as_of
     return story.turn(ApiReported("ListingsResumed", "o1", story.now, known_generation, kind=kind))
 
 
-def test_a_breaker_opens_for_a_while_and_gives_the_reason():
-    story = configured()
-    events = failing(story)
+def test_a_breaker_opens_temporarily_and_reports_the_reason():
+    story = config_story()
+    events = report_failing(story)
     opened = only(BreakerOpened, events)
     assert (opened.failures, opened.delay_seconds) == (3, 1.5)  # jitter 0.5 of 2 s
     outcome = only(OutcomeRecorded, events)
@@ -120,144 +127,146 @@ def test_a_breaker_opens_for_a_while_and_gives_the_reason():
     assert "after 3 consecutive failures: refused" in outcome.message
 
 
-def test_what_several_workers_report_of_one_state_is_recorded_once():
-    story = configured()
-    assert names(failing(story)) == ["BreakerOpened", "OutcomeRecorded"]
+def test_a_failure_that_several_workers_report_is_recorded_once():
+    story = config_story()
+    assert names(report_failing(story)) == ["BreakerOpened", "OutcomeRecorded"]
     story.wake(3600)
-    assert failing(story, as_of=0) == []  # their calls began before the breaker opened
+    assert report_failing(story, as_of=0) == []  # their calls began before the breaker opened
     assert report_responding(story, as_of=0) == []
 
 
-def test_one_probe_is_let_through_and_closes_the_breaker():
-    story = configured()
-    failing(story)
-    assert probing(story) == []  # too early
+def test_a_successful_probe_closes_the_breaker():
+    story = config_story()
+    report_failing(story)
+    assert report_probing(story) == []  # too early
     story.wake(1.5)
-    assert only(BreakerProbed, probing(story)).by == "w1"
-    assert probing(story, "w2") == []
+    assert only(BreakerProbed, report_probing(story)).by == "w1"
+    assert report_probing(story, "w2") == []
     events = report_responding(story)
     assert names(events) == ["BreakerClosed", "OutcomeRecorded"]
     assert only(OutcomeRecorded, events).outcome == "Converged"
     assert story.state.api == ApiHealth(version=story.state.version - 1)
 
 
-def test_a_probe_whose_worker_dies_is_made_by_another():
-    story = configured()
-    failing(story)
+def test_another_worker_probes_after_the_first_one_dies():
+    story = config_story()
+    report_failing(story)
     story.wake(1.5)
-    probing(story)
+    report_probing(story)
     story.wake(PROBE_TIMEOUTS * TIMEOUT_SECONDS)
-    assert only(BreakerProbed, probing(story, "w2")).by == "w2"
+    assert only(BreakerProbed, report_probing(story, "w2")).by == "w2"
 
 
-def test_a_probe_whose_process_stops_is_made_by_another_at_once():
-    story = configured()
-    failing(story)
+def test_another_worker_probes_immediately_after_the_first_one_stops():
+    story = config_story()
+    report_failing(story)
     story.wake(1.5)
-    probing(story)
-    assert probing(story, "w2") == []
+    report_probing(story)
+    assert report_probing(story, "w2") == []
     stopping = ApiReported("Stopping", "another", story.now)
     assert story.turn(stopping) == []
     assert (
         only(BreakerProbed, story.turn(msgspec.structs.replace(stopping, reporter="w1"))).by == ""
     )
-    assert only(BreakerProbed, probing(story, "w2")).by == "w2"
+    assert only(BreakerProbed, report_probing(story, "w2")).by == "w2"
     assert story.turn(ApiReported("Stopping", "w1", story.now)) == []
 
 
-def test_a_probe_that_fails_doubles_the_time_up_to_the_most():
-    story = configured()
-    waits = [only(BreakerOpened, failing(story)).delay_seconds]
+def test_a_failed_probe_doubles_the_delay_up_to_the_maximum():
+    story = config_story()
+    waits = [only(BreakerOpened, report_failing(story)).delay_seconds]
     for _ in range(6):
         story.wake(waits[-1])
-        probing(story)
-        waits.append(only(BreakerOpened, failing(story)).delay_seconds)
+        report_probing(story)
+        waits.append(only(BreakerOpened, report_failing(story)).delay_seconds)
     assert waits == [1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0]
     story.wake(45)
-    probing(story)
+    report_probing(story)
     report_responding(story)
-    assert only(BreakerOpened, failing(story)).delay_seconds == 1.5
+    assert only(BreakerOpened, report_failing(story)).delay_seconds == 1.5
 
 
-def test_a_throttled_api_is_left_alone_until_the_second_it_named():
-    story = configured()
-    events = throttled(story, 7.2)
+def test_a_throttled_api_is_not_called_before_the_second_that_it_named():
+    story = config_story()
+    events = report_throttled(story, 7.2)
     assert only(ApiThrottled, events).until == story.now + timedelta(seconds=8)
-    assert names(events) == ["ApiThrottled"]  # how a configuration stands is not at stake
-    assert throttled(story, 7.9) == []
-    assert throttled(story, 3) == []
-    assert names(throttled(story, 9)) == ["ApiThrottled"]
+    assert names(events) == ["ApiThrottled"]  # the status of the configuration is unchanged
+    assert report_throttled(story, 7.9) == []
+    assert report_throttled(story, 3) == []
+    assert names(report_throttled(story, 9)) == ["ApiThrottled"]
 
 
-def test_a_throttle_that_is_heard_of_late_is_over_or_shorter():
-    story = configured()
-    assert throttled(story, 7, late=30) == []
-    assert only(ApiThrottled, throttled(story, 7, late=5)).delay_seconds == 2.0
+def test_a_throttle_that_is_reported_late_is_over_or_shorter():
+    story = config_story()
+    assert report_throttled(story, 7, late=30) == []
+    assert only(ApiThrottled, report_throttled(story, 7, late=5)).delay_seconds == 2.0
 
 
-def test_a_throttle_by_a_clock_that_ran_ahead_hides_no_later_one():
-    story = configured()
+def test_a_throttle_from_a_clock_that_is_ahead_hides_no_later_one():
+    story = config_story()
     story.now += timedelta(hours=1)
-    throttled(story, 30)
+    report_throttled(story, 30)
     story.now -= timedelta(hours=1)
-    assert only(ApiThrottled, throttled(story, 30)).until == story.now + timedelta(seconds=30)
+    assert only(ApiThrottled, report_throttled(story, 30)).until == story.now + timedelta(
+        seconds=30
+    )
 
 
-def test_a_breaker_that_was_opened_by_a_clock_that_ran_ahead_is_probed():
-    story = configured()
+def test_a_breaker_that_was_opened_with_a_clock_that_is_ahead_is_probed():
+    story = config_story()
     story.now += timedelta(hours=1)
-    failing(story)
+    report_failing(story)
     story.wake(1.5)
-    probing(story)
+    report_probing(story)
     story.now -= timedelta(hours=1)
-    assert only(BreakerProbed, probing(story, "w2")).by == "w2"
-    assert only(BreakerOpened, failing(story)).delay_seconds == 3.0
+    assert only(BreakerProbed, report_probing(story, "w2")).by == "w2"
+    assert only(BreakerOpened, report_failing(story)).delay_seconds == 3.0
 
 
 def test_an_absurd_throttle_and_a_clock_that_is_ahead_are_bounded():
-    story = configured()
-    assert only(ApiThrottled, throttled(story, 1e9, late=-1e6)).delay_seconds == (
+    story = config_story()
+    assert only(ApiThrottled, report_throttled(story, 1e9, late=-1e6)).delay_seconds == (
         MAX_THROTTLED_SECONDS
     )
 
 
-def test_a_new_declaration_begins_anew():
-    story = configured()
-    failing(story)
-    throttled(story, 60)
+def test_a_new_declaration_resets_the_health():
+    story = config_story()
+    report_failing(story)
+    report_throttled(story, 60)
     events = declare(story, {**FIELDS, "endpoint": "http://elsewhere"})
     assert only(OutcomeRecorded, events).outcome == "Converged"
     assert story.state.api.open_until is story.state.api.throttled_until is None
-    assert failing(story, as_of=0) == []  # of the old endpoint
-    assert every(BreakerOpened, failing(story))
+    assert report_failing(story, as_of=0) == []  # about the old endpoint
+    assert every(BreakerOpened, report_failing(story))
 
 
-def test_nothing_is_recorded_of_what_is_no_declared_configuration():
+def test_reports_without_a_declared_configuration_are_not_recorded():
     story = Story()
     story.declare()
-    assert failing(story) == []
-    story = configured()
+    assert report_failing(story) == []
+    story = config_story()
     story.turn(Withdrawn())
-    assert failing(story) == []
+    assert report_failing(story) == []
 
 
 def test_a_breaker_survives_a_restart():
-    story = configured()
-    failing(story)
+    story = config_story()
+    report_failing(story)
     story.state = msgspec.msgpack.decode(
         msgspec.msgpack.encode(story.state), type=type(story.state)
     )
     story.wake(1.4)
-    assert probing(story) == []
+    assert report_probing(story) == []
     story.wake(0.1)
-    assert names(probing(story)) == ["BreakerProbed"]
+    assert names(report_probing(story)) == ["BreakerProbed"]
 
 
 @pytest.mark.parametrize("state", ["Failing", "Responding", "Probing", "Throttled"])
 def test_a_repeated_report_is_ignored(state: Any):
-    story = configured()
+    story = config_story()
     if state != "Failing":
-        failing(story)
+        report_failing(story)
         story.wake(1.5)
     report = ApiReported(state, "w1", story.now, story.state.api.version, 7.0, 3)
     story.turn(report)
@@ -266,8 +275,8 @@ def test_a_repeated_report_is_ignored(state: Any):
     assert story.state.version == version
 
 
-def test_closing_a_closed_breaker_is_no_news():
-    story = configured()
+def test_closing_a_closed_breaker_is_no_event():
+    story = config_story()
     assert report_responding(story) == []
     assert every(BreakerClosed, [event.data for event in story.log]) == []
 
@@ -276,8 +285,8 @@ def test_closing_a_closed_breaker_is_no_news():
 
 
 def test_a_configuration_whose_listings_fail_is_degraded_until_one_completes():
-    story = configured()
-    events = unlisted(story)
+    story = config_story()
+    events = report_listings_failed(story)
     assert names(events) == ["ListingsFailed", "OutcomeRecorded"]
     outcome = only(OutcomeRecorded, events)
     assert (outcome.outcome, outcome.reason) == ("Degraded", "ListingsFailed")
@@ -286,67 +295,69 @@ def test_a_configuration_whose_listings_fail_is_degraded_until_one_completes():
     )
     degraded = {each.type: each.status for each in outcome.conditions}
     assert degraded == {"Converged": "False", "Ready": "True", "Degraded": "True"}
-    assert unlisted(story, minutes=9) == []
-    events = listed(story)
+    assert report_listings_failed(story, minutes=9) == []
+    events = report_listings_resumed(story)
     assert names(events) == ["ListingsResumed", "OutcomeRecorded"]
     assert only(OutcomeRecorded, events).outcome == "Converged"
-    assert listed(story) == []
+    assert report_listings_resumed(story) == []
 
 
 def test_the_failed_listings_of_each_kind_are_reported_separately():
-    story = configured()
-    unlisted(story, "Block")
-    unlisted(story, "Anvil", minutes=7)
+    story = config_story()
+    report_listings_failed(story, "Block")
+    report_listings_failed(story, "Anvil", minutes=7)
     outcome = story.state.outcome
     assert outcome is not None
     assert outcome.message.startswith(
         "no listing of Anvil has completed since 2025-12-31T23:53:00Z"
     )
     assert "no listing of Block" in outcome.message
-    events = listed(story, "Anvil")
+    events = report_listings_resumed(story, "Anvil")
     assert names(events) == ["ListingsResumed", "OutcomeRecorded"]
     assert only(OutcomeRecorded, events).outcome == "Degraded"
     assert "Anvil" not in only(OutcomeRecorded, events).message
 
 
 def test_an_open_breaker_hides_failed_listings_and_does_not_end_them():
-    story = configured()
-    unlisted(story)
-    assert only(OutcomeRecorded, failing(story)).reason == "BreakerOpen"
+    story = config_story()
+    report_listings_failed(story)
+    assert only(OutcomeRecorded, report_failing(story)).reason == "BreakerOpen"
     story.wake(1.5)
-    probing(story)
+    report_probing(story)
     assert only(OutcomeRecorded, report_responding(story)).reason == "ListingsFailed"
 
 
 def test_a_report_about_listings_of_an_older_declaration_changes_nothing():
-    story = configured()
-    unlisted(story)
+    story = config_story()
+    report_listings_failed(story)
     events = declare(story, {**FIELDS, "endpoint": "http://elsewhere"})
     assert only(OutcomeRecorded, events).outcome == "Converged"
-    assert unlisted(story, as_of=1) == []
-    assert every(ListingsFailed, unlisted(story))
-    assert listed(story, as_of=1) == []
-    assert every(ListingsResumed, listed(story))
+    assert report_listings_failed(story, as_of=1) == []
+    assert every(ListingsFailed, report_listings_failed(story))
+    assert report_listings_resumed(story, as_of=1) == []
+    assert every(ListingsResumed, report_listings_resumed(story))
 
 
 def test_failed_listings_survive_a_restart():
-    story = configured()
-    unlisted(story)
+    story = config_story()
+    report_listings_failed(story)
     stored = msgspec.msgpack.encode(story.state)
     story.state = msgspec.msgpack.decode(stored, type=type(story.state))
-    assert unlisted(story) == []
-    assert names(listed(story)) == ["ListingsResumed", "OutcomeRecorded"]
+    assert report_listings_failed(story) == []
+    assert names(report_listings_resumed(story)) == ["ListingsResumed", "OutcomeRecorded"]
 
 
-def test_a_time_of_a_clock_that_is_ahead_is_recorded_as_now():
-    story = configured()
-    assert only(ListingsFailed, unlisted(story, minutes=-60)).failure.since == story.now
+def test_a_time_in_the_future_is_recorded_as_now():
+    story = config_story()
+    assert (
+        only(ListingsFailed, report_listings_failed(story, minutes=-60)).failure.since == story.now
+    )
 
 
-def test_listings_of_what_is_no_declared_configuration_are_not_recorded():
+def test_listings_without_a_declared_configuration_are_not_recorded():
     story = Story()
     story.declare()
-    assert unlisted(story) == []
-    story = configured()
+    assert report_listings_failed(story) == []
+    story = config_story()
     story.turn(Withdrawn())
-    assert unlisted(story) == []
+    assert report_listings_failed(story) == []

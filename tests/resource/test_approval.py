@@ -1,4 +1,4 @@
-"""Actions that wait until a person has approved exactly them: scenario 28."""
+"""Actions wait until a person approves their exact plan: scenario 28."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.resource.building import (
     FOO,
     SHARED,
     Story,
+    api_object,
     every,
     only,
-    thing,
 )
 
 RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
@@ -71,7 +71,7 @@ def operations(story: Story) -> list[tuple[str, str]]:
     return [(each.action.operation, each.action.purpose) for each in decided]
 
 
-def test_28_a_change_waits_and_what_was_approved_is_done():
+def test_28_a_change_waits_until_it_is_approved():
     story = converged_story("Always")
     count_before = len(operations(story))
     story.declare(BLUE)
@@ -80,7 +80,7 @@ def test_28_a_change_waits_and_what_was_approved_is_done():
     (difference,) = last_request(story).changes
     assert (difference.path, difference.observed, difference.desired) == ("color", "Red", "Blue")
     assert 'color: "Red" → "Blue"' in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
-    assert story.wake() == [], "it is asked once"
+    assert story.wake() == [], "an approval is requested once"
     events = approve(story)
     assert only(HoldApproved, events).plan == last_request(story).plan
     assert only(ActionDecided, events).action.fields["color"] == "Blue"
@@ -89,7 +89,7 @@ def test_28_a_change_waits_and_what_was_approved_is_done():
     assert story.outcome == "Converged"
 
 
-def test_a_creation_and_a_deletion_wait_too():
+def test_a_creation_and_a_deletion_wait_for_approval():
     story = story_of("Always")
     story.declare(RED)
     assert (last_request(story).operation, story.reason) == ("Create", "Approval")
@@ -109,7 +109,7 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
     story.withdraw()
     assert not rebuild(of(story)).status
-    story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
+    story.observe_twice(api_object(uid="h1"), unmanaged=(1, 60))
     assert (last_request(story).operation, story.reason) == ("Delete", "Approval")
     [row] = rebuild(of(story)).status.values()
     assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
@@ -131,63 +131,65 @@ def test_only_deletions_wait_where_the_configuration_requires_it():
     ("config", "policy", "waits"),
     [("Never", "Always", True), ("Always", "Never", True), ("Never", "Deletions", False)],
 )
-def test_a_policy_can_only_ask_for_more(config: ApprovalLevel, policy: ApprovalLevel, waits: bool):
+def test_a_policy_can_only_require_more_approvals(
+    config: ApprovalLevel, policy: ApprovalLevel, waits: bool
+):
     story = story_of(config)
     story.declare(RED, policy={"approve": policy})
     assert (story.reason == "Approval") == waits
 
 
-def test_what_changes_meanwhile_voids_an_approval():
+def test_a_change_of_the_plan_voids_an_approval():
     story = converged_story("Always")
     story.declare(BLUE)
     first = last_request(story).plan
     story.declare({"type": "Square", "color": "Green"})
     approve(story, first)
-    assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
+    assert (story.reply.reason, story.idle) == ("PlanOutdated", True)
     second = last_request(story).plan
-    story.see(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
-    assert last_request(story).plan not in (first, second), "others have changed the object"
+    story.observe(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
+    assert last_request(story).plan not in (first, second), "another client has changed the object"
     approve(story, second)
-    assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
+    assert (story.reply.reason, story.idle) == ("PlanOutdated", True)
     approve(story)
     assert story.action.fields["color"] == "Green"
 
 
-def test_an_observation_that_shows_nothing_new_voids_nothing():
+def test_an_unchanged_observation_voids_no_approval():
     story = converged_story("Always")
     story.declare(BLUE)
-    assert not every(ApprovalRequested, story.see(changed(story.existing, version="another")))
+    assert not every(ApprovalRequested, story.observe(changed(story.existing, version="another")))
 
 
 def test_an_approval_names_its_plan():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story, "")
-    assert not story.answer.accepted
-    assert "the decision names none" in story.answer.message
+    assert not story.reply.accepted
+    assert "the decision names none" in story.reply.message
     story.turn(Approved("Approval", "Abandon", plan=last_request(story).plan))
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
     assert story.idle
 
 
-def test_an_approval_is_for_once():
+def test_an_approval_is_valid_once():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
     story.succeed()
-    story.see(changed(story.existing, fields=RED, version="by hand"))
-    assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift is another question"
+    story.observe(changed(story.existing, fields=RED, version="by hand"))
+    assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift needs another approval"
     assert story.idle
 
 
-def test_what_was_approved_continues_after_a_conflict_that_changed_nothing_of_it():
+def test_an_approved_action_continues_after_a_conflict_without_changes():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
-    story.fail("Conflict", shown=changed(story.existing, version="moved"))
+    story.fail("Conflict", existing=changed(story.existing, version="moved"))
     assert (story.action.operation, len(every(ApprovalRequested, _data(story)))) == ("Update", 1)
     story.fail(
-        "Conflict", shown=changed(story.existing, fields={"type": "Square", "color": "Black"})
+        "Conflict", existing=changed(story.existing, fields={"type": "Square", "color": "Black"})
     )
     assert (story.idle, story.reason) == (True, "Approval")
 
@@ -196,7 +198,7 @@ def _data(story: Story) -> list[ResourceEvent]:
     return [event.data for event in story.log]
 
 
-def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
+def test_a_rejected_plan_is_held_and_can_still_be_approved():
     story = converged_story("Always")
     story.declare(BLUE)
     events = reject(story, "not on a Friday")
@@ -208,16 +210,16 @@ def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
     assert story.action.fields["color"] == "Blue"
 
 
-def test_a_new_declaration_is_asked_for_anew_after_a_rejection():
+def test_a_new_declaration_after_a_rejection_needs_another_approval():
     story = converged_story("Always")
     story.declare(BLUE)
     reject(story)
     story.declare({"type": "Square", "color": "Green"})
     assert (story.outcome, story.reason) == ("Held", "Approval")
     story.declare(RED)
-    assert story.outcome == "Converged", "there is nothing left to ask for"
+    assert story.outcome == "Converged", "no approval is needed"
     approve(story)
-    assert story.answer.reason == "NotHeld"
+    assert story.reply.reason == "NotHeld"
 
 
 @pytest.mark.parametrize("approve_at", ["Always", "Deletions"])
@@ -233,15 +235,15 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert not story.idle, "the other half needs no second approval"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(changed(story.existing, fields=BLUE, version="by hand"))
+    story.observe(changed(story.existing, fields=BLUE, version="by hand"))
     assert story.idle
 
 
-def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
+def test_an_unapproved_plan_ends_when_another_action_is_in_flight():
     story = converged_story("Deletions", immutable=frozenset({"type"}))
     story.declare({"type": "Circle"})
     assert last_request(story).purpose == "Replace"
-    story.see(None)
+    story.observe(None)
     assert story.action.operation == "Create", "the object is missing: nothing is replaced"
     story.fail("NotDone")
     assert story.outcome == "Degraded"
@@ -251,13 +253,13 @@ def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
 def test_an_undeclared_object_of_an_exclusive_scope_waits():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
-    story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
+    story.observe_twice(api_object(uid="h1"), unmanaged=(1, 60))
     assert (story.idle, story.reason, last_request(story).operation) == (True, "Approval", "Delete")
     approve(story)
     assert story.action.uid == "h1"
 
 
-def test_where_nothing_needs_approval_any_more_it_is_done():
+def test_an_action_that_no_longer_needs_approval_is_executed():
     story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {CONFIG: SHARED}
@@ -265,7 +267,7 @@ def test_where_nothing_needs_approval_any_more_it_is_done():
     assert story.action.fields["color"] == "Blue"
 
 
-def test_the_row_says_what_waits_until_it_does_no_more():
+def test_the_row_shows_the_pending_plan_until_it_is_approved():
     story = converged_story("Always")
     story.declare(BLUE)
     row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
@@ -280,7 +282,7 @@ def test_the_row_says_what_waits_until_it_does_no_more():
     assert (row.pending_plan, row.pending_level) == ("", "Never")
 
 
-def test_the_row_names_no_plan_while_another_hold_is_in_the_way():
+def test_the_row_shows_no_plan_during_another_hold():
     story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {}

@@ -15,7 +15,7 @@ RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blu
 RESYNC = 8.0
 
 
-def converged_story() -> Story:
+def contention_story() -> Story:
     story = Story(configs={CONFIG: replace(SHARED, resync_seconds=RESYNC)})
     story.declare(RED)
     story.succeed()
@@ -26,7 +26,7 @@ def overwrite(story: Story, **fields: str) -> None:
     observed_object = replace(
         story.existing, fields={**RED, "color": "Blue", **fields}, version="by hand"
     )
-    story.see(observed_object)
+    story.observe(observed_object)
 
 
 def overwrite_repeatedly(story: Story, times: int = CONTENTION_DRIFTS - 1) -> None:
@@ -37,18 +37,18 @@ def overwrite_repeatedly(story: Story, times: int = CONTENTION_DRIFTS - 1) -> No
         story.succeed()
 
 
-def wait_of(story: Story) -> float:
+def last_delay_seconds(story: Story) -> float:
     return every(RetryScheduled, [event.data for event in story.log])[-1].delay_seconds
 
 
-def test_one_or_two_out_of_band_changes_are_repaired_immediately():
-    story = converged_story()
+def test_one_or_two_out_of_band_changes_are_corrected_immediately():
+    story = contention_story()
     overwrite_repeatedly(story)
     assert story.outcome == "Converged"
 
 
-def test_42_the_third_time_the_repair_waits_and_gives_the_reason():
-    story = converged_story()
+def test_42_the_third_correction_is_delayed_and_reports_the_reason():
+    story = contention_story()
     overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
@@ -56,18 +56,18 @@ def test_42_the_third_time_the_repair_waits_and_gives_the_reason():
     assert story.state.outcome is not None
     assert "has overwritten color 3 times since" in story.state.outcome.message
     assert "ignoreFields" in story.state.outcome.message
-    assert story.wake() == [], "it waits"
-    story.wake(wait_of(story))
+    assert story.wake() == [], "the correction is delayed"
+    story.wake(last_delay_seconds(story))
     assert story.action.fields["color"] == "Red"
 
 
-def test_42_it_waits_longer_each_time_and_never_longer_than_a_resync():
-    story = converged_story()
+def test_42_the_delay_grows_up_to_the_resync_interval():
+    story = contention_story()
     overwrite_repeatedly(story)
     waits: list[float] = []
     for _ in range(10):
         overwrite(story)
-        waits.append(wait_of(story))
+        waits.append(last_delay_seconds(story))
         story.wake(RESYNC)
         story.succeed()
     assert waits == sorted(waits)
@@ -75,8 +75,8 @@ def test_42_it_waits_longer_each_time_and_never_longer_than_a_resync():
     assert RESYNC / 2 <= waits[-1] <= RESYNC
 
 
-def test_another_value_of_the_other_client_does_not_delay_the_repair():
-    story = converged_story()
+def test_another_value_of_the_other_client_does_not_extend_the_delay():
+    story = contention_story()
     overwrite_repeatedly(story, 5)
     overwrite(story)
     until = story.state.waits.until
@@ -86,8 +86,8 @@ def test_another_value_of_the_other_client_does_not_delay_the_repair():
     assert story.action.fields["color"] == "Red"
 
 
-def test_drift_without_contention_is_repaired_immediately():
-    story = converged_story()
+def test_drift_without_contention_is_corrected_immediately():
+    story = contention_story()
     overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
@@ -95,34 +95,36 @@ def test_drift_without_contention_is_repaired_immediately():
     assert story.action.fields == RED
 
 
-def test_a_new_declaration_acts_immediately_and_resets_the_count():
-    story = converged_story()
+def test_a_new_declaration_is_applied_immediately_and_resets_the_count():
+    story = contention_story()
     overwrite_repeatedly(story)
     overwrite(story)
     story.declare({"type": "Square", "color": "Green"})
     assert story.action.fields["color"] == "Green"
     story.succeed()
-    story.see(replace(story.existing, fields=BLUE, version="by hand"))
+    story.observe(replace(story.existing, fields=BLUE, version="by hand"))
     assert not story.idle
 
 
-def test_a_change_that_the_other_client_reverts_needs_no_repair():
-    story = converged_story()
+def test_a_change_that_the_other_client_reverts_needs_no_correction():
+    story = contention_story()
     overwrite_repeatedly(story)
     original = story.existing
     overwrite(story)
-    story.see(replace(original, version="again"))
+    story.observe(replace(original, version="again"))
     assert story.outcome == "Converged"
     overwrite(story)
-    assert (story.reason, story.idle) == ("RepeatedDrift", True), "the next one waits again"
+    assert (story.reason, story.idle) == ("RepeatedDrift", True), (
+        "the next correction is delayed again"
+    )
 
 
-def test_repeated_deletions_are_repaired_with_growing_delays():
-    story = converged_story()
+def test_repeated_deletions_are_corrected_with_growing_delays():
+    story = contention_story()
     for _ in range(CONTENTION_DRIFTS - 1):
-        story.see(None)
+        story.observe(None)
         story.succeed()
-    story.see(None)
+    story.observe(None)
     assert (story.outcome, story.reason, story.idle) == ("Degraded", "RepeatedDrift", True)
     assert story.state.outcome is not None
     assert "another client has deleted the object 3 times" in story.state.outcome.message
@@ -131,7 +133,7 @@ def test_repeated_deletions_are_repaired_with_growing_delays():
 
 
 def test_a_withdrawal_does_not_wait():
-    story = converged_story()
+    story = contention_story()
     overwrite_repeatedly(story)
     overwrite(story)
     story.withdraw()
@@ -139,7 +141,7 @@ def test_a_withdrawal_does_not_wait():
 
 
 @pytest.mark.parametrize(("pause", "times"), [(CONTENTION_WINDOW, 3), (2 * CONTENTION_WINDOW, 1)])
-def test_drifts_of_long_ago_do_not_count(pause: timedelta, times: int):
+def test_old_drift_is_not_counted(pause: timedelta, times: int):
     path_drifts = (PathDrift("color", 2, START, START), PathDrift("size", 9, START, START))
     drift = only(DriftDetected, [_drift()])
     (*_, color) = count_drift(path_drifts, drift, START + pause)
@@ -151,6 +153,6 @@ def test_a_change_that_may_be_our_own_is_no_contention():
 
 
 def _drift() -> DriftDetected:
-    story = converged_story()
+    story = contention_story()
     observed_object = replace(story.existing, fields=BLUE, version="by hand")
-    return only(DriftDetected, story.see(observed_object))
+    return only(DriftDetected, story.observe(observed_object))

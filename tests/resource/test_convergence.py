@@ -1,4 +1,4 @@
-"""Declare, create, change, lose, repaint: scenarios 1 to 4 and 24, and the three-way merge."""
+"""Creations, updates, losses and drift: scenarios 1 to 4 and 24, and the three-way merge."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from events.log import (
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     FOO_OWNER,
-    UNLABELLED,
+    UNLABELED,
     Story,
-    converged,
+    converged_story,
     every,
     manifest,
     names,
     only,
     owned_labels,
-    relabelled,
-    repainted,
+    relabel,
+    repaint,
 )
 
 
@@ -41,8 +41,8 @@ def test_a_declared_resource_is_created_and_converges_as_generation_1():
     assert story.outcomes() == [("Converged", 1)]
 
 
-def test_a_new_colour_is_one_update_of_the_same_object():
-    story = converged()
+def test_a_new_color_is_one_update_of_the_same_object():
+    story = converged_story()
     uid = story.existing.uid
     events = story.declare({"type": "Square", "color": "Purple"})
     assert names(events) == ["SpecDeclared", "ActionDecided"]
@@ -52,9 +52,9 @@ def test_a_new_colour_is_one_update_of_the_same_object():
     assert story.outcomes() == [("Converged", 1), ("Converged", 2)]
 
 
-def test_what_a_human_deleted_is_drift_and_is_recreated():
-    story = converged()
-    events = story.see(None)
+def test_an_object_that_a_person_deleted_is_drift_and_is_recreated():
+    story = converged_story()
+    events = story.observe(None)
     assert names(events) == [
         "ExternalObserved",
         "DriftDetected",
@@ -68,9 +68,9 @@ def test_what_a_human_deleted_is_drift_and_is_recreated():
     assert story.outcome == "Converged"
 
 
-def test_what_a_human_painted_is_recorded_with_both_values_and_painted_back():
-    story = converged()
-    events = story.see(repainted(story.existing, color="Green"))
+def test_a_change_by_a_person_is_recorded_with_both_values_and_reverted():
+    story = converged_story()
+    events = story.observe(repaint(story.existing, color="Green"))
     drift = only(DriftDetected, events)
     assert drift.differences == (FieldDifference("color", "Red", "Green"),)
     assert story.action.operation == "Update"
@@ -81,43 +81,43 @@ def test_what_a_human_painted_is_recorded_with_both_values_and_painted_back():
     assert story.outcome == "Converged"
 
 
-def test_drift_rests_on_the_drift_event():
-    story = converged()
-    story.see(repainted(story.existing, color="Green"))
+def test_the_correction_of_drift_names_the_drift_event_as_its_cause():
+    story = converged_story()
+    story.observe(repaint(story.existing, color="Green"))
     (drift,) = [event for event in story.log if isinstance(event.data, DriftDetected)]
     assert story.action.causes == (drift.id,)
 
 
-def test_two_ways_to_write_a_value_are_no_difference():
-    story = converged({"color": "red"})
-    events = story.see(repainted(story.existing, color="RED"))
+def test_two_spellings_of_a_value_are_no_difference():
+    story = converged_story({"color": "red"})
+    events = story.observe(repaint(story.existing, color="RED"))
     assert names(events) == ["ExternalObserved"]
 
 
 def test_an_unchanged_observation_is_no_event():
-    story = converged()
+    story = converged_story()
     for _ in range(10):
-        assert story.see(story.existing) == []
+        assert story.observe(story.existing) == []
         assert story.wake(30) == []
 
 
 def test_a_new_version_without_a_change_is_no_event():
-    story = converged()
+    story = converged_story()
     existing = story.existing
-    assert story.see(repainted(existing)) == []
+    assert story.observe(repaint(existing)) == []
 
 
-def test_fields_that_others_added_stay():
-    story = converged({"color": "Red"})
-    assert names(story.see(repainted(story.existing, owner="someone"))) == ["ExternalObserved"]
+def test_fields_that_others_added_are_kept():
+    story = converged_story({"color": "Red"})
+    assert names(story.observe(repaint(story.existing, owner="someone"))) == ["ExternalObserved"]
     story.declare({"color": "Blue"})
     assert story.action.fields == {"color": "Blue", "owner": "someone"}
 
 
 @pytest.mark.parametrize("others", [{}, {"owner": "someone"}], ids=["alone", "beside others'"])
 def test_a_field_removed_from_the_spec_is_removed_from_the_object(others: dict[str, str]):
-    story = converged({"type": "Square", "color": "Red"})
-    story.see(repainted(story.existing, **others))
+    story = converged_story({"type": "Square", "color": "Red"})
+    story.observe(repaint(story.existing, **others))
     story.declare({"type": "Square"})
     assert story.action.operation == "Update"
     assert story.action.fields == {"type": "Square", **others}
@@ -126,8 +126,8 @@ def test_a_field_removed_from_the_spec_is_removed_from_the_object(others: dict[s
 
 
 def test_a_nested_field_is_compared_merged_and_removed_at_its_own_path():
-    story = converged({"size": {"w": 1, "h": 2}})
-    events = story.see(repainted(story.existing, size={"w": 9, "h": 2, "depth": 3}))
+    story = converged_story({"size": {"w": 1, "h": 2}})
+    events = story.observe(repaint(story.existing, size={"w": 9, "h": 2, "depth": 3}))
     assert only(DriftDetected, events).differences == (FieldDifference("size.w", 1, 9),)
     assert story.action.fields == {"size": {"w": 1, "h": 2, "depth": 3}}
     story.succeed()
@@ -135,35 +135,35 @@ def test_a_nested_field_is_compared_merged_and_removed_at_its_own_path():
     assert story.action.fields == {"size": {"w": 1, "depth": 3}}
 
 
-def test_an_ignored_field_stays_as_the_human_left_it():
-    story = converged(policy={"ignoreFields": ["color"]})
+def test_an_ignored_field_keeps_the_value_of_another_client():
+    story = converged_story(policy={"ignoreFields": ["color"]})
     assert story.state.owned is not None
     assert story.state.owned.applied is not None
-    assert names(story.see(repainted(story.existing, color="Green"))) == ["ExternalObserved"]
+    assert names(story.observe(repaint(story.existing, color="Green"))) == ["ExternalObserved"]
     assert story.outcome == "Converged"
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
     assert story.action.fields == {"type": "Circle", "color": "Green"}
 
 
-def test_drift_is_still_found_beside_an_ignored_field():
-    story = converged(policy={"ignoreFields": ["color"]})
-    events = story.see(repainted(story.existing, color="Green", type="Circle"))
+def test_drift_of_a_field_next_to_an_ignored_one_is_detected():
+    story = converged_story(policy={"ignoreFields": ["color"]})
+    events = story.observe(repaint(story.existing, color="Green", type="Circle"))
     assert only(DriftDetected, events).differences == (FieldDifference("type", "Square", "Circle"),)
 
 
-def test_an_ignored_field_that_a_human_removed_is_not_restored():
-    story = converged(policy={"ignoreFields": ["color"]})
+def test_an_ignored_field_that_another_client_removed_is_not_restored():
+    story = converged_story(policy={"ignoreFields": ["color"]})
     existing = story.existing
-    without = relabelled(existing, existing.labels)
+    without = relabel(existing, existing.labels)
     del without.fields["color"]
-    story.see(without)
+    story.observe(without)
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
     assert story.action.fields == {"type": "Circle"}
 
 
 def test_an_ignored_nested_field_is_left_to_others():
-    story = converged({"size": {"w": 1, "h": 2}}, policy={"ignoreFields": ["size.w"]})
-    assert names(story.see(repainted(story.existing, size={"w": 9, "h": 2}))) == [
+    story = converged_story({"size": {"w": 1, "h": 2}}, policy={"ignoreFields": ["size.w"]})
+    assert names(story.observe(repaint(story.existing, size={"w": 9, "h": 2}))) == [
         "ExternalObserved"
     ]
     story.declare({"size": {"w": 1, "h": 5}}, policy={"ignoreFields": ["size.w"]})
@@ -171,8 +171,8 @@ def test_an_ignored_nested_field_is_left_to_others():
 
 
 def test_a_field_that_is_no_longer_ignored_is_written():
-    story = converged(policy={"ignoreFields": ["color"]})
-    story.see(repainted(story.existing, color="Green"))
+    story = converged_story(policy={"ignoreFields": ["color"]})
+    story.observe(repaint(story.existing, color="Green"))
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
     story.succeed()
     story.declare({"type": "Circle", "color": "Red"})
@@ -180,7 +180,7 @@ def test_a_field_that_is_no_longer_ignored_is_written():
 
 
 def test_labels_are_declared_changed_and_removed_like_fields():
-    story = converged(labels={"team": "a", "tier": "x"})
+    story = converged_story(labels={"team": "a", "tier": "x"})
     assert story.existing.labels == owned_labels(team="a", tier="x")
     story.declare(labels={"team": "b", "tier": "x"})
     assert story.action.labels == owned_labels(team="b", tier="x")
@@ -193,17 +193,17 @@ def test_labels_are_declared_changed_and_removed_like_fields():
 
 def test_an_ignored_label_is_left_to_others():
     policy = {"ignoreFields": ["labels.team"]}
-    story = converged(labels={"team": "a"}, policy=policy)
-    assert names(story.see(relabelled(story.existing, owned_labels(team="z")))) == [
+    story = converged_story(labels={"team": "a"}, policy=policy)
+    assert names(story.observe(relabel(story.existing, owned_labels(team="z")))) == [
         "ExternalObserved"
     ]
     story.declare({"color": "Blue"}, labels={"team": "a"}, policy=policy)
     assert story.action.labels == owned_labels(team="z")
 
 
-def test_a_stripped_owner_label_is_restored_and_no_second_object_is_made():
-    story = converged()
-    events = story.see(relabelled(story.existing, {}))
+def test_a_removed_owner_label_is_restored_and_no_second_object_is_created():
+    story = converged_story()
+    events = story.observe(relabel(story.existing, {}))
     assert only(DriftDetected, events).differences == (
         FieldDifference(f"labels.{OWNER_LABEL}", FOO_OWNER, None),
     )
@@ -212,7 +212,7 @@ def test_a_stripped_owner_label_is_restored_and_no_second_object_is_made():
 
 
 def test_an_api_without_labels_gets_none():
-    story = converged(kind=UNLABELLED, labels={"team": "a"})
+    story = converged_story(kind=UNLABELED, labels={"team": "a"})
     assert story.existing.labels == {}
     assert story.outcome == "Converged"
 
@@ -220,36 +220,36 @@ def test_an_api_without_labels_gets_none():
 @pytest.mark.parametrize(
     "policy", [None, {"ignoreFields": ["labels.team"]}], ids=["plain", "with ignored label"]
 )
-def test_a_value_that_the_api_keeps_as_its_own_makes_no_hot_loop(policy: dict[str, object] | None):
-    story = converged(labels={"team": "a"}, policy=policy)
-    story.see(relabelled(story.existing, owned_labels(team="z" if policy else "a")))
+def test_a_value_that_the_api_does_not_accept_causes_no_hot_loop(policy: dict[str, object] | None):
+    story = converged_story(labels={"team": "a"}, policy=policy)
+    story.observe(relabel(story.existing, owned_labels(team="z" if policy else "a")))
     story.declare({"type": "Square", "color": "Purple"}, labels={"team": "a"}, policy=policy)
     story.succeed(color="Violet")
     assert story.idle
     assert (story.outcome, story.reason) == ("Degraded", "NotAccepted")
-    assert story.see(story.existing) == []
+    assert story.observe(story.existing) == []
     assert story.wake(3600) == []
 
 
-def test_what_a_repeated_call_shows_is_written_once_more_if_it_differs():
+def test_a_different_object_after_a_repeated_call_is_written_once_more():
     story = Story()
     story.declare()
-    by_hand = story.written(story.action, color="Violet")
-    story.report(shown=by_hand, replayed=True)
-    assert story.action.operation == "Update", "nobody knows that it was the API"
+    changed_object = story.object_after(story.action, color="Violet")
+    story.report(existing=changed_object, replayed=True)
+    assert story.action.operation == "Update", "another client may have changed it"
     story.succeed(color="Violet")
     assert (story.idle, story.reason) == (True, "NotAccepted")
 
 
-def test_after_a_kept_value_a_new_generation_is_tried():
-    story = converged()
+def test_a_new_generation_is_applied_after_a_value_that_was_not_accepted():
+    story = converged_story()
     story.declare({"type": "Square", "color": "Purple"})
     story.succeed(color="Violet")
     story.declare({"type": "Square", "color": "Blue"})
     assert story.action.fields["color"] == "Blue"
 
 
-def test_of_five_declarations_in_a_batch_the_newest_is_decided():
+def test_only_the_newest_of_five_declarations_in_a_batch_is_applied():
     story = Story()
     colors = ["Red", "Green", "Blue", "White", "Black"]
     events = story.turn(*[Declared(manifest({"color": color})) for color in colors])
@@ -264,7 +264,7 @@ def test_of_five_declarations_in_a_batch_the_newest_is_decided():
     assert story.outcomes() == [("Converged", 5)]
 
 
-def test_of_five_declarations_one_by_one_the_newest_wins_with_one_more_effect():
+def test_the_newest_of_five_separate_declarations_is_applied_after_the_first():
     story = Story()
     for color in ["Red", "Green", "Blue", "White", "Black"]:
         story.declare({"color": color})
@@ -276,19 +276,19 @@ def test_of_five_declarations_one_by_one_the_newest_wins_with_one_more_effect():
     assert story.outcomes() == [("Converged", 5)]
 
 
-def test_a_completed_generation_is_followed_and_not_superseded():
-    story = converged()
+def test_a_completed_generation_is_not_superseded():
+    story = converged_story()
     assert every(GenerationSuperseded, story.declare({"color": "Blue"})) == []
 
 
-def test_what_differs_before_a_generation_was_applied_is_not_drift():
-    story = converged({"type": "Square", "color": "Red"})
+def test_a_difference_before_a_generation_is_applied_is_not_drift():
+    story = converged_story({"type": "Square", "color": "Red"})
     story.declare({"type": "Square"}, policy={"paused": True})
-    events = story.see(repainted(story.existing, note="of a human"))
+    events = story.observe(repaint(story.existing, note="of a human"))
     assert every(DriftDetected, events) == []
 
 
-def test_an_api_that_shows_nothing_after_a_write_is_taken_at_its_word():
+def test_a_successful_write_without_a_returned_object_converges():
     story = Story()
     story.declare()
     story.report()

@@ -1,4 +1,4 @@
-"""What is accepted as desired state, what is refused and why: scenarios 26 and 27."""
+"""Declarations that are accepted or refused, and the reasons: scenarios 26 and 27."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.resource.building import (
     CONFIG,
     SHARED,
     Story,
-    converged,
+    converged_story,
     every,
     manifest,
     names,
@@ -32,125 +32,125 @@ from tests.resource.building import (
 def test_the_same_message_twice_is_one_generation():
     story = Story()
     command = story.command(Declared(manifest()), message_id="a")
-    story.give([command])
-    assert story.give([command]) == []
-    assert story.answer.reason == "Duplicate"
+    story.process([command])
+    assert story.process([command]) == []
+    assert story.reply.reason == "Duplicate"
     assert story.state.desired.generation == 1
 
 
 def test_the_same_message_published_again_late_is_one_generation():
     story = Story()
-    story.give([story.command(Declared(manifest({"color": "Red"})), message_id="a")])
-    story.give([story.command(Declared(manifest({"color": "Blue"})), message_id="b")])
+    story.process([story.command(Declared(manifest({"color": "Red"})), message_id="a")])
+    story.process([story.command(Declared(manifest({"color": "Blue"})), message_id="b")])
     again = story.command(Declared(manifest({"color": "Red"})), message_id="a")
-    assert story.give([again]) == []
-    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+    assert story.process([again]) == []
+    assert (story.reply.accepted, story.reply.reason) == (True, "Duplicate")
 
 
 def test_ids_of_two_publishers_are_not_mixed_up():
     story = Story()
     red, blue = Declared(manifest({"color": "Red"})), Declared(manifest({"color": "Blue"}))
-    story.give([story.command(red, message_id="1", actor="one")])
-    story.give([story.command(blue, message_id="1", actor="two")])
-    assert story.answer.reason == "Accepted"
+    story.process([story.command(red, message_id="1", actor="one")])
+    story.process([story.command(blue, message_id="1", actor="two")])
+    assert story.reply.reason == "Accepted"
     assert story.state.desired.generation == 2
 
 
-def test_a_declaration_that_comes_after_a_newer_is_refused():
+def test_a_declaration_that_arrives_after_a_newer_one_is_refused():
     story = Story()
     first = story.command(Declared(manifest({"color": "Red"})))
     second = story.command(Declared(manifest({"color": "Blue"})))
-    story.give([second])
-    assert names(story.give([first])) == ["DeclarationSuperseded"]
-    assert (story.answer.accepted, story.answer.reason) == (False, "Superseded")
+    story.process([second])
+    assert names(story.process([first])) == ["DeclarationSuperseded"]
+    assert (story.reply.accepted, story.reply.reason) == (False, "Superseded")
 
 
-def test_a_declaration_that_came_late_is_no_news_when_it_is_sent_again():
+def test_a_repeat_of_a_late_declaration_is_a_duplicate():
     story = Story()
     late = story.command(Declared(manifest({"color": "Red"})), message_id="late")
     story.declare({"color": "Blue"})
-    story.give([late])
-    assert story.give([republish(story, late)]) == []
-    assert story.answer.reason == "Duplicate"
+    story.process([late])
+    assert story.process([republish(story, late)]) == []
+    assert story.reply.reason == "Duplicate"
 
 
 def republish(story: Story, command: Command) -> Command:
-    """The same message at another place of the intake, as its publisher's retry leaves it."""
+    """Return the same message at another intake position, as after a retry of its publisher."""
     return story.command(command.data, message_id=command.message_id, actor=command.actor)
 
 
-def looked_up(command: Command, first: Command) -> Command:
+def with_first_position(command: Command, first: Command) -> Command:
     return replace(command, first_position=first.position)
 
 
-def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again():
-    story = converged()
+def test_a_repeat_of_a_declaration_without_changes_reverts_nothing():
+    story = converged_story()
     again = story.command(Declared(manifest()), message_id="again")
-    assert story.give([again]) == []
+    assert story.process([again]) == []
     story.declare({"color": "Blue"})
     copy = republish(story, again)
     doubtful = decide(story.state, [copy], story.context)
-    assert doubtful.repeats == [copy], "the intake is asked where it came first"
-    assert story.give([looked_up(copy, again)]) == []
-    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+    assert doubtful.repeats == [copy], "its first position is looked up in the intake"
+    assert story.process([with_first_position(copy, again)]) == []
+    assert (story.reply.accepted, story.reply.reason) == (True, "Duplicate")
 
 
 def test_a_repeat_whose_first_copy_is_not_decided_yet_is_remembered():
-    """Another decider has the first copy, so no content shows that the next repeat is old."""
+    """Another decider has the first copy, so the content does not show that a repeat is old."""
     story = Story()
     first = story.command(Declared(manifest({"color": "Red"})), message_id="first")
     story.declare({"color": "Blue"})
-    copy = looked_up(republish(story, first), first)
-    assert names(story.give([copy])) == ["DeclarationSuperseded"]
-    assert story.answer.reason == "Duplicate"
-    assert story.give([republish(story, first)]) == []
-    assert story.answer.reason == "Duplicate"
+    copy = with_first_position(republish(story, first), first)
+    assert names(story.process([copy])) == ["DeclarationSuperseded"]
+    assert story.reply.reason == "Duplicate"
+    assert story.process([republish(story, first)]) == []
+    assert story.reply.reason == "Duplicate"
 
 
-def test_a_withdrawal_of_nothing_withdraws_nothing_when_it_is_sent_again():
+def test_a_repeat_of_a_withdrawal_without_effect_withdraws_nothing():
     story = Story()
     early = story.command(Withdrawn(), message_id="early")
-    story.give([early])
+    story.process([early])
     story.declare()
     copy = republish(story, early)
     assert decide(story.state, [copy], story.context).repeats == [copy]
-    assert story.give([looked_up(copy, early)]) == []
+    assert story.process([with_first_position(copy, early)]) == []
     assert story.state.desired.is_declared
 
 
-def test_what_came_after_the_first_copy_is_newer_than_a_repeat_that_was_decided_before_it():
-    """A decider that stands still has the first copies, and another one is handed the repeat."""
-    story = converged()
+def test_a_message_after_the_first_copy_is_newer_than_an_earlier_decided_repeat():
+    """A suspended decider has the first copies, and another one gets the repeat."""
+    story = converged_story()
     first = story.command(Withdrawn(), message_id="first")
     newer = story.command(Declared(manifest({"color": "Blue"})))
-    story.give([looked_up(republish(story, first), first)])
+    story.process([with_first_position(republish(story, first), first)])
     assert not story.state.desired.is_declared
-    story.give([newer])
-    assert (story.answer.reason, story.state.desired.is_declared) == ("Accepted", True)
-    assert story.give([first]) == []
-    assert story.answer.reason == "Duplicate"
+    story.process([newer])
+    assert (story.reply.reason, story.state.desired.is_declared) == ("Accepted", True)
+    assert story.process([first]) == []
+    assert story.reply.reason == "Duplicate"
 
 
-def test_a_return_to_an_earlier_declaration_is_followed():
-    story = converged()
+def test_a_return_to_an_earlier_declaration_is_accepted():
+    story = converged_story()
     story.declare({"color": "Blue"})
     back = story.command(Declared(manifest()))
-    story.give([looked_up(back, back)])
-    assert (story.answer.reason, story.answer.generation) == ("Accepted", 3)
+    story.process([with_first_position(back, back)])
+    assert (story.reply.reason, story.reply.generation) == ("Accepted", 3)
 
 
 def test_a_first_declaration_needs_no_read_of_the_intake():
-    story = converged()
+    story = converged_story()
     new = story.command(Declared(manifest({"color": "Blue"})))
     assert decide(story.state, [new], story.context).repeats == []
     assert decide(NEW, [new], story.context).repeats == []
 
 
 def test_an_equal_declaration_is_no_new_generation():
-    story = converged()
+    story = converged_story()
     assert story.declare() == []
-    assert (story.answer.accepted, story.answer.reason) == (True, "Unchanged")
-    assert story.answer.generation == 1
+    assert (story.reply.accepted, story.reply.reason) == (True, "Unchanged")
+    assert story.reply.generation == 1
 
 
 @pytest.mark.parametrize(
@@ -163,30 +163,30 @@ def test_an_equal_declaration_is_no_new_generation():
     ],
 )
 def test_any_change_is_a_new_generation(changed: Declared):
-    story = converged()
+    story = converged_story()
     story.turn(changed)
-    assert (story.answer.reason, story.answer.generation) == ("Accepted", 2)
+    assert (story.reply.reason, story.reply.generation) == ("Accepted", 2)
 
 
-def test_a_reason_is_kept_and_alone_is_no_new_generation():
+def test_a_reason_is_recorded_and_alone_is_no_new_generation():
     story = Story()
     story.turn(Declared(manifest(), reason="CHG-1"))
     assert only(SpecDeclared, _log(story)).reason == "CHG-1"
     assert story.turn(Declared(manifest(), reason="CHG-2")) == []
-    assert story.answer.reason == "Unchanged"
+    assert story.reply.reason == "Unchanged"
     story.turn(Withdrawn(reason="CHG-3"))
     assert only(SpecWithdrawn, _log(story)).reason == "CHG-3"
 
 
-def test_the_annotation_gives_the_reason_where_the_message_does_not():
+def test_the_annotation_provides_the_reason_if_the_message_has_none():
     story = Story()
     why = {REASON_ANNOTATION: "CHG-1", "team": "a"}
     story.turn(Declared(manifest(annotations=why)))
     declared = only(SpecDeclared, _log(story))
     assert (declared.reason, declared.annotations) == ("CHG-1", {"team": "a"})
     assert story.turn(Declared(manifest(annotations={**why, REASON_ANNOTATION: "CHG-2"}))) == []
-    story.turn(Declared(manifest({"color": "Blue"}, annotations=why), reason="said"))
-    assert every(SpecDeclared, _log(story))[-1].reason == "said"
+    story.turn(Declared(manifest({"color": "Blue"}, annotations=why), reason="CHG-3"))
+    assert every(SpecDeclared, _log(story))[-1].reason == "CHG-3"
 
 
 def _log(story: Story) -> list[ResourceEvent]:
@@ -196,35 +196,35 @@ def _log(story: Story) -> list[ResourceEvent]:
 def test_a_withdrawal_of_nothing_is_no_event():
     story = Story()
     assert story.withdraw() == []
-    assert story.answer.reason == "Unchanged"
+    assert story.reply.reason == "Unchanged"
 
 
 def test_a_withdrawal_twice_is_one_generation():
-    story = converged()
+    story = converged_story()
     command = story.command(Withdrawn(), message_id="w")
-    story.give([command])
-    assert story.give([command]) == []
+    story.process([command])
+    assert story.process([command]) == []
     assert story.withdraw() == []
     assert story.state.desired.generation == 2
 
 
 @pytest.mark.parametrize(("expected", "accepted"), [(0, False), (1, True), (2, False)])
 def test_an_expected_generation_is_checked(expected: int, accepted: bool):
-    story = converged()
+    story = converged_story()
     story.declare({"color": "Blue"}, expected=expected)
-    assert story.answer.accepted is accepted
-    story = converged()
+    assert story.reply.accepted is accepted
+    story = converged_story()
     story.withdraw(expected)
-    assert story.answer.accepted is accepted
-    assert accepted or story.answer.reason == "StaleGeneration"
+    assert story.reply.accepted is accepted
+    assert accepted or story.reply.reason == "StaleGeneration"
 
 
-def test_generation_0_means_that_it_does_not_exist_yet():
+def test_expected_generation_0_means_that_the_resource_does_not_exist_yet():
     story = Story()
     story.declare(expected=0)
-    assert story.answer.accepted
+    assert story.reply.accepted
     story.declare({"color": "Blue"}, expected=0)
-    assert not story.answer.accepted
+    assert not story.reply.accepted
     assert story.state.desired.generation == 1
 
 
@@ -241,21 +241,21 @@ def test_generation_0_means_that_it_does_not_exist_yet():
         (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
     ],
 )
-def test_a_bad_manifest_is_refused_with_the_reason_and_no_event(bad: Manifest, message: str):
+def test_an_invalid_manifest_is_refused_with_the_reason_and_no_event(bad: Manifest, message: str):
     story = Story()
     assert story.turn(Declared(bad)) == []
-    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert message in story.answer.message
+    assert (story.reply.accepted, story.reply.reason) == (False, "Invalid")
+    assert message in story.reply.message
 
 
-def test_a_bad_manifest_does_not_hurt_the_good_ones_in_its_batch():
+def test_an_invalid_manifest_does_not_affect_the_valid_ones_in_its_batch():
     story = Story()
     story.turn(
         Declared(manifest({"color": 1})),
         Declared(manifest({"color": "Red"})),
         Declared(manifest({"colour": "Red"})),
     )
-    reasons = [None if each is None else each.reason for each in story.answers]
+    reasons = [None if each is None else each.reason for each in story.replies]
     assert reasons == ["Invalid", "Accepted", "Invalid"]
     assert story.action.fields == {"color": "Red"}
 
@@ -263,12 +263,12 @@ def test_a_bad_manifest_does_not_hurt_the_good_ones_in_its_batch():
 def test_an_unknown_kind_is_refused():
     story = Story(kind=None)
     assert story.declare() == []
-    assert (story.answer.accepted, story.answer.reason) == (False, "UnknownKind")
-    assert "'Block'" in story.answer.message
+    assert (story.reply.accepted, story.reply.reason) == (False, "UnknownKind")
+    assert "'Block'" in story.reply.message
 
 
 def test_a_resource_whose_kind_is_no_longer_registered_is_held():
-    story = converged()
+    story = converged_story()
     kind, story.kind = story.kind, None
     story.withdraw()
     assert (story.outcome, story.reason) == ("Held", "UnknownKind")
@@ -284,27 +284,27 @@ def test_a_resource_whose_kind_is_no_longer_registered_is_held():
         Declared(manifest(config="other")),
     ],
 )
-def test_a_resource_cannot_move_while_it_lives(moved: Declared):
-    story = converged(configs={CONFIG: SHARED, "other": SHARED})
+def test_a_resource_cannot_move_while_its_object_exists(moved: Declared):
+    story = converged_story(configs={CONFIG: SHARED, "other": SHARED})
     assert story.turn(moved) == []
-    assert story.answer.reason == "Immutable"
+    assert story.reply.reason == "Immutable"
     story.withdraw()
     story.turn(moved)
-    assert story.answer.reason == "Immutable"
+    assert story.reply.reason == "Immutable"
     story.succeed()
     story.turn(moved)
-    assert story.answer.reason == "Accepted"
+    assert story.reply.reason == "Accepted"
     assert story.action.operation == "Create"
 
 
-def test_a_resource_cannot_move_while_it_is_made():
+def test_a_resource_cannot_move_while_its_object_is_created():
     story = Story()
     story.declare()
     story.declare(annotations={"reconciler/external-name": "Other"})
-    assert story.answer.reason == "Immutable"
+    assert story.reply.reason == "Immutable"
 
 
-def test_without_its_provider_config_a_resource_is_held_until_it_appears():
+def test_a_resource_is_held_until_its_provider_config_exists():
     story = Story(configs={})
     story.declare()
     assert story.idle
@@ -316,19 +316,19 @@ def test_without_its_provider_config_a_resource_is_held_until_it_appears():
     assert story.outcome == "Converged"
 
 
-def test_without_its_provider_config_a_withdrawn_resource_is_held():
-    story = converged()
+def test_a_withdrawn_resource_without_its_provider_config_is_held():
+    story = converged_story()
     story.configs.clear()
     story.withdraw()
     assert story.idle
     assert story.outcome == "Held"
 
 
-OF_ANOTHER = replace(SHARED, provider="zones")
+OTHER_PROVIDER = replace(SHARED, provider="zones")
 
 
-def test_a_resource_is_held_whose_configuration_is_of_another_provider():
-    story = Story(configs={CONFIG: OF_ANOTHER, "right": SHARED})
+def test_a_resource_with_a_configuration_of_another_provider_is_held():
+    story = Story(configs={CONFIG: OTHER_PROVIDER, "right": SHARED})
     assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
     assert story.state.outcome is not None
@@ -341,23 +341,23 @@ def test_a_resource_is_held_whose_configuration_is_of_another_provider():
 
 
 def test_a_resource_continues_when_its_configuration_has_the_right_provider():
-    story = Story(configs={CONFIG: OF_ANOTHER})
+    story = Story(configs={CONFIG: OTHER_PROVIDER})
     story.declare()
     story.configs[CONFIG] = SHARED
     assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
 
 
-def test_what_was_never_made_in_a_wrong_api_is_deleted_at_once():
-    story = Story(configs={CONFIG: OF_ANOTHER})
+def test_a_resource_without_an_object_is_deleted_despite_the_wrong_provider():
+    story = Story(configs={CONFIG: OTHER_PROVIDER})
     story.declare()
     assert "ActionDecided" not in names(story.withdraw())
     assert (story.outcome, story.idle) == ("Deleted", True)
     assert story.wake(3600) == []
 
 
-def test_what_was_made_stays_while_its_configuration_is_of_another_provider():
-    story = converged()
-    story.configs[CONFIG] = OF_ANOTHER
+def test_an_object_is_kept_while_its_configuration_has_another_provider():
+    story = converged_story()
+    story.configs[CONFIG] = OTHER_PROVIDER
     story.withdraw()
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
@@ -369,10 +369,10 @@ def test_what_was_made_stays_while_its_configuration_is_of_another_provider():
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_an_action_is_not_called_again_in_an_api_of_another_provider(withdrawn: bool):
+def test_an_action_is_not_repeated_in_an_api_of_another_provider(withdrawn: bool):
     story = Story()
     story.declare()
-    story.configs[CONFIG] = OF_ANOTHER
+    story.configs[CONFIG] = OTHER_PROVIDER
     events = story.fail("Unknown")
     if withdrawn:
         events += story.withdraw()
@@ -385,7 +385,7 @@ def test_an_action_is_not_called_again_in_an_api_of_another_provider(withdrawn: 
     assert story.flight.attempt == 2
 
 
-def test_a_provider_config_is_what_it_is_declared():
+def test_a_provider_config_converges_immediately():
     story = provider_config_story()
     spec = Manifest(
         "reconciler/v1",
@@ -415,30 +415,30 @@ def config_of_provider(provider: str, *kinds: str) -> Declared:
     )
 
 
-def test_a_provider_that_no_kind_has_is_refused_and_the_known_ones_are_named():
+def test_a_provider_without_a_kind_is_refused_and_the_message_lists_the_known_ones():
     story = provider_config_story()
     story.providers = PROVIDERS
     story.turn(config_of_provider("resource"))
-    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert "'resource'" in story.answer.message
-    assert "records, shapes" in story.answer.message
+    assert (story.reply.accepted, story.reply.reason) == (False, "Invalid")
+    assert "'resource'" in story.reply.message
+    assert "records, shapes" in story.reply.message
     assert story.outcomes() == []
     story.turn(config_of_provider("shapes"))
     assert story.outcomes() == [("Converged", 1)]
 
 
-def test_a_kind_that_the_provider_does_not_have_is_refused_and_its_kinds_are_named():
+def test_a_kind_of_another_provider_is_refused_and_the_message_lists_its_kinds():
     story = provider_config_story()
     story.providers = PROVIDERS
     story.turn(config_of_provider("shapes", "Shape", "Record"))
-    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert "'Record' is not a kind of provider 'shapes'" in story.answer.message
-    assert "Shape, Volume" in story.answer.message
+    assert (story.reply.accepted, story.reply.reason) == (False, "Invalid")
+    assert "'Record' is not a kind of provider 'shapes'" in story.reply.message
+    assert "Shape, Volume" in story.reply.message
     story.turn(config_of_provider("shapes", "Volume"))
     assert story.outcomes() == [("Converged", 1)]
 
 
-def test_a_configuration_is_held_whose_provider_is_not_installed_any_more():
+def test_a_configuration_is_held_if_its_provider_is_no_longer_installed():
     story = provider_config_story()
     story.turn(config_of_provider("shapes"))
     story.providers = {"records": ("Record",)}
@@ -457,7 +457,7 @@ def test_a_provider_config_with_an_unknown_field_is_refused():
     story.turn(
         Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
     )
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
 
 
 @pytest.mark.parametrize(
@@ -480,14 +480,14 @@ def test_a_provider_config_with_an_unknown_field_is_refused():
     ids=str,
 )
 def test_a_provider_config_that_cannot_work_is_refused(wrong: dict[str, object]):
-    """Such a one would make a hot loop, stop a worker for good, or end it."""
+    """It would cause a hot loop, or block or end a worker."""
     story = provider_config_story()
     spec = {"provider": "tests", "endpoint": "http://localhost", **wrong}
     story.turn(
         Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
     )
-    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert next(iter(wrong)) in story.answer.message
+    assert (story.reply.accepted, story.reply.reason) == (False, "Invalid")
+    assert next(iter(wrong)) in story.reply.message
 
 
 @pytest.mark.parametrize(
@@ -513,9 +513,9 @@ def test_an_endpoint_that_may_hold_a_secret_does_not_enter_the_log(endpoint: str
     spec = {"provider": "tests", "endpoint": endpoint}
     wrong = Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
     assert story.turn(Declared(wrong)) == []
-    assert story.answer.reason == "Invalid"
-    assert "credentialsRef" in story.answer.message
-    assert "hunter2" not in story.answer.message
+    assert story.reply.reason == "Invalid"
+    assert "credentialsRef" in story.reply.message
+    assert "hunter2" not in story.reply.message
 
 
 @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ def test_a_role_of_postgresql_is_no_secret(endpoint: str):
     story.turn(
         Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
     )
-    assert story.answer.accepted
+    assert story.reply.accepted
 
 
 @pytest.mark.parametrize(
@@ -536,10 +536,10 @@ def test_a_role_of_postgresql_is_no_secret(endpoint: str):
     [Declared(manifest()), Withdrawn(), TimerFired("Sweep")],
     ids=["declared", "withdrawn", "timer"],
 )
-def test_only_declarations_and_withdrawals_are_answered(data: IntakeData):
+def test_only_declarations_and_withdrawals_get_a_reply(data: IntakeData):
     story = Story()
     story.turn(data)
-    assert (story.answers[0] is None) is isinstance(data, TimerFired)
+    assert (story.replies[0] is None) is isinstance(data, TimerFired)
 
 
 @pytest.mark.parametrize(
@@ -557,22 +557,20 @@ def test_only_declarations_and_withdrawals_are_answered(data: IntakeData):
         (PROVIDER_CONFIG, {"provider": "x", "endpoint": "http://x", "namespaces": ["billing"]}),
     ],
 )
-def test_a_list_that_is_declared_again_after_a_restart_is_no_new_generation(
-    kind: Kind, fields: Fields
-):
+def test_an_unchanged_list_after_a_restart_is_no_new_generation(kind: Kind, fields: Fields):
     story = Story(kind=kind, configs={}, key=ResourceKey("system", kind.name, "Any"))
     story.declare(fields, api_version="reconciler/v1")
     assert story.outcomes() == [("Converged", 1)]
     story.state = fold(decode_log(encode_log(each)) for each in story.log)
     assert story.declare(fields, api_version="reconciler/v1") == []
-    assert story.answer.reason == "Unchanged"
+    assert story.reply.reason == "Unchanged"
 
 
-def test_a_refusal_does_not_repeat_a_long_declaration():
+def test_a_refusal_does_not_quote_a_long_declaration():
     """Quoted, 470 KiB become more than a megabyte, which a bus with default limits refuses."""
     story = Story()
     quoted = replace(manifest(), api_version="\U0010ffff" * 118_000)
-    story.give([story.command(Declared(quoted))])
-    assert not story.answer.accepted
-    assert story.answer.message.startswith("apiVersion '\\U0010ffff")
-    assert len(msgspec.json.encode(story.answer)) < 64 * 1024
+    story.process([story.command(Declared(quoted))])
+    assert not story.reply.accepted
+    assert story.reply.message.startswith("apiVersion '\\U0010ffff")
+    assert len(msgspec.json.encode(story.reply)) < 64 * 1024

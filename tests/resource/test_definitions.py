@@ -1,4 +1,4 @@
-"""Resources of a kind that is defined at run time: their history rests on one definition each."""
+"""Resources of a kind that is defined at run time: their events name its definition."""
 
 from __future__ import annotations
 
@@ -42,42 +42,43 @@ SPEC: dict[str, Any] = {
 }
 
 
-def toy(generation: int = 1, over: Kind = BLOCK, **changes: Any) -> Kind:
+def toy_kind(generation: int = 1, over: Kind = BLOCK, **changes: Any) -> Kind:
     spec = msgspec.convert({**SPEC, **changes}, KindDefinitionSpec)
-    # The tests' configuration is of the provider of the kind beneath.
+    # The tests' configuration is for the provider of the underlying kind.
     return replace(kind_of("Toy", spec, generation, over), provider=BLOCK.provider)
 
 
 def declared_story(over: Kind = BLOCK, shade: str = " red ") -> Story:
-    story = Story(kind=toy(over=over), key=TOY)
+    story = Story(kind=toy_kind(over=over), key=TOY)
     story.declare({"shade": shade}, api_version="toys/v1")
     return story
 
 
-def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) -> list[Any]:
-    previous_kind = told.kind
+def redefine(story: Story, affected: int = 1, total: int = 1, **changes: Any) -> list[Any]:
+    previous_kind = story.kind
     assert previous_kind is not None
     assert previous_kind.definition is not None
-    told.kind = replace(
-        toy(previous_kind.definition.generation + 1, **changes), immutable=previous_kind.immutable
+    story.kind = replace(
+        toy_kind(previous_kind.definition.generation + 1, **changes),
+        immutable=previous_kind.immutable,
     )
-    assert told.kind.definition is not None
-    ref = told.kind.definition
-    return list(told.turn(DefinitionReported(ref.generation, ref.digest, affected, total)))
+    assert story.kind.definition is not None
+    ref = story.kind.definition
+    return list(story.turn(DefinitionReported(ref.generation, ref.digest, affected, total)))
 
 
-def observe_again(told: Story, **changes: Any) -> list[Any]:
+def observe_again(story: Story, **changes: Any) -> list[Any]:
     """A listing shows the object, unchanged or as another client has changed it."""
-    known_object = told.state.observed.object
+    known_object = story.state.observed.object
     assert known_object is not None
     version = f"{known_object.version}+" if changes else known_object.version
     observed_object = replace_struct(
         known_object, fields={**known_object.fields, **changes}, version=version
     )
-    return list(told.see(observed_object, name=known_object.name))
+    return list(story.observe(observed_object, name=known_object.name))
 
 
-def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
+def test_a_declaration_becomes_an_object_of_the_underlying_kind():
     story = declared_story()
     assert story.kind is not None
     assert story.kind.definition is not None
@@ -90,7 +91,7 @@ def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
     assert (action.external_name, action.definition) == ("toy-Foo", digest)
     story.succeed()
     assert story.outcome == "Converged"
-    assert observe_again(story) == [], "two spellings are no difference"
+    assert observe_again(story) == [], "a different spelling is no difference"
 
 
 @pytest.mark.parametrize(
@@ -105,18 +106,20 @@ def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
         ),
     ],
 )
-def test_what_a_definition_does_not_allow_is_refused(fields: dict[str, Any], message: str):
-    story = Story(kind=toy(), key=TOY)
+def test_a_declaration_that_the_definition_does_not_allow_is_refused(
+    fields: dict[str, Any], message: str
+):
+    story = Story(kind=toy_kind(), key=TOY)
     story.declare(fields, api_version="toys/v1")
-    [answer] = story.answers
+    [answer] = story.replies
     assert answer is not None
     assert (answer.reason, answer.message) == ("Invalid", message)
 
 
-def test_another_mapping_is_another_input_and_says_which_definition_it_is_of():
+def test_another_mapping_is_another_input_with_the_digest_of_its_definition():
     story = declared_story()
     story.succeed()
-    events = redefined(story, constants={"type": "Circle"})
+    events = redefine(story, constants={"type": "Circle"})
     assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
     action = only(ActionDecided, events).action
     assert story.kind is not None
@@ -127,11 +130,11 @@ def test_another_mapping_is_another_input_and_says_which_definition_it_is_of():
     assert story.outcome == "Converged"
 
 
-def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
+def test_a_decider_with_an_older_definition_reverts_nothing():
     story = declared_story()
     story.succeed()
     older = story.kind
-    redefined(story, constants={"type": "Circle"})
+    redefine(story, constants={"type": "Circle"})
     story.succeed()
     story.kind = older
     assert observe_again(story) == []
@@ -141,20 +144,20 @@ def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
     assert story.turn(DefinitionReported(1, "older", 1, 1)) == []
 
 
-def test_a_value_that_is_not_allowed_any_more_fails_and_changes_nothing():
+def test_a_value_that_is_no_longer_allowed_fails_and_changes_nothing():
     story = declared_story()
     story.succeed()
-    events = redefined(
+    events = redefine(
         story, fields={"shade": {"to": "color", "normalize": ["Title"], "values": ["Blue"]}}
     )
     assert every(ActionDecided, events) == []
     assert (story.outcome, story.reason) == ("Failed", "InvalidInput")
 
 
-def test_a_definition_that_replaces_too_many_waits_for_a_person():
+def test_a_definition_that_replaces_too_many_objects_is_held():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
     story.succeed()
-    events = redefined(story, affected=11, total=100, constants={"type": "Circle"})
+    events = redefine(story, affected=11, total=100, constants={"type": "Circle"})
     assert every(ActionDecided, events) == []
     assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
     events = story.turn(Approved("DefinitionGuard", reason="it is meant"))
@@ -169,14 +172,14 @@ def test_a_definition_that_replaces_too_many_waits_for_a_person():
 def test_a_few_replacements_need_no_approval():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
     story.succeed()
-    events = redefined(story, affected=10, total=100, constants={"type": "Circle"})
+    events = redefine(story, affected=10, total=100, constants={"type": "Circle"})
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
 def test_objects_of_the_former_definition_are_not_replaced_without_approval():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
-    redefined(story, affected=11, total=100, constants={"type": "Circle"})
-    assert every(ActionDecided, story.succeed()) == [], "its creation was under way"
+    redefine(story, affected=11, total=100, constants={"type": "Circle"})
+    assert every(ActionDecided, story.succeed()) == [], "its creation was in flight"
     assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
 
 
@@ -185,42 +188,42 @@ def test_objects_of_the_former_definition_are_not_replaced_without_approval():
     [{"constants": {"type": "Circle"}}, {}],
     ids=["written", "the same"],
 )
-def test_a_drift_is_not_held_for_a_definition_that_is_done_with(changes: dict[str, Any]):
+def test_drift_is_not_held_for_a_definition_that_is_already_applied(changes: dict[str, Any]):
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"color"})))
     story.succeed()
     widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
-    redefined(story, affected=11, total=100, **changes, fields={"shade": widened})
+    redefine(story, affected=11, total=100, **changes, fields={"shade": widened})
     if story.state.actions.in_flight is not None:
         story.succeed()
     assert story.outcome == "Converged"
     assert only(ActionDecided, observe_again(story, color="Blue")).action.operation == "Delete"
 
 
-def test_a_held_replacement_stays_held_if_the_next_definition_asks_for_the_same():
+def test_a_held_replacement_stays_held_under_an_equivalent_definition():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
     story.succeed()
     circle = {"type": "Circle"}
-    redefined(story, affected=11, total=100, constants=circle)
+    redefine(story, affected=11, total=100, constants=circle)
     widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
-    events = redefined(story, affected=11, total=100, constants=circle, fields={"shade": widened})
+    events = redefine(story, affected=11, total=100, constants=circle, fields={"shade": widened})
     assert every(ActionDecided, events) == []
     assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
 
 
-def test_an_approval_is_of_one_definition():
+def test_an_approval_covers_only_one_definition():
     held = replace_struct(NEW, holds=Holds(approved="DefinitionGuard"))
     data = DefinitionObserved(DefinitionRef(2, "newer"))
     event = LogEvent("e", "reconciler", event_type(data), str(TOY), START, 1, data)
     assert evolve(held, event).holds.approved == ""
 
 
-def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go():
+def test_a_withdrawn_definition_allows_only_deletions():
     story = declared_story()
     story.succeed()
     assert isinstance(story.kind, DefinedKind)
     story.kind = replace(story.kind, is_withdrawn=True)
     story.declare({"shade": "Blue"}, api_version="toys/v1")
-    [answer] = story.answers
+    [answer] = story.replies
     assert answer is not None
     assert answer.reason == "UnknownKind"
     assert answer.message == "kind 'Toy': its KindDefinition was withdrawn; declare it again"
@@ -298,7 +301,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
         ),
     ],
 )
-def test_a_definition_that_cannot_work_gives_the_reason(changes: dict[str, Any], message: str):
+def test_an_invalid_definition_is_refused_with_the_reason(changes: dict[str, Any], message: str):
     with pytest.raises(InvalidManifestError) as caught:
         build_defined_kind(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
     assert str(caught.value) == message
@@ -329,13 +332,13 @@ def test_a_list_has_allowed_values_and_a_default():
         kind.check_declared({"type": "A", "values": ["c"]})
 
 
-def test_an_installed_kind_is_not_defined_anew():
+def test_an_installed_kind_cannot_be_redefined():
     with pytest.raises(InvalidManifestError, match="'Block' is an installed kind"):
         build_defined_kind(KindRegistry([BLOCK]), "Block", SPEC, 1)
 
 
 @pytest.mark.parametrize("field", ["over", "provider", "namePrefix"])
-def test_what_would_part_resources_from_their_objects_stays(field: str):
+def test_a_field_that_connects_resources_to_their_objects_is_immutable(field: str):
     story = Story(
         kind=KIND_DEFINITION,
         configs={},
@@ -345,13 +348,13 @@ def test_what_would_part_resources_from_their_objects_stays(field: str):
     assert story.outcome == "Converged"
     story.withdraw()
     story.declare({**SPEC, field: "other"}, api_version="reconciler/v1")
-    [answer] = story.answers
+    [answer] = story.replies
     assert answer is not None
     assert answer.reason == "Immutable"
     assert answer.message.startswith(f"spec.{field}: cannot be changed from ")
 
 
-def test_a_default_of_an_object_has_what_its_fields_have_if_nobody_declares_them():
+def test_the_default_of_an_object_contains_the_defaults_of_its_fields():
     part = {"type": "Object", "default": {}, "fields": {"on": {"type": "Boolean", "default": True}}}
     spec = msgspec.convert({**SPEC, "over": None, "fields": {"part": part}}, KindDefinitionSpec)
     kind = kind_of("Toy", spec, 1, BLOCK)

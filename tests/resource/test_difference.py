@@ -1,9 +1,9 @@
-"""How the values of a difference are shown."""
+"""The format of the values of a difference."""
 
 from reconciler.resource.difference import format_value
 
 
-def test_a_value_is_shown_as_json_and_cut_where_it_is_long():
+def test_a_value_is_formatted_as_json_and_truncated():
     assert format_value(None) == "not set"
     assert format_value("Red") == '"Red"'
     assert format_value({"a": [True, None]}) == '{"a":[true,null]}'

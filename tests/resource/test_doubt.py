@@ -1,4 +1,4 @@
-"""A possible effect never counts as none: redeliveries, late successes, conflicts."""
+"""A possible effect is never treated as none: redeliveries, late successes, conflicts."""
 
 from __future__ import annotations
 
@@ -38,92 +38,92 @@ from tests.resource.building import (
     CONFIG,
     SHARED,
     Story,
-    converged,
+    api_object,
+    converged_story,
     error,
     every,
     names,
     only,
     owned_labels,
-    relabelled,
-    repainted,
-    thing,
+    relabel,
+    repaint,
 )
-from tests.resource.test_unknown_results import KEYLESS, declared_story, kind_that_can
+from tests.resource.test_unknown_results import KEYLESS, declared_story, kind_with
 
 REFUSALS: list[ErrorClass] = ["NotDone", "Throttled"]
 
 
-def withdrawn(*, configs: dict[str, ProviderConfigSpec] | None = None) -> Story:
-    """A deletion is under way."""
-    story = converged({"color": "Red"}, configs=configs)
+def story_with_deletion(*, configs: dict[str, ProviderConfigSpec] | None = None) -> Story:
+    """Return a story with a deletion in flight."""
+    story = converged_story({"color": "Red"}, configs=configs)
     story.withdraw()
     assert story.action.operation == "Delete"
     return story
 
 
-# --- the same attempt is handed out again, and refused
+# --- the same attempt is redelivered and refused
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up_before_the_next_decision(
+def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up(
     refusal: ErrorClass,
 ):
-    """A worker deleted it and died; the second was refused; the object is declared again."""
-    story = withdrawn()
+    """A worker deletes and dies; the second is refused; the object is declared again."""
+    story = story_with_deletion()
     assert only(ActionFailed, story.fail(refusal, redelivered=True)).redelivered
     assert not every(ActionAbandoned, story.declare({"color": "Blue"}))
-    assert story.outcome == "Degraded", "nothing is said to have converged"
+    assert story.outcome == "Degraded", "it has not converged"
     assert only(LookupDecided, story.wake(3600)).action.operation == "Delete"
-    events = story.look(None)
+    events = story.report_lookup(None)
     assert only(ActionSucceeded, events).found_by == "Absence"
     assert only(ActionDecided, events).action.operation == "Create"
-    assert not every(DriftDetected, events), "nobody else is blamed"
+    assert not every(DriftDetected, events), "no other client is blamed"
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal: ErrorClass):
-    story = converged({"color": "Red"})
+def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up(refusal: ErrorClass):
+    story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"color": "Purple"})
     story.fail(refusal, redelivered=True)
     assert not every(ActionAbandoned, story.declare({"color": "Red"}))
     assert only(LookupDecided, story.wake(3600))
-    events = story.look(repainted(original, color="Purple"))
+    events = story.report_lookup(repaint(original, color="Purple"))
     assert only(ActionSucceeded, events).found_by == "Content"
     assert only(ActionDecided, events).action.fields == {"color": "Red"}
 
 
-def test_an_unwanted_write_that_a_lookup_shows_as_not_done_is_abandoned_in_doubt():
-    """The worker that had it may stand still before its call."""
-    story = withdrawn()
-    there = story.existing
+def test_an_obsolete_write_without_effect_is_abandoned_in_doubt():
+    """The first worker may be suspended before its call."""
+    story = story_with_deletion()
+    original = story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    events = story.look(there)
+    events = story.report_lookup(original)
     assert names(events)[:2] == ["ActionNotDone", "ActionAbandoned"]
     assert only(ActionAbandoned, events).in_doubt
     assert story.outcome == "Converged"
 
 
-def test_a_refusal_of_the_first_delivery_says_that_nothing_was_done():
-    story = withdrawn()
+def test_a_refusal_of_the_first_delivery_proves_that_nothing_was_done():
+    story = story_with_deletion()
     story.fail("NotDone")
     events = story.declare({"color": "Blue"})
     assert not only(ActionAbandoned, events).in_doubt
     assert only(ActionDecided, events).action.operation == "Update"
 
 
-def test_what_is_still_wanted_is_repeated_with_the_same_key():
-    story = withdrawn()
+def test_an_action_that_is_still_desired_is_repeated_with_the_same_key():
+    story = story_with_deletion()
     action = story.action
     story.fail("NotDone", redelivered=True)
     assert only(ActionRetried, story.wake(3600)).action == action
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
-def test_a_failed_lookup_of_an_unwanted_object_is_followed_by_another_lookup(redelivered: bool):
-    story = withdrawn()
+def test_a_failed_lookup_of_an_obsolete_object_is_followed_by_another_lookup(redelivered: bool):
+    story = story_with_deletion()
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
@@ -131,13 +131,15 @@ def test_a_failed_lookup_of_an_unwanted_object_is_followed_by_another_lookup(red
     report = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
     failed = ActionError("NotDone", "try again later", 503)
     story.turn(replace(report, error=failed, is_lookup=True, redelivered=redelivered))
-    assert story.flight.unknown_results == unknown, "a look has no effect, whoever had it before"
+    assert story.flight.unknown_results == unknown, (
+        "a lookup has no effect, even if it was delivered before"
+    )
     assert only(LookupDecided, story.wake(3600))
-    assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
+    assert only(ActionSucceeded, story.report_lookup(None)).found_by == "Absence"
 
 
-def test_a_lookup_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
-    story = converged(kind=kind_that_can(keys=True, grace=60.0))
+def test_a_retry_that_becomes_a_lookup_waits_for_the_grace_of_the_api():
+    story = converged_story(kind=kind_with(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
     waits = only(RetryScheduled, story.declare({"type": "Circle"}))
@@ -146,8 +148,8 @@ def test_a_lookup_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     assert every(LookupDecided, story.wake(3600))
 
 
-def test_a_lookup_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
-    story = converged(kind=kind_that_can(keys=True, grace=60.0))
+def test_a_retry_that_becomes_a_lookup_waits_only_for_the_rest_of_the_grace():
+    story = converged_story(kind=kind_with(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
     story.now += timedelta(seconds=50)
@@ -157,35 +159,35 @@ def test_a_lookup_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_gr
 
 
 def test_a_wait_ended_on_request_keeps_the_rest_of_the_grace_for_the_lookup():
-    story = converged(kind=kind_that_can(keys=True, grace=60.0))
+    story = converged_story(kind=kind_with(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
     story.declare({"type": "Circle"})
     story.now += timedelta(seconds=50)
-    waits = only(RetryScheduled, story.turn(ReconcileRequested("impatient")))
+    waits = only(RetryScheduled, story.turn(ReconcileRequested("the API is back")))
     assert 10.0 <= waits.delay_seconds < 60.0
 
 
-def test_the_fields_of_an_update_in_doubt_count_as_ours():
-    story = converged({"type": "Square"})
+def test_the_fields_of_an_update_in_doubt_are_treated_as_ours():
+    story = converged_story({"type": "Square"})
     original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
-    story.fail("Conflict", shown=repainted(original, color="Blue"), redelivered=True)
+    story.fail("Conflict", existing=repaint(original, color="Blue"), redelivered=True)
     story.declare({"type": "Circle"})
-    story.fail("Conflict", shown=repainted(original, color="Blue"))
+    story.fail("Conflict", existing=repaint(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
-# --- a success that is told late
+# --- a success that is reported late
 
 
-def test_a_zombies_deletion_is_in_the_history_and_the_object_is_recreated():
-    story = withdrawn()
-    deletion, there = story.action, story.existing
+def test_a_zombies_deletion_is_recorded_and_the_object_is_recreated():
+    story = story_with_deletion()
+    deletion, original = story.action, story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    story.look(there)
+    story.report_lookup(original)
     assert (story.idle, story.outcome) == (True, "Converged")
     events = story.report(action_id=deletion.action_id, redelivered=True)
     late = only(ActionSucceeded, events)
@@ -198,7 +200,7 @@ def test_a_zombies_deletion_is_in_the_history_and_the_object_is_recreated():
 
 
 def test_a_zombies_deletion_reported_during_an_update_leads_to_a_recreation():
-    story = withdrawn()
+    story = story_with_deletion()
     deletion = story.action
     story.fail("NotDone")
     story.declare({"color": "Blue"})
@@ -206,68 +208,70 @@ def test_a_zombies_deletion_reported_during_an_update_leads_to_a_recreation():
     assert update.operation == "Update"
     late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
     assert (late.late, late.outdated) == (True, False)
-    assert story.action == update, "its own result is waited for"
+    assert story.action == update, "the update awaits its own result"
     events = story.fail("NotFound")
     assert not every(DriftDetected, events)
     assert only(ActionDecided, events).action.operation == "Create"
 
 
-def test_a_zombies_update_is_in_the_history_and_is_corrected():
-    story = converged({"color": "Red"})
+def test_a_zombies_update_is_recorded_and_corrected():
+    story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    story.look(original)
+    story.report_lookup(original)
     assert story.outcome == "Converged"
-    painted = repainted(original, color="Purple")
-    events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
+    painted = repaint(original, color="Purple")
+    events = story.report(action_id=update.action_id, existing=painted, redelivered=True)
     assert only(ActionSucceeded, events).late
-    put_right = only(ActionDecided, events).action
-    assert (put_right.operation, put_right.fields) == ("Update", {"color": "Red"})
+    correction = only(ActionDecided, events).action
+    assert (correction.operation, correction.fields) == ("Update", {"color": "Red"})
 
 
-def test_a_late_update_does_not_count_while_another_action_is_under_way():
-    """The other one may have been done since: which of them the object shows is not known."""
-    story = converged({"color": "Red"})
+def test_a_late_update_is_outdated_while_another_action_is_in_flight():
+    """The other action may have succeeded since, so the object's writer is unknown."""
+    story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
-    assert only(ActionDecided, story.look(original)).action.fields == {"color": "Blue"}
-    painted = repainted(original, color="Purple")
-    events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
+    assert only(ActionDecided, story.report_lookup(original)).action.fields == {"color": "Blue"}
+    painted = repaint(original, color="Purple")
+    events = story.report(action_id=update.action_id, existing=painted, redelivered=True)
     assert [(each.late, each.outdated) for each in every(ActionSucceeded, events)] == [(True, True)]
     assert story.existing == original
     story.succeed()
     assert story.outcome == "Converged"
 
 
-def test_a_late_creation_does_not_count_while_another_one_is_under_way():
+def test_a_late_creation_is_outdated_while_another_one_is_in_flight():
     story = declared_story()
     creation = story.action
     story.fail("Refused")
     story.declare({"color": "Blue"})
     assert story.action.operation == "Create"
-    created_object = story.written(creation)
-    late = only(ActionSucceeded, story.report(action_id=creation.action_id, shown=created_object))
+    created_object = story.object_after(creation)
+    late = only(
+        ActionSucceeded, story.report(action_id=creation.action_id, existing=created_object)
+    )
     assert (late.late, late.outdated) == (True, True)
     assert story.state.owned is None
     assert not story.idle
 
 
-def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
-    story = withdrawn()
-    deletion, there = story.action, story.existing
+def test_a_late_success_for_a_replaced_object_explains_and_changes_nothing():
+    story = story_with_deletion()
+    deletion, original = story.action, story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    story.look(there)
-    story.see(None)  # a zombie deleted it, and was not heard of until now
+    story.report_lookup(original)
+    story.observe(None)  # a zombie deleted it and has not reported yet
     story.succeed()
     owned = story.state.owned
     late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
@@ -276,7 +280,7 @@ def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
 
 
 def test_a_late_success_is_recorded_once():
-    story = withdrawn()
+    story = story_with_deletion()
     deletion = story.action
     story.fail("NotDone")
     story.declare({"color": "Blue"})
@@ -285,79 +289,79 @@ def test_a_late_success_is_recorded_once():
 
 
 def test_a_late_success_after_a_forced_release_explains_the_effect():
-    story = withdrawn()
+    story = story_with_deletion()
     deletion = story.action
-    released = story.turn(ForcedRelease("it is not ours any more", orphan=True))
-    assert only(ActionAbandoned, released).in_doubt, "its call is under way"
+    released = story.turn(ForcedRelease("it is no longer ours", orphan=True))
+    assert only(ActionAbandoned, released).in_doubt, "its call may be in progress"
     late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
     assert (late.late, late.outdated) == (True, True)
 
 
-def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
-    story = withdrawn()
-    deletion, there = story.action, story.existing
+def test_an_action_that_ended_in_doubt_is_suspected_of_a_deletion():
+    story = story_with_deletion()
+    deletion, original = story.action, story.existing
     story.fail("Throttled", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    story.look(there)
-    assert only(DriftDetected, story.see(None)).suspected_action == deletion.action_id
+    story.report_lookup(original)
+    assert only(DriftDetected, story.observe(None)).suspected_action == deletion.action_id
 
 
-def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
-    story = converged({"color": "Red"})
-    there = story.existing
+def test_a_write_is_suspected_only_of_drift_to_its_own_content():
+    story = converged_story({"color": "Red"})
+    original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("Throttled", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    story.look(there)
+    story.report_lookup(original)
     assert story.outcome == "Converged"
-    drift = only(DriftDetected, story.see(repainted(story.existing, color="Green")))
+    drift = only(DriftDetected, story.observe(repaint(story.existing, color="Green")))
     assert drift.suspected_action == "", "a person painted it green"
     story.succeed()
-    drift = only(DriftDetected, story.see(repainted(story.existing, color="Purple")))
+    drift = only(DriftDetected, story.observe(repaint(story.existing, color="Purple")))
     assert drift.suspected_action == update.action_id
 
 
-def test_a_worker_that_reports_of_what_is_held_by_now_ends_it_no_second_time():
+def test_a_repeated_report_about_a_held_action_changes_nothing():
     story = declared_story(KEYLESS)
-    story.fail("Conflict", shown=thing(uid="h1"), redelivered=True)
+    story.fail("Conflict", existing=api_object(uid="h1"), redelivered=True)
     assert story.outcome == "Held"
-    assert story.fail("Conflict", shown=thing(uid="h1")) == []
+    assert story.fail("Conflict", existing=api_object(uid="h1")) == []
 
 
-def test_what_was_certainly_not_done_is_not_suspected():
-    story = withdrawn()
+def test_an_action_that_certainly_failed_is_not_suspected():
+    story = story_with_deletion()
     story.fail("NotDone")
     story.declare({"color": "Red"})
-    assert only(DriftDetected, story.see(None)).suspected_action == ""
+    assert only(DriftDetected, story.observe(None)).suspected_action == ""
 
 
 def test_an_abandonment_by_a_person_is_in_doubt():
     story = declared_story(KEYLESS)
-    story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
+    story.fail("Conflict", existing=api_object(uid="u1"), redelivered=True)
     story.withdraw()
-    events = story.turn(Approved("UnknownResult", "Abandon", "it is not there"))
+    events = story.turn(Approved("UnknownResult", "Abandon", "it does not exist"))
     assert only(ActionAbandoned, events).in_doubt
 
 
-def test_a_deletion_that_a_second_worker_found_done_is_suspected_when_the_next_object_goes():
-    """The first one wakes up, and its call meets the object that was made since."""
-    story = withdrawn()
+def test_a_redelivered_deletion_is_suspected_once_the_next_object_is_missing():
+    """The first worker resumes, and its call deletes the object that was created since."""
+    story = story_with_deletion()
     deletion = story.action
     succeeded = only(ActionSucceeded, story.report(redelivered=True))
     assert succeeded.redelivered
     story.declare({"color": "Blue"})
     story.succeed()
-    drift = only(DriftDetected, story.see(None))
+    drift = only(DriftDetected, story.observe(None))
     assert drift.suspected_action == deletion.action_id
     story.succeed()
-    assert only(DriftDetected, story.see(None)).suspected_action == "", "each is suspected once"
+    assert only(DriftDetected, story.observe(None)).suspected_action == "", "each is suspected once"
 
 
-def test_what_a_woken_worker_did_to_the_next_object_is_reported_late():
-    story = withdrawn()
+def test_a_resumed_worker_reports_its_effect_on_the_next_object_late():
+    story = story_with_deletion()
     deletion = story.action
     story.report(redelivered=True)
     story.declare({"color": "Blue"})
@@ -365,56 +369,56 @@ def test_what_a_woken_worker_did_to_the_next_object_is_reported_late():
     late = only(ActionSucceeded, story.report(action_id=deletion.action_id, redelivered=True))
     assert (late.late, late.outdated) == (True, True)
     assert story.report(action_id=deletion.action_id, redelivered=True) == [], "once"
-    assert only(DriftDetected, story.see(None)).suspected_action == deletion.action_id
+    assert only(DriftDetected, story.observe(None)).suspected_action == deletion.action_id
 
 
-def test_a_report_that_is_delivered_again_is_no_late_success():
-    story = withdrawn()
+def test_a_redelivered_report_is_no_late_success():
+    story = story_with_deletion()
     report = Reported(story.action.action_id, 1, story.now, story.now, "w1", redelivered=True)
     command = story.command(report)
-    assert every(ActionSucceeded, story.give([command]))
-    assert story.give([command]) == []
+    assert every(ActionSucceeded, story.process([command]))
+    assert story.process([command]) == []
 
 
-def test_a_report_that_was_overtaken_makes_no_older_observation_count():
-    """A decider that died held the first; that of the second worker was decided before."""
-    story = withdrawn()
+def test_an_overtaken_report_does_not_validate_older_observations():
+    """A decider died with the first report; the second worker's report was decided before."""
+    story = story_with_deletion()
     report = Reported(story.action.action_id, 1, story.now, story.now, "w1")
     overtaken = story.command(report)
     story.turn(replace(report, worker="w2", redelivered=True))
     story.declare({"color": "Blue"})
     story.succeed()
     story.now += timedelta(seconds=5)
-    assert only(ActionSucceeded, story.give([overtaken])).late
-    assert story.see(None, as_of=overtaken.position) == [], "it began before the creation"
+    assert only(ActionSucceeded, story.process([overtaken])).late
+    assert story.observe(None, as_of=overtaken.position) == [], "it began before the creation"
 
 
-def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_up():
-    """The first worker was refused; the second, which had the attempt too, heard no answer."""
-    story = withdrawn()
-    there = story.existing
+def test_an_action_with_a_late_unknown_result_is_looked_up_before_abandonment():
+    """The first worker was refused; the second, with the same attempt, got no response."""
+    story = story_with_deletion()
+    original = story.existing
     story.fail("NotDone")
     doubted = story.fail("Unknown", redelivered=True)
     assert names(doubted)[0] == "ActionDoubted"
-    assert story.fail("Unknown", redelivered=True) == [], "it is known"
+    assert story.fail("Unknown", redelivered=True) == [], "the doubt is already recorded"
     assert not every(ActionAbandoned, story.declare({"color": "Red"}))
     assert only(LookupDecided, story.wake(3600))
-    assert only(ActionAbandoned, story.look(there)).in_doubt
+    assert only(ActionAbandoned, story.report_lookup(original)).in_doubt
 
 
-def test_a_late_unknown_result_of_what_was_given_up_explains_a_loss():
-    story = withdrawn()
+def test_a_late_unknown_result_of_an_abandoned_action_explains_a_loss():
+    story = story_with_deletion()
     deletion = story.action
     story.fail("NotDone")
     story.declare({"color": "Red"})
     events = story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
     assert only(ActionDoubted, events).operation == "Delete"
     assert not story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
-    assert only(DriftDetected, story.see(None)).suspected_action == deletion.action_id
+    assert only(DriftDetected, story.observe(None)).suspected_action == deletion.action_id
 
 
-def test_a_late_refusal_is_no_doubt():
-    story = withdrawn()
+def test_a_late_refusal_raises_no_doubt():
+    story = story_with_deletion()
     deletion = story.action
     story.fail("NotDone")
     story.declare({"color": "Red"})
@@ -422,7 +426,7 @@ def test_a_late_refusal_is_no_doubt():
 
 
 @pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
-def test_a_late_unknown_creation_that_was_refused_makes_the_next_one_careful(kind: object):
+def test_a_late_unknown_result_makes_a_refused_creation_uncertain(kind: object):
     story = declared_story(BLOCK if kind is BLOCK else KEYLESS)
     creation = story.action
     story.fail("Refused")
@@ -431,20 +435,20 @@ def test_a_late_unknown_creation_that_was_refused_makes_the_next_one_careful(kin
     assert story.state.actions.uncertain_create
 
 
-def test_a_late_update_counts_by_the_object_that_it_met():
-    story = converged({"color": "Red"})
+def test_a_late_update_is_judged_by_the_object_that_it_found():
+    story = converged_story({"color": "Red"})
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotFound", redelivered=True)
     story.succeed()
     assert story.outcome == "Converged"
-    met = repainted(story.existing, color="Green")
-    events = story.report(action_id=update.action_id, shown=met, redelivered=True)
+    met = repaint(story.existing, color="Green")
+    events = story.report(action_id=update.action_id, existing=met, redelivered=True)
     assert not only(ActionSucceeded, events).outdated
     assert only(ActionDecided, events).action.fields == {"color": "Purple"}
 
 
-def test_what_was_never_made_is_gone_when_it_is_withdrawn_whatever_is_missing():
+def test_a_resource_without_an_object_is_deleted_even_without_its_configuration():
     story = Story(configs={})
     story.declare()
     assert (story.outcome, story.reason) == ("Held", "ProviderConfigMissing")
@@ -455,8 +459,8 @@ def test_what_was_never_made_is_gone_when_it_is_withdrawn_whatever_is_missing():
 # --- conflicts
 
 
-def test_a_conflict_whose_cause_is_gone_ends_the_action_and_the_next_has_a_new_key():
-    """The API may keep its first answer, a 409, with the key: a repeat would never end."""
+def test_a_conflict_without_a_cause_ends_the_action_and_the_next_has_a_new_key():
+    """The API may store its first response, a 409, with the key: a repeat would never end."""
     story = declared_story(BLOCK)
     first = story.action
     events = story.fail("Conflict")
@@ -466,7 +470,7 @@ def test_a_conflict_whose_cause_is_gone_ends_the_action_and_the_next_has_a_new_k
     assert (again.operation, again.fields) == (first.operation, first.fields)
 
 
-def test_a_conflict_that_the_api_has_kept_ends_the_action_whatever_went_before():
+def test_a_stored_conflict_always_ends_the_action():
     story = declared_story(BLOCK)
     first = story.action
     story.fail("Unknown")
@@ -475,7 +479,7 @@ def test_a_conflict_that_the_api_has_kept_ends_the_action_whatever_went_before()
     assert only(ActionDecided, events).action.idempotency_key != first.idempotency_key
 
 
-def test_conflicts_whose_cause_is_never_seen_are_no_hot_loop():
+def test_conflicts_without_a_visible_cause_cause_no_hot_loop():
     story = declared_story(BLOCK)
     for _ in range(3):
         assert every(ActionDecided, story.fail("Conflict"))
@@ -483,8 +487,8 @@ def test_conflicts_whose_cause_is_never_seen_are_no_hot_loop():
 
 
 @pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
-def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: object):
-    """It may have been our own object, or our own call that still runs."""
+def test_after_doubt_a_conflict_without_a_cause_is_looked_up_first(kind: object):
+    """The cause may be our own object, or our own call that is still running."""
     story = declared_story(BLOCK if kind is BLOCK else KEYLESS)
     action = story.action
     events = story.fail("Conflict", redelivered=True)
@@ -493,118 +497,118 @@ def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: obj
         assert only(ActionRetried, story.wake(3600)).action == action
         story.fail("Conflict")
     assert every(LookupDecided, story.wake(3600))
-    assert every(ActionNotDone, story.look(None))
+    assert every(ActionNotDone, story.report_lookup(None))
     assert only(ActionDecided, story.fail("Conflict")).action.operation == "Create"
 
 
-def test_without_keys_an_update_that_meets_its_own_work_was_done():
-    story = converged({"color": "Red"}, kind=KEYLESS)
+def test_without_keys_an_update_that_finds_its_own_content_succeeds():
+    story = converged_story({"color": "Red"}, kind=KEYLESS)
     original = story.existing
     story.declare({"color": "Blue"})
-    painted = repainted(original, color="Blue")
-    events = story.fail("Conflict", shown=painted, redelivered=True)
+    painted = repaint(original, color="Blue")
+    events = story.fail("Conflict", existing=painted, redelivered=True)
     assert only(ActionSucceeded, events).found_by == "Content"
     assert story.outcome == "Converged"
 
 
-def test_at_its_first_delivery_an_update_that_meets_another_version_conflicts():
-    story = converged({"color": "Red"}, kind=KEYLESS)
+def test_an_update_that_finds_another_version_at_its_first_delivery_conflicts():
+    story = converged_story({"color": "Red"}, kind=KEYLESS)
     original = story.existing
     story.declare({"color": "Blue"})
-    events = story.fail("Conflict", shown=repainted(original, color="Blue"))
+    events = story.fail("Conflict", existing=repaint(original, color="Blue"))
     assert only(ActionFailed, events).error.error_class == "Conflict"
 
 
-def test_with_keys_what_a_redelivered_creation_meets_is_anothers():
+def test_with_keys_an_object_that_a_redelivered_creation_finds_is_foreign():
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
-    copy = thing(uid="h1", labels=owned_labels())
-    story.fail("Conflict", shown=copy, redelivered=True)
-    assert story.state.owned is None, "by the key, the first call had created nothing"
-    assert not every(OwnershipClaimed, story.see(repainted(copy, color="Blue")))
+    copy = api_object(uid="h1", labels=owned_labels())
+    story.fail("Conflict", existing=copy, redelivered=True)
+    assert story.state.owned is None, "the key shows that the first call created nothing"
+    assert not every(OwnershipClaimed, story.observe(repaint(copy, color="Blue")))
     assert story.state.owned is None
 
 
 @pytest.mark.parametrize("refusal", ["Conflict", "Refused", "NotDone"])
 def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal: ErrorClass):
-    """An API may keep no refusal with the key: the first call can arrive when the name is free."""
+    """An API may store no refusal with the key: the first call can arrive once the name is free."""
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
-    met = thing(uid="h1") if refusal == "Conflict" else None
-    assert only(ActionFailed, story.fail(refusal, shown=met, redelivered=True)).redelivered
+    met = api_object(uid="h1") if refusal == "Conflict" else None
+    assert only(ActionFailed, story.fail(refusal, existing=met, redelivered=True)).redelivered
     story.withdraw()
     if refusal != "Conflict":
         assert every(LookupDecided, story.wake(3600)), "the other call may have created it"
-        assert only(ActionAbandoned, story.look(None)).in_doubt, "or may create it yet"
-    claimed = only(OwnershipClaimed, story.see(thing(uid="late", labels=owned_labels())))
+        assert only(ActionAbandoned, story.report_lookup(None)).in_doubt, "or may create it yet"
+    claimed = only(OwnershipClaimed, story.observe(api_object(uid="late", labels=owned_labels())))
     assert (claimed.uid, claimed.reason) == ("late", "Found")
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
 
 
-def test_a_kept_refusal_settles_the_call_of_another_worker():
+def test_a_stored_refusal_settles_the_call_of_another_worker():
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
-    events = story.fail("Conflict", shown=thing(uid="h1"), redelivered=True, replayed=True)
+    events = story.fail("Conflict", existing=api_object(uid="h1"), redelivered=True, replayed=True)
     assert not only(ActionFailed, events).redelivered
-    assert not every(OwnershipClaimed, story.see(thing(uid="h2", labels=owned_labels())))
+    assert not every(OwnershipClaimed, story.observe(api_object(uid="h2", labels=owned_labels())))
 
 
-def test_a_write_that_perhaps_never_happened_is_decided_again():
-    """The API still has what the write before it left, so it has not refused this one."""
-    story = converged({"color": "Red"})
+def test_a_write_that_may_not_have_happened_is_decided_again():
+    """The API still shows the previous write, so it has not refused this one."""
+    story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"color": "Red", "size": {"w": 2, "h": 1}})
-    events = story.fail("Conflict", shown=original, redelivered=True)
-    assert not every(DriftDetected, events), "nobody changed the size"
+    events = story.fail("Conflict", existing=original, redelivered=True)
+    assert not every(DriftDetected, events), "no client changed the size"
     assert (story.action.operation, story.reason) != ("Update", "NotAccepted")
     assert story.action.fields["size"] == {"w": 2, "h": 1}
 
 
-def test_a_write_in_doubt_that_was_done_counts_as_written():
-    story = converged({"color": "Red"})
+def test_a_write_in_doubt_that_succeeded_is_recorded_as_applied():
+    story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"type": "Square", "color": "Red"})
-    written_object = repainted(original, type="Square")
-    story.fail("Conflict", shown=written_object, redelivered=True)
+    written_object = repaint(original, type="Square")
+    story.fail("Conflict", existing=written_object, redelivered=True)
     assert story.outcome == "Converged"
-    assert every(DriftDetected, story.see(repainted(written_object, type="Circle")))
+    assert every(DriftDetected, story.observe(repaint(written_object, type="Circle")))
 
 
-def test_what_confirms_a_write_is_reported_once():
-    story = converged({"color": "Red"})
+def test_the_confirmation_of_a_write_is_reported_once():
+    story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"type": "Square", "color": "Red"})
-    written_object = repainted(original, type="Square")
-    events = story.fail("Conflict", shown=written_object, redelivered=True)
+    written_object = repaint(original, type="Square")
+    events = story.fail("Conflict", existing=written_object, redelivered=True)
     assert only(OutcomeRecorded, events).confirms_write
-    assert not every(OutcomeRecorded, story.see(written_object))
+    assert not every(OutcomeRecorded, story.observe(written_object))
 
 
 @pytest.mark.parametrize("keys", [True, False])
-def test_a_conflict_that_shows_the_key_of_the_update_shows_its_own_work(keys: bool):
-    story = converged({"color": "Red"}, kind=kind_that_can(keys=keys))
+def test_a_conflict_with_an_object_that_has_the_key_of_the_update_is_a_success(keys: bool):
+    story = converged_story({"color": "Red"}, kind=kind_with(keys=keys))
     original = story.existing
     story.declare({"type": "Square", "color": "Red"})
-    written_object = repainted(original, type="Square")
+    written_object = repaint(original, type="Square")
     written_object = replace(written_object, written_by=story.action.idempotency_key)
-    events = story.fail("Conflict", shown=written_object)
+    events = story.fail("Conflict", existing=written_object)
     assert only(ActionSucceeded, events).found_by == "Key"
 
 
-def test_an_update_of_unknown_result_does_not_make_a_copied_label_ours():
-    story = converged({"color": "Red"})
+def test_an_update_with_an_unknown_result_does_not_validate_a_copied_label():
+    story = converged_story({"color": "Red"})
     story.declare({"type": "Square", "color": "Red"})
     story.fail("Unknown")
     story.wake(3600)
     story.succeed()
     assert story.outcome == "Converged"
-    events = story.see(thing(uid="u9", labels=owned_labels()))
+    events = story.observe(api_object(uid="u9", labels=owned_labels()))
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
-def test_a_grace_above_the_longest_wait_ends_after_that_wait():
-    story = converged(kind=kind_that_can(keys=True, grace=2 * MAX_SECONDS))
+def test_a_grace_above_the_maximum_wait_ends_after_that_wait():
+    story = converged_story(kind=kind_with(keys=True, grace=2 * MAX_SECONDS))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
     story.declare({"type": "Circle"})
@@ -612,92 +616,90 @@ def test_a_grace_above_the_longest_wait_ends_after_that_wait():
 
 
 def test_an_abandoned_write_that_never_happened_is_decided_again():
-    story = converged({"color": "Red"})
+    story = converged_story({"color": "Red"})
     original = story.existing
     larger = {"color": "Red", "size": {"w": 2, "h": 1}}
     story.declare(larger)
     story.fail("Throttled", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    assert every(ActionAbandoned, story.look(original))
+    assert every(ActionAbandoned, story.report_lookup(original))
     assert story.outcome == "Converged"
     assert only(ActionDecided, story.declare(larger)).action.fields == larger
 
 
 def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arrives():
-    """The worker that was refused reports first; the one that created the object, last."""
+    """The refused worker reports first; the worker that created the object reports last."""
     story = declared_story(BLOCK)
     creation = story.action
     story.fail("NotDone")
     story.withdraw()
-    created = replace(story.written(creation), uid="u9", written_by=creation.idempotency_key)
-    assert only(OwnershipClaimed, story.see(created)).reason == "Found"
+    created = replace(story.object_after(creation), uid="u9", written_by=creation.idempotency_key)
+    assert only(OwnershipClaimed, story.observe(created)).reason == "Found"
     story.succeed()
     assert story.outcome == "Deleted"
 
-    late = story.report(shown=created, action_id=creation.action_id, redelivered=True)
+    late = story.report(existing=created, action_id=creation.action_id, redelivered=True)
     success = only(ActionSucceeded, late)
     assert (success.late, success.outdated) == (True, True)
-    assert story.state.owned is None, "it was deleted since"
+    assert story.state.owned is None, "it has been deleted"
 
 
 @pytest.mark.parametrize(
     ("end", "claimed"), [("deleted", ["Found"]), ("gone", ["Returned"]), ("released", [])]
 )
-def test_a_late_report_of_a_creation_does_not_own_what_was_adopted_meanwhile(
-    end: str, claimed: list[str]
-):
+def test_a_late_report_of_a_creation_does_not_claim_an_adopted_object(end: str, claimed: list[str]):
     """Another client had removed the label of the object, so that nothing showed who created it."""
     story = Story(kind=KEYLESS)
     deletion = "Orphan" if end == "released" else "Delete"
     story.declare({"color": "Red"}, policy={"adoption": "Adopt", "deletion": deletion})
     creation = story.action
-    created = story.written(creation)
-    events = story.fail("Conflict", shown=relabelled(created, {}), redelivered=True)
+    created = story.object_after(creation)
+    events = story.fail("Conflict", existing=relabel(created, {}), redelivered=True)
     assert only(OwnershipClaimed, events).reason == "Adopted"
     story.succeed()
     if end == "gone":
         story.declare({"color": "Red"}, policy={"mode": "CreateOnly"})
-        story.see(None)
+        story.observe(None)
     else:
         story.withdraw()
         story.succeed()
 
-    late = story.report(shown=created, action_id=creation.action_id)
+    late = story.report(existing=created, action_id=creation.action_id)
     success = only(ActionSucceeded, late)
     assert (success.late, success.outdated) == (True, True)
     assert story.state.owned is None
     # Where the name serves as the id, the call may have created the object again.
-    events = story.see(relabelled(created, {}))
+    events = story.observe(relabel(created, {}))
     assert [each.reason for each in every(OwnershipClaimed, events)] == claimed
 
 
 def test_an_id_that_returns_is_owned_by_the_late_report_of_its_creation():
     """Where the name serves as the id, another object of the resource had the same id before."""
-    story = converged({"color": "Red"}, kind=KEYLESS)
+    story = converged_story({"color": "Red"}, kind=KEYLESS)
     original = story.existing
     story.withdraw()
     story.succeed()
     story.declare({"color": "Red"})
     creation = story.action
     story.fail("Refused", redelivered=True)
-    late = story.report(shown=original, action_id=creation.action_id)
+    late = story.report(existing=original, action_id=creation.action_id)
     assert not only(ActionSucceeded, late).outdated
     assert story.outcome == "Converged"
 
 
-def test_a_released_object_is_not_claimed_for_an_earlier_creation_of_unknown_result():
+def test_a_released_object_is_not_claimed_for_an_earlier_unknown_creation():
     story = declared_story(BLOCK)
     creation = story.action
-    created = replace(story.written(creation), written_by=creation.idempotency_key)
+    created = replace(story.object_after(creation), written_by=creation.idempotency_key)
     story.fail("Unknown")
     story.withdraw()
     story.turn(ForcedRelease("the API is being moved", orphan=True))
     story.declare(policy={"deletion": "Orphan"})
-    assert only(ActionSucceeded, story.fail("Conflict", shown=created)).found_by == "Label"
+    assert only(ActionSucceeded, story.fail("Conflict", existing=created)).found_by == "Label"
     story.withdraw()
     story.succeed()
     assert story.outcome == "Released"
-    events = story.see(repainted(relabelled(created, {}), color="Blue"))
+    events = story.observe(repaint(relabel(created, {}), color="Blue"))
     assert every(ExternalObserved, events)
     assert not every(OwnershipClaimed, events)

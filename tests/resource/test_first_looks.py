@@ -1,4 +1,4 @@
-"""Absence is proven where nothing is written either: modes ``Absent`` and ``ObserveOnly``."""
+"""Absence is proven even in modes that create nothing: ``Absent`` and ``ObserveOnly``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import pytest
 
 from events.intake import ReconcileRequested
 from events.log import ExternalObserved
-from tests.resource.building import EXCLUSIVE, SHARED, Story, converged, every, names, thing
+from tests.resource.building import (
+    EXCLUSIVE,
+    SHARED,
+    Story,
+    api_object,
+    converged_story,
+    every,
+    names,
+)
 
 MODES = ["Absent", "ObserveOnly"]
 KNOWN = {"Absent": ("Converged", "Absent"), "ObserveOnly": ("Drifted", "ObserveOnly")}
@@ -19,26 +27,26 @@ def outcome_of(story: Story) -> tuple[str, str]:
     return (story.outcome, story.reason)
 
 
-def declared(mode: str, **rest: Any) -> Story:
+def declared_story(mode: str, **rest: Any) -> Story:
     story = Story()
     story.declare(policy={"mode": mode}, **rest)
     return story
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_before_the_first_read_nothing_is_reported_of_the_object(mode: str):
-    story = declared(mode)
+def test_nothing_is_reported_about_the_object_before_the_first_read(mode: str):
+    story = declared_story(mode)
     assert story.idle
     assert outcome_of(story) == AWAITING_LISTING
-    assert names(story.see(None)) == ["ExternalObserved", "OutcomeRecorded"]
+    assert names(story.observe(None)) == ["ExternalObserved", "OutcomeRecorded"]
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_read_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
-    story = declared(mode)
-    story.see(None)
-    assert story.see(None) == []
+    story = declared_story(mode)
+    story.observe(None)
+    assert story.observe(None) == []
     assert story.wake(3600) == []
 
 
@@ -47,51 +55,51 @@ def test_a_read_that_began_before_the_declaration_proves_nothing(mode: str):
     story = Story()
     story.turn(ReconcileRequested())
     story.declare(policy={"mode": mode})
-    assert story.see(None, as_of=story.position - 1) == []
+    assert story.observe(None, as_of=story.position - 1) == []
     assert outcome_of(story) == AWAITING_LISTING
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_declaration_has_a_first_read_of_its_own(mode: str):
-    story = declared(mode)
-    story.see(None)
+def test_each_declaration_has_its_own_first_read(mode: str):
+    story = declared_story(mode)
+    story.observe(None)
     story.declare(policy={"mode": mode}, labels={"team": "a"})
     assert outcome_of(story) == AWAITING_LISTING
-    assert len(every(ExternalObserved, story.see(None))) == 1
+    assert len(every(ExternalObserved, story.observe(None))) == 1
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
-    story = declared(mode)
-    story.see(None)
+def test_a_listing_of_another_api_proves_nothing(mode: str):
+    story = declared_story(mode)
+    story.observe(None)
     story.configs["other"] = SHARED
     story.declare(policy={"mode": mode}, config="other")
     assert outcome_of(story) == AWAITING_LISTING
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == AWAITING_LISTING
-    story.see(None, config="other")
+    story.observe(None, config="other")
     assert outcome_of(story) == KNOWN[mode]
 
 
-def test_what_we_deleted_after_the_declaration_is_absent():
-    story = converged()
+def test_an_object_that_we_deleted_after_the_declaration_is_absent():
+    story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.succeed()
     assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_read():
-    story = converged()
+def test_a_deletion_that_finds_nothing_is_followed_by_a_read():
+    story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.fail("NotFound")
     assert outcome_of(story) == AWAITING_LISTING, "another object may have its name"
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
-    story = converged()
+def test_an_object_that_we_deleted_before_the_declaration_is_read_again():
+    story = converged_story()
     story.withdraw()
     story.succeed()
     story.declare(policy={"mode": "ObserveOnly"})
@@ -100,39 +108,37 @@ def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("end", ["released", "gone"])
-def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_owned(
-    end: str, mode: str
-):
-    story = converged(policy={"deletion": "Orphan"} if end == "released" else {})
+def test_a_listing_proves_absence_again_once_the_object_is_not_owned(end: str, mode: str):
+    story = converged_story(policy={"deletion": "Orphan"} if end == "released" else {})
     known_object = story.existing
-    story.see(None)
-    story.fail("Conflict", shown=known_object)
+    story.observe(None)
+    story.fail("Conflict", existing=known_object)
     assert story.outcome == "Converged"
-    assert story.see(None) == [], "a listing was wrong about this object"
+    assert story.observe(None) == [], "a listing was wrong about this object"
     story.withdraw()
     if end == "released":
         story.succeed()
-        story.see(None, evidence="Read")
+        story.observe(None, evidence="Read")
     else:
         story.fail("NotFound")
     assert story.outcome == "Deleted"
     story.declare(policy={"mode": mode})
     assert outcome_of(story) == AWAITING_LISTING
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_first_read_may_show_an_object(mode: str):
-    story = declared(mode)
-    story.see(thing({"type": "Square", "color": "Blue"}))
+    story = declared_story(mode)
+    story.observe(api_object({"type": "Square", "color": "Blue"}))
     assert outcome_of(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_while_it_is_paused_it_is_not_looked_up(mode: str):
+def test_a_paused_resource_is_not_looked_up(mode: str):
     story = Story()
     story.declare(policy={"mode": mode, "paused": True})
     assert outcome_of(story) == ("Paused", "PausedByPolicy")
@@ -140,14 +146,14 @@ def test_while_it_is_paused_it_is_not_looked_up(mode: str):
     assert outcome_of(story) == AWAITING_LISTING
 
 
-def test_what_is_withdrawn_is_not_looked_up():
-    story = declared("Absent")
+def test_a_withdrawn_resource_is_not_looked_up():
+    story = declared_story("Absent")
     story.withdraw()
     assert story.outcome == "Deleted"
 
 
-def test_where_a_loss_is_doubted_an_object_that_was_never_ours_is_not():
+def test_the_loss_guard_does_not_apply_to_an_object_that_was_never_ours():
     story = Story(configs={"default": EXCLUSIVE})
     story.declare(policy={"mode": "Absent"})
-    story.see(None)
+    story.observe(None)
     assert outcome_of(story) == KNOWN["Absent"]

@@ -1,4 +1,4 @@
-"""A declaration with a plan: exactly that comes of it, or it is refused; and unknown values."""
+"""A declaration with a plan has exactly the planned result or is refused; unknown values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from events.provider_config import ProviderConfigSpec
 from reconciler.resource.decide import decide
 from reconciler.resource.expectation import UNKNOWN, turn_digest, with_unknown_values
 from reconciler.resource.state import PLAN_OUTDATED
-from tests.resource.building import BLOCK, CONFIG, Story, converged, manifest, names, repainted
+from tests.resource.building import BLOCK, CONFIG, Story, converged_story, manifest, names, repaint
 
 GREEN = {"type": "Square", "color": "Green"}
 
 
-def planned(story: Story, fields: Fields = GREEN) -> Declared:
-    """Declare what was planned with the story as it is."""
+def plan_declaration(story: Story, fields: Fields = GREEN) -> Declared:
+    """Return a declaration with the plan for the current state."""
     declaration = Declared(manifest(fields))
     turn = decide(story.state, [story.command(declaration)], story.context)
     return Declared(
@@ -28,24 +28,24 @@ def planned(story: Story, fields: Fields = GREEN) -> Declared:
     )
 
 
-def test_what_was_planned_is_done():
-    story = converged()
-    declaration = planned(story)
+def test_a_planned_declaration_is_accepted():
+    story = converged_story()
+    declaration = plan_declaration(story)
     assert names(story.turn(declaration)) == ["SpecDeclared", "ActionDecided"]
-    assert story.answer.accepted
+    assert story.reply.accepted
 
 
-def test_what_was_planned_before_something_happened_is_refused_and_changes_nothing():
-    story = converged()
-    declaration = planned(story)
+def test_an_outdated_plan_is_refused_and_changes_nothing():
+    story = converged_story()
+    declaration = plan_declaration(story)
     version = story.state.version
-    story.see(repainted(story.existing, color="Blue"))
+    story.observe(repaint(story.existing, color="Blue"))
     assert story.turn(declaration) == []
-    assert story.answer == Reply(
+    assert story.reply == Reply(
         False,
         PLAN_OUTDATED,
         1,
-        story.answer.position,
+        story.reply.position,
         (
             f"the plan is for version {version}, but the resource is at version "
             f"{story.state.version}; plan again"
@@ -53,31 +53,31 @@ def test_what_was_planned_before_something_happened_is_refused_and_changes_nothi
     )
 
 
-def test_what_was_planned_for_another_configuration_is_refused():
+def test_a_plan_for_another_configuration_is_refused():
     story = Story()
-    declaration = planned(story)
+    declaration = plan_declaration(story)
     story.configs = {CONFIG: ProviderConfigSpec("other", "http://other")}
     assert story.turn(declaration) == []
-    assert story.answer.reason == PLAN_OUTDATED
-    assert story.answer.message.startswith("the result would now differ from the plan (")
+    assert story.reply.reason == PLAN_OUTDATED
+    assert story.reply.message.startswith("the result would now differ from the plan (")
 
 
-def test_a_planned_declaration_that_comes_twice_is_a_duplicate():
+def test_a_redelivered_planned_declaration_is_a_duplicate():
     story = Story()
-    declaration = planned(story)
+    declaration = plan_declaration(story)
     first = story.command(declaration, message_id="same")
-    story.give([first])
-    story.give([story.command(declaration, message_id="same")])
-    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+    story.process([first])
+    story.process([story.command(declaration, message_id="same")])
+    assert (story.reply.accepted, story.reply.reason) == (True, "Duplicate")
 
 
-def test_what_is_refused_anyway_gives_the_reason():
-    story = converged()
-    declaration = planned(story)
+def test_an_invalid_declaration_with_a_plan_is_refused_as_invalid():
+    story = converged_story()
+    declaration = plan_declaration(story)
     bad = manifest()
     bad = msgspec.structs.replace(bad, spec={"colour": "Green"})
     story.turn(Declared(bad, plan=declaration.plan))
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
 
 
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: list[str] = []
 
 
-def test_a_value_that_nobody_knows_yet_may_be_any_that_the_kind_takes():
+def test_an_unknown_value_may_be_any_value_that_the_kind_accepts():
     kind = with_unknown_values(dataclasses.replace(BLOCK, schema=_Fields))
     values = {"port": UNKNOWN, "shape": "Circle", "names": ["a"]}
     assert kind.checked_fields(values) == values

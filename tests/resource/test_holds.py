@@ -1,4 +1,4 @@
-"""What holds a resource, and who lets it go: finalizers, references, guards, force."""
+"""Holds of a resource and their release: finalizers, references, guards, force."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from tests.resource.building import (
     FOO_OWNER,
     SHARED,
     Story,
-    converged,
+    api_object,
+    converged_story,
     every,
     only,
-    repainted,
-    thing,
+    repaint,
 )
 from tests.resource.test_wrong_uids import BY_ID
 
 INVOICE = FinalizerRequested("billing/invoice")
 
 
-def finalized() -> Story:
-    story = converged()
-    story.give([story.command(INVOICE, actor="billing")])
-    assert story.answer.accepted
+def story_with_finalizer() -> Story:
+    story = converged_story()
+    story.process([story.command(INVOICE, actor="billing")])
+    assert story.reply.accepted
     return story
 
 
 def release(story: Story, *, actor: str, force: bool = False) -> list[ResourceEvent]:
-    return story.give(
+    return story.process(
         [story.command(FinalizerReleased("billing/invoice", force, "done"), actor=actor)]
     )
 
@@ -64,8 +64,8 @@ def release(story: Story, *, actor: str, force: bool = False) -> list[ResourceEv
 # --- finalizers
 
 
-def test_nothing_is_deleted_until_the_finalizer_is_taken_off():
-    story = finalized()
+def test_nothing_is_deleted_until_the_finalizer_is_removed():
+    story = story_with_finalizer()
     story.withdraw()
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "Finalizers")
@@ -76,80 +76,80 @@ def test_nothing_is_deleted_until_the_finalizer_is_taken_off():
     assert story.action.operation == "Delete"
 
 
-def test_a_finalizer_is_taken_off_by_its_holder_or_by_force():
-    story = finalized()
+def test_a_finalizer_is_removed_by_its_holder_or_by_force():
+    story = story_with_finalizer()
     story.withdraw()
     assert release(story, actor="shop") == []
-    assert story.answer.reason == "HeldByAnother"
+    assert story.reply.reason == "HeldByAnother"
     removed = only(FinalizerRemoved, release(story, actor="ann", force=True))
     assert removed == FinalizerRemoved("billing/invoice", True, "done")
     assert story.log[-2].actor == "ann"
     assert story.action.operation == "Delete"
 
 
-def test_a_finalizer_holds_a_release_too():
-    story = converged(policy={"deletion": "Orphan"})
-    story.give([story.command(INVOICE, actor="billing")])
+def test_a_finalizer_also_holds_a_release():
+    story = converged_story(policy={"deletion": "Orphan"})
+    story.process([story.command(INVOICE, actor="billing")])
     story.withdraw()
     assert (story.outcome, story.reason) == ("Held", "Finalizers")
     release(story, actor="billing")
-    assert every(OwnershipReleased, story.succeed())  # its label is off
+    assert every(OwnershipReleased, story.succeed())  # its label was removed
 
 
-def test_a_finalizer_holds_what_is_to_be_kept_away():
-    story = finalized()
+def test_a_finalizer_holds_the_deletion_of_an_absent_object():
+    story = story_with_finalizer()
     story.declare(policy={"mode": "Absent"})
     assert (story.outcome, story.reason) == ("Held", "Finalizers")
 
 
-def test_what_is_declared_is_corrected_though_it_has_a_finalizer():
-    story = finalized()
-    story.see(repainted(story.existing, color="Green"))
+def test_a_declared_object_with_a_finalizer_is_corrected():
+    story = story_with_finalizer()
+    story.observe(repaint(story.existing, color="Green"))
     assert story.action.operation == "Update"
 
 
-def test_finalizers_are_put_on_declared_resources_only_once_and_by_one():
+def test_a_finalizer_is_added_once_by_one_client_to_a_declared_resource():
     story = Story()
-    story.give([story.command(INVOICE, actor="billing")])
-    assert story.answer.reason == "NotDeclared"
-    story = finalized()
-    story.give([story.command(INVOICE, actor="billing")])
-    assert story.answer.reason == "Unchanged"
-    story.give([story.command(INVOICE, actor="shop")])
-    assert story.answer.reason == "HeldByAnother"
+    story.process([story.command(INVOICE, actor="billing")])
+    assert story.reply.reason == "NotDeclared"
+    story = story_with_finalizer()
+    story.process([story.command(INVOICE, actor="billing")])
+    assert story.reply.reason == "Unchanged"
+    story.process([story.command(INVOICE, actor="shop")])
+    assert story.reply.reason == "HeldByAnother"
     story.withdraw()
-    story.give([story.command(FinalizerRequested("late/one"), actor="late")])
-    assert story.answer.reason == "NotDeclared"
+    story.process([story.command(FinalizerRequested("late/one"), actor="late")])
+    assert story.reply.reason == "NotDeclared"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "/", "x" * 129, "ä", "a\n"])
 def test_a_finalizers_name_is_checked(name: str):
-    story = converged()
-    story.give([story.command(FinalizerRequested(name), actor="billing")])
-    assert story.answer.reason == "Invalid"
+    story = converged_story()
+    story.process([story.command(FinalizerRequested(name), actor="billing")])
+    assert story.reply.reason == "Invalid"
 
 
-def test_a_request_that_is_delivered_again_late_does_not_hold_again():
-    story = converged()
+def test_a_late_redelivery_of_a_request_does_not_hold_again():
+    story = converged_story()
     request = story.command(INVOICE, actor="billing")
-    story.give([request])
+    story.process([request])
     release(story, actor="billing")
-    assert story.give([request]) == []
-    assert story.answer.reason == "Duplicate"
+    assert story.process([request]) == []
+    assert story.reply.reason == "Duplicate"
 
 
 def test_a_forced_release_is_an_event_with_its_actor():
-    story = finalized()
+    story = story_with_finalizer()
     story.withdraw()
-    events = story.give([story.command(ForcedRelease("billing is shut down"), actor="ann")])
+    events = story.process([story.command(ForcedRelease("billing is shut down"), actor="ann")])
     forced = only(ReleaseForced, events)
     assert forced.finalizers == ("billing/invoice",)
     assert [each.actor for each in story.log if each.data == forced] == ["ann"]
     assert story.action.operation == "Delete"
 
 
-def test_a_forced_release_as_an_orphan_gives_up_a_deletion_that_the_api_refuses():
-    story = converged()
+def test_a_forced_release_as_an_orphan_abandons_a_deletion():
+    story = converged_story()
     story.withdraw()
     story.fail("Unknown")
     story.turn(ForcedRelease("the API is gone", orphan=True))
@@ -159,25 +159,25 @@ def test_a_forced_release_as_an_orphan_gives_up_a_deletion_that_the_api_refuses(
 
 
 def test_a_forced_release_needs_a_reason_and_a_withdrawal():
-    story = finalized()
+    story = story_with_finalizer()
     story.turn(ForcedRelease("why not"))
-    assert story.answer.reason == "StillDeclared"
+    assert story.reply.reason == "StillDeclared"
     story.withdraw()
     story.turn(ForcedRelease("  "))
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
 
 
 # --- references
 
 
-def referenced(policy: OnWithdrawal) -> Story:
-    story = converged()
+def story_with_reference(policy: OnWithdrawal) -> Story:
+    story = converged_story()
     story.turn(Referenced("shop/ShapeRef/needs-foo", policy))
     return story
 
 
-def test_a_reference_that_keeps_holds_the_object_until_it_goes():
-    story = referenced("Keep")
+def test_a_keep_reference_holds_the_object_until_it_is_removed():
+    story = story_with_reference("Keep")
     story.withdraw()
     assert (story.outcome, story.reason) == ("Held", "Referenced")
     assert story.idle
@@ -185,8 +185,8 @@ def test_a_reference_that_keeps_holds_the_object_until_it_goes():
     assert story.action.operation == "Delete"
 
 
-def test_a_reference_that_releases_lets_the_object_stay():
-    story = referenced("Release")
+def test_a_release_reference_keeps_the_object_in_the_api():
+    story = story_with_reference("Release")
     story.withdraw()
     assert story.action.operation == "Update"
     story.succeed()
@@ -194,26 +194,26 @@ def test_a_reference_that_releases_lets_the_object_stay():
     assert story.state.owned is None
 
 
-def test_a_reference_that_ignores_does_not_hold():
-    story = referenced("Ignore")
+def test_an_ignore_reference_does_not_hold():
+    story = story_with_reference("Ignore")
     story.withdraw()
     assert story.action.operation == "Delete"
 
 
-def test_a_forced_release_counts_against_references_that_are_reported_again():
-    story = referenced("Keep")
+def test_a_forced_release_covers_references_that_are_reported_again():
+    story = story_with_reference("Keep")
     story.withdraw()
     story.turn(ForcedRelease("shop is gone"))
-    story.fail("Conflict", shown=story.existing)
+    story.fail("Conflict", existing=story.existing)
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
     assert story.outcome != "Held"
     assert story.action.operation == "Delete"
 
 
-def test_an_unmanaged_object_that_somebody_refers_to_is_disputed_and_not_removed():
+def test_a_referenced_unmanaged_object_is_disputed_and_not_deleted():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
-    story.see(thing(), unmanaged=(1, 5))
+    story.observe(api_object(), unmanaged=(1, 5))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "Referenced")
 
@@ -221,7 +221,7 @@ def test_an_unmanaged_object_that_somebody_refers_to_is_disputed_and_not_removed
 @pytest.mark.parametrize(
     ("namespace", "target"), [("default", "default"), ("system", "default"), ("system", "system")]
 )
-def test_a_permission_is_not_asked_for_where_none_is_needed(namespace: str, target: str):
+def test_the_message_omits_a_permission_that_is_not_needed(namespace: str, target: str):
     story = Story(kind=REFERENCE, configs={}, key=ResourceKey(namespace, "ShapeRef", "needs-foo"))
     fields = {"target": {"kind": "Shape", "name": "foo", "namespace": target}}
     story.declare(fields, api_version="reconciler/v1")
@@ -229,7 +229,7 @@ def test_a_permission_is_not_asked_for_where_none_is_needed(namespace: str, targ
     assert story.outcome_message == f"{target}/Shape/foo is not declared"
 
 
-def test_a_reference_says_whether_its_target_is_declared():
+def test_a_reference_reports_whether_its_target_is_declared():
     key = ResourceKey("shop", "ShapeRef", "needs-foo")
     story = Story(kind=REFERENCE, configs={}, key=key)
     story.declare({"target": {"kind": "Shape", "name": "foo"}}, api_version="reconciler/v1")
@@ -247,7 +247,7 @@ def test_a_reference_says_whether_its_target_is_declared():
 # --- guards
 
 
-def missing(story: Story, missing: int, owned: int) -> list[ResourceEvent]:
+def observe_missing(story: Story, missing: int, owned: int) -> list[ResourceEvent]:
     return story.turn(
         Observed(
             CONFIG,
@@ -260,113 +260,113 @@ def missing(story: Story, missing: int, owned: int) -> list[ResourceEvent]:
     )
 
 
-def test_a_loss_of_nearly_everything_at_once_is_not_believed():
-    story = converged()
-    assert only(AbsenceDoubted, missing(story, 12, 14)).missing == 12
+def test_a_sudden_loss_of_most_objects_is_doubted():
+    story = converged_story()
+    assert only(AbsenceDoubted, observe_missing(story, 12, 14)).missing == 12
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "LossGuard")
-    assert missing(story, 12, 14) == [], "the same again is no event"
-    story.see(story.existing)
+    assert observe_missing(story, 12, 14) == [], "an unchanged observation is no event"
+    story.observe(story.existing)
     assert story.outcome == "Converged"
 
 
 @pytest.mark.parametrize("counts", [(10, 10), (10, 19)])
-def test_a_loss_of_as_many_as_the_guard_names_is_not_believed(counts: tuple[int, int]):
+def test_a_loss_at_the_limits_of_the_guard_is_doubted(counts: tuple[int, int]):
     assert (SHARED.loss_guard.min_count, SHARED.loss_guard.max_percent) == (10, 50)
-    story = converged()
-    assert every(AbsenceDoubted, missing(story, *counts))
+    story = converged_story()
+    assert every(AbsenceDoubted, observe_missing(story, *counts))
     assert story.reason == "LossGuard"
 
 
 @pytest.mark.parametrize("counts", [(9, 9), (12, 40), (1, 1), (10, 20)])
-def test_a_loss_of_few_is_believed(counts: tuple[int, int]):
-    story = converged()
-    assert every(DriftDetected, missing(story, *counts))
+def test_a_loss_of_few_objects_is_accepted(counts: tuple[int, int]):
+    story = converged_story()
+    assert every(DriftDetected, observe_missing(story, *counts))
     assert story.action.operation == "Create"
 
 
-def test_an_approved_loss_is_believed_at_the_next_listing():
-    story = converged()
-    missing(story, 12, 14)
+def test_an_approved_loss_is_accepted_at_the_next_listing():
+    story = converged_story()
+    observe_missing(story, 12, 14)
     assert only(HoldApproved, story.turn(Approved("LossGuard", reason="region lost")))
     assert story.idle
-    missing(story, 12, 14)
+    observe_missing(story, 12, 14)
     assert story.action.operation == "Create"
 
 
-def test_an_unmanaged_object_that_the_guard_holds_goes_when_a_person_approves():
+def test_an_unmanaged_object_that_the_guard_holds_is_deleted_after_an_approval():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), unmanaged=(50, 60))
+    story.observe(api_object(uid="h1"), unmanaged=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     assert not every(OwnershipClaimed, story.turn(Approved("DeletionGuard")))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     began_before = story.position
-    assert story.see(thing(uid="h1"), unmanaged=(50, 60), as_of=began_before - 1) == []
-    events = story.see_twice(thing(uid="h1"), unmanaged=(50, 60))
-    assert every(OwnershipClaimed, events), "a listing that began since shows that it is a stray"
+    assert story.observe(api_object(uid="h1"), unmanaged=(50, 60), as_of=began_before - 1) == []
+    events = story.observe_twice(api_object(uid="h1"), unmanaged=(50, 60))
+    assert every(OwnershipClaimed, events), "a listing that began since shows that it is unmanaged"
     assert only(ActionDecided, events).action.uid == "h1"
 
 
 def test_an_approved_deletion_waits_for_a_listing_that_began_since():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), unmanaged=(50, 60))
+    story.observe(api_object(uid="h1"), unmanaged=(50, 60))
     began_before = story.position
     story.turn(Approved("DeletionGuard"))
-    # Recorded, it would count as the listing that the approval waits for: no other would follow.
-    assert story.see(thing(uid="h1"), unmanaged=(51, 60), as_of=began_before) == []
-    assert every(OwnershipClaimed, story.see_twice(thing(uid="h1"), unmanaged=(51, 60)))
+    # If recorded, it would be treated as the awaited listing, and no other would follow.
+    assert story.observe(api_object(uid="h1"), unmanaged=(51, 60), as_of=began_before) == []
+    assert every(OwnershipClaimed, story.observe_twice(api_object(uid="h1"), unmanaged=(51, 60)))
 
 
-def test_what_was_declared_elsewhere_before_the_approval_stays():
+def test_an_object_that_another_resource_declares_before_the_approval_is_kept():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), unmanaged=(50, 60))
+    story.observe(api_object(uid="h1"), unmanaged=(50, 60))
     story.turn(Approved("DeletionGuard"))
-    events = story.see(thing(uid="h1"), unmanaged=(50, 60), belongs_to="team/Shape/foo")
+    events = story.observe(api_object(uid="h1"), unmanaged=(50, 60), belongs_to="team/Shape/foo")
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
 
 
-def test_an_approval_holds_for_the_object_that_was_held():
+def test_an_approval_must_name_the_current_hold():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), unmanaged=(50, 60))
+    story.observe(api_object(uid="h1"), unmanaged=(50, 60))
     story.turn(Approved("LossGuard"))
-    assert story.answer.reason == "NotHeld"
+    assert story.reply.reason == "NotHeld"
     story.turn(Approved("DeletionGuard", "Abandon"))
-    assert story.answer.reason == "Invalid"
+    assert story.reply.reason == "Invalid"
     assert story.idle
 
 
-def test_an_approval_does_not_count_for_the_next_object():
+def test_an_approval_does_not_cover_the_next_object():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), unmanaged=(50, 60))
+    story.observe(api_object(uid="h1"), unmanaged=(50, 60))
     story.turn(Approved("DeletionGuard"))
-    story.see_twice(thing(uid="h1"), unmanaged=(50, 60))
+    story.observe_twice(api_object(uid="h1"), unmanaged=(50, 60))
     story.succeed()
-    story.see(thing(uid="h2"), unmanaged=(50, 60))
+    story.observe(api_object(uid="h2"), unmanaged=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
 
 
-def test_nothing_is_approved_that_is_not_held():
-    story = converged()
+def test_a_resource_that_is_not_held_cannot_be_approved():
+    story = converged_story()
     story.turn(Approved("DeletionGuard"))
-    assert story.answer.reason == "NotHeld"
+    assert story.reply.reason == "NotHeld"
 
 
-def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
+def test_a_hold_that_a_restoration_may_explain_names_it_and_the_remedies():
     restored = "the log was restored from a backup made at 2026-11-25T03:00:00Z"
-    story = converged()
+    story = converged_story()
     story.restored_as_of = "2026-11-25T03:00:00Z"
-    missing(story, 12, 14)
+    observe_missing(story, 12, 14)
     assert f"; {restored}: repeat the withdrawals made after it; check" in story.outcome_message
     unmanaged = Story(configs={CONFIG: EXCLUSIVE})
     unmanaged.restored_as_of = "2026-11-25T03:00:00Z"
-    unmanaged.see(thing(uid="h1"), unmanaged=(50, 60))
+    unmanaged.observe(api_object(uid="h1"), unmanaged=(50, 60))
     assert (
         f"; {restored}: repeat the declarations made after it; approve" in unmanaged.outcome_message
     )
     ghost = Story()
     ghost.restored_as_of = "2026-11-25T03:00:00Z"
-    ghost.see(thing(uid="h1", labels={OWNER_LABEL: FOO_OWNER}))
+    ghost.observe(api_object(uid="h1", labels={OWNER_LABEL: FOO_OWNER}))
     assert (ghost.outcome, ghost.reason) == ("Disputed", "LabelNotInLog")
     assert (
         f"; {restored}, and the object may have been created after it. To" in ghost.outcome_message
@@ -378,12 +378,12 @@ def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
     assert "set spec.policy.adoption: Adopt" in ghost.outcome_message
 
 
-def test_an_object_with_an_id_that_the_log_lacks_names_the_restoration_and_can_be_adopted():
+def test_an_object_with_an_id_unknown_to_a_restored_log_can_be_adopted():
     restored = "the log was restored from a backup made at 2026-11-25T03:00:00Z"
-    existing = thing(uid="u9", labels={OWNER_LABEL: FOO_OWNER})
+    existing = api_object(uid="u9", labels={OWNER_LABEL: FOO_OWNER})
     story = Story(kind=BY_ID, key=ResourceKey("default", "Block", "foo-u9"))
     story.restored_as_of = "2026-11-25T03:00:00Z"
-    story.see(existing)
+    story.observe(existing)
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
     assert (
         f"; {restored}, and the object may have been created after it. To manage it, declare that "
@@ -394,17 +394,17 @@ def test_an_object_with_an_id_that_the_log_lacks_names_the_restoration_and_can_b
     named.restored_as_of = "2026-11-25T03:00:00Z"
     named.declare(policy={"adoption": "Adopt"})
     assert (named.outcome, named.idle) == ("Waiting", True), "no second object"
-    named.see(existing)
+    named.observe(existing)
     assert named.state.owned is not None
     assert named.state.owned.uid == "u9"
     absent = Story(kind=BY_ID)
     absent.declare(policy={"adoption": "Adopt"})
-    absent.see(None)
+    absent.observe(None)
     assert absent.action.operation == "Create"
 
 
-def test_many_references_and_finalizers_make_a_short_message():
-    story = converged()
+def test_the_message_about_many_references_and_finalizers_is_short():
+    story = converged_story()
     for number in range(50):
         story.turn(Referenced(f"default/ShapeRef/ref-{number:02}", "Keep"))
     story.withdraw()
@@ -412,8 +412,8 @@ def test_many_references_and_finalizers_make_a_short_message():
         "kept because it is referenced by default/ShapeRef/ref-00, default/ShapeRef/ref-01, "
         "default/ShapeRef/ref-02 and 47 more"
     )
-    story = converged()
+    story = converged_story()
     for number in range(20):
-        story.give([story.command(FinalizerRequested(f"billing/f-{number}"), actor="billing")])
+        story.process([story.command(FinalizerRequested(f"billing/f-{number}"), actor="billing")])
     story.withdraw()
     assert story.outcome_message.endswith(" and 17 more")

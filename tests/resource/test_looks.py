@@ -8,17 +8,17 @@ from events.manifest import Manifest, Metadata, Policy
 from tests.resource.building import (
     CONFIG,
     Story,
-    converged,
+    converged_story,
     every,
     names,
     only,
     provider_config_story,
-    repainted,
+    repaint,
 )
-from tests.resource.test_contention import converged_story, overwrite, overwrite_repeatedly
+from tests.resource.test_contention import contention_story, overwrite, overwrite_repeatedly
 
 
-def ask(story: Story) -> list[str]:
+def request_reconciliation(story: Story) -> list[str]:
     return names(story.turn(ReconcileRequested("the API is back")))
 
 
@@ -26,14 +26,14 @@ def test_a_waiting_attempt_is_made_immediately():
     story = Story()
     story.declare()
     story.fail("NotDone", message="connection refused")
-    assert ask(story) == ["ReconcileAccepted", "ActionRetried"]
+    assert request_reconciliation(story) == ["ReconcileAccepted", "ActionRetried"]
     assert story.wake(3600) == []
     story.succeed()
     assert story.outcome == "Converged"
 
 
-def test_a_repair_delayed_by_contention_is_made_immediately():
-    story = converged_story()
+def test_a_correction_delayed_by_contention_is_made_immediately():
+    story = contention_story()
     overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
@@ -41,35 +41,35 @@ def test_a_repair_delayed_by_contention_is_made_immediately():
     assert only(ActionDecided, events).action.fields["color"] == "Red"
 
 
-def test_the_next_read_is_recorded_though_it_shows_nothing_new():
-    story = converged()
-    assert story.see(story.existing) == []
-    assert ask(story) == ["ReconcileAccepted"]
-    assert every(ExternalObserved, story.see(story.existing))
-    assert story.see(story.existing) == [], "it was asked for once"
+def test_the_next_read_is_recorded_even_if_nothing_has_changed():
+    story = converged_story()
+    assert story.observe(story.existing) == []
+    assert request_reconciliation(story) == ["ReconcileAccepted"]
+    assert every(ExternalObserved, story.observe(story.existing))
+    assert story.observe(story.existing) == [], "only one read was requested"
 
 
-def test_a_read_from_before_the_request_does_not_answer_it():
-    story = converged()
+def test_a_read_from_before_the_request_does_not_fulfill_it():
+    story = converged_story()
     position_before = story.state.observed.position
-    ask(story)
+    request_reconciliation(story)
     existing = Observed(CONFIG, story.existing.name, story.existing, as_of=position_before)
     assert story.turn(existing) == []
-    assert every(ExternalObserved, story.see(story.existing))
+    assert every(ExternalObserved, story.observe(story.existing))
 
 
-def test_a_repeated_request_message_is_answered_again():
-    story = converged()
+def test_a_redelivered_request_gets_a_reply_again():
+    story = converged_story()
     command = story.command(ReconcileRequested())
-    assert names(story.give([command])) == ["ReconcileAccepted"]
-    assert story.give([command]) == []
-    assert story.answer.accepted
+    assert names(story.process([command])) == ["ReconcileAccepted"]
+    assert story.process([command]) == []
+    assert story.reply.accepted
 
 
 def test_an_undeclared_resource_is_not_refreshed():
     story = Story()
-    assert ask(story) == []
-    assert (story.answer.accepted, story.answer.reason) == (False, "NotDeclared")
+    assert request_reconciliation(story) == []
+    assert (story.reply.accepted, story.reply.reason) == (False, "NotDeclared")
 
 
 def test_a_configuration_has_no_object_to_refresh():
@@ -81,8 +81,8 @@ def test_a_configuration_has_no_object_to_refresh():
     assert story.state.observed.read_requested_at is None
 
 
-def test_a_paused_resource_is_refreshed_and_left_as_it_is():
-    story = converged()
+def test_a_paused_resource_is_refreshed_but_not_changed():
+    story = converged_story()
     story.declare(policy=Policy(paused=True))
-    assert ask(story) == ["ReconcileAccepted"]
-    assert every(ActionDecided, story.see(repainted(story.existing))) == []
+    assert request_reconciliation(story) == ["ReconcileAccepted"]
+    assert every(ActionDecided, story.observe(repaint(story.existing))) == []

@@ -1,4 +1,4 @@
-"""Ours, theirs and disputed: scenarios 5, 6, 9, 10 and 19; invariant 7."""
+"""Owned, foreign and disputed objects: scenarios 5, 6, 9, 10 and 19; invariant 7."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from tests.resource.building import (
     EXCLUSIVE,
     FOO_OWNER,
     SHARED,
-    UNLABELLED,
+    UNLABELED,
     Story,
-    converged,
+    api_object,
+    converged_story,
     every,
     names,
     only,
     owned_labels,
-    relabelled,
-    thing,
+    relabel,
 )
 
 BY_LABEL = msgspec.structs.replace(SHARED, ownership="Label")
 ANOTHER = {OWNER_LABEL: "log2.default.Block.Foo"}
 
 
-def test_what_a_human_made_in_a_shared_api_is_left_alone_and_shown():
+def test_an_object_of_a_person_in_a_shared_api_is_left_alone_and_reported():
     story = Story()
-    events = story.see(thing())
+    events = story.observe(api_object())
     assert names(events) == ["ExternalObserved", "OutcomeRecorded"]
     assert story.outcome == "Unowned"
     assert story.wake(3600) == []
 
 
-def test_refuse_touches_nothing():
+def test_adoption_refuse_leaves_a_foreign_object_alone():
     story = Story()
-    story.see(thing())
+    story.observe(api_object())
     story.declare({"color": "Blue"})
     assert story.idle
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
     assert story.wake(3600) == []
-    assert story.see(thing()) == []
+    assert story.observe(api_object()) == []
 
 
-def test_refuse_holds_when_the_object_is_found_only_by_the_create():
+def test_adoption_refuse_applies_to_an_object_that_the_creation_finds():
     story = Story()
     story.declare({"color": "Blue"})
-    story.fail("Conflict", shown=thing())
+    story.fail("Conflict", existing=api_object())
     assert story.idle
     assert story.outcome == "Conflict"
 
 
-def test_adopt_claims_without_a_create_and_corrects_the_difference():
+def test_adoption_claims_without_a_creation_and_corrects_the_difference():
     story = Story()
-    story.see(thing(uid="h1", version="7"))
+    story.observe(api_object(uid="h1", version="7"))
     events = story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
     claimed = only(OwnershipClaimed, events)
     assert (claimed.reason, claimed.uid) == ("Adopted", "h1")
@@ -70,91 +70,91 @@ def test_adopt_claims_without_a_create_and_corrects_the_difference():
     assert story.outcome == "Converged"
 
 
-def test_adopt_takes_nothing_that_names_another_owner():
+def test_adoption_claims_no_object_with_another_owner():
     story = Story()
-    story.see(thing(labels=ANOTHER))
+    story.observe(api_object(labels=ANOTHER))
     story.declare(policy={"adoption": "Adopt"})
     assert story.idle
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
 
 
-def test_the_obstacle_gone_the_declared_object_is_created():
+def test_the_object_is_created_once_the_obstacle_is_deleted():
     story = Story()
-    story.see(thing())
+    story.observe(api_object())
     story.declare()
-    story.see(None)
+    story.observe(None)
     assert story.action.operation == "Create"
 
 
-def test_by_label_an_object_with_our_label_is_ours():
+def test_ownership_by_label_claims_an_object_with_our_label():
     story = Story(configs={CONFIG: BY_LABEL})
     story.declare()
-    events = story.fail("Conflict", shown=thing(labels=owned_labels()))
+    events = story.fail("Conflict", existing=api_object(labels=owned_labels()))
     assert only(OwnershipClaimed, events).reason == "Label"
     assert story.outcome == "Converged"
 
 
-def test_by_log_our_label_alone_does_not_make_an_object_ours():
+def test_ownership_by_log_does_not_claim_an_object_with_our_label():
     story = Story()
-    story.see(thing(labels=owned_labels()))
+    story.observe(api_object(labels=owned_labels()))
     story.declare()
     assert story.outcome == "Conflict"
 
 
 @pytest.mark.parametrize("config", [SHARED, EXCLUSIVE], ids=["shared", "exclusive"])
-def test_our_label_on_something_never_declared_is_disputed(config: object):
+def test_our_label_on_an_undeclared_object_is_disputed(config: object):
     assert config in (SHARED, EXCLUSIVE)
     story = Story(configs={CONFIG: SHARED if config is SHARED else EXCLUSIVE})
-    story.see(thing(labels=owned_labels()), unmanaged=(1, 5))
+    story.observe(api_object(labels=owned_labels()), unmanaged=(1, 5))
     assert story.idle
     assert story.outcome == "Disputed"
     assert story.wake(3600) == []
 
 
-def test_where_labels_decide_our_label_on_something_never_declared_is_removed():
+def test_ownership_by_label_deletes_an_undeclared_object_with_our_label():
     story = Story(configs={CONFIG: BY_LABEL})
-    story.see_twice(thing(uid="h1", labels=owned_labels()), unmanaged=(1, 5))
+    story.observe_twice(api_object(uid="h1", labels=owned_labels()), unmanaged=(1, 5))
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
 
 
-def test_an_object_of_another_owner_is_never_removed_from_an_exclusive_scope():
+def test_an_object_of_another_owner_is_never_deleted_from_an_exclusive_scope():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(labels=ANOTHER), unmanaged=(1, 5))
+    story.observe(api_object(labels=ANOTHER), unmanaged=(1, 5))
     assert story.idle
     assert story.outcome == "Disputed"
 
 
-def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
-    story = converged(policy={"mode": "CreateOnly"})
-    story.see(relabelled(story.existing, ANOTHER))
+def test_an_object_that_another_owner_claimed_is_not_deleted_at_withdrawal():
+    story = converged_story(policy={"mode": "CreateOnly"})
+    story.observe(relabel(story.existing, ANOTHER))
     story.withdraw()
     assert story.idle
     assert story.outcome == "Disputed"
     assert story.wake(3600) == []
 
 
-def test_an_object_that_another_owner_took_is_not_written_over():
-    """Two owners that each restore their label would never stop."""
-    story = converged()
+def test_an_object_that_another_owner_claimed_is_not_overwritten():
+    """Two owners would otherwise restore their labels endlessly."""
+    story = converged_story()
     own_object = story.existing
-    story.see(relabelled(own_object, ANOTHER))
+    story.observe(relabel(own_object, ANOTHER))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
-    story.see(relabelled(own_object, owned_labels()))
+    story.observe(relabel(own_object, owned_labels()))
     assert story.idle
     assert story.outcome == "Converged"
 
 
-def test_an_object_whose_owner_label_was_only_stripped_is_deleted_at_withdrawal():
-    story = converged(policy={"mode": "CreateOnly"})
-    story.see(relabelled(story.existing, {}))
+def test_an_object_without_its_owner_label_is_deleted_at_withdrawal():
+    story = converged_story(policy={"mode": "CreateOnly"})
+    story.observe(relabel(story.existing, {}))
     story.withdraw()
     assert story.action.operation == "Delete"
 
 
-def test_an_object_with_another_uid_is_not_the_one_we_knew():
-    story = converged()
-    events = story.see(thing(uid="human-2"))
+def test_an_object_with_another_uid_is_another_object():
+    story = converged_story()
+    events = story.observe(api_object(uid="human-2"))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.idle
     assert story.outcome == "Conflict"
@@ -164,28 +164,28 @@ def test_an_object_with_another_uid_is_not_the_one_we_knew():
 
 
 def test_a_withdrawal_that_finds_another_object_is_reported_once():
-    story = converged()
-    story.see(thing(uid="human-2"))
+    story = converged_story()
+    story.observe(api_object(uid="human-2"))
     story.withdraw()
     assert story.wake(3600) == []
-    assert story.see(thing(uid="human-2")) == []
+    assert story.observe(api_object(uid="human-2")) == []
 
 
-def test_what_a_human_makes_after_a_deletion_is_unowned():
-    story = converged()
+def test_an_object_that_a_person_creates_after_a_deletion_is_unowned():
+    story = converged_story()
     story.withdraw()
     story.succeed()
     assert story.outcome == "Deleted"
-    story.see(thing(uid="human-2"))
+    story.observe(api_object(uid="human-2"))
     assert story.idle
     assert story.outcome == "Unowned"
     assert story.wake(3600) == []
 
 
-def test_a_delete_that_met_another_object_leaves_it_alone():
-    story = converged()
+def test_a_deletion_that_finds_another_object_leaves_it_alone():
+    story = converged_story()
     story.withdraw()
-    events = story.fail("Conflict", shown=thing(uid="human-2"))
+    events = story.fail("Conflict", existing=api_object(uid="human-2"))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.idle
     assert story.outcome == "Deleted"
@@ -194,27 +194,27 @@ def test_a_delete_that_met_another_object_leaves_it_alone():
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdrawn: bool):
     """Some APIs have no ids: the uid is in the object's metadata, which any client may remove."""
-    story = converged()
-    bare = replace(relabelled(story.existing, {}), uid=None)
+    story = converged_story()
+    bare = replace(relabel(story.existing, {}), uid=None)
     if is_withdrawn:
         story.withdraw()
     else:
-        story.see(bare)
+        story.observe(bare)
         assert story.action.operation == "Update"
-    events = story.fail("Conflict", shown=bare)
+    events = story.fail("Conflict", existing=bare)
     assert only(OwnershipReleased, events).reason == "Replaced"
     for _ in range(2):
         assert story.idle
         assert story.outcome == ("Deleted" if is_withdrawn else "Conflict")
-        story.see(bare)
+        story.observe(bare)
 
 
 # --- exclusive scope
 
 
-def test_an_unmanaged_object_of_an_exclusive_scope_is_removed():
+def test_an_unmanaged_object_of_an_exclusive_scope_is_deleted():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    events = story.see_twice(thing(uid="h1"), unmanaged=(1, 5))
+    events = story.observe_twice(api_object(uid="h1"), unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
     story.succeed()
@@ -226,80 +226,80 @@ def test_an_unmanaged_object_of_an_exclusive_scope_is_removed():
     ("unmanaged", "removed"),
     [((2, 9), True), ((3, 9), False), ((2, 10), True), ((0, 9), False)],
 )
-def test_the_guard_allows_a_few_removals_of_unmanaged_objects(
+def test_the_guard_allows_few_deletions_of_unmanaged_objects(
     unmanaged: tuple[int, int], removed: bool
 ):
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see_twice(thing(), unmanaged=unmanaged)
+    story.observe_twice(api_object(), unmanaged=unmanaged)
     assert story.idle is not removed
     assert (story.outcome == "Held") is not removed
 
 
-def test_the_guard_counts_percent_in_scopes_of_ten_and_more():
+def test_the_guard_applies_percentages_to_scopes_of_ten_or_more_objects():
     many = msgspec.structs.replace(
         EXCLUSIVE,
         deletion_guard=msgspec.structs.replace(EXCLUSIVE.deletion_guard, max_count=100),
     )
     for unmanaged, total, removed in [(3, 10, True), (4, 10, False), (9, 9, True)]:
         story = Story(configs={CONFIG: many})
-        story.see_twice(thing(), unmanaged=(unmanaged, total))
+        story.observe_twice(api_object(), unmanaged=(unmanaged, total))
         assert story.idle is not removed
 
 
-def test_a_held_unmanaged_object_goes_when_a_listing_shows_other_numbers():
+def test_a_held_unmanaged_object_is_deleted_after_a_listing_with_lower_counts():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(), unmanaged=(5, 9))
+    story.observe(api_object(), unmanaged=(5, 9))
     assert story.outcome == "Held"
-    assert story.see(thing(), unmanaged=(5, 9)) == []
-    story.see_twice(thing(), unmanaged=(1, 9))
+    assert story.observe(api_object(), unmanaged=(5, 9)) == []
+    story.observe_twice(api_object(), unmanaged=(1, 9))
     assert story.action.operation == "Delete"
 
 
 def test_an_unmanaged_object_that_was_not_counted_is_held():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing())
+    story.observe(api_object())
     assert story.outcome == "Held"
 
 
 def test_a_declared_object_of_an_exclusive_scope_is_not_unmanaged_but_ours():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.declare()
-    claimed = only(OwnershipClaimed, story.fail("Conflict", shown=thing()))
+    claimed = only(OwnershipClaimed, story.fail("Conflict", existing=api_object()))
     assert claimed.reason == "ExclusiveScope"
     assert story.action.operation == "Update"
 
 
-def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():
-    story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNLABELLED)
-    story.see(thing(), unmanaged=(3, 5))
+def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_is_kept():
+    story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNLABELED)
+    story.observe(api_object(), unmanaged=(3, 5))
     policy = {"adoption": "Adopt", "deletion": "Orphan"}
     story.declare({"type": "Square", "color": "Red"}, policy=policy)
-    story.see(thing(), belongs_to="")
+    story.observe(api_object(), belongs_to="")
     assert story.outcome == "Converged"
-    story.see(thing({"type": "Square", "color": "Red", "note": 1}), unmanaged=(1, 5))
+    story.observe(api_object({"type": "Square", "color": "Red", "note": 1}), unmanaged=(1, 5))
     events = story.withdraw()
     assert [each.reason for each in every(OwnershipReleased, events)] == ["Orphaned"]
     assert story.outcome == "Released"
     assert story.wake(3600) == []
 
 
-def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
+def test_the_scope_of_the_observation_applies():
     story = Story(configs={CONFIG: SHARED, "mine": EXCLUSIVE})
     story.declare()
     story.succeed()
     story.withdraw()
     story.succeed()
-    story.see_twice(thing(uid="h9"), config="mine", unmanaged=(1, 5))
+    story.observe_twice(api_object(uid="h9"), config="mine", unmanaged=(1, 5))
     assert story.action.operation == "Delete"
     assert story.action.provider_config == "mine"
 
 
 @pytest.mark.parametrize("scope", [{"prefix": "team-"}, {"labels": {"team": "a"}}])
-def test_what_was_seen_in_a_wide_exclusive_scope_is_not_ours_in_a_narrow_one(
+def test_an_object_outside_of_a_narrowed_exclusive_scope_is_unowned(
     scope: dict[str, Any],
 ):
     story = Story(configs={CONFIG: replace(EXCLUSIVE, deletion_guard=DeletionGuard(max_count=0))})
-    story.see(thing(), unmanaged=(1, 1))
+    story.observe(api_object(), unmanaged=(1, 1))
     assert story.reason == "DeletionGuard"
     narrow = Scope(mode="Exclusive", **scope)
     story.configs[CONFIG] = replace(EXCLUSIVE, scope=narrow)
@@ -311,22 +311,22 @@ def test_the_owner_label_names_the_log_and_the_resource():
     assert FOO_OWNER == "log1.default.Block.Foo"
 
 
-def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
-    story = converged()
+def test_an_object_that_a_listing_wrongly_left_out_is_claimed_again():
+    story = converged_story()
     existing = story.existing
-    story.see(None)
+    story.observe(None)
     assert story.action.operation == "Create"
-    events = story.fail("Conflict", shown=existing)
+    events = story.fail("Conflict", existing=existing)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Converged"
-    assert not story.see(None), "that listing was wrong before"
+    assert not story.observe(None), "listings were wrong about this object before"
 
 
-def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
-    story = converged()
+def test_an_object_that_was_wrongly_reported_as_replaced_is_claimed_again():
+    story = converged_story()
     existing = story.existing
-    events = story.see(replace(existing, uid="forged", labels={}))
+    events = story.observe(replace(existing, uid="forged", labels={}))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.outcome == "Conflict"
-    assert only(OwnershipClaimed, story.see(existing)).reason == "Returned"
+    assert only(OwnershipClaimed, story.observe(existing)).reason == "Returned"
     assert story.outcome == "Converged"

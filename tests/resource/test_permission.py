@@ -1,4 +1,4 @@
-"""Permission: which namespaces may use a ProviderConfig, and what of the host they may use."""
+"""Permissions of namespaces to use a ProviderConfig and parts of the host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.resource.building import (
     CONFIG,
     SHARED,
     Story,
-    converged,
+    api_object,
+    converged_story,
     every,
     names,
-    repainted,
-    thing,
+    repaint,
 )
 
 
@@ -35,7 +35,7 @@ RED_ALLOWED = replace(SHARED, allow=Allow(binds=("/Red",)))
 FOR_OTHERS = replace(SHARED, namespaces=("team-*", "billing"))
 
 
-def test_a_resource_is_held_whose_namespace_may_not_use_the_configuration():
+def test_a_resource_is_held_if_its_namespace_may_not_use_the_configuration():
     story = Story(configs={CONFIG: FOR_OTHERS})
     assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
     assert (story.outcome, story.reason) == ("Held", "NotPermitted")
@@ -52,19 +52,17 @@ def test_a_resource_is_held_whose_namespace_may_not_use_the_configuration():
     ("namespace", "permitted"),
     [("team-a", True), ("billing", True), ("system", True), ("team", False), ("billings", False)],
 )
-def test_namespaces_are_matched_as_a_whole_and_the_system_always_may(
-    namespace: str, permitted: bool
-):
+def test_whole_namespaces_are_matched_and_system_is_always_allowed(namespace: str, permitted: bool):
     assert FOR_OTHERS.may_be_used_in(namespace) is permitted
 
 
-def test_a_configuration_is_for_all_namespaces_unless_it_names_some():
+def test_a_configuration_allows_all_namespaces_by_default():
     assert SHARED.may_be_used_in("anything")
     assert not replace(SHARED, namespaces=()).may_be_used_in("anything")
 
 
 @pytest.mark.parametrize("mode", ["Present", "CreateOnly"])
-def test_a_resource_is_held_that_uses_of_the_host_what_is_not_allowed(mode: str):
+def test_a_resource_is_held_if_it_uses_a_disallowed_part_of_the_host(mode: str):
     story = Story(kind=PAINTED)
     assert names(story.declare(policy={"mode": mode})) == ["SpecDeclared", "OutcomeRecorded"]
     assert (story.outcome, story.reason) == ("Held", "NotPermitted")
@@ -76,10 +74,10 @@ def test_a_resource_is_held_that_uses_of_the_host_what_is_not_allowed(mode: str)
     assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
 
 
-def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
-    story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+def test_an_object_that_is_no_longer_allowed_is_neither_changed_nor_deleted():
+    story = converged_story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.configs[CONFIG] = SHARED
-    events = story.see(repainted(story.existing, color="Green"))
+    events = story.observe(repaint(story.existing, color="Green"))
     assert "ActionDecided" not in names(events)
     assert (story.outcome, story.reason) == ("Held", "NotPermitted")
     assert story.state.owned is not None
@@ -87,8 +85,8 @@ def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
 
 @pytest.mark.parametrize("operation", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
 @pytest.mark.parametrize("by", ["withdrawal", "Absent"])
-def test_what_is_not_permitted_any_more_can_be_deleted(operation: object, by: str):
-    story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+def test_an_object_that_is_no_longer_permitted_can_be_deleted(operation: object, by: str):
+    story = converged_story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     assert isinstance(operation, type(SHARED))
     story.configs[CONFIG] = operation
     if by == "withdrawal":
@@ -98,7 +96,7 @@ def test_what_is_not_permitted_any_more_can_be_deleted(operation: object, by: st
     assert story.action.operation == "Delete"
     story.fail("NotDone")
     story.wake(3600)
-    assert story.action.operation == "Delete"  # nor is its repetition held
+    assert story.action.operation == "Delete"  # its repetition is not held either
     story.succeed()
     assert story.idle
     assert story.state.owned is None
@@ -108,7 +106,7 @@ def test_what_is_not_permitted_any_more_can_be_deleted(operation: object, by: st
 
 def test_nothing_is_adopted_without_permission():
     story = Story(configs={CONFIG: FOR_OTHERS})
-    story.see(thing())
+    story.observe(api_object())
     story.declare(policy={"adoption": "Adopt"})
     assert story.state.owned is None
     assert story.reason == "NotPermitted"
@@ -116,14 +114,14 @@ def test_nothing_is_adopted_without_permission():
     assert story.reason == "NotPermitted"
 
 
-def test_a_declaration_that_was_never_permitted_is_withdrawn_at_once():
+def test_a_declaration_that_was_never_permitted_is_deleted_immediately():
     story = Story(configs={CONFIG: FOR_OTHERS})
     story.declare()
     assert "ActionDecided" not in names(story.withdraw())
     assert (story.outcome, story.idle) == ("Deleted", True)
 
 
-def test_an_action_that_was_surely_not_done_ends_with_its_permission():
+def test_an_action_without_effect_ends_with_its_permission():
     story = Story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.declare()
     story.configs[CONFIG] = SHARED
@@ -134,7 +132,7 @@ def test_an_action_that_was_surely_not_done_ends_with_its_permission():
 
 
 @pytest.mark.parametrize("was_done", [False, True])
-def test_an_action_of_unknown_result_is_looked_up_and_not_repeated(was_done: bool):
+def test_an_unpermitted_action_with_an_unknown_result_is_looked_up(was_done: bool):
     story = Story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.declare()
     action = story.action
@@ -142,8 +140,8 @@ def test_an_action_of_unknown_result_is_looked_up_and_not_repeated(was_done: boo
     story.fail("Unknown")
     events = story.wake(3600)
     assert names(events) == ["LookupDecided"]
-    story.look(story.written(action) if was_done else None)
+    story.report_lookup(story.object_after(action) if was_done else None)
     assert (story.outcome, story.reason, story.idle) == ("Held", "NotPermitted", True)
-    assert (story.state.owned is not None) is was_done  # what was made does not leak
+    assert (story.state.owned is not None) is was_done  # the created object does not leak
     story.withdraw()
     assert ("Delete" if was_done else None) == (None if story.idle else story.action.operation)

@@ -1,4 +1,4 @@
-"""Deletion, modes and pause: scenarios 7, 20 and 21, and ``Absent``."""
+"""Deletion, modes and pause: scenarios 7, 20 and 21, and mode ``Absent``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.resource.building import (
     CONFIG,
     EXCLUSIVE,
     Story,
-    converged,
+    api_object,
+    converged_story,
     every,
     names,
     only,
     owned_labels,
-    relabelled,
-    repainted,
-    thing,
+    relabel,
+    repaint,
 )
 
 
 def test_a_withdrawn_resource_is_deleted_with_its_uid():
-    story = converged()
+    story = converged_story()
     uid = story.existing.uid
     assert names(story.withdraw()) == ["SpecWithdrawn", "ActionDecided"]
     assert (story.action.operation, story.action.uid) == ("Delete", uid)
@@ -46,25 +46,25 @@ def test_a_resource_withdrawn_while_it_is_created_is_deleted_afterwards():
     assert story.outcomes() == [("Deleted", 2)]
 
 
-def test_a_withdrawn_resource_that_is_gone_already_needs_no_call():
-    story = converged()
+def test_a_withdrawn_resource_without_an_object_needs_no_call():
+    story = converged_story()
     story.declare(policy={"mode": "CreateOnly"})
-    story.see(None)
+    story.observe(None)
     story.withdraw()
     assert story.idle
     assert story.outcome == "Deleted"
 
 
-def test_a_delete_that_finds_nothing_is_done():
-    story = converged()
+def test_a_deletion_that_finds_nothing_succeeds():
+    story = converged_story()
     story.withdraw()
     story.fail("NotFound")
     assert story.idle
     assert story.outcome == "Deleted"
 
 
-def test_a_resource_declared_again_after_its_deletion_lives_again():
-    story = converged()
+def test_a_resource_declared_after_its_deletion_is_recreated():
+    story = converged_story()
     story.withdraw()
     story.succeed()
     story.declare()
@@ -73,18 +73,18 @@ def test_a_resource_declared_again_after_its_deletion_lives_again():
     assert story.outcomes() == [("Converged", 1), ("Deleted", 2), ("Converged", 3)]
 
 
-def message_of(story: Story) -> str:
+def outcome_message(story: Story) -> str:
     assert story.state.outcome is not None
     return story.state.outcome.message
 
 
-def orphan(**policy: str | bool) -> Story:
-    """Give a resource that was made, and whose object stays when it is withdrawn."""
-    return converged(policy={"deletion": "Orphan", **policy})
+def orphaning_story(**policy: str | bool) -> Story:
+    """Return a converged resource whose object is kept after a withdrawal."""
+    return converged_story(policy={"deletion": "Orphan", **policy})
 
 
-def test_an_orphan_is_released_and_stays():
-    story = orphan()
+def test_an_orphan_is_released_and_kept():
+    story = orphaning_story()
     original = story.existing
     withdrawn = story.withdraw()
     assert every(OwnershipReleased, withdrawn) == []
@@ -101,42 +101,44 @@ def test_an_orphan_is_released_and_stays():
     events = story.succeed()
     assert only(OwnershipReleased, events).reason == "Orphaned"
     assert story.idle
-    assert message_of(story) == "the object stays in the API, and Reconciler no longer manages it"
+    assert (
+        outcome_message(story) == "the object stays in the API, and Reconciler no longer manages it"
+    )
     assert story.outcomes()[-1] == ("Released", 2)
     assert story.wake(3600) == []
-    assert names(story.see(repainted(story.existing, color="Green"))) == ["ExternalObserved"]
+    assert names(story.observe(repaint(story.existing, color="Green"))) == ["ExternalObserved"]
 
 
-def test_an_orphan_that_a_listing_has_left_out_is_not_unmanaged_when_it_is_listed_again():
-    story = orphan()
+def test_an_orphan_that_a_listing_left_out_is_not_unmanaged_afterwards():
+    story = orphaning_story()
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
     story.succeed()
     kept_object = story.existing
-    story.see(None)
+    story.observe(None)
     assert story.outcome == "Deleted"
-    assert not every(OwnershipClaimed, story.see_twice(kept_object, unmanaged=(1, 60)))
+    assert not every(OwnershipClaimed, story.observe_twice(kept_object, unmanaged=(1, 60)))
     assert story.outcome == "Released"
 
 
-def test_an_orphan_that_a_read_has_shown_to_be_missing_is_forgotten():
+def test_an_orphan_that_a_read_proves_missing_is_no_longer_tracked():
     """Where an object's name serves as its id, a later object is another client's."""
-    story = orphan()
+    story = orphaning_story()
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
     story.succeed()
     kept_object = story.existing
-    story.see(None, evidence="Read")
+    story.observe(None, evidence="Read")
     assert (
-        only(OwnershipClaimed, story.see_twice(kept_object, unmanaged=(1, 60))).uid
+        only(OwnershipClaimed, story.observe_twice(kept_object, unmanaged=(1, 60))).uid
         == kept_object.uid
     )
 
 
 def test_an_orphan_that_was_only_adopted_is_released_too():
     story = Story()
-    existing = thing(labels=owned_labels())
-    story.see(existing)
+    existing = api_object(labels=owned_labels())
+    story.observe(existing)
     story.declare(policy={"adoption": "Adopt", "deletion": "Orphan"})
     assert story.outcome == "Converged"
     story.withdraw()
@@ -147,93 +149,93 @@ def test_an_orphan_that_was_only_adopted_is_released_too():
 
 
 def test_the_drift_of_an_orphan_is_not_corrected_with_its_label():
-    story = orphan(mode="CreateOnly")
-    story.see(repainted(story.existing, color="Blue"))
+    story = orphaning_story(mode="CreateOnly")
+    story.observe(repaint(story.existing, color="Blue"))
     story.withdraw()
     assert story.action.fields["color"] == "Blue"
     story.succeed()
     assert story.outcome == "Released"
 
 
-def test_an_orphan_whose_label_is_gone_already_is_released_without_a_call():
-    story = orphan(ownerLabel="Report")
-    story.see(relabelled(story.existing, {}))
+def test_an_orphan_without_a_label_is_released_without_a_call():
+    story = orphaning_story(ownerLabel="Report")
+    story.observe(relabel(story.existing, {}))
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
 
 
-def test_an_orphan_whose_labels_are_fixed_is_released_without_a_call():
+def test_an_orphan_with_immutable_labels_is_released_without_a_call():
     story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
     story.declare(policy={"deletion": "Orphan"})
     story.succeed()
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
-    assert message_of(story).endswith("it still has its owner label")
+    assert outcome_message(story).endswith("it still has its owner label")
 
 
-def test_an_out_of_band_change_is_a_drift_where_labels_are_fixed_too():
+def test_an_out_of_band_change_is_drift_even_with_immutable_labels():
     story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
     story.declare()
     story.succeed()
-    drift = only(DriftDetected, story.see(repainted(story.existing, color="Green")))
+    drift = only(DriftDetected, story.observe(repaint(story.existing, color="Green")))
     assert [each.path for each in drift.differences] == ["color"]
 
 
 def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
-    story = orphan()
+    story = orphaning_story()
     story.declare(policy={"deletion": "Orphan", "paused": True})
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
-    assert message_of(story).endswith("no longer manages it; it still has its owner label")
+    assert outcome_message(story).endswith("no longer manages it; it still has its owner label")
 
-    story = orphan()
-    story.see(relabelled(story.existing, {OWNER_LABEL: "another.default.Block.foo"}))
+    story = orphaning_story()
+    story.observe(relabel(story.existing, {OWNER_LABEL: "another.default.Block.foo"}))
     assert story.outcome == "Disputed"
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
 
 
-def test_a_label_that_the_api_does_not_remove_does_not_hold_the_release():
-    story = orphan()
+def test_a_label_that_the_api_does_not_remove_does_not_block_the_release():
+    story = orphaning_story()
     story.withdraw()
     events = story.fail("Refused")
     assert only(OwnershipReleased, events).reason == "Orphaned"
     assert story.outcome == "Released"
-    assert "because the API rejected its removal" in message_of(story)
+    assert "because the API rejected its removal" in outcome_message(story)
     assert story.wake(3600) == []
 
 
-def test_a_label_that_the_api_puts_back_does_not_hold_the_release():
-    story = orphan()
+def test_a_label_that_the_api_restores_does_not_block_the_release():
+    story = orphaning_story()
     labels = story.existing.labels
     story.withdraw()
     action = story.action
-    observed_object = thing(action.fields, uid=str(action.uid), labels=labels)
-    assert only(OwnershipReleased, story.report(shown=observed_object)).reason == "Orphaned"
-    assert "the API accepted the write but kept the label" in message_of(story)
+    observed_object = api_object(action.fields, uid=str(action.uid), labels=labels)
+    assert only(OwnershipReleased, story.report(existing=observed_object)).reason == "Orphaned"
+    assert "the API accepted the write but kept the label" in outcome_message(story)
     assert story.wake(3600) == []
 
 
-def test_conflicts_do_not_hold_the_release_of_an_orphan_for_ever():
-    story = orphan()
+def test_conflicts_do_not_block_the_release_of_an_orphan_permanently():
+    story = orphaning_story()
     story.withdraw()
-    for tries in range(MAX_CONFLICTS + 1):
-        assert story.outcome != "Released", tries
-        story.fail("Conflict", shown=replace(story.existing, version=f"other-{tries}"))
+    for attempt in range(MAX_CONFLICTS + 1):
+        assert story.outcome != "Released", attempt
+        story.fail("Conflict", existing=replace(story.existing, version=f"other-{attempt}"))
     assert story.outcome == "Released"
     assert story.idle
 
 
-def test_an_orphan_that_is_gone_when_its_label_is_taken_off_is_just_gone():
-    story = orphan()
+def test_an_orphan_that_is_missing_when_its_label_is_removed_is_deleted():
+    story = orphaning_story()
     story.withdraw()
     events = story.fail("NotFound")
     assert only(OwnershipReleased, events).reason == "Gone"
     assert story.outcome == "Deleted"
 
 
-def test_an_api_that_is_away_has_the_label_taken_off_later():
-    story = orphan()
+def test_the_label_is_removed_once_the_api_responds_again():
+    story = orphaning_story()
     story.withdraw()
     first = story.action
     story.fail("Unknown")
@@ -244,8 +246,8 @@ def test_an_api_that_is_away_has_the_label_taken_off_later():
     assert story.outcome == "Released"
 
 
-def test_what_is_declared_again_while_its_label_is_taken_off_gets_it_back():
-    story = orphan()
+def test_a_declaration_during_the_removal_of_the_label_restores_it():
+    story = orphaning_story()
     story.withdraw()
     story.declare(policy={"deletion": "Orphan"})
     story.succeed()
@@ -256,7 +258,7 @@ def test_what_is_declared_again_while_its_label_is_taken_off_gets_it_back():
 
 @pytest.mark.parametrize(("adoption", "outcome"), [("Adopt", "Converged"), ("Refuse", "Conflict")])
 def test_an_orphan_that_is_declared_again_is_adopted_or_conflicts(adoption: str, outcome: str):
-    story = orphan()
+    story = orphaning_story()
     story.withdraw()
     story.succeed()
     story.declare(policy={"adoption": adoption})
@@ -266,23 +268,23 @@ def test_an_orphan_that_is_declared_again_is_adopted_or_conflicts(adoption: str,
     assert story.outcome == outcome
 
 
-def test_what_a_human_makes_after_an_orphan_is_gone_is_unowned():
-    story = orphan()
+def test_an_object_that_a_person_creates_after_an_orphan_is_unowned():
+    story = orphaning_story()
     story.withdraw()
     story.succeed()
-    story.see(None)
+    story.observe(None)
     assert story.outcome == "Deleted"
-    story.see(thing(uid="human-2"))
+    story.observe(api_object(uid="human-2"))
     assert story.outcome == "Unowned"
 
 
-def test_observe_only_never_creates_and_says_what_it_would_do():
+def test_observe_only_never_creates_and_reports_the_differences():
     story = Story()
     story.declare(policy={"mode": "ObserveOnly"})
     assert story.idle
-    story.see(None)
+    story.observe(None)
     assert (story.outcome, story.reason) == ("Drifted", "ObserveOnly")
-    story.see(thing({"type": "Square", "color": "Blue"}))
+    story.observe(api_object({"type": "Square", "color": "Blue"}))
     assert story.idle
     assert story.outcome == "Drifted"
     assert story.state.outcome is not None
@@ -290,16 +292,16 @@ def test_observe_only_never_creates_and_says_what_it_would_do():
 
 
 def test_observe_only_leaves_drift_of_an_owned_object():
-    story = converged()
+    story = converged_story()
     story.declare(policy={"mode": "ObserveOnly"})
-    events = story.see(repainted(story.existing, color="Blue"))
+    events = story.observe(repaint(story.existing, color="Blue"))
     assert every(DriftDetected, events)
     assert story.idle
     assert story.outcome == "Drifted"
 
 
 def test_observe_only_never_deletes():
-    story = converged()
+    story = converged_story()
     story.declare(policy={"mode": "ObserveOnly"})
     events = story.withdraw()
     assert only(OwnershipReleased, events).reason == "Orphaned"
@@ -307,16 +309,16 @@ def test_observe_only_never_deletes():
     assert story.outcome == "Released"
 
 
-def test_create_only_makes_it_once_and_then_reports():
+def test_create_only_creates_once_and_then_reports_drift():
     story = Story()
     story.declare(policy={"mode": "CreateOnly"})
     assert story.action.operation == "Create"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(repainted(story.existing, color="Blue"))
+    story.observe(repaint(story.existing, color="Blue"))
     assert story.idle
     assert (story.outcome, story.reason) == ("Drifted", "CreateOnly")
-    story.see(None)
+    story.observe(None)
     assert story.idle
     assert story.state.outcome is not None
     assert (
@@ -325,22 +327,22 @@ def test_create_only_makes_it_once_and_then_reports():
     )
 
 
-def test_create_only_makes_it_again_in_a_new_life():
-    story = converged(policy={"mode": "CreateOnly"})
+def test_create_only_creates_again_after_a_deletion_and_a_declaration():
+    story = converged_story(policy={"mode": "CreateOnly"})
     story.withdraw()
     story.succeed()
     story.declare(policy={"mode": "CreateOnly"})
     assert story.action.operation == "Create"
 
 
-def test_a_paused_resource_reports_and_does_nothing():
+def test_a_paused_resource_reports_drift_and_writes_nothing():
     story = Story()
     story.declare(policy={"paused": True})
     assert story.idle
     assert story.outcome == "Paused"
-    story = converged()
+    story = converged_story()
     story.declare(policy={"paused": True})
-    events = story.see(repainted(story.existing, color="Blue"))
+    events = story.observe(repaint(story.existing, color="Blue"))
     assert every(DriftDetected, events)
     assert story.idle
     assert story.outcome == "Paused"
@@ -361,8 +363,8 @@ def test_a_paused_resource_starts_no_new_attempt_and_reports_it():
     assert story.flight.attempt == 2
 
 
-def test_absent_keeps_it_away():
-    story = converged()
+def test_absent_deletes_the_object():
+    story = converged_story()
     story.declare(policy={"mode": "Absent"})
     assert story.action.operation == "Delete"
     story.succeed()
@@ -370,31 +372,31 @@ def test_absent_keeps_it_away():
     assert story.wake(3600) == []
 
 
-def test_absent_leaves_what_is_not_ours_unless_it_may_adopt():
+def test_absent_keeps_a_foreign_object_unless_it_may_adopt_it():
     story = Story()
     story.declare(policy={"mode": "Absent"})
-    story.see(None)
+    story.observe(None)
     assert story.outcome == "Converged"
-    story.see(thing())
+    story.observe(api_object())
     assert story.idle
     assert story.outcome == "Conflict"
     story.declare(policy={"mode": "Absent", "adoption": "Adopt"})
     assert story.action.operation == "Delete"
 
 
-def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_resource_is_paused():
-    story = converged()
+def test_a_paused_resource_claims_an_object_again_that_a_listing_left_out():
+    story = converged_story()
     story.declare({"type": "Square", "color": "Blue"}, policy={"paused": True})
     known_object = story.existing
-    story.see(None)
-    events = story.see(known_object)
+    story.observe(None)
+    events = story.observe(known_object)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Paused"
     assert story.idle
 
 
-def test_an_object_released_untouched_differs_from_one_never_owned():
-    story = converged()
+def test_the_message_about_a_released_object_names_the_release():
+    story = converged_story()
     story.declare(policy={"mode": "ObserveOnly"})
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     story.declare()

@@ -1,4 +1,4 @@
-"""A deadline for progress: no clock in what a kind says, and no event where nothing moves."""
+"""Deadlines for progress: kinds need no clock, and an unchanged object causes no event."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime 
 
 SLOW = replace(BLOCK, ready=_ready, progress=_progress)
 COMPOSED = replace(SLOW, renewal_time=_renewal_time)
-"""As kinds made of other kinds are: unfinished, and with a part that is declared again later."""
+"""Like a composed kind: in progress, and with a part that is declared again later."""
 
 
 class Slow:
-    """Something that becomes ready by and by, and a bus with a clock of its own."""
+    """A resource that becomes ready gradually, and a bus with its own clock."""
 
     def __init__(self, color: str = "Red", *, kind: Kind = SLOW) -> None:
         self.story = Story(kind=kind)
@@ -51,17 +51,17 @@ class Slow:
         self.story.declare({"type": "Square", "color": color})
         self.story.succeed()
 
-    def at(self, seconds: float) -> list[object]:
-        """The bus's timer comes, by its clock."""
+    def fire_timer(self, seconds: float) -> list[object]:
+        """Fire the bus's timer, according to the bus's clock."""
         self.story.stored_at = START + timedelta(seconds=seconds)
         return list(self.story.turn(TimerFired("Renewal")))
 
-    def reaches(self, percent: int, seconds: float, **outputs: str) -> list[str]:
+    def observe_progress(self, percent: int, seconds: float, **outputs: str) -> list[str]:
         self.story.stored_at = START + timedelta(seconds=seconds)
         existing = msgspec.structs.replace(
             self.story.existing, outputs={"percent": percent, **outputs}
         )
-        return names(self.story.see(existing))
+        return names(self.story.observe(existing))
 
     @property
     def ready(self) -> tuple[str, str]:
@@ -74,79 +74,87 @@ class Slow:
         return rebuild(of(self.story)).status[str(self.story.key)]
 
 
-def test_37_what_does_not_move_for_as_long_is_stalled_and_says_since_when():
+def test_37_a_resource_without_progress_is_stalled_and_reports_since_when():
     slow = Slow()
-    noted = only(ProgressNoted, [each.data for each in slow.story.log])
-    assert (noted.mark, noted.since, noted.at) == ("0", START, START + timedelta(seconds=DEADLINE))
-    assert slow.row.progress_at == noted.at
-    assert slow.at(599) == []
+    progress = only(ProgressNoted, [each.data for each in slow.story.log])
+    assert (progress.mark, progress.since, progress.at) == (
+        "0",
+        START,
+        START + timedelta(seconds=DEADLINE),
+    )
+    assert slow.row.progress_at == progress.at
+    assert slow.fire_timer(599) == []
     assert slow.ready == ("Progressing", "0 %")
-    assert [type(each) for each in slow.at(600)] == [ProgressNoted, OutcomeRecorded]
+    assert [type(each) for each in slow.fire_timer(600)] == [ProgressNoted, OutcomeRecorded]
     assert slow.ready == ("Stalled", "no progress since 2026-01-01T00:00:00Z: 0 %")
     assert slow.story.outcome == "Converged"
-    assert slow.row.next_deadline is None, "nobody has to look again"
-    assert slow.at(6000) == []
+    assert slow.row.next_deadline is None, "no further deadline is needed"
+    assert slow.fire_timer(6000) == []
 
 
-def test_37_what_moves_has_its_whole_time_again_and_is_not_stalled_any_more():
+def test_37_progress_resets_the_deadline_and_ends_the_stall():
     slow = Slow()
-    assert slow.reaches(30, 590) == ["ExternalObserved", "ProgressNoted", "OutcomeRecorded"]
-    assert slow.at(1100) == []
-    slow.at(1190)
+    assert slow.observe_progress(30, 590) == [
+        "ExternalObserved",
+        "ProgressNoted",
+        "OutcomeRecorded",
+    ]
+    assert slow.fire_timer(1100) == []
+    slow.fire_timer(1190)
     assert slow.ready[0] == "Stalled"
-    slow.reaches(60, 9000)
+    slow.observe_progress(60, 9000)
     assert slow.ready == ("Progressing", "60 %")
-    slow.reaches(100, 9001)
+    slow.observe_progress(100, 9001)
     assert slow.ready[0] == "Ready"
     assert slow.row.next_deadline is None
     assert slow.story.state.progress is None
-    assert slow.at(99_999) == []
+    assert slow.fire_timer(99_999) == []
 
 
-def test_37_what_was_ready_and_is_no_more_has_its_whole_time_though_it_is_as_far_as_before():
+def test_37_a_loss_of_readiness_resets_the_deadline():
     slow = Slow()
-    slow.reaches(30, 100)
-    slow.reaches(100, 200)
-    slow.reaches(30, 10_000)
+    slow.observe_progress(30, 100)
+    slow.observe_progress(100, 200)
+    slow.observe_progress(30, 10_000)
     assert slow.ready == ("Progressing", "30 %")
-    assert slow.at(10_599) == []
-    slow.at(10_600)
+    assert slow.fire_timer(10_599) == []
+    slow.fire_timer(10_600)
     assert slow.ready[0] == "Stalled"
 
 
-def test_37_a_new_declaration_has_its_whole_time():
+def test_37_a_new_declaration_resets_the_deadline():
     slow = Slow()
-    slow.at(700)
+    slow.fire_timer(700)
     slow.story.declare({"type": "Square", "color": "Blue"})
     assert slow.row.next_deadline is None
     slow.story.succeed()
     assert slow.ready == ("Progressing", "0 %")
-    assert slow.at(1299) == []
-    slow.at(1300)
+    assert slow.fire_timer(1299) == []
+    slow.fire_timer(1300)
     assert slow.ready[0] == "Stalled"
     slow.story.withdraw()
     assert slow.story.state.progress is None
 
 
-def test_37_what_may_take_as_long_as_it_likes_is_never_stalled():
+def test_37_a_resource_without_a_deadline_is_never_stalled():
     slow = Slow("Black")
     assert "ProgressNoted" not in names([each.data for each in slow.story.log])
-    assert slow.at(99_999) == []
+    assert slow.fire_timer(99_999) == []
     assert slow.ready[0] == "Progressing"
 
 
-def test_37_a_wrong_clock_here_makes_nothing_stalled():
+def test_37_a_wrong_local_clock_causes_no_stall():
     slow = Slow()
     slow.story.now += timedelta(days=3650)
     assert slow.story.turn(TimerFired("Sweep")) == []
     assert NEW.progress is None
 
 
-def test_a_deadline_for_progress_replaces_neither_the_time_nor_the_timer_of_a_renewal():
+def test_a_progress_deadline_replaces_neither_the_time_nor_the_timer_of_a_renewal():
     slow = Slow(kind=COMPOSED)
     due = START + timedelta(seconds=700)
-    slow.reaches(30, 100, retryAt=due.isoformat())
-    slow.reaches(60, 200, retryAt=due.isoformat())
+    slow.observe_progress(30, 100, retryAt=due.isoformat())
+    slow.observe_progress(60, 200, retryAt=due.isoformat())
     scheduled = only(RenewalScheduled, [each.data for each in slow.story.log])
     assert (slow.row.renewal_at, slow.row.progress_at) == (
         scheduled.at,
@@ -154,17 +162,17 @@ def test_a_deadline_for_progress_replaces_neither_the_time_nor_the_timer_of_a_re
     )
     assert {purpose for _, purpose in slow.story.timers} == {"Renewal", "Progress"}
     assert slow.row.next_deadline == scheduled.at
-    slow.reaches(100, 300, retryAt=due.isoformat())
+    slow.observe_progress(100, 300, retryAt=due.isoformat())
     assert slow.ready[0] == "Ready"
     assert (slow.row.renewal_at, slow.row.progress_at) == (scheduled.at, None)
 
 
-def test_an_object_that_is_created_again_has_its_whole_time():
+def test_a_recreated_object_has_a_new_deadline():
     slow = Slow()
     slow.story.stored_at = START + timedelta(seconds=590)
-    slow.story.see(None)
+    slow.story.observe(None)
     slow.story.succeed()
     assert slow.ready[0] == "Progressing"
-    assert slow.at(601) == []
-    slow.at(1190)
+    assert slow.fire_timer(601) == []
+    slow.fire_timer(1190)
     assert slow.ready[0] == "Stalled"

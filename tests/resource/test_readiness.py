@@ -1,4 +1,4 @@
-"""As declared is one thing, usable another: conditions ``Converged`` and ``Ready``."""
+"""An object as declared may not be usable: conditions ``Converged`` and ``Ready``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.resource.building import BLOCK, Story, names
 
 
 def _ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
-    assert fields["type"] == "Square", "the fields are those that were declared"
+    assert fields["type"] == "Square", "readiness is computed from the declared fields"
     health = observed_object.outputs.get("health")
     return READY if health == "up" else Readiness(False, "Starting", f"its health is {health}")
 
@@ -28,16 +28,18 @@ def condition(story: Story, name: str) -> Condition:
     return existing_condition
 
 
-def started(health: str | None = None) -> Story:
+def server_story(health: str | None = None) -> Story:
     story = Story(kind=SERVER)
     story.declare()
     outputs = {} if health is None else {"health": health}
-    story.report(shown=msgspec.structs.replace(story.written(story.action), outputs=outputs))
+    story.report(
+        existing=msgspec.structs.replace(story.object_after(story.action), outputs=outputs)
+    )
     return story
 
 
-def test_what_is_as_declared_may_not_be_ready():
-    story = started()
+def test_an_object_as_declared_may_not_be_ready():
+    story = server_story()
     assert story.outcome == "Converged"
     assert condition(story, "Converged").status == "True"
     ready = condition(story, "Ready")
@@ -45,21 +47,21 @@ def test_what_is_as_declared_may_not_be_ready():
     assert ready.message == "its health is None"
 
 
-def test_an_outcome_says_that_it_became_ready_and_that_it_is_no_more():
-    story = started("down")
+def test_an_outcome_records_every_change_of_readiness():
+    story = server_story("down")
     for health, status in (("up", "True"), ("down", "False")):
         observed_object = msgspec.structs.replace(story.existing, outputs={"health": health})
-        assert names(story.see(observed_object)) == ["ExternalObserved", "OutcomeRecorded"]
+        assert names(story.observe(observed_object)) == ["ExternalObserved", "OutcomeRecorded"]
         assert (story.outcome, condition(story, "Ready").status) == ("Converged", status)
-    assert story.see(story.existing) == [], "the same again is no event"
+    assert story.observe(story.existing) == [], "an unchanged observation is no event"
 
 
 def test_a_changed_output_is_no_drift_and_no_action():
-    story = started("up")
+    story = server_story("up")
     observed_object = msgspec.structs.replace(
         story.existing, outputs={"health": "up", "port": 5432}
     )
-    assert names(story.see(observed_object)) == ["ExternalObserved"]
+    assert names(story.observe(observed_object)) == ["ExternalObserved"]
     assert story.idle
 
 
@@ -68,7 +70,7 @@ def test_outputs_are_in_the_digest():
     assert digest(plain) != digest(ExternalObject("foo", {}, outputs={"port": 1}))
 
 
-def test_what_is_not_as_declared_is_not_ready_for_the_same_reason():
+def test_an_object_that_is_not_as_declared_is_not_ready_for_the_same_reason():
     story = Story(kind=SERVER)
     story.declare()
     story.fail("Refused", message="no such type")

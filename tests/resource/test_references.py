@@ -1,4 +1,4 @@
-"""A spec that takes values from others: scenario 36; and the digests of secrets."""
+"""A spec with values of other resources (scenario 36), and the digests of secrets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from events.secret import SecretRef
 from projections.read_models import ReadModels, rebuild
 from projections.status import StatusRow
 from tests.projections.logs import of
-from tests.resource.building import BLOCK, CONFIG, EXCLUSIVE, Story, every, names, only, thing
+from tests.resource.building import BLOCK, CONFIG, EXCLUSIVE, Story, api_object, every, names, only
 
 DATABASE = "default/Block/Orders"
 HOST = {"$ref": "Block/Orders", "field": "outputs.host"}
 
 
 class ServerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Fields some of which may be secrets; a port is a number."""
+    """Fields of a server, some of which may be secrets."""
 
     type: str
     port: int = 0
@@ -37,14 +37,14 @@ class ServerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     tags: list[dict[str, str]] = []
 
 
-def _as_it_is(fields: Fields) -> Fields:
+def _unchanged(fields: Fields) -> Fields:
     return fields
 
 
-SERVER = replace(BLOCK, schema=ServerFields, normalize=_as_it_is)
+SERVER = replace(BLOCK, schema=ServerFields, normalize=_unchanged)
 
 
-def server(**fields: Any) -> Story:
+def declared_server(**fields: Any) -> Story:
     story = Story(kind=SERVER)
     story.declare({"type": HOST, **fields})
     return story
@@ -58,22 +58,22 @@ def report_target(story: Story, **state: Any) -> list[Any]:
     return list(story.turn(TargetReported(DATABASE, TargetState(**state))))
 
 
-def known_target(host: str = "db-1", **state: Any) -> dict[str, Any]:
+def ready_target(host: str = "db-1", **state: Any) -> dict[str, Any]:
     return {"declared": True, "ready": True, "values": {"outputs.host": host}, **state}
 
 
-def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
-    story = server()
+def test_36_a_resource_waits_for_a_value_and_uses_it_once_it_is_known():
+    story = declared_server()
     assert (story.outcome, story.reason, story.idle) == ("Waiting", "ReferenceUnknown", True)
     report_target(story, declared=False)
     assert story.reason == "ReferenceMissing"
     report_target(story, declared=True, ready=True)
     assert story.reason == "ValueMissing"
-    report_target(story, **known_target(ready=False))
+    report_target(story, **ready_target(ready=False))
     assert story.reason == "NotReady"
     assert story.state.outcome is not None
     assert story.state.outcome.message == f"waits for {DATABASE}: it is not ready"
-    events = report_target(story, **known_target())
+    events = report_target(story, **ready_target())
     assert names(events)[:3] == ["TargetObserved", "SpecResolved", "ActionDecided"]
     assert story.action.fields == {"type": "db-1"}
     story.succeed()
@@ -82,26 +82,26 @@ def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
 
 @pytest.mark.parametrize("is_seen", [False, True], ids=["row-forgotten", "row-kept"])
 def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing(is_seen: bool):
-    """A target would be kept for an object that was created without it."""
+    """Otherwise a target would be kept for an object that was created without it."""
     story = Story(kind=SERVER, configs={CONFIG: EXCLUSIVE})
     story.declare({"type": HOST}, policy={"referencedFrom": ["shop"]})
-    existing = thing({"type": "Square"})
+    existing = api_object({"type": "Square"})
     if is_seen:
-        story.see(existing, unmanaged=(5, 5))
+        story.observe(existing, unmanaged=(5, 5))
     assert row_of(story).refers
     assert row_of(story).referenced_from
     story.withdraw()
     assert (str(story.key) in rebuild(of(story)).status) is is_seen
-    events = story.see_twice(existing, unmanaged=(1, 5))
+    events = story.observe_twice(existing, unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
     assert not row_of(story).refers
-    assert not row_of(story).referenced_from, "another namespace could keep the stray"
+    assert not row_of(story).referenced_from, "another namespace could keep the unmanaged object"
 
 
 def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted():
-    story = server()
-    report_target(story, **known_target())
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
     story.withdraw()
     assert story.action.operation == "Delete"
@@ -111,10 +111,10 @@ def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted
 
 
 def test_a_changed_output_is_a_changed_input():
-    story = server()
-    report_target(story, **known_target())
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
-    events = report_target(story, **known_target("db-2"))
+    events = report_target(story, **ready_target("db-2"))
     assert only(SpecResolved, events).fields == {"type": "db-2"}
     assert (story.action.operation, story.action.fields) == ("Update", {"type": "db-2"})
     because = story.action.causes
@@ -122,55 +122,55 @@ def test_a_changed_output_is_a_changed_input():
     assert isinstance(cause.data, TargetObserved)
 
 
-def test_the_same_again_is_no_event():
-    story = server()
-    report_target(story, **known_target())
+def test_an_unchanged_target_is_no_event():
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
-    assert report_target(story, **known_target()) == []
+    assert report_target(story, **ready_target()) == []
 
 
-def test_what_is_not_ready_any_more_stops_nothing():
-    story = server()
-    report_target(story, **known_target())
+def test_a_target_that_is_no_longer_ready_stops_nothing():
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
-    report_target(story, **known_target(ready=False))
+    report_target(story, **ready_target(ready=False))
     assert story.outcome == "Converged"
 
 
-def test_what_loses_its_value_is_waited_for_and_nothing_is_undone():
-    story = server()
-    report_target(story, **known_target())
+def test_a_resource_waits_for_a_lost_value_and_reverts_nothing():
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
     report_target(story, declared=False)
     assert (story.outcome, story.reason, story.idle) == ("Waiting", "ReferenceMissing", True)
-    report_target(story, **known_target())
+    report_target(story, **ready_target())
     assert story.outcome == "Converged"
 
 
-def test_withdrawn_it_goes_whatever_it_waits_for():
-    story = server()
-    report_target(story, **known_target())
+def test_a_withdrawn_resource_is_deleted_although_it_waits_for_a_value():
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
     report_target(story, declared=False)
     story.withdraw()
     assert story.action.operation == "Delete"
 
 
-def test_a_value_that_the_kind_does_not_take_is_reported_with_its_reason():
-    story = server(port={"$ref": "Block/Orders", "field": "outputs.port"})
-    report_target(story, **known_target(values={"outputs.host": "db-1", "outputs.port": "five"}))
+def test_a_value_that_the_kind_does_not_accept_is_reported_with_the_reason():
+    story = declared_server(port={"$ref": "Block/Orders", "field": "outputs.port"})
+    report_target(story, **ready_target(values={"outputs.host": "db-1", "outputs.port": "five"}))
     assert (story.outcome, story.reason, story.idle) == ("Failed", "InvalidInput", True)
-    report_target(story, **known_target(values={"outputs.host": "db-1", "outputs.port": 5}))
+    report_target(story, **ready_target(values={"outputs.host": "db-1", "outputs.port": 5}))
     assert story.action.fields["port"] == 5
 
 
-def test_references_may_be_anywhere_in_a_spec():
-    story = server(tags=[{"host": HOST}, {"plain": "x"}])
-    report_target(story, **known_target())
+def test_references_are_allowed_anywhere_in_a_spec():
+    story = declared_server(tags=[{"host": HOST}, {"plain": "x"}])
+    report_target(story, **ready_target())
     assert story.action.fields["tags"] == [{"host": "db-1"}, {"plain": "x"}]
 
 
-def test_a_declaration_with_a_reference_is_checked_as_far_as_it_is_known():
+def test_the_known_fields_of_a_declaration_with_references_are_checked():
     for fields, problem in (
         ({"type": HOST, "nothing": 1}, "spec.nothing: unknown field"),
         ({"port": {"$ref": "Block/Orders", "field": "outputs.port"}}, "spec.type: required"),
@@ -183,18 +183,18 @@ def test_a_declaration_with_a_reference_is_checked_as_far_as_it_is_known():
     ):
         story = Story(kind=SERVER)
         assert story.declare(fields) == [], fields
-        assert problem in story.answer.message
+        assert problem in story.reply.message
 
 
-def test_a_circle_that_is_known_is_refused():
+def test_a_known_cycle_is_refused():
     story = Story(kind=SERVER)
     story.turn(Referenced(DATABASE, "Keep"))
     story.declare({"type": HOST})
-    assert (story.answer.accepted, story.answer.reason) == (False, "DependencyCycle")
+    assert (story.reply.accepted, story.reply.reason) == (False, "DependencyCycle")
 
 
-def test_a_circle_that_closed_at_the_same_moment_is_named():
-    story = server()
+def test_a_cycle_of_simultaneous_declarations_is_reported():
+    story = declared_server()
     report_target(story, declared=True, cycle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
     assert (story.outcome, story.reason) == ("Waiting", "DependencyCycle")
     assert story.state.outcome is not None
@@ -203,25 +203,24 @@ def test_a_circle_that_closed_at_the_same_moment_is_named():
     )
 
 
-def test_what_is_declared_anew_with_other_references_forgets_the_old_ones():
-    story = server()
-    report_target(story, **known_target())
+def test_a_declaration_with_different_references_drops_the_old_values():
+    story = declared_server()
+    report_target(story, **ready_target())
     story.succeed()
     declared = only(SpecDeclared, story.declare({"type": "plain"}))
     assert declared.references == ()
     assert story.state.desired.targets == {}
     assert story.action.fields == {"type": "plain"}
-    assert report_target(story, **known_target("db-3")) == [], "it is not about this declaration"
+    assert report_target(story, **ready_target("db-3")) == [], (
+        "it does not belong to this declaration"
+    )
 
 
-def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
-    """A row ends with its resource.
-
-    Values that only the state contains would be reported again and again.
-    """
-    story = server(password={"$secret": "db-password"})
+def test_a_recreated_resource_has_no_values_of_its_earlier_references():
+    """A row ends with its resource; values that only the state contains would be reported again."""
+    story = declared_server(password={"$secret": "db-password"})
     story.turn(SecretReported("files/db-password", "d1"))
-    report_target(story, **known_target())
+    report_target(story, **ready_target())
     story.succeed()
     story.withdraw()
     story.succeed()
@@ -235,20 +234,20 @@ def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
     assert story.reason == "ReferenceUnknown"
 
 
-def test_a_report_that_was_overtaken_undoes_nothing():
-    """Two observers report; one had not read what the other one's report led to."""
-    story = server()
+def test_an_overtaken_report_reverts_nothing():
+    """One of two observers had not read the events that the other one's report led to."""
+    story = declared_server()
     version_before = story.state.version
-    story.turn(TargetReported(DATABASE, TargetState(**known_target("db-2")), version_before))
+    story.turn(TargetReported(DATABASE, TargetState(**ready_target("db-2")), version_before))
     assert (
-        story.turn(TargetReported(DATABASE, TargetState(**known_target("db-1")), version_before))
+        story.turn(TargetReported(DATABASE, TargetState(**ready_target("db-1")), version_before))
         == []
     )
-    newer = TargetReported(DATABASE, TargetState(**known_target("db-3")), story.state.version)
+    newer = TargetReported(DATABASE, TargetState(**ready_target("db-3")), story.state.version)
     assert only(TargetObserved, story.turn(newer)).state.values["outputs.host"] == "db-3"
 
 
-def test_a_digest_that_was_overtaken_undoes_nothing():
+def test_an_overtaken_digest_reverts_nothing():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     version_before = story.state.version
@@ -262,75 +261,75 @@ def test_a_digest_that_was_overtaken_undoes_nothing():
 PASSWORD: Fields = {"type": "db", "password": {"$secret": "db-password"}}
 
 
-def digest(story: Story, value: str) -> list[Any]:
+def report_digest(story: Story, value: str) -> list[Any]:
     return list(story.turn(SecretReported("files/db-password", value)))
 
 
-def test_a_secret_is_its_digest_and_a_rotation_is_a_write():
+def test_a_secret_is_represented_by_its_digest_and_a_rotation_is_a_write():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     assert (story.outcome, story.reason) == ("Waiting", "SecretMissing")
     assert "waits for secret default/db-password (store files): " in story.outcome_message
-    digest(story, "d1")
+    report_digest(story, "d1")
     assert story.action.fields["password"] == {"$secret": "db-password", "digest": "d1"}
     story.succeed()
-    assert digest(story, "d1") == []
-    digest(story, "d2")
+    assert report_digest(story, "d1") == []
+    report_digest(story, "d2")
     assert (story.action.operation, story.action.fields["password"]["digest"]) == ("Update", "d2")
     story.succeed()
-    digest(story, "")
+    report_digest(story, "")
     assert (story.outcome, story.reason, story.idle) == ("Waiting", "SecretMissing", True)
     assert len(every(ActionDecided, [each.data for each in story.log])) == 2
 
 
-def test_a_secret_in_the_place_of_a_name_is_refused_and_not_repeated():
+def test_a_secret_value_used_as_a_name_is_refused_and_not_quoted():
     story = Story(kind=SERVER)
     assert story.declare({"type": "db", "password": {"$secret": "hunter2 is my password"}}) == []
-    assert "hunter2" not in story.answer.message
-    assert "never the secret itself" in story.answer.message
+    assert "hunter2" not in story.reply.message
+    assert "never the secret itself" in story.reply.message
 
 
-def test_a_spec_names_a_limited_number_of_secrets():
+def test_the_number_of_secrets_in_a_spec_is_limited():
     story = Story(kind=SERVER)
     tags: list[Any] = [{"$secret": f"s{number}"} for number in range(MAX_SECRETS + 1)]
     story.declare({"type": "db", "tags": tags})
-    assert "spec: names more than 64 secrets" in story.answer.message
+    assert "spec: names more than 64 secrets" in story.reply.message
     assert len(secrets_in({"tags": tags[1:] * 2})) == MAX_SECRETS
 
 
-def test_the_fields_that_a_spec_references_have_a_limited_length():
+def test_the_total_length_of_referenced_fields_is_limited():
     """The row of the resource and the outcome that it waits for name all of them."""
     story = Story(kind=SERVER)
     fields = [f"outputs.{number}{'x' * 500}" for number in range(40)]
     tags: list[Any] = [{"a": {"$ref": "Block/Orders", "field": each}} for each in fields]
     story.declare({"type": "db", "tags": tags})
-    assert not story.answer.accepted
-    assert "the fields of all references have" in story.answer.message
+    assert not story.reply.accepted
+    assert "the fields of all references have" in story.reply.message
     story.declare({"type": "db", "tags": tags[:30]})
-    assert story.answer.accepted
+    assert story.reply.accepted
 
 
-def test_a_spec_does_not_grow_by_one_value_in_many_places():
-    """A message of 20 KB would lead to events of a megabyte, and hundreds to a full memory."""
+def test_a_spec_with_one_value_in_many_places_is_limited():
+    """A message of 20 KB would lead to events of a megabyte, and hundreds would fill the memory."""
     tags: list[Any] = [{"a": HOST}] * 500
-    story = server(tags=tags)
-    report_target(story, **known_target("x" * 1_000))
+    story = declared_server(tags=tags)
+    report_target(story, **ready_target("x" * 1_000))
     assert (story.outcome, story.reason) == ("Failed", "InvalidInput")
     assert "more than the limit of 65536" in story.outcome_message
-    assert not every(SpecResolved, report_target(story, **known_target("x" * 2_000)))
-    assert every(SpecResolved, report_target(story, **known_target("x" * 100)))
+    assert not every(SpecResolved, report_target(story, **ready_target("x" * 2_000)))
+    assert every(SpecResolved, report_target(story, **ready_target("x" * 100)))
 
 
-def test_a_policy_has_lists_of_limited_length():
+def test_the_lists_of_a_policy_have_limited_lengths():
     for name, entry in (("ignoreFields", "color"), ("referencedFrom", "shop")):
         story = Story(kind=SERVER)
         story.declare({"type": "db", "policy": {name: [entry] * 257}})
-        assert f"spec.policy.{name}: has 257 entries" in story.answer.message
+        assert f"spec.policy.{name}: has 257 entries" in story.reply.message
         story.declare({"type": "db", "policy": {name: [entry] * 256}})
-        assert story.answer.accepted
+        assert story.reply.accepted
 
 
-def test_whoever_declares_leaves_the_digest_out():
+def test_a_declared_digest_is_refused():
     story = Story(kind=SERVER)
     story.declare({"type": "db", "password": {"$secret": "db-password", "digest": "mine"}})
-    assert "must not be declared" in story.answer.message
+    assert "must not be declared" in story.reply.message

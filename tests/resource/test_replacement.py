@@ -1,4 +1,4 @@
-"""An immutable field changes: scenario 34. Two recorded actions, and never an object without us."""
+"""A change of an immutable field is two recorded actions, and no object leaks: scenario 34."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.resource.building import (
     BLOCK,
     FOO,
     Story,
+    api_object,
     every,
     only,
     owned_labels,
-    relabelled,
-    repainted,
-    thing,
+    relabel,
+    repaint,
 )
 
 CIRCLE, SQUARE = {"type": "Circle", "color": "Red"}, {"type": "Square", "color": "Red"}
@@ -63,20 +63,20 @@ def created_story(kind: Kind = BESIDE) -> Story:
     return story
 
 
-def decided(story: Story) -> list[tuple[str, str]]:
+def decided_actions(story: Story) -> list[tuple[str, str]]:
     actions = [each.action for each in every(ActionDecided, [event.data for event in story.log])]
     return [(each.operation, each.purpose) for each in actions]
 
 
 def succeed_starting(story: Story) -> None:
     observed_object = msgspec.structs.replace(
-        story.written(story.action), outputs={"starting": True}
+        story.object_after(story.action), outputs={"starting": True}
     )
-    story.report(shown=observed_object)
+    story.report(existing=observed_object)
 
 
 def rows(story: Story) -> tuple[StatusRow, OwnershipRow]:
-    """What the read models make of the same events."""
+    """Return the rows that the read models build from the same events."""
     status = StatusRow(*msgspec.structs.astuple(FOO))
     for position, event in enumerate(story.log, 1):
         fold_status(status, position, event)
@@ -92,9 +92,12 @@ def check_rows(story: Story) -> None:
             assert (row.external_name, row.uid) == (owned.external_name, owned.uid)
         expected = ("", None) if retiring is None else (retiring.external_name, retiring.uid)
         assert (row.retiring, row.retiring_uid) == expected
-    status, released = rows(story)[0], state.released
-    if released is not None:
-        assert (status.external_name, status.observed_uid) == (released.name, released.uid)
+    status, released_story = rows(story)[0], state.released
+    if released_story is not None:
+        assert (status.external_name, status.observed_uid) == (
+            released_story.name,
+            released_story.uid,
+        )
 
 
 def test_34_a_replacement_is_two_recorded_actions(story: Story):
@@ -108,14 +111,14 @@ def test_34_a_replacement_is_two_recorded_actions(story: Story):
     assert story.existing.fields == CIRCLE
     assert story.existing.uid != original.uid
     assert story.state.retiring is None
-    first, second = decided(story)[1:]
+    first, second = decided_actions(story)[1:]
     if story.kind is IN_PLACE:
         assert (first, second) == (("Delete", "Replace"), ("Create", "Converge"))
     else:
         assert (first, second) == (("Create", "Replace"), ("Delete", "Retire"))
 
 
-def test_a_replacement_stands_beside_until_it_is_ready():
+def test_a_replacement_coexists_with_the_old_object_until_it_is_ready():
     story = created_story()
     original = story.existing
     story.declare(CIRCLE)
@@ -125,31 +128,31 @@ def test_a_replacement_stands_beside_until_it_is_ready():
     assert story.state.retiring is not None
     assert (story.outcome, story.state.retiring.uid) == ("Converged", original.uid)
     assert story.wake() == []
-    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
+    story.observe(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert (story.action.operation, story.action.purpose) == ("Delete", "Retire")
     assert (story.action.external_name, story.action.uid) == ("Foo", original.uid)
 
 
-def test_what_the_api_can_change_is_changed_in_place(story: Story):
+def test_a_mutable_field_is_changed_in_place(story: Story):
     story.declare({"type": "Square", "color": "Blue"})
     assert (story.action.operation, story.action.purpose) == ("Update", "Converge")
 
 
-def test_a_listing_of_the_old_one_is_no_news_about_the_new_one():
+def test_a_listing_of_the_old_object_proves_nothing_about_the_new_one():
     story = created_story()
     old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    assert story.see(old) == []
-    assert story.see(None, name="Foo") == []
+    assert story.observe(old) == []
+    assert story.observe(None, name="Foo") == []
 
 
-def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
+def test_the_old_object_is_owned_again_when_the_new_one_is_missing():
     story = created_story()
     old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    events = story.see(None, name=story.existing.name)
+    events = story.observe(None, name=story.existing.name)
     assert every(OwnershipReleased, events)
     check_rows(story)
     assert story.state.owned is not None
@@ -157,18 +160,18 @@ def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
     assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
 
 
-def test_of_a_second_change_the_one_that_nobody_wants_goes():
+def test_a_second_change_deletes_the_obsolete_replacement():
     story = created_story()
     old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.existing
+    new_object = story.existing
     story.declare({"type": "Triangle", "color": "Red"})
-    assert (story.action.operation, story.action.uid) == ("Delete", young.uid)
+    assert (story.action.operation, story.action.uid) == ("Delete", new_object.uid)
     story.succeed()
     check_rows(story)
     assert story.state.owned is not None
-    assert story.state.owned.uid == old.uid, "one that serves is always there"
+    assert story.state.owned.uid == old.uid, "a ready object always exists"
     story.succeed()
     story.succeed()
     check_rows(story)
@@ -176,12 +179,12 @@ def test_of_a_second_change_the_one_that_nobody_wants_goes():
     assert story.state.retiring is None
 
 
-def test_withdrawn_in_the_middle_both_are_removed():
+def test_a_withdrawal_during_a_replacement_deletes_both_objects():
     story = created_story()
     old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.existing
+    new_object = story.existing
     story.withdraw()
     removed = [story.action.uid]
     story.succeed()
@@ -189,11 +192,11 @@ def test_withdrawn_in_the_middle_both_are_removed():
     removed.append(story.action.uid)
     story.succeed()
     check_rows(story)
-    assert removed == [old.uid, young.uid]
+    assert removed == [old.uid, new_object.uid]
     assert story.outcome == "Deleted"
 
 
-def test_a_replacement_that_the_api_refuses_leaves_the_old_one():
+def test_a_replacement_that_the_api_refuses_keeps_the_old_object():
     story = created_story()
     old = story.existing
     story.declare(CIRCLE)
@@ -203,14 +206,14 @@ def test_a_replacement_that_the_api_refuses_leaves_the_old_one():
     assert story.existing == old
 
 
-def test_a_second_name_that_is_taken_is_followed_by_another():
+def test_a_second_name_that_is_in_use_is_replaced_by_another():
     story = created_story()
     old = story.existing
     story.declare(CIRCLE)
     first = story.action.external_name
-    story.fail("Conflict", shown=thing(CIRCLE, name=first))
+    story.fail("Conflict", existing=api_object(CIRCLE, name=first))
     check_rows(story)
-    assert story.existing == old, "what is in the way of the new one is not our object"
+    assert story.existing == old, "the object in the way is not ours"
     assert story.action.external_name not in ("Foo", first)
 
 
@@ -223,17 +226,17 @@ def test_an_old_object_that_another_client_removed_needs_no_deletion():
     assert (story.outcome, story.state.retiring) == ("Converged", None)
 
 
-def test_a_foreign_object_under_the_name_of_the_old_one_is_left_alone():
+def test_a_foreign_object_with_the_name_of_the_old_one_is_left_alone():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
-    story.fail("Conflict", shown=thing(SQUARE))
+    story.fail("Conflict", existing=api_object(SQUARE))
     check_rows(story)
     assert (story.outcome, story.state.retiring) == ("Converged", None)
     assert story.existing.fields == CIRCLE
 
 
-def test_a_replacement_whose_answer_was_lost_is_made_once():
+def test_a_replacement_with_a_lost_response_is_created_once():
     story = created_story()
     story.declare(CIRCLE)
     name, key = story.action.external_name, story.action.idempotency_key
@@ -244,7 +247,7 @@ def test_a_replacement_whose_answer_was_lost_is_made_once():
     assert story.state.retiring is not None
 
 
-def released(kind: Kind = BESIDE) -> Story:
+def released_story(kind: Kind = BESIDE) -> Story:
     """Replace an object, and withdraw its resource so that the new object stays."""
     story = created_story(kind)
     story.declare(CIRCLE, policy={"deletion": "Orphan"})
@@ -258,14 +261,14 @@ def released(kind: Kind = BESIDE) -> Story:
 
 
 @pytest.mark.parametrize("kind", [BESIDE, BY_ID], ids=["beside", "by id"])
-def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kind: Kind):
-    story = released(kind)
+def test_a_released_replacement_conflicts_with_a_new_declaration(kind: Kind):
+    story = released_story(kind)
     kept_object = story.existing
     story.declare(CIRCLE)
     check_rows(story)
     assert (story.idle, story.outcome, story.reason) == (True, "Conflict", "AlreadyExists")
-    story.see(None, name="Foo", absent_uid="another")
-    assert story.existing == kept_object, "nothing is concluded from what the declared name shows"
+    story.observe(None, name="Foo", absent_uid="another")
+    assert story.existing == kept_object, "an absence under the declared name proves nothing"
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     check_rows(story)
     assert story.state.owned is not None
@@ -280,13 +283,13 @@ def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kin
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_released_replacement_that_is_gone_is_not_in_the_way(is_replaced: bool):
-    story = released()
+def test_a_released_replacement_that_is_missing_causes_no_conflict(is_replaced: bool):
+    story = released_story()
     name = story.existing.name
     story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": "ObserveOnly"})
-    story.see(thing(CIRCLE, name=name) if is_replaced else None, name=name)
+    story.observe(api_object(CIRCLE, name=name) if is_replaced else None, name=name)
     check_rows(story)
-    assert story.state.observed.object is None, "what another client made there is not adopted"
+    assert story.state.observed.object is None, "an object of another client is not adopted"
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     assert (story.action.operation, story.action.external_name) == ("Create", "Foo")
     story.succeed()
@@ -294,8 +297,8 @@ def test_a_released_replacement_that_is_gone_is_not_in_the_way(is_replaced: bool
     assert story.outcome == "Converged"
 
 
-def test_a_released_replacement_is_not_looked_for_in_another_api():
-    story = released()
+def test_a_released_replacement_is_not_looked_up_in_another_api():
+    story = released_story()
     story.declare(CIRCLE, config="other")
     assert story.state.released is None
     assert rows(story)[0].external_name == "Foo"
@@ -313,13 +316,13 @@ def test_a_replaced_object_that_is_released_with_its_replacement_is_not_unmanage
     assert rows(story)[0].released == ((old.name, old.uid), (new.name, new.uid))
 
 
-# --- a call of an earlier creation that takes effect after the replacement
+# --- an earlier creation that takes effect after the replacement
 
 
-SECOND = thing(SQUARE, uid="late", labels=owned_labels())
+SECOND = api_object(SQUARE, uid="late", labels=owned_labels())
 
 
-def replaced_in_doubt(*, is_starting: bool = False) -> Story:
+def story_replaced_in_doubt(*, is_starting: bool = False) -> Story:
     """Replace an object whose creation had an unknown result: its first call may still arrive."""
     story = Story(kind=KEYLESS)
     story.declare(SQUARE)
@@ -338,9 +341,9 @@ def replaced_in_doubt(*, is_starting: bool = False) -> Story:
 
 
 def test_an_object_that_a_late_call_creates_beside_the_replacement_is_deleted():
-    story = replaced_in_doubt()
+    story = story_replaced_in_doubt()
     owned = story.state.owned
-    claimed = only(OwnershipClaimed, story.see(SECOND))
+    claimed = only(OwnershipClaimed, story.observe(SECOND))
     assert (claimed.uid, claimed.reason, claimed.object) == ("late", "Found", SECOND)
     check_rows(story)
     assert story.state.owned == owned
@@ -351,26 +354,26 @@ def test_an_object_that_a_late_call_creates_beside_the_replacement_is_deleted():
     assert story.outcome == "Converged"
     story.withdraw()
     story.succeed()
-    assert not every(OwnershipClaimed, story.see(relabelled(SECOND, {}))), "its uid is known"
+    assert not every(OwnershipClaimed, story.observe(relabel(SECOND, {}))), "its uid is known"
 
 
 def test_an_object_that_a_late_call_creates_after_a_refused_redelivery_is_deleted():
     """The API keeps keys but no refusals, so the first call could still create the object."""
     story = Story(kind=BESIDE)
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
-    story.fail("Conflict", shown=thing(SQUARE, uid="h1"), redelivered=True)
+    story.fail("Conflict", existing=api_object(SQUARE, uid="h1"), redelivered=True)
     assert story.action.purpose == "Replace"
     story.succeed()
     story.succeed()
     check_rows(story)
     owned = story.state.owned
-    assert only(OwnershipClaimed, story.see(SECOND)).object == SECOND
+    assert only(OwnershipClaimed, story.observe(SECOND)).object == SECOND
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
     assert (story.state.owned, story.state.retiring) == (owned, None)
 
 
-def in_doubt_under_its_second_name() -> tuple[Story, ExternalObject]:
+def story_with_second_name_in_doubt() -> tuple[Story, ExternalObject]:
     """Replace an object; the creation of the replacement had an unknown result."""
     story = created_story(KEYLESS)
     story.declare(CIRCLE)
@@ -385,14 +388,14 @@ def in_doubt_under_its_second_name() -> tuple[Story, ExternalObject]:
 
 @pytest.mark.parametrize("ending", ["withdrawn", "absent"])
 def test_an_object_that_a_late_call_creates_under_a_second_name_is_deleted(ending: str):
-    story, late = in_doubt_under_its_second_name()
+    story, late = story_with_second_name_in_doubt()
     if ending == "withdrawn":
         story.withdraw()
     else:
         story.declare(CIRCLE, policy={"mode": "Absent"})
     story.succeed()
     check_rows(story)
-    claimed = only(OwnershipClaimed, story.see(late, name=late.name))
+    claimed = only(OwnershipClaimed, story.observe(late, name=late.name))
     assert (claimed.uid, claimed.reason) == ("late", "Found")
     check_rows(story)
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
@@ -402,30 +405,30 @@ def test_an_object_that_a_late_call_creates_under_a_second_name_is_deleted(endin
     assert story.action.external_name == rows(story)[0].external_name == "Foo"
 
 
-def test_a_copied_label_under_another_name_makes_nothing_ours():
-    story, late = in_doubt_under_its_second_name()
+def test_a_copied_label_under_another_name_proves_no_ownership():
+    story, late = story_with_second_name_in_doubt()
     story.declare(CIRCLE, policy={"mode": "Absent"})
     story.succeed()
-    assert story.see(msgspec.structs.replace(late, name="Copy"), name="Copy") == []
+    assert story.observe(msgspec.structs.replace(late, name="Copy"), name="Copy") == []
 
 
-def test_a_replacement_that_was_created_under_another_uid_is_not_leaked():
-    """The answer to the creation named a uid that its object does not have."""
+def test_a_replacement_that_was_created_with_another_uid_is_not_leaked():
+    """The response to the creation had a uid that its object does not have."""
     story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
     real = msgspec.structs.replace(story.existing, uid="real")
-    story.see(real, name=real.name)
+    story.observe(real, name=real.name)
     assert rows(story)[0].uncertain_names == (real.name,), "a listing reports it to the resource"
     check_rows(story)
     story.succeed()
     story.succeed()
     assert story.idle
-    assert only(OwnershipClaimed, story.see(real, name=real.name)).uid == "real"
+    assert only(OwnershipClaimed, story.observe(real, name=real.name)).uid == "real"
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
 
 
-def test_a_replacement_of_another_uid_that_its_deletion_did_not_meet_is_not_leaked():
+def test_a_replacement_with_another_uid_that_its_deletion_misses_is_not_leaked():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -434,47 +437,47 @@ def test_a_replacement_of_another_uid_that_its_deletion_did_not_meet_is_not_leak
     story.withdraw()
     story.report(absent=True)
     assert rows(story)[0].uncertain_names == (real.name,), "a listing reports it to the resource"
-    assert only(OwnershipClaimed, story.see(real, name=real.name)).uid == "real"
+    assert only(OwnershipClaimed, story.observe(real, name=real.name)).uid == "real"
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
 
 
 @pytest.mark.parametrize("label", [None, "another.default.Block.Foo"])
-def test_an_object_beside_the_replacement_without_our_label_is_another_clients(label: str | None):
+def test_an_unlabeled_object_beside_the_replacement_is_foreign(label: str | None):
     labels = {} if label is None else {OWNER_LABEL: label}
-    assert replaced_in_doubt().see(relabelled(SECOND, labels)) == []
+    assert story_replaced_in_doubt().observe(relabel(SECOND, labels)) == []
 
 
-def test_a_late_object_waits_until_the_object_that_was_replaced_before_is_deleted():
-    assert replaced_in_doubt(is_starting=True).see(SECOND) == []
+def test_a_late_object_waits_until_the_replaced_object_is_deleted():
+    assert story_replaced_in_doubt(is_starting=True).observe(SECOND) == []
 
 
-def test_a_copied_label_beside_a_replacement_makes_nothing_ours_if_no_creation_is_in_doubt():
+def test_a_copied_label_beside_a_certain_replacement_proves_no_ownership():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    assert story.see(SECOND) == []
+    assert story.observe(SECOND) == []
 
 
-def test_a_late_object_is_all_that_is_left_when_the_replacement_is_missing():
-    story = replaced_in_doubt()
+def test_a_late_object_is_owned_when_the_replacement_is_missing():
+    story = story_replaced_in_doubt()
     assert story.state.owned is not None
     name = story.state.owned.external_name
-    story.see(msgspec.structs.replace(story.existing, outputs={"starting": True}), name=name)
-    story.see(SECOND)
+    story.observe(msgspec.structs.replace(story.existing, outputs={"starting": True}), name=name)
+    story.observe(SECOND)
     assert story.idle, "nothing is deleted before the replacement is ready"
-    story.see(None, name=name)
+    story.observe(None, name=name)
     check_rows(story)
     assert story.state.owned is not None
     assert (story.state.owned.uid, story.existing) == ("late", SECOND)
 
 
-def _loses(fields: Fields | None, observed_object: ExternalObject) -> str:
+def _data_loss(fields: Fields | None, observed_object: ExternalObject) -> str:
     is_smaller = fields is not None and fields.get("size", {}).get("w", 9) < 9
     return "the data of 3 tables would be lost" if fields is None or is_smaller else ""
 
 
-PROTECTED = replace(BESIDE, describe_data_loss=_loses)
+PROTECTED = replace(BESIDE, describe_data_loss=_data_loss)
 
 
 def test_a_replacement_that_would_lose_data_waits_for_a_person():
@@ -490,7 +493,7 @@ def test_a_write_that_would_lose_data_waits_for_a_person():
     story.declare({**SQUARE, "size": {"w": 1}})
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
     story.declare({**SQUARE, "color": "Blue"})
-    assert story.action.operation == "Update", "what loses nothing goes on"
+    assert story.action.operation == "Update", "a change without data loss continues"
 
 
 def test_a_deletion_that_would_lose_data_waits_for_a_person():
@@ -503,7 +506,7 @@ def test_a_deletion_that_would_lose_data_waits_for_a_person():
     assert story.outcome == "Deleted"
 
 
-def test_an_approval_is_for_one_action_only():
+def test_an_approval_covers_only_one_action():
     story = created_story(PROTECTED)
     story.declare({**SQUARE, "size": {"w": 1}})
     story.turn(Approved("DataLoss"))
@@ -515,20 +518,20 @@ def test_an_approval_is_for_one_action_only():
 FIXED_LABELS = replace(BESIDE, immutable=frozenset({"labels"}))
 
 
-def test_our_label_alone_replaces_nothing_that_was_adopted():
+def test_a_missing_owner_label_does_not_replace_an_adopted_object():
     story = Story(kind=FIXED_LABELS)
-    story.see(thing(SQUARE))
+    story.observe(api_object(SQUARE))
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     assert (story.outcome, story.idle) == ("Converged", True)
     assert OWNER_LABEL not in story.existing.labels
 
 
-def test_a_declared_label_replaces_where_labels_cannot_be_changed():
+def test_a_declared_label_causes_a_replacement_if_labels_are_immutable():
     story = created_story(FIXED_LABELS)
     story.declare(SQUARE, labels={"team": "x"})
     assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
 
 
-def test_drift_of_an_immutable_field_replaces_too(story: Story):
-    story.see(repainted(story.existing, type="Circle"))
+def test_drift_of_an_immutable_field_causes_a_replacement(story: Story):
+    story.observe(repaint(story.existing, type="Circle"))
     assert story.action.purpose == "Replace"

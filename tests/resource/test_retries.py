@@ -25,18 +25,18 @@ from tests.resource.building import (
     CONFIG,
     SHARED,
     Story,
-    converged,
+    api_object,
+    converged_story,
     every,
     names,
     only,
-    repainted,
-    thing,
+    repaint,
 )
 
-TRIED_AGAIN: tuple[ErrorClass, ...] = ("NotDone", "Throttled", "Unknown")
+RETRYABLE: tuple[ErrorClass, ...] = ("NotDone", "Throttled", "Unknown")
 
 
-@pytest.mark.parametrize("error_class", TRIED_AGAIN)
+@pytest.mark.parametrize("error_class", RETRYABLE)
 def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
     story = Story()
     story.declare()
@@ -52,7 +52,7 @@ def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
     assert story.outcome == "Converged"
 
 
-def test_a_failed_attempt_waits_for_its_time_and_reports_it():
+def test_a_failed_attempt_is_retried_after_a_reported_delay():
     story = Story()
     story.declare()
     events = story.fail("NotDone", message="connection refused")
@@ -74,7 +74,7 @@ def test_a_repeated_failure_is_not_recorded_again():
     assert names(story.fail("NotDone")) == ["ActionFailed", "RetryScheduled"]
 
 
-def test_the_wait_doubles_and_ends_at_the_most():
+def test_the_delay_doubles_up_to_the_maximum():
     story = Story(configs={CONFIG: msgspec.structs.replace(SHARED, retry=Retry(1.0, 5.0))})
     story.declare()
     waits: list[float] = []
@@ -84,20 +84,20 @@ def test_the_wait_doubles_and_ends_at_the_most():
     assert waits == [0.75, 1.5, 3.0, 3.75, 3.75]
 
 
-def test_a_retry_after_beyond_the_longest_wait_is_honored():
+def test_a_retry_after_beyond_the_maximum_delay_is_honored():
     story = Story()
     story.declare()
     events = story.fail("Throttled", retry_after=1000.0)
     assert only(RetryScheduled, events).delay_seconds == 1050.0
 
 
-def test_resources_that_the_api_told_to_wait_do_not_come_back_at_the_same_moment():
+def test_throttled_resources_do_not_retry_at_the_same_time():
     waits = {delay(Retry(), 1, jitter / 10, 30.0).total_seconds() for jitter in range(10)}
     assert len(waits) == 10
     assert min(waits) == 30.0
 
 
-def test_an_attempt_that_was_not_made_is_no_failure():
+def test_an_attempt_that_was_not_sent_is_no_failure():
     story = Story()
     story.declare()
     for _ in range(10):
@@ -121,11 +121,11 @@ def test_an_absurd_retry_after_is_bounded():
     st.floats(min_value=0.001, max_value=1e6),
     st.floats(min_value=0.001, max_value=1e6),
 )
-def test_a_wait_is_between_half_and_all_of_its_ceiling(
-    failures: int, jitter: float, initial: float, most: float
+def test_a_delay_is_between_half_of_its_ceiling_and_its_ceiling(
+    failures: int, jitter: float, initial: float, maximum: float
 ):
-    seconds = delay(Retry(initial, most), failures, jitter).total_seconds()
-    ceiling = min(most, initial * 2.0 ** min(max(failures - 1, 0), 32), MAX_SECONDS)
+    seconds = delay(Retry(initial, maximum), failures, jitter).total_seconds()
+    ceiling = min(maximum, initial * 2.0 ** min(max(failures - 1, 0), 32), MAX_SECONDS)
     assert ceiling / 2 - 1e-6 <= seconds <= ceiling + 1e-6
 
 
@@ -138,16 +138,16 @@ def test_jitter_is_an_input():
     assert waits == [0.5, 0.75, 1.0]
 
 
-def test_a_late_answer_of_an_earlier_attempt_is_folded_in():
+def test_a_late_success_of_an_earlier_attempt_is_recorded():
     story = Story()
     story.declare()
     action = story.action
     story.fail("Unknown")
     story.wake(3600)
-    observed_object = story.written(action)
-    story.report(shown=observed_object, attempt=1)
+    observed_object = story.object_after(action)
+    story.report(existing=observed_object, attempt=1)
     assert story.outcome == "Converged"
-    assert story.report(shown=observed_object, attempt=2, action_id=action.action_id) == []
+    assert story.report(existing=observed_object, attempt=2, action_id=action.action_id) == []
 
 
 def test_a_late_failure_of_an_earlier_attempt_is_ignored():
@@ -159,7 +159,7 @@ def test_a_late_failure_of_an_earlier_attempt_is_ignored():
     assert story.flight.attempt == 2
 
 
-def test_a_failure_reported_twice_counts_once():
+def test_a_failure_that_is_reported_twice_is_counted_once():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -173,7 +173,7 @@ def test_a_result_of_another_action_is_ignored():
     assert story.report(action_id="default/Block/Foo@999") == []
 
 
-def test_an_unknown_result_stays_the_same_action_when_something_newer_is_wanted():
+def test_an_action_with_an_unknown_result_is_repeated_despite_newer_declarations():
     story = Story()
     story.declare({"color": "Red"})
     action = story.action
@@ -184,8 +184,8 @@ def test_an_unknown_result_stays_the_same_action_when_something_newer_is_wanted(
 
 
 @pytest.mark.parametrize("error_class", ["NotDone", "Throttled"])
-def test_an_update_that_did_nothing_is_abandoned_for_something_newer(error_class: ErrorClass):
-    story = converged()
+def test_an_update_without_effect_is_abandoned_for_a_newer_declaration(error_class: ErrorClass):
+    story = converged_story()
     story.declare({"type": "Circle"})
     old = story.action
     story.fail(error_class)
@@ -196,8 +196,8 @@ def test_an_update_that_did_nothing_is_abandoned_for_something_newer(error_class
     assert new.idempotency_key != old.idempotency_key
 
 
-def test_an_update_of_two_attempts_is_not_abandoned():
-    story = converged()
+def test_an_update_with_two_attempts_is_not_abandoned():
+    story = converged_story()
     story.declare({"type": "Circle"})
     story.fail("Unknown")
     story.wake(3600)
@@ -205,18 +205,18 @@ def test_an_update_of_two_attempts_is_not_abandoned():
     assert every(ActionAbandoned, story.declare({"type": "Triangle"})) == []
 
 
-def test_an_abandoned_update_that_did_happen_leaves_no_field_behind():
+def test_an_abandoned_update_that_took_effect_leaves_no_field_behind():
     # The worker died after the call, and the redelivered attempt found the API down.
-    story = converged({"type": "Square"})
+    story = converged_story({"type": "Square"})
     original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("NotDone")
     story.declare({"type": "Circle"})
-    story.fail("Conflict", shown=repainted(original, color="Blue"))
+    story.fail("Conflict", existing=repaint(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
-def test_a_creation_of_unknown_result_is_repeated_after_its_withdrawal():
+def test_a_creation_with_an_unknown_result_is_repeated_after_a_withdrawal():
     # The worker died after the call, and the redelivered attempt found the API down.
     story = Story()
     story.declare()
@@ -229,7 +229,7 @@ def test_a_creation_of_unknown_result_is_repeated_after_its_withdrawal():
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_a_creation_that_fails_for_ever_is_abandoned_after_a_lookup_has_found_nothing(
+def test_a_creation_that_keeps_failing_is_abandoned_after_a_lookup_finds_nothing(
     withdrawn: bool,
 ):
     story = Story()
@@ -241,7 +241,7 @@ def test_a_creation_that_fails_for_ever_is_abandoned_after_a_lookup_has_found_no
             story.withdraw() if withdrawn else story.declare({"color": "Blue"})
         story.wake(3600)
     assert story.flight.is_lookup
-    abandoned = only(ActionAbandoned, story.look(None))
+    abandoned = only(ActionAbandoned, story.report_lookup(None))
     assert (abandoned.action_id, abandoned.in_doubt) == (first.action_id, True)
     if withdrawn:
         assert story.outcomes()[-1] == ("Deleted", 2)
@@ -261,26 +261,26 @@ def test_a_refusal_after_an_attempt_in_doubt_is_followed_by_a_lookup(
     story.fail(refusal)
     story.withdraw() if withdrawn else story.declare({"color": "Blue"})
     assert every(LookupDecided, story.wake(3600))
-    assert only(ActionAbandoned, story.look(None)).in_doubt
+    assert only(ActionAbandoned, story.report_lookup(None)).in_doubt
     if withdrawn:
         assert story.outcome == "Deleted"
     else:
         assert story.action.fields == {"color": "Blue"}
 
 
-def test_a_refusal_after_an_attempt_in_doubt_ends_the_action_once_a_lookup_has_found_nothing():
+def test_a_refusal_after_doubt_ends_the_action_once_a_lookup_finds_nothing():
     story = Story()
     story.declare()
     story.fail("Unknown")
     story.wake(3600)
     assert only(ActionFailed, story.fail("Refused")).consequence == "Retry"
     assert every(LookupDecided, story.wake(3600))
-    assert every(ActionRetried, story.look(None))
+    assert every(ActionRetried, story.report_lookup(None))
     assert only(ActionFailed, story.fail("Refused")).consequence == "Refused"
     assert story.outcome == "Failed"
 
 
-def test_a_lookup_that_the_api_refuses_ends_the_action_too():
+def test_a_lookup_that_the_api_refuses_ends_the_action():
     story = Story()
     story.declare()
     story.fail("Refused", redelivered=True)
@@ -293,7 +293,7 @@ def test_a_lookup_that_the_api_refuses_ends_the_action_too():
     assert story.outcome == "Failed"
 
 
-def test_a_creation_that_certainly_did_nothing_is_given_up_for_what_is_declared_since():
+def test_a_creation_without_effect_is_abandoned_for_a_newer_declaration():
     story = Story()
     story.declare({"color": "Red"})
     first = story.action
@@ -310,7 +310,7 @@ def test_a_creation_that_certainly_did_nothing_is_given_up_for_what_is_declared_
     assert not story.state.actions.uncertain_create
 
 
-def test_a_creation_that_certainly_did_nothing_is_given_up_when_it_is_withdrawn():
+def test_a_creation_without_effect_is_abandoned_after_a_withdrawal():
     story = Story()
     story.declare()
     story.fail("NotDone")
@@ -320,7 +320,7 @@ def test_a_creation_that_certainly_did_nothing_is_given_up_when_it_is_withdrawn(
 
 
 @pytest.mark.parametrize("error_class", ["Unknown", "Throttled"])
-def test_an_attempt_before_that_may_have_made_it_is_not_forgotten(error_class: ErrorClass):
+def test_an_earlier_attempt_in_doubt_causes_a_lookup(error_class: ErrorClass):
     story = Story()
     story.declare()
     action = story.action
@@ -329,26 +329,26 @@ def test_an_attempt_before_that_may_have_made_it_is_not_forgotten(error_class: E
     story.fail("NotDone")
     story.withdraw()
     assert only(LookupDecided, story.wake(7200)).action == action
-    assert only(ActionAbandoned, story.look(None)).in_doubt is (error_class == "Unknown")
+    assert only(ActionAbandoned, story.report_lookup(None)).in_doubt is (error_class == "Unknown")
     assert story.outcome == "Deleted"
 
 
 def test_a_refused_generation_waits_for_a_new_one():
     story = Story()
     story.declare({"color": "Red"})
-    events = story.fail("Refused", message="422: no such colour")
+    events = story.fail("Refused", message="422: no such color")
     assert names(events) == ["ActionFailed", "OutcomeRecorded"]
     assert story.outcome == "Failed"
     assert story.state.outcome is not None
-    assert story.state.outcome.message == "422: no such colour"
+    assert story.state.outcome.message == "422: no such color"
     for _ in range(3):
         assert story.wake(3600) == []
-        assert story.see(None) == []
+        assert story.observe(None) == []
     story.declare({"color": "Blue"})
     assert story.action.fields == {"color": "Blue"}
 
 
-def test_the_refusal_of_an_old_generation_is_no_refusal_of_the_newest():
+def test_a_refusal_of_an_old_generation_does_not_fail_the_newest():
     story = Story()
     story.declare({"color": "Red"})
     story.declare({"color": "Blue"})
@@ -358,15 +358,15 @@ def test_the_refusal_of_an_old_generation_is_no_refusal_of_the_newest():
 
 
 def test_a_refused_update_does_not_delay_the_deletion():
-    story = converged()
+    story = converged_story()
     story.declare({"type": "Circle"})
     story.withdraw()
     events = story.fail("Refused")
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
-def test_a_refused_deletion_is_tried_at_the_longest_interval():
-    story = converged()
+def test_a_refused_deletion_is_retried_at_the_maximum_interval():
+    story = converged_story()
     story.withdraw()
     for _ in range(4):
         events = story.fail("Refused", message="403: protected")
@@ -379,28 +379,28 @@ def test_a_refused_deletion_is_tried_at_the_longest_interval():
     assert story.outcome == "Deleted"
 
 
-def test_a_conflict_shows_what_is_there_and_is_answered_at_once():
-    story = converged()
+def test_a_conflict_that_shows_the_object_is_resolved_immediately():
+    story = converged_story()
     existing = story.existing
     story.declare({"type": "Circle"})
-    events = story.fail("Conflict", shown=repainted(existing, type="Circle", color="Green"))
+    events = story.fail("Conflict", existing=repaint(existing, type="Circle", color="Green"))
     assert only(ActionDecided, events).action.version == f"{existing.version}+"
 
 
 def test_an_update_of_a_missing_object_recreates_it():
-    story = converged()
+    story = converged_story()
     story.declare({"type": "Circle"})
     events = story.fail("NotFound")
     assert only(ActionDecided, events).action.operation == "Create"
 
 
-def test_conflicts_without_end_make_no_hot_loop():
-    story = converged()
+def test_endless_conflicts_cause_no_hot_loop():
+    story = converged_story()
     story.declare({"type": "Circle"})
-    at_once = 0
+    immediate_calls = 0
     while every(ActionDecided, story.fail("Conflict")):
-        at_once += 1
-        assert at_once <= MAX_CONFLICTS
+        immediate_calls += 1
+        assert immediate_calls <= MAX_CONFLICTS
     waits: list[float] = []
     for _ in range(4):
         assert story.idle
@@ -412,7 +412,7 @@ def test_conflicts_without_end_make_no_hot_loop():
     assert waits == [0.75, 1.5, 3.0, 6.0]
 
 
-def test_an_obstacle_that_comes_and_goes_makes_no_hot_loop():
+def test_an_obstacle_that_comes_and_goes_causes_no_hot_loop():
     story = Story()
     story.declare()
     calls = 0
@@ -422,7 +422,7 @@ def test_an_obstacle_that_comes_and_goes_makes_no_hot_loop():
     assert calls <= MAX_CONFLICTS + 1
 
 
-def test_waiting_is_in_the_state_and_survives_a_restart():
+def test_a_delay_is_in_the_state_and_survives_a_restart():
     story = Story()
     story.declare()
     story.fail("NotDone")
@@ -433,19 +433,19 @@ def test_waiting_is_in_the_state_and_survives_a_restart():
     assert names(story.wake(0.25)) == ["ActionRetried"]
 
 
-def test_a_failure_then_success_starts_the_back_off_anew():
+def test_a_success_resets_the_back_off():
     story = Story()
     story.declare()
     for _ in range(3):
         story.fail("Unknown")
         story.wake(3600)
     story.succeed()
-    story.see(repainted(story.existing, color="Green"))
+    story.observe(repaint(story.existing, color="Green"))
     assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
 
 
 def test_an_intent_is_recorded_for_every_operation_before_its_result():
-    story = converged()
+    story = converged_story()
     story.declare({"color": "Blue"})
     story.succeed()
     story.withdraw()
@@ -461,32 +461,32 @@ def test_a_foreign_object_in_the_way_of_a_retry_is_left_alone():
     story.declare()
     story.fail("Unknown")
     story.wake(3600)
-    story.fail("Conflict", shown=thing())
+    story.fail("Conflict", existing=api_object())
     assert story.idle
     assert story.outcome == "Conflict"
 
 
-def test_an_update_of_unknown_end_that_did_happen_leaves_no_field_behind():
-    # The first attempt was done, and its key was forgotten by the API before the second.
-    story = converged({"type": "Square"})
+def test_an_update_with_an_unknown_result_leaves_no_field_behind():
+    # The first attempt succeeded, and the API removed its key before the second.
+    story = converged_story({"type": "Square"})
     original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("Unknown")
     story.declare({"type": "Circle"})
     story.wake(3600)
-    story.fail("Conflict", shown=repainted(original, color="Blue"))
+    story.fail("Conflict", existing=repaint(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
-def test_the_same_inputs_give_the_same_decisions():
-    logs = [converged().log for _ in range(2)]
+def test_equal_inputs_lead_to_equal_decisions():
+    logs = [converged_story().log for _ in range(2)]
     assert logs[0] == logs[1]
     assert (
         len({story.action.idempotency_key for story in (Story(), Story()) if story.declare()}) == 1
     )
 
 
-def test_a_wait_that_was_set_by_a_clock_that_ran_ahead_is_no_longer_than_it_was():
+def test_a_clock_that_is_ahead_does_not_extend_a_delay():
     story = Story()
     story.declare()
     story.now += timedelta(hours=1)
@@ -495,7 +495,7 @@ def test_a_wait_that_was_set_by_a_clock_that_ran_ahead_is_no_longer_than_it_was(
     assert every(ActionRetried, story.wake(1))
 
 
-def test_clocks_that_differ_by_seconds_shorten_no_wait():
+def test_clocks_that_differ_by_seconds_do_not_shorten_a_delay():
     story = Story()
     story.declare()
     story.now += timedelta(seconds=20)
@@ -504,15 +504,15 @@ def test_clocks_that_differ_by_seconds_shorten_no_wait():
     assert story.wake(1) == []
 
 
-def test_a_refusal_ends_the_action_where_a_lookup_cannot_show_what_an_attempt_did():
-    """With keys, the API would have answered as it did at first: the object is not its work."""
+def test_a_refusal_ends_the_action_if_a_lookup_finds_a_foreign_object():
+    """With keys, the API would have repeated its first response, so the object is foreign."""
     story = Story()
     story.declare()
     story.fail("Unknown")
     story.wake(3600)
     story.fail("Refused")
     assert every(LookupDecided, story.wake(3600))
-    story.look(thing(labels={}))
+    story.report_lookup(api_object(labels={}))
     assert every(ActionRetried, story.wake(3600))
     assert only(ActionFailed, story.fail("Refused")).consequence == "Refused"
     assert story.outcome == "Failed"

@@ -1,4 +1,4 @@
-"""Every stored format comes back equal: the events of the log, and the state of a cached state."""
+"""Log events and cached states are equal after encoding and decoding."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ from reconciler.resource.state import (
     Twin,
     Waits,
 )
-from tests.resource.building import FOO, converged, repainted
+from tests.resource.building import FOO, converged_story, repaint
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -196,9 +196,9 @@ flights = st.builds(
     st.booleans(),
 )
 
-newer = st.lists(st.builds(NewerObject, texts, texts, maybe_texts, texts, numbers), max_size=2).map(
-    tuple
-)
+newer_objects = st.lists(
+    st.builds(NewerObject, texts, texts, maybe_texts, texts, numbers), max_size=2
+).map(tuple)
 
 BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
@@ -304,7 +304,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
     BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
     BreakerClosed: st.just(BreakerClosed()),
-    TwinDetected: st.builds(TwinDetected, newer, numbers),
+    TwinDetected: st.builds(TwinDetected, newer_objects, numbers),
     ListingsFailed: st.builds(ListingsFailed, texts, st.builds(ListingFailure, moments, texts)),
     ListingsResumed: st.builds(ListingsResumed, texts),
     OutcomeRecorded: st.builds(
@@ -367,7 +367,7 @@ states = st.builds(
         numbers,
         numbers,
         texts,
-        twin=st.builds(Twin, numbers, newer, numbers),
+        twin=st.builds(Twin, numbers, newer_objects, numbers),
     ),
 )
 
@@ -379,7 +379,7 @@ def test_there_is_a_builder_for_every_event_of_the_log():
 @pytest.mark.parametrize("kind", list(BUILDERS), ids=lambda kind: kind.__name__)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), numbers, moments)
-def test_every_event_comes_back_equal(
+def test_every_event_is_equal_after_a_round_trip(
     kind: type[ResourceEvent], data: st.DataObject, version: int, time: datetime
 ):
     event: ResourceEvent = data.draw(BUILDERS[kind])
@@ -404,7 +404,7 @@ def test_every_event_comes_back_equal(
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(states)
-def test_a_state_comes_back_equal(state: ResourceState):
+def test_a_state_is_equal_after_a_round_trip(state: ResourceState):
     packed = msgspec.msgpack.encode(state)
     assert msgspec.msgpack.decode(packed, type=ResourceState) == state
     text = msgspec.json.encode(state)
@@ -414,7 +414,7 @@ def test_a_state_comes_back_equal(state: ResourceState):
 @pytest.mark.parametrize(
     "stored", [b"", b"{", b"null", b"\xff", b'{"data":{"event":"Unheard"}}', b"[1]"]
 )
-def test_what_is_no_event_is_reported(stored: bytes):
+def test_bytes_that_are_no_event_are_reported(stored: bytes):
     with pytest.raises(InvalidMessageError):
         decode_log(stored)
 
@@ -425,9 +425,9 @@ def test_no_text_breaks_the_decoder(text: str):
         decode_log(text.encode())
 
 
-def test_a_stored_history_folds_to_the_same_state_in_two_parts():
-    story = converged(labels={"team": "a"})
-    story.see(repainted(story.existing, color="Green"))
+def test_a_stored_history_folded_in_two_parts_leads_to_the_same_state():
+    story = converged_story(labels={"team": "a"})
+    story.observe(repaint(story.existing, color="Green"))
     stored = [encode_log(event) for event in story.log]
     decoded = [decode_log(each) for each in stored]
     for cut in range(len(decoded) + 1):
@@ -435,7 +435,7 @@ def test_a_stored_history_folds_to_the_same_state_in_two_parts():
 
 
 def test_a_gap_a_duplicate_and_a_swap_in_a_history_are_detected():
-    log = converged().log
+    log = converged_story().log
     for broken in (log[1:], log[:1] + log[2:], log[:2] + log[1:], [log[1], log[0], *log[2:]]):
         with pytest.raises(HistoryGapError):
             fold(broken, NEW)

@@ -1,4 +1,4 @@
-"""The results of rules are in the events: a changed rule leaves a recorded log as it was."""
+"""Events contain the results of rules, so a changed rule does not change a recorded log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reconciler.resource import rules
 from reconciler.resource.evolve import fold
 from reconciler.resource.rules import apply_rules
 from reconciler.resource.state import NEW, Actions, Desired, InFlight, Owned, ResourceState
-from tests.resource.building import START, Story, converged, only, repainted
+from tests.resource.building import START, Story, converged_story, only, repaint
 
 RETRIED = ("NotDone", "Throttled", "Unknown")
 
@@ -34,7 +34,7 @@ def action(operation: Operation = "Update", purpose: Purpose = "Converge") -> Ac
     return Action("a@2", "key", operation, 1, "default", "foo", (), purpose=purpose)
 
 
-def failed(
+def record_failure(
     error: ActionError, state: ResourceState, *, flight: InFlight, redelivered: bool = False
 ) -> ActionFailed:
     data = ActionFailed(
@@ -46,10 +46,10 @@ def failed(
     return recorded
 
 
-def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
+def test_a_changed_rule_does_not_change_a_recorded_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = converged_story({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     for color in ("Blue", "Green"):
-        story.see(repainted(story.existing, color=color))
+        story.observe(repaint(story.existing, color=color))
         story.fail("NotDone")
         story.wake(600)
         story.succeed()
@@ -66,10 +66,10 @@ def test_a_retried_failure_is_certain_if_nothing_was_sent_or_done(error_class: E
     def effect(*, lookup: bool = False, redelivered: bool = False, **is_certain: bool) -> Effect:
         error = ActionError(error_class, "", **is_certain)
         flight = InFlight(action(), is_lookup=lookup)
-        return failed(error, NEW, flight=flight, redelivered=redelivered).effect
+        return record_failure(error, NEW, flight=flight, redelivered=redelivered).effect
 
-    of_a_call = {"Throttled": Effect.PARTIAL, "Unknown": Effect.UNKNOWN}
-    assert effect() is of_a_call.get(error_class, Effect.REFUSED)
+    effects_of_calls = {"Throttled": Effect.PARTIAL, "Unknown": Effect.UNKNOWN}
+    assert effect() is effects_of_calls.get(error_class, Effect.REFUSED)
     assert effect(attempted=False) is Effect.NOT_SENT
     assert effect(lookup=True) is Effect.NOT_SENT
     assert effect(redelivered=True) is Effect.UNKNOWN
@@ -96,22 +96,27 @@ def test_a_failure_has_a_consequence(
         desired=Desired(generation=generation), retiring=Owned("default", "old", "u1")
     )
     flight = InFlight(action("Delete" if purpose == "Retire" else "Update", purpose))
-    assert failed(ActionError(error_class, ""), state, flight=flight).consequence == consequence
+    assert (
+        record_failure(ActionError(error_class, ""), state, flight=flight).consequence
+        == consequence
+    )
 
 
-def test_a_creation_beside_the_replaced_object_shows_nothing_of_that_one() -> None:
+def test_a_creation_beside_the_replaced_object_proves_nothing_about_it() -> None:
     state = ResourceState(owned=Owned("default", "foo", "u1"))
     flight = InFlight(action("Create", "Replace"))
-    assert failed(ActionError("NotFound", ""), state, flight=flight).consequence == "Conflict"
+    assert (
+        record_failure(ActionError("NotFound", ""), state, flight=flight).consequence == "Conflict"
+    )
 
 
-def test_the_base_of_a_write_is_recorded_where_it_is_not_all_of_it() -> None:
-    story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
+def test_the_base_of_a_write_is_recorded_if_it_differs_from_the_write() -> None:
+    story = converged_story({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     created = only(ActionDecided, [each.data for each in story.log])
     assert created.base is None
-    update = only(ActionDecided, story.see(repainted(story.existing, color="Blue", size=3)))
+    update = only(ActionDecided, story.observe(repaint(story.existing, color="Blue", size=3)))
     assert update.action.fields == {"color": "Red", "size": 3}
-    assert update.base == Base(), "the desired fields, and all labels"
+    assert update.base == Base(), "the desired fields and all labels"
 
 
 def test_the_base_of_a_write_lacks_the_ignored_fields() -> None:

@@ -1,4 +1,4 @@
-"""Another holder of the same log: what proves it, and what is held until a person approves."""
+"""A twin, another process with a copy of the log: its detection, and holds until an approval."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.turn import TwinHold
 from reconciler.resource.twin import MAX_NEWER_VERSIONS, KeySpaces, newer_action
-from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, every, manifest, only, thing
-from tests.resource.test_api_health import configured, declare, failing, report_responding
+from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, api_object, every, manifest, only
+from tests.resource.test_api_health import config_story, declare, report_failing, report_responding
 
 HELD = TwinHold(7, is_held=True)
 FIRST = KeySpaces.of(LOG_ID, "", None)
@@ -39,16 +39,16 @@ def key_at(version: int, *, epoch: str = "", of: ResourceKey = FOO, log_id: str 
 
 
 def own_object(written_by: str | None, *, label: str = FOO_OWNER) -> ExternalObject:
-    return replace(thing(uid="u1", labels={OWNER_LABEL: label}), written_by=written_by)
+    return replace(api_object(uid="u1", labels={OWNER_LABEL: label}), written_by=written_by)
 
 
-# --- what proves it
+# --- detection
 
 
-def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
+def test_a_key_with_a_version_beyond_the_log_belongs_to_a_twin():
     assert newer_action(own_object(key_at(12)), FIRST, 7) == event_id(FOO, 12)
     assert newer_action(own_object(key_at(1)), FIRST, 0) == event_id(FOO, 1), (
-        "it was never heard of"
+        "the log has no event of the resource"
     )
 
 
@@ -58,7 +58,7 @@ def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
         own_object(key_at(7)),
         own_object(key_at(2)),
         own_object(None),
-        own_object("a-key-of-somebody-else"),
+        own_object("a-key-of-another-client"),
         own_object(key_at(12, log_id="log2"), label=owner("log2", FOO)),
         replace(own_object(key_at(12)), labels={}),
         own_object(key_at(12, of=ResourceKey("default", "Block", "Bar"))),
@@ -75,13 +75,13 @@ def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
         "too far ahead",
     ],
 )
-def test_nothing_else_is(existing: ExternalObject):
-    """A copy of an object of ours has a key that this log has decided."""
+def test_other_keys_do_not_prove_a_twin(existing: ExternalObject):
+    """A copy of one of our objects has a key that this log has decided."""
     assert newer_action(existing, FIRST, 7) is None
 
 
-def test_a_restored_log_knows_the_keys_of_the_epochs_before():
-    """What was written after the backup is newer than the restored log."""
+def test_a_restored_log_accepts_the_keys_of_earlier_epochs():
+    """Objects that were written after the backup are newer than the restored log."""
     restored = KeySpaces.of(LOG_ID, "e2.e1", None)
     assert newer_action(own_object(key_at(12)), restored, 7)
     assert newer_action(own_object(key_at(12, epoch="e1")), restored, 7)
@@ -109,7 +109,7 @@ def approve(story: Story) -> list[ResourceEvent]:
 
 
 def test_a_configuration_is_held_with_the_objects_that_prove_it():
-    story = configured()
+    story = config_story()
     events = twin(story, newer("a"), newer("b"), newer("c"), newer("d"))
     assert only(TwinDetected, events).total == 4
     outcome = only(OutcomeRecorded, events)
@@ -120,28 +120,28 @@ def test_a_configuration_is_held_with_the_objects_that_prove_it():
 
 
 def test_the_same_objects_are_recorded_once_and_others_are_added():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     assert twin(story, newer("a")) == []
     assert [each.name for each in only(TwinDetected, twin(story, newer("b"))).objects] == ["a", "b"]
 
 
-def test_of_many_objects_some_are_recorded_and_all_are_counted():
-    story = configured()
+def test_a_limited_number_of_objects_is_recorded_and_all_are_counted():
+    story = config_story()
     many = [newer(f"n{number}") for number in range(MAX_NEWER_OBJECTS)]
     detected = only(TwinDetected, twin(story, *many, total=500))
     assert (len(detected.objects), detected.total) == (MAX_NEWER_OBJECTS, 500)
 
 
 def test_all_objects_are_approved_together():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"), newer("b"))
     assert only(HoldApproved, approve(story)).hold == "Twin"
     assert story.outcome == "Converged"
 
 
-def test_what_was_read_before_the_approval_holds_nothing():
-    story = configured()
+def test_objects_read_before_the_approval_cause_no_hold():
+    story = config_story()
     twin(story, newer("a"))
     version_before = story.state.api.twin.version
     approve(story)
@@ -149,7 +149,7 @@ def test_what_was_read_before_the_approval_holds_nothing():
 
 
 def test_each_hold_needs_its_own_approval():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     approve(story)
     twin(story, newer("b"))
@@ -159,11 +159,11 @@ def test_each_hold_needs_its_own_approval():
 
 
 def test_neither_a_declaration_nor_the_breaker_ends_the_hold():
-    story = configured()
+    story = config_story()
     twin(story, newer("a"))
     declare(story, {"provider": "tests", "endpoint": "http://elsewhere"})
     assert (story.outcome, story.reason) == ("Held", "Twin")
-    failing(story)
+    report_failing(story)
     assert (story.outcome, story.reason) == ("Held", "Twin")
     report_responding(story)
     assert (story.outcome, story.reason) == ("Held", "Twin")
@@ -182,7 +182,7 @@ def test_nothing_is_created_while_the_api_is_held():
     story = held_story()
     assert not every(ActionDecided, story.declare())
     assert (story.outcome, story.reason) == ("Held", "Twin")
-    assert story.wake() == [], "woken in vain, it says the same"
+    assert story.wake() == [], "a wake-up records nothing new"
 
 
 def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
@@ -190,8 +190,8 @@ def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
     story.declare(RED)
     story.succeed()
     story.twins["default"] = HELD
-    events = story.see(replace(story.existing, fields=BLUE))
-    assert every(DriftDetected, events), "what is seen is recorded"
+    events = story.observe(replace(story.existing, fields=BLUE))
+    assert every(DriftDetected, events), "the observation is recorded"
     assert not every(ActionDecided, events)
     assert not every(ActionDecided, story.withdraw())
     assert (story.outcome, story.reason) == ("Held", "Twin")
@@ -209,7 +209,7 @@ def test_an_action_is_not_repeated_but_looked_up_while_the_api_is_held():
         story.wake(600)
         story.fail("Unknown")
     story.twins["default"] = HELD
-    assert every(LookupDecided, story.wake(600)), "a read harms nobody"
+    assert every(LookupDecided, story.wake(600)), "a read is harmless"
 
 
 def test_other_apis_continue():
@@ -218,8 +218,8 @@ def test_other_apis_continue():
     assert every(ActionDecided, story.declare())
 
 
-def test_after_the_approval_actions_have_keys_that_no_copy_has_used():
-    """The copy that lags reaches the versions of the other one again."""
+def test_actions_after_the_approval_have_keys_that_no_copy_has_used():
+    """The copy that lags reaches the same versions again."""
     story = held_story()
     story.declare()
     story.twins["default"] = TwinHold(8, is_held=False, approved_by="m9")
@@ -233,11 +233,11 @@ def test_the_hold_of_a_resource_is_approved_with_its_configuration():
     story = held_story()
     story.declare()
     assert story.turn(Approved("Twin")) == []
-    assert story.answer.reason == "Invalid"
-    assert "ProviderConfig" in story.answer.message
+    assert story.reply.reason == "Invalid"
+    assert "ProviderConfig" in story.reply.message
 
 
-def test_a_resource_that_goes_unmade_needs_no_approval():
+def test_a_withdrawn_resource_without_an_object_needs_no_approval():
     story = held_story()
     story.turn(Declared(manifest()), Withdrawn())
     assert story.outcome == "Deleted"

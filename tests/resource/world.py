@@ -1,6 +1,6 @@
-"""A tiny pure world around one resource: an external API, humans, a worker, an observer, a bus.
+"""A small pure world around one resource: an external API, people, a worker, an observer, a bus.
 
-The judge follows it: an assertion fails at the first finding.
+The judge checks each step: an assertion fails at the first finding.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Api:
         self.stored_results: dict[str, ExternalObject | None] = {}
         self.effects = 0
 
-    def next(self) -> str:
+    def next_serial(self) -> str:
         self._serial += 1
         return str(self._serial)
 
@@ -75,25 +75,25 @@ class Api:
             return self.stored_results[action.idempotency_key], None
         existing = self.object
         if existing is None and action.operation == "Update":
-            return None, ActionError("NotFound", "it is not there")
-        is_taken = existing is not None and (
+            return None, ActionError("NotFound", "it does not exist")
+        is_conflict = existing is not None and (
             action.operation == "Create"
             or (action.uid is not None and action.uid != existing.uid)
             or (action.version is not None and action.version != existing.version)
         )
-        if is_taken:
+        if is_conflict:
             return (existing if shows_obstacle else None), ActionError("Conflict", "in the way")
-        self._do(action, existing)
+        self._apply(action, existing)
         self.stored_results[action.idempotency_key] = self.object
         return self.object, None
 
-    def _do(self, action: Action, existing: ExternalObject | None) -> None:
+    def _apply(self, action: Action, existing: ExternalObject | None) -> None:
         if action.operation == "Delete":
             self.object = None
         else:
-            uid = f"u{self.next()}" if existing is None else existing.uid
+            uid = f"u{self.next_serial()}" if existing is None else existing.uid
             self.object = ExternalObject(
-                action.external_name, action.fields, uid, self.next(), action.labels
+                action.external_name, action.fields, uid, self.next_serial(), action.labels
             )
         changed = existing or self.object
         if changed is not None and changed.uid is not None:
@@ -104,7 +104,7 @@ class Api:
 
 
 class World:
-    """A resource and all that surrounds it. Every message has its place in the intake."""
+    """A resource and its surroundings. Every message has a position in the intake."""
 
     def __init__(self) -> None:
         self.story = Story()
@@ -113,10 +113,10 @@ class World:
         self.turns = Turns()
         self.api = Api(self.judge)
         self.intake: list[Command] = []
-        self.delivered = 0
-        self.looks: list[Observed] = []
+        self.delivered_count = 0
+        self.observations: list[Observed] = []
         self._reported: set[tuple[str, int]] = set()
-        self._handed_out: set[tuple[str, int]] = set()
+        self._delivered_attempts: set[tuple[str, int]] = set()
         self._stuck: list[InFlight] = []
 
     # --- the bus
@@ -127,21 +127,22 @@ class World:
         self.history.add(Message(position, self.story.key, f"m{position}", "world", data))
 
     def deliver(self, count: int) -> list[LogEvent]:
-        batch = self.intake[self.delivered : self.delivered + count]
-        self.delivered += len(batch)
+        batch = self.intake[self.delivered_count : self.delivered_count + count]
+        self.delivered_count += len(batch)
         return self.turn(batch) if batch else []
 
     def redeliver(self, index: int) -> None:
-        """Deliver again what was delivered: once all is decided, that is no event.
+        """Redeliver a message: it leads to no event once all messages are decided.
 
-        But for what changed nothing when it came, and is late now: that is told, once (ADR 0016).
+        Except for a declaration that changed nothing at first and is superseded now: that is
+        recorded once (ADR 0016).
         """
-        if self.delivered:
-            self.turn([Command(self.delivered, "wake", "world", TimerFired("Sweep"))])
-            again = [self.intake[index % self.delivered]]
-            types = [type(each.data) for each in self.turn(again)]
+        if self.delivered_count:
+            self.turn([Command(self.delivered_count, "wake", "world", TimerFired("Sweep"))])
+            duplicate = [self.intake[index % self.delivered_count]]
+            types = [type(each.data) for each in self.turn(duplicate)]
             assert types in ([], [DeclarationSuperseded])
-            assert self.turn(again) == []
+            assert self.turn(duplicate) == []
 
     def turn(self, commands: Sequence[Command]) -> list[LogEvent]:
         story = self.story
@@ -157,7 +158,7 @@ class World:
         assert self.turns.states.get(story.key, NEW) == story.state
         return list(turn.events)
 
-    # --- others
+    # --- clients of the bus and of the API
 
     def declare(self, fields: Fields, policy: Fields) -> None:
         self.publish(Declared(manifest(fields, policy=policy)))
@@ -165,44 +166,47 @@ class World:
     def withdraw(self) -> None:
         self.publish(Withdrawn())
 
-    def human_makes(self, color: str) -> None:
+    def create_by_hand(self, color: str) -> None:
         if self.api.object is None:
             self.api.object = ExternalObject(
-                "Foo", {"color": color, "note": "mine"}, f"h{self.api.next()}", self.api.next()
+                "Foo",
+                {"color": color, "note": "mine"},
+                f"h{self.api.next_serial()}",
+                self.api.next_serial(),
             )
 
-    def human_edits(self, changed: Fields) -> None:
+    def edit_by_hand(self, changes: Fields) -> None:
         existing = self.api.object
         if existing is not None:
             self.api.object = replace(
-                existing, fields={**existing.fields, **changed}, version=self.api.next()
+                existing, fields={**existing.fields, **changes}, version=self.api.next_serial()
             )
 
-    def human_strips_labels(self) -> None:
+    def strip_labels_by_hand(self) -> None:
         if self.api.object is not None:
-            self.api.object = replace(self.api.object, labels={}, version=self.api.next())
+            self.api.object = replace(self.api.object, labels={}, version=self.api.next_serial())
 
-    def human_touches(self) -> None:
+    def touch_by_hand(self) -> None:
         if self.api.object is not None:
-            self.api.object = replace(self.api.object, version=self.api.next())
+            self.api.object = replace(self.api.object, version=self.api.next_serial())
 
-    def human_deletes(self) -> None:
+    def delete_by_hand(self) -> None:
         self.api.object = None
 
-    def look(self) -> None:
-        """Begin to observe; what was seen is published some time later, or never."""
-        self.looks.append(
+    def begin_listing(self) -> None:
+        """Begin a listing; its observation is published later, or never."""
+        self.observations.append(
             Observed(CONFIG, "Foo", self.api.object, "CompleteListing", len(self.intake))
         )
 
-    def show(self, index: int) -> None:
-        if self.looks:
-            self.publish(self.looks[index % len(self.looks)])
+    def publish_observation(self, index: int) -> None:
+        if self.observations:
+            self.publish(self.observations[index % len(self.observations)])
 
     def work(self, fault: Fault, shows_obstacle: bool = True) -> None:
-        """Make one attempt at the action in flight, which is delivered until a report arrives.
+        """Attempt the action in flight, which is delivered until a report arrives.
 
-        ``lost``: the worker dies before it reports; ``stuck``: it stops before its call.
+        With ``lost``, the worker dies before it reports; with ``stuck``, it stops before its call.
         """
         flight = self.story.state.actions.in_flight
         if flight is None or (flight.action.action_id, flight.attempt) in self._reported:
@@ -210,11 +214,11 @@ class World:
         observed_object: ExternalObject | None = None
         error: ActionError | None = None
         if flight.is_lookup:
-            self._look_for(flight, fault)
+            self._look_up(flight, fault)
             return
         attempt = (flight.action.action_id, flight.attempt)
-        redelivered = attempt in self._handed_out
-        self._handed_out.add(attempt)
+        redelivered = attempt in self._delivered_attempts
+        self._delivered_attempts.add(attempt)
         if fault == "stuck":
             self._stuck.append(flight)
             return
@@ -224,11 +228,11 @@ class World:
             return
         self._reported.add(attempt)
         if fault in {"unknown-before", "unknown-after"}:
-            observed_object, error = None, ActionError("Unknown", "no answer")
+            observed_object, error = None, ActionError("Unknown", "no response")
         elif fault == "transient":
             error = ActionError("NotDone", "connection refused")
         elif fault == "throttled":
-            error = ActionError("Throttled", "slower", 429, 5.0)
+            error = ActionError("Throttled", "too many requests", 429, 5.0)
         elif fault == "permanent" and flight.action.idempotency_key not in self.api.stored_results:
             error = ActionError("Refused", "no", 422)
         elif fault == "permanent":
@@ -236,7 +240,7 @@ class World:
         self._report(flight, observed_object, error, redelivered=redelivered)
 
     def wake_stuck(self) -> None:
-        """A worker that stood still makes its call, whatever has become of the action by now."""
+        """Let a suspended worker make its call, whatever the state of the action is now."""
         if self._stuck:
             flight = self._stuck.pop(0)
             observed_object, error = self.api.call(flight.action, shows_obstacle=True)
@@ -254,16 +258,16 @@ class World:
         report = Reported(action_id, flight.attempt, now, now, "w", error, observed_object)
         self.publish(replace(report, redelivered=redelivered))
 
-    def _look_for(self, flight: InFlight, fault: Fault) -> None:
-        """Look what came of an action: reads fail, and are lost, as calls are."""
+    def _look_up(self, flight: InFlight, fault: Fault) -> None:
+        """Look up the effect of an action; like calls, reads may fail or be lost."""
         if fault in ("lost", "stuck"):
             return
         self._reported.add((flight.action.action_id, flight.attempt))
-        failed = None if fault == "none" else ActionError("Unknown", "no answer")
-        now, observed_object = self.story.now, self.api.object if failed is None else None
+        failure = None if fault == "none" else ActionError("Unknown", "no response")
+        now, observed_object = self.story.now, self.api.object if failure is None else None
         action_id, attempt = flight.action.action_id, flight.attempt
         self.publish(
-            Reported(action_id, attempt, now, now, "w", failed, observed_object, is_lookup=True)
+            Reported(action_id, attempt, now, now, "w", failure, observed_object, is_lookup=True)
         )
 
     def wait(self, seconds: float) -> None:
@@ -271,7 +275,7 @@ class World:
         self.publish(TimerFired("Sweep"))
 
     def permit(self, namespaces: tuple[str, ...]) -> None:
-        """An operator changes who may use the configuration."""
+        """Change the namespaces that may use the configuration."""
         config = self.story.configs[CONFIG]
         self.story.configs[CONFIG] = replace(config, namespaces=namespaces)
         self.publish(TimerFired("ConfigChanged"))
@@ -279,27 +283,27 @@ class World:
     # --- the end
 
     def settle(self) -> None:
-        """No more faults: fresh observations, timers and a working worker, until all is quiet."""
-        quiet = 0
+        """Run without faults until nothing happens: observations, timers and a working worker."""
+        quiet_rounds = 0
         self.permit(("*",))
         while self._stuck:
             self.wake_stuck()
         for _ in range(60):
             self.work("none")
             self.deliver(1000)
-            self.look()
-            self.show(-1)
+            self.begin_listing()
+            self.publish_observation(-1)
             self.wait(3600)
-            busy = self.deliver(1000) or (
+            is_busy = self.deliver(1000) or (
                 self.story.state.actions.in_flight is not None and self.story.outcome != "Paused"
             )
-            quiet = 0 if busy else quiet + 1
-            if quiet == 3:
+            quiet_rounds = 0 if is_busy else quiet_rounds + 1
+            if quiet_rounds == 3:
                 return
-        raise AssertionError("the world never came to rest")
+        raise AssertionError("the world never became idle")
 
     def check(self) -> None:
-        """Judge the world at rest, and take every turn once more."""
+        """Judge the idle world, and repeat every turn."""
         self.history.objects = [] if self.api.object is None else [self.api.object]
         assert self.judge.end() == []
         assert list(self.turns.unrepeatable_turns()) == []

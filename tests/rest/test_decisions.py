@@ -60,7 +60,7 @@ def observe_again(told: Story, **fields: Any) -> list[Any]:
     observed_object = replace_struct(
         known_object, fields={**known_object.fields, **fields}, version=f"{known_object.version}+"
     )
-    return list(told.see(observed_object, name=known_object.name))
+    return list(told.observe(observed_object, name=known_object.name))
 
 
 def test_what_an_object_should_have_is_in_the_log_in_the_words_of_the_api():
@@ -152,13 +152,15 @@ def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():
         ("rest.uid", {"uid": "id"}),
     ],
 )
-def test_what_would_part_resources_from_their_objects_stays(place: str, changes: dict[str, Any]):
+def test_a_field_that_connects_resources_to_their_objects_is_immutable(
+    place: str, changes: dict[str, Any]
+):
     key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Address")
     story = Story(kind=KIND_DEFINITION, configs={}, key=key)
     spec = manifest("address")["spec"]
     story.declare(spec, api_version="reconciler/v1")
     story.declare({**spec, "rest": {**spec["rest"], **changes}}, api_version="reconciler/v1")
-    answer = story.answers[-1]
+    answer = story.replies[-1]
     assert answer is not None
     assert answer.reason == "Immutable"
     assert answer.message.startswith(f"spec.{place}: cannot be changed from ")

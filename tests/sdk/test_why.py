@@ -13,7 +13,7 @@ from events.log import SpecDeclared
 from events.names import ResourceKey
 from reconciler.ports import StoredEvent
 from reconciler.sdk.why import CONTENTION_DRIFTS, Parent, lineage, why
-from tests.resource.building import Story, converged, manifest, repainted
+from tests.resource.building import Story, converged_story, manifest, repaint
 
 
 def history(story: Story) -> list[StoredEvent]:
@@ -26,7 +26,7 @@ def chain_types(story: Story, field: str = "") -> list[str]:
 
 
 def test_an_outcome_leads_back_to_the_declaration():
-    story = converged()
+    story = converged_story()
     story.declare({"type": "Square", "color": "Green"})
     story.succeed()
     assert chain_types(story) == [
@@ -42,8 +42,8 @@ def test_an_outcome_leads_back_to_the_declaration():
 
 
 def test_a_repair_leads_back_to_the_observation():
-    story = converged()
-    story.see(repainted(story.existing, color="Blue"))
+    story = converged_story()
+    story.observe(repaint(story.existing, color="Blue"))
     story.succeed()
     assert chain_types(story) == [
         "ExternalObserved",
@@ -55,7 +55,7 @@ def test_a_repair_leads_back_to_the_observation():
 
 
 def test_an_attempt_that_failed_is_passed_on_the_way():
-    story = converged()
+    story = converged_story()
     story.declare({"type": "Square", "color": "Green"})
     story.fail("NotDone")
     story.wake(3600)
@@ -65,11 +65,11 @@ def test_an_attempt_that_failed_is_passed_on_the_way():
 
 
 def test_a_chain_goes_forward_and_ends():
-    story = converged()
+    story = converged_story()
     for color in ("Green", "Blue", "Red"):
         story.declare({"type": "Square", "color": color})
         story.succeed()
-        story.see(repainted(story.existing, color="Yellow"))
+        story.observe(repaint(story.existing, color="Yellow"))
         story.succeed()
     for event in story.log:
         chain = why("x", history(story)[: event.resourceversion]).chain
@@ -77,10 +77,10 @@ def test_a_chain_goes_forward_and_ends():
 
 
 def test_a_field_has_its_values_each_with_who_made_it_so():
-    story = converged()
+    story = converged_story()
     story.declare({"type": "Square", "color": "Green"})
     story.succeed()
-    story.see(repainted(story.existing, color="Blue"))
+    story.observe(repaint(story.existing, color="Blue"))
     story.succeed()
     answer = why("x", history(story), "color")
     assert [each.value for each in answer.wanted] == ["Red", "Green"]
@@ -96,10 +96,10 @@ def test_a_field_has_its_values_each_with_who_made_it_so():
 
 
 def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
-    story = converged()
+    story = converged_story()
     for number in range(CONTENTION_DRIFTS):
         assert not why("x", history(story)).repeated_drifts
-        story.see(repainted(story.existing, color=("Blue", "Yellow")[number % 2]))
+        story.observe(repaint(story.existing, color=("Blue", "Yellow")[number % 2]))
         story.wake(seconds=60)  # the last repair waits
         story.succeed()
         story.now = story.now.replace(minute=number + 1)
@@ -111,10 +111,10 @@ def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
 
 
 def test_changes_of_long_ago_are_no_contention():
-    story = converged()
+    story = converged_story()
     for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
-        story.see(repainted(story.existing, color="Blue"))
+        story.observe(repaint(story.existing, color="Blue"))
         story.succeed()
     assert not why("x", history(story)).repeated_drifts
 
@@ -132,7 +132,7 @@ def declare_by(parent: Story | None, name: str, *, part_of: str = "", reason: st
     labels = {PART_OF_LABEL: part_of} if part_of else {}
     declaration = Declared(manifest(key=story.key, labels=labels), reason=reason)
     key = "" if parent is None else parent.action.idempotency_key
-    story.give([story.command(declaration, message_id=f"{key}.0123.declared" if key else "m1")])
+    story.process([story.command(declaration, message_id=f"{key}.0123.declared" if key else "m1")])
     return story
 
 
@@ -179,7 +179,7 @@ async def test_33_the_step_that_declared_a_part_counts_and_no_later_one():
     )
     assert await parents(box, web) == [parent]
     message_id = f"{web.action.idempotency_key}.0123.withdrawn"
-    box.give([box.command(Withdrawn(reason="no part of it any more"), message_id=message_id)])
+    box.process([box.command(Withdrawn(reason="no part of it any more"), message_id=message_id)])
     [newer] = await parents(box, web)
     assert newer.reason == "no part of it any more"
     assert f"default/Block/web@{newer.chain[-1]}" == web.action.action_id
