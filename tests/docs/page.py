@@ -82,7 +82,7 @@ class Terminal:
     folder: Path
     moved: tuple[str, ...] = ()
     """Folders of the page that are within ``folder`` here, such as ``/tmp/orders``."""
-    ran: list[str] = field(default_factory=list[str])
+    result: list[str] = field(default_factory=list[str])
     """The commands of ``reconciler`` that were run, in order."""
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from events.manifest import Manifest, Policy, split_manifest
 from events.provider_config import ProviderConfigSpec
 from reconciler.cli.exits import Exit
 from reconciler.provider.kind import installed_kinds
-from tests.cli.runner import REPOSITORY, Inside, shape
+from tests.cli.runner import REPOSITORY, InProcessCli, shape
 from tests.docs.test_links import DOCS
 
 CONFIGURING = DOCS / "how-to/configure-the-connection.md"
@@ -176,12 +176,12 @@ def test_commands_of_the_troubleshooting_page_are_no_wrong_usage(
     words = shlex.split(command)[1:]
     for name in [word for word in words if word.endswith(".yaml")]:
         (tmp_path / name).write_text(shape("bar"))
-    ran = Inside(tmp_path).run(*words, "--nats-url", "nats://127.0.0.1:1")
+    result = InProcessCli(tmp_path).run(*words, "--nats-url", "nats://127.0.0.1:1")
     if command in HERE:
-        assert ran.status == Exit.OK
+        assert result.status == Exit.OK
         return
-    assert ran.status == Exit.FAILED
-    assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")
+    assert result.status == Exit.FAILED
+    assert result.err.startswith("error: cannot reach nats://127.0.0.1:1")
 
 
 # --- the commands of the how-to pages
@@ -227,6 +227,6 @@ def test_commands_of_a_guide_are_no_wrong_usage(
         for name in [word for word in words if word.endswith((".yaml", ".json"))]:
             (tmp_path / name).write_text(shape("bar"))
         at = [] if "--nats-url" in words else ["--nats-url", "nats://127.0.0.1:1"]
-        ran = Inside(tmp_path).run(*words, *at)
-        assert ran.status == Exit.FAILED, (words, ran)
-        assert "--help`)" not in ran.err, (words, ran)
+        result = InProcessCli(tmp_path).run(*words, *at)
+        assert result.status == Exit.FAILED, (words, result)
+        assert "--help`)" not in result.err, (words, result)

@@ -20,7 +20,7 @@ from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES, build_size_let
 from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.runtime.search_turns import SearchTurns
 from reconciler.secrecy import HIDDEN, Secrecy, complete
-from tests.security.encodings import every_way
+from tests.security.encodings import encode_in_every_way
 
 TOKEN = "planted&token<7f3a91c2>"
 CONFIG = ProviderConfigSpec("shapes", "http://shapes")
@@ -59,7 +59,7 @@ async def observed(
     return [each for _, each in findings.observed]
 
 
-@pytest.mark.parametrize("way", every_way(TOKEN).values(), ids=every_way(TOKEN))
+@pytest.mark.parametrize("way", encode_in_every_way(TOKEN).values(), ids=encode_in_every_way(TOKEN))
 def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
     observed_object = ExternalObject(
         "foo",

@@ -32,9 +32,9 @@ from tests.security.encodings import (
     ENCODED_ONCE,
     ESCAPES,
     Encoding,
-    base64_of,
+    base64_between,
     dump_of_xxd,
-    every_way,
+    encode_in_every_way,
 )
 
 TOKEN = "pl\"an'ted-in/a+var&able=<7f3a> 91c2%41\\n"
@@ -52,7 +52,9 @@ PEM = f"-----BEGIN PRIVATE KEY-----\n{base64.encodebytes(bytes(range(200))).deco
 
 def test_a_secret_is_hidden_in_every_encoding() -> None:
     secrecy = Secrecy(TOKEN)
-    hidden_texts = {name: secrecy.hide(f"«{way}»") for name, way in every_way(TOKEN).items()}
+    hidden_texts = {
+        name: secrecy.hide(f"«{way}»") for name, way in encode_in_every_way(TOKEN).items()
+    }
     assert [name for name, hidden in hidden_texts.items() if HIDDEN not in hidden] == []
     assert {hidden_texts[name] for name in ESCAPES} == {f"«{HIDDEN}»"}
 
@@ -82,7 +84,7 @@ def test_any_secret_is_hidden_whole_in_escapes_of_escapes(
 def test_any_secret_is_hidden_in_base64_at_any_place(
     secret: str, outer: Encoding, before: bytes, after: bytes, url: bool
 ) -> None:
-    encoded = base64_of(before, after, url=url)(secret)
+    encoded = base64_between(before, after, url=url)(secret)
     hidden = Secrecy(secret).hide(f"«{outer(encoded)}»")
     assert HIDDEN in hidden
     edges = len(encoded) - len(secret.encode()) * 8 // 6 + 2  # characters that are shared
@@ -251,7 +253,7 @@ _PASSWORD = "gT5xQ8vL/m2Rz7Kp%4Wn9"
 )
 def test_a_password_is_a_secret_of_its_own_in_every_encoding(secret: str) -> None:
     secrecy = Secrecy(secret)
-    ways = every_way(_PASSWORD)
+    ways = encode_in_every_way(_PASSWORD)
     unhidden = [name for name, way in ways.items() if HIDDEN not in secrecy.hide(f"«{way}»")]
     assert unhidden == []
 
