@@ -1,4 +1,4 @@
-"""`doctor` names the server of a cluster that is lost, in time, and accuses nothing else."""
+"""`doctor` names the lost server of a cluster in time, and reports no other failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNPROVEN = {"bus", "replicas", "streams", "intake", "actions"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_doctor_names_the_server_that_is_lost_and_nothing_else(
+async def test_doctor_names_only_the_lost_server(
     routes: Routes, api_url: str, logs: Path, tmp_path: Path
 ) -> None:
     cluster, cli = routes.cluster, Cli(tmp_path, routes.cluster.url)
