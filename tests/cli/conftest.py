@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Cli, Inside, Up, idle_bus, up
+from tests.cli.runner import Cli, InProcessCli, Up, idle_bus, up
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture(scope="session")
 def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Up]]:
-    """One running `up` for all tests that only use it; take names of your own."""
+    """Run one `up` for all tests that only use it; each test uses its own names."""
     cli = Cli(tmp_path_factory.mktemp("up"))
     with up(cli, "--resync", "0.5", "--with", "composition") as running:
         yield cli, running
@@ -23,25 +23,25 @@ def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, 
 @pytest.fixture
 def live(running_up: tuple[Cli, Up]) -> Cli:
     """Commands in the folder of a running `up`."""
-    return Inside(running_up[0].folder)
+    return InProcessCli(running_up[0].folder)
 
 
 @pytest.fixture
-def inside(tmp_path: Path) -> Inside:
+def local_cli(tmp_path: Path) -> InProcessCli:
     """Commands in an empty folder, run in this process."""
-    return Inside(tmp_path)
+    return InProcessCli(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def idle_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one bus without running roles; what is sent there is never processed."""
+    """Run a bus without roles, where messages are never processed; yield its URL."""
     with idle_bus(tmp_path_factory.mktemp("idle")) as url:
         yield url
 
 
 @pytest.fixture
-def idle(idle_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inside:
+def idle(idle_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InProcessCli:
     """Commands on the bus without running roles."""
-    # The doctor repeats a check in case a role is busy for a moment: here none ever answers.
+    # `doctor` repeats a check because a role may be busy, but no role runs here.
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
-    return Inside(tmp_path, idle_url)
+    return InProcessCli(tmp_path, idle_url)

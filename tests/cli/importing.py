@@ -1,14 +1,14 @@
-"""Commands that list what they import, and what most of them should not."""
+"""Commands that list their imports, and modules that most commands must not import."""
 
 from __future__ import annotations
 
 from tests.cli.runner import Cli
 
-OTHERS = {
+OPTIONAL_LIBRARIES = {
     *("acme", "cel", "cryptography", "dulwich", "psycopg", "semantic_version", "urllib3"),
     *("aiohttp.client", "eventsourcing", "httpx", "starlette", "uvicorn", "yaml"),
 }
-"""Libraries of certain kinds, commands and processes."""
+"""Libraries that only some kinds, commands and processes use."""
 
 PROVIDERS = {
     "infra.providers.caddy.routes",
@@ -22,7 +22,7 @@ PROVIDERS = {
     "infra.providers.nftables.services",
     "infra.providers.postgres.server",
 }
-"""What only those use who have a ProviderConfig of theirs."""
+"""Modules that are used only with a ProviderConfig of their provider."""
 
 DECIDER = {
     "reconciler.resource.decide",
@@ -31,15 +31,15 @@ DECIDER = {
 }
 
 
-class Listing(Cli):
+class ImportListingCli(Cli):
     """Runs commands that list on standard error what they import."""
 
     def environment(self) -> dict[str, str]:
         return {**super().environment(), "PYTHONPROFILEIMPORTTIME": "1"}
 
 
-def imported(err: str) -> set[str]:
-    """Return what was imported, or looked for and not found, as a skipped package is."""
+def read_imports(err: str) -> set[str]:
+    """Return the modules that were imported, or looked up without success if they are skipped."""
     lines = (line for line in err.splitlines() if line.startswith("import time:"))
     modules = {line.rpartition("|")[2].strip() for line in lines}
     assert "reconciler.cli.main" in modules

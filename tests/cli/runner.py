@@ -1,4 +1,4 @@
-"""The command line as people run it: processes in a folder of the test's own."""
+"""The command line as users run it: processes in the test's own folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from reconciler.wiring import initialize, open_connection
 REPOSITORY = Path(__file__).parents[2]
 STOP_SECONDS = 90
 PATIENCE_SECONDS = 90
-"""For what takes a second, on a machine with better things to do."""
+"""Limit for something that takes a second on an idle machine."""
 COMMAND = (sys.executable, "-m", "reconciler")
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a command ended, and what it wrote."""
+class CommandResult:
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -45,23 +45,23 @@ class Ran:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The words of each line behind the heading."""
+        """Return the words of each line after the heading."""
         return [line.split() for line in self.out.splitlines()[1:]]
 
 
 class Cli:
-    """Runs commands in a folder, on the bus of its `up`, or on that of a given address."""
+    """Runs commands in a folder, on the bus of its `up` or at the given address."""
 
     def __init__(self, folder: Path, url: str | None = None) -> None:
         self.folder = folder
         self.url = url
 
     def environment(self) -> dict[str, str]:
-        mine = {name: value for name, value in os.environ.items() if "RECONCILER" not in name}
+        inherited = {name: value for name, value in os.environ.items() if "RECONCILER" not in name}
         bus = {} if self.url is None else {"RECONCILER_NATS_URL": self.url}
-        return {**mine, **bus, "PYTHONPATH": str(REPOSITORY)}
+        return {**inherited, **bus, "PYTHONPATH": str(REPOSITORY)}
 
-    def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
+    def run(self, *arguments: str, text: str | None = None, **environment: str) -> CommandResult:
         process = subprocess.run(
             [*COMMAND, *arguments],
             cwd=self.folder,
@@ -72,12 +72,12 @@ class Cli:
             env={**self.environment(), **environment},
             check=False,
         )
-        return Ran(process.returncode, process.stdout, process.stderr)
+        return CommandResult(process.returncode, process.stdout, process.stderr)
 
-    def ok(self, *arguments: str, text: str | None = None) -> Ran:
-        ran = self.run(*arguments, text=text)
-        assert ran.status == 0, f"{arguments}: {ran}"
-        return ran
+    def ok(self, *arguments: str, text: str | None = None) -> CommandResult:
+        result = self.run(*arguments, text=text)
+        assert result.status == 0, f"{arguments}: {result}"
+        return result
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -96,10 +96,10 @@ class Cli:
         return name
 
 
-class Inside(Cli):
-    """Runs commands in this process, which saves a second each; logs are put back as they were."""
+class InProcessCli(Cli):
+    """Runs commands in this process, which saves a second each, and restores the log settings."""
 
-    def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
+    def run(self, *arguments: str, text: str | None = None, **environment: str) -> CommandResult:
         out, err = io.StringIO(), io.StringIO()
         root = logging.getLogger()
         handlers, level = root.handlers[:], root.level
@@ -116,7 +116,7 @@ class Inside(Cli):
             patch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
             for name, value in environment.items():
                 patch.setenv(name, value)
-            # What roles in this process log meanwhile is not the command's output.
+            # Concurrent log lines of roles in this process are not the command's output.
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
             try:
                 status = main(arguments)
@@ -124,7 +124,7 @@ class Inside(Cli):
                 structlog.reset_defaults()
                 root.handlers[:] = handlers
                 root.setLevel(level)
-        return Ran(int(status), out.getvalue(), err.getvalue())
+        return CommandResult(int(status), out.getvalue(), err.getvalue())
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Up:
 
 @contextmanager
 def up(cli: Cli, *arguments: str) -> Generator[Up]:
-    """Start on free ports and wait until it says that it is ready."""
+    """Run `up` on free ports; yield it when it is ready."""
     process = cli.start("up", "--port", "0", "--api-port", "0", "--output", "json", *arguments)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -158,7 +158,7 @@ def up(cli: Cli, *arguments: str) -> Generator[Up]:
 
 @contextmanager
 def empty_bus(folder: Path) -> Generator[str]:
-    """Run a server without our streams; gives its address."""
+    """Run a server without our streams; yield its URL."""
     server = EmbeddedServer()
     asyncio.run(server.start(folder))
     try:
@@ -169,19 +169,19 @@ def empty_bus(folder: Path) -> Generator[str]:
 
 @contextmanager
 def idle_bus(folder: Path) -> Generator[str]:
-    """Run a bus on which no role runs, in no `up`; gives its address."""
+    """Run a bus without roles, outside of any `up`; yield its URL."""
     with empty_bus(folder) as url:
-        asyncio.run(_initialise(url))
+        asyncio.run(_initialize(url))
         yield url
 
 
-async def _initialise(url: str) -> None:
+async def _initialize(url: str) -> None:
     async with open_connection(url) as nc:
         await initialize(nc)
 
 
 def shape(name: str, color: str = "Red", **metadata: str) -> str:
-    """Write a manifest as people do."""
+    """Return the manifest of a shape."""
     more = "".join(f", {key}: {value}" for key, value in metadata.items())
     return (
         f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}{more}}}\n"
@@ -189,12 +189,12 @@ def shape(name: str, color: str = "Red", **metadata: str) -> str:
     )
 
 
-def until(live: Cli, arguments: tuple[str, ...], good: Callable[[Any], bool]) -> Any:
-    """Run a command that prints JSON until it says what is waited for."""
+def wait_until(live: Cli, arguments: tuple[str, ...], accepts: Callable[[Any], bool]) -> Any:
+    """Run a command that prints JSON until its output is accepted; return the output."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         result = live.run(*arguments, "-o", "json")
         rows: Any = json.loads(result.out or "[]")
-        if good(rows):
+        if accepts(rows):
             return rows
         assert time.monotonic() < deadline, f"{arguments}: {result}"

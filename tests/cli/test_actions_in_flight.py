@@ -1,4 +1,4 @@
-"""The check `lost actions` while the log goes on: what moves between its reads is not lost."""
+"""The check `lost actions` while the log grows: changed actions are not reported as lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from projections.status import StatusRow
 from reconciler.cli.checks import actions
 
 
-async def test_a_retry_that_begins_during_the_check_waits_for_no_timer(
+async def test_a_retry_that_starts_during_the_check_needs_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called = StatusRow("default", "Shape", "called", action_id="called@1")
@@ -26,7 +26,7 @@ async def test_a_retry_that_begins_during_the_check_waits_for_no_timer(
         return unscheduled
 
     async def read_on(*_: object) -> frozenset[str]:
-        retried.retry_at = None  # the log that was read on contains the beginning of the retry
+        retried.retry_at = None  # the log has grown by the start of the retry
         return frozenset()
 
     async def find_untimed(_nc: object, waiting: Sequence[StatusRow]) -> tuple[frozenset[str], ...]:

@@ -1,4 +1,4 @@
-"""The sentence with which `why` begins."""
+"""The first sentence of the output of `why`."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ def answer_for(story: Story, field: str = "", parent: str = "") -> str:
     return sentence.removeprefix(str(FOO)).strip()
 
 
-def created() -> Story:
+def created_story() -> Story:
     return converged_story()
 
 
-def updated() -> Story:
+def updated_story() -> Story:
     story = converged_story()
     story.declare(GREEN)
     story.succeed()
     return story
 
 
-def recreated() -> Story:
+def recreated_story() -> Story:
     story = converged_story()
     story.observe(None)
     story.succeed()
     return story
 
 
-def being_recreated() -> Story:
+def recreation_story() -> Story:
     story = converged_story()
     story.observe(None)
     return story
 
 
-def corrected() -> Story:
+def corrected_story() -> Story:
     story = converged_story()
     story.observe(repaint(story.existing, color="Blue"))
     story.succeed()
     return story
 
 
-def adopted() -> Story:
+def adopted_story() -> Story:
     story = Story()
     story.observe(api_object())
     story.declare(policy={"adoption": "Adopt"})
@@ -67,53 +67,53 @@ def adopted() -> Story:
     return story
 
 
-def in_conflict() -> Story:
+def conflict_story() -> Story:
     story = Story()
     story.observe(api_object())
     story.declare()
     return story
 
 
-def newly_declared() -> Story:
+def new_story() -> Story:
     story = Story()
     story.declare()
     return story
 
 
-def declared_again() -> Story:
+def redeclared_story() -> Story:
     story = converged_story()
     story.declare(GREEN)
     return story
 
 
-def failing() -> Story:
+def failing_story() -> Story:
     story = Story()
     story.declare()
     story.fail("NotDone")
     return story
 
 
-def paused() -> Story:
+def paused_story() -> Story:
     story = converged_story()
     story.declare(policy={"paused": True})
     return story
 
 
-def deleted() -> Story:
+def deleted_story() -> Story:
     story = converged_story()
     story.withdraw()
     story.succeed()
     return story
 
 
-def absent() -> Story:
+def absent_story() -> Story:
     story = converged_story()
     story.declare(policy={"mode": "Absent"})
     story.succeed()
     return story
 
 
-def undeclared() -> Story:
+def undeclared_story() -> Story:
     story = Story()
     story.observe(api_object())
     return story
@@ -122,39 +122,48 @@ def undeclared() -> Story:
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (created, "exists because tests declared generation 1 and the worker created the object."),
-        (updated, "is as declared: tests declared generation 2 and the worker updated the object."),
-        (recreated, "was deleted outside of Reconciler and has been recreated."),
         (
-            being_recreated,
+            created_story,
+            "exists because tests declared generation 1 and the worker created the object.",
+        ),
+        (
+            updated_story,
+            "is as declared: tests declared generation 2 and the worker updated the object.",
+        ),
+        (recreated_story, "was deleted outside of Reconciler and has been recreated."),
+        (
+            recreation_story,
             "was deleted outside of Reconciler. An action is in progress (Create, attempt 1).",
         ),
-        (corrected, "was changed outside of Reconciler (color) and has been corrected."),
-        (adopted, "is as declared: tests declared generation 1 and the worker updated the object."),
+        (corrected_story, "was changed outside of Reconciler (color) and has been corrected."),
         (
-            in_conflict,
+            adopted_story,
+            "is as declared: tests declared generation 1 and the worker updated the object.",
+        ),
+        (
+            conflict_story,
             "is in conflict (AlreadyExists): {message}.",
         ),
         (
-            newly_declared,
+            new_story,
             "has no outcome for generation 1 yet. An action is in progress (Create, attempt 1).",
         ),
         (
-            declared_again,
+            redeclared_story,
             "has no outcome for generation 2 yet. An action is in progress (Update, attempt 1).",
         ),
         (
-            failing,
+            failing_story,
             "is degraded (NotDone): the API said no. An action is in progress (Create, attempt 1).",
         ),
-        (paused, "is paused (PausedByPolicy): {message}."),
-        (deleted, "was deleted because tests withdrew its declaration."),
+        (paused_story, "is paused (PausedByPolicy): {message}."),
+        (deleted_story, "was deleted because tests withdrew its declaration."),
         (
-            absent,
+            absent_story,
             "does not exist because tests declared generation 2 and the worker deleted the object.",
         ),
         (
-            undeclared,
+            undeclared_story,
             "is not owned by Reconciler (NotDeclared): {message}.",
         ),
     ],
@@ -168,18 +177,18 @@ def test_the_first_sentence_answers_why(build: Callable[[], Story], sentence: st
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (updated, ': color is "Green" because tests declared it in generation 2.'),
+        (updated_story, ': color is "Green" because tests declared it in generation 2.'),
         (
-            being_recreated,
+            recreation_story,
             ': color is not set, but should be "Red": tests declared it in generation 1.',
         ),
-        (in_conflict, ': color is "Red", as tests declared it in generation 1.'),
+        (conflict_story, ': color is "Red", as tests declared it in generation 1.'),
         (
-            newly_declared,
+            new_story,
             ': color should be "Red", but no object has been observed: '
             "tests declared it in generation 1.",
         ),
-        (deleted, ": color is not set."),
+        (deleted_story, ": color is not set."),
     ],
 )
 def test_the_first_sentence_answers_why_a_field_has_its_value(
@@ -197,13 +206,13 @@ def test_a_declaration_by_a_parent_is_attributed_to_the_parent() -> None:
     assert sentence.startswith("exists because default/Board/b declared generation 1")
 
 
-def test_a_drift_that_our_own_action_may_have_caused_is_not_blamed_on_others() -> None:
-    story = recreated()
+def test_drift_that_our_own_action_may_have_caused_is_attributed_to_that_action() -> None:
+    story = recreated_story()
     story.log = [
-        replace(each, data=replace(each.data, suspected_action="default/Block/Foo@2"))
-        if isinstance(each.data, DriftDetected)
-        else each
-        for each in story.log
+        replace(event, data=replace(event.data, suspected_action="default/Block/Foo@2"))
+        if isinstance(event.data, DriftDetected)
+        else event
+        for event in story.log
     ]
     assert answer_for(story) == (
         "was missing, possibly because of action default/Block/Foo@2 of Reconciler, and has been "

@@ -1,4 +1,4 @@
-"""`apply --set`: one set, all of it or nothing. Omitted resources are withdrawn on request."""
+"""`apply --set` declares a whole set or nothing, and withdraws omitted resources on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.cli.runner import Cli, Ran, shape
+from tests.cli.runner import Cli, CommandResult, shape
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,16 @@ class Team:
     cli: Cli
     namespace: str
 
-    def run(self, *arguments: str, text: str | None = None) -> Ran:
+    def run(self, *arguments: str, text: str | None = None) -> CommandResult:
         return self.cli.run(*arguments, "-n", self.namespace, text=text)
 
-    def ok(self, *arguments: str, text: str | None = None) -> Ran:
+    def ok(self, *arguments: str, text: str | None = None) -> CommandResult:
         return self.cli.ok(*arguments, "-n", self.namespace, text=text)
 
 
 @pytest.fixture
 def team(live: Cli, unique: str) -> Team:
-    """Commands on a namespace of the test's own."""
+    """Commands on the test's own namespace."""
     return Team(live, unique.lower())
 
 
@@ -35,22 +35,22 @@ def documents(*names: str, color: str = "Red") -> str:
 
 def names(team: Team) -> list[str]:
     rows = team.ok("get", "Shape", "-o", "json").json
-    there = (row for row in rows if row["status"]["outcome"] != "Deleted")
-    return sorted(row["metadata"]["name"] for row in there)
+    existing = (row for row in rows if row["status"]["outcome"] != "Deleted")
+    return sorted(row["metadata"]["name"] for row in existing)
 
 
 def test_a_set_is_declared_and_pruned(team: Team) -> None:
-    applied = ("apply", "-f", "-", "--set", "shop", "--wait")
-    first = team.ok(*applied, text=documents("one", "two", "three"))
+    apply_command = ("apply", "-f", "-", "--set", "shop", "--wait")
+    first = team.ok(*apply_command, text=documents("one", "two", "three"))
     assert f"add {team.namespace}/Shape/one" in first.out
     assert names(team) == ["one", "three", "two"]
-    assert "Composed" not in team.ok("get").out, "it is the reconciler's own"
+    assert "Composed" not in team.ok("get").out, "internal kinds are hidden"
     assert "ComposedSet" in team.ok("get", "--all").out
     assert "ManifestSet-shop" in team.ok("get", "ComposedSet").out
     history = team.ok("history", "one").out
     assert f"part of {team.namespace}/ManifestSet/shop: standard input:1" in history
 
-    kept_result = team.ok(*applied, text=documents("one", color="Blue"))
+    kept_result = team.ok(*apply_command, text=documents("one", color="Blue"))
     assert f"change {team.namespace}/Shape/one" in kept_result.out
     assert f"keep {team.namespace}/Shape/two, which no file declares" in kept_result.out
     assert names(team) == ["one", "three", "two"]
@@ -64,31 +64,37 @@ def test_a_set_is_declared_and_pruned(team: Team) -> None:
     assert team.run(*planning, "--prune", text=documents("one", color="Blue")).status == 2
     assert names(team) == ["one", "three", "two"]
 
-    team.ok(*applied, "--prune", text=documents("one", color="Blue"))
+    team.ok(*apply_command, "--prune", text=documents("one", color="Blue"))
     assert names(team) == ["one"]
-    [again] = team.ok(*applied, "--prune", "-o", "json", text=documents("one", color="Blue")).json
-    assert (again["reason"], again["outcome"]) == ("AsDeclared", "Converged")
+    [reply] = team.ok(
+        *apply_command, "--prune", "-o", "json", text=documents("one", color="Blue")
+    ).json
+    assert (reply["reason"], reply["outcome"]) == ("AsDeclared", "Converged")
 
     team.ok("delete", "ManifestSet/shop", "--wait")
     assert names(team) == []
 
 
 def test_a_set_whose_content_was_withdrawn_can_be_applied_again(team: Team) -> None:
-    applied = ("apply", "-f", "-", "--set", "lost", "--wait")
-    team.ok(*applied, text=documents("one", "two"))
+    apply_command = ("apply", "-f", "-", "--set", "lost", "--wait")
+    team.ok(*apply_command, text=documents("one", "two"))
     contents = team.ok("get", "ComposedContent", "-o", "name").out.split()
     team.ok("delete", *contents, "--wait")
 
-    kept_result = team.ok(*applied, text=documents("one", color="Blue"))
+    kept_result = team.ok(*apply_command, text=documents("one", color="Blue"))
     assert f"keep {team.namespace}/Shape/two, which no file declares" in kept_result.out
     assert names(team) == ["one", "two"]
     assert team.ok("get", "ComposedContent", "-o", "name").out.split()
 
 
-def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: Team) -> None:
-    bad = team.run("apply", "-f", "-", "--set", "bad", text=documents("good") + "\n---\nkind: 7\n")
-    assert bad.status == 1
-    assert bad.err.startswith("error: nothing was declared: standard input, document 2: ")
+def test_an_invalid_set_declares_nothing_and_a_mass_withdrawal_needs_consent(team: Team) -> None:
+    invalid_result = team.run(
+        "apply", "-f", "-", "--set", "bad", text=documents("good") + "\n---\nkind: 7\n"
+    )
+    assert invalid_result.status == 1
+    assert invalid_result.err.startswith(
+        "error: nothing was declared: standard input, document 2: "
+    )
     elsewhere = shape("there").replace("name: there", "name: there, namespace: elsewhere")
     other_result = team.run("apply", "-f", "-", "--set", "bad", text=elsewhere)
     assert f"must be in the namespace of its set, {team.namespace!r}" in other_result.err
@@ -98,10 +104,10 @@ def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: T
 
     many = [f"many-{number}" for number in range(12)]
     team.ok("apply", "-f", "-", "--set", "many", "--wait", text=documents(*many))
-    few = team.run("apply", "-f", "-", "--set", "many", "--prune", text=documents(*many[:1]))
-    assert few.status == 1
-    of_set = f"resources of {team.namespace}/ManifestSet/many"
-    assert f"11 of the 12 {of_set} would be withdrawn" in few.err
+    refused = team.run("apply", "-f", "-", "--set", "many", "--prune", text=documents(*many[:1]))
+    assert refused.status == 1
+    resources_of_set = f"resources of {team.namespace}/ManifestSet/many"
+    assert f"11 of the 12 {resources_of_set} would be withdrawn" in refused.err
     assert len(names(team)) == 12
     text = documents(*many[:1])
     team.ok("apply", "-f", "-", "--set", "many", "--prune", "--yes", "--wait", text=text)

@@ -1,4 +1,4 @@
-"""The checks of `doctor` and `replay --verify`, on what they are given."""
+"""The checks of `doctor` and `replay --verify`, on prepared inputs."""
 
 from __future__ import annotations
 
@@ -47,28 +47,28 @@ NOON_SECONDS = 1767355200.0
 
 
 @pytest.mark.parametrize(
-    ("off", "verdict"), [(0.0, "ok"), (0.5, "ok"), (-3.0, "warn"), (3.0, "warn"), (60.0, "fail")]
+    ("offset", "verdict"), [(0.0, "ok"), (0.5, "ok"), (-3.0, "warn"), (3.0, "warn"), (60.0, "fail")]
 )
-def test_clocks(off: float, verdict: str) -> None:
-    now = NOON_SECONDS + off
+def test_the_verdict_depends_on_the_clock_difference(offset: float, verdict: str) -> None:
+    now = NOON_SECONDS + offset
     assert check_clock(NOON, now - 0.01, now + 0.01).verdict == verdict
 
 
-def test_a_tiny_difference_of_the_clocks_is_zero() -> None:
+def test_a_tiny_clock_difference_is_reported_as_zero() -> None:
     now = NOON_SECONDS + 0.0001
     assert check_clock(NOON, now, now).details.endswith("by +0.000 s")
 
 
-def test_a_server_that_is_slow_to_answer_has_no_wrong_clock() -> None:
-    """It read its clock at any moment between the question and the answer."""
+def test_a_slow_response_does_not_count_as_a_clock_difference() -> None:
+    """The server may have read its clock at any time between the request and the response."""
     assert check_clock(NOON, NOON_SECONDS - 8, NOON_SECONDS + 0.01).verdict == "ok"
     assert check_clock(NOON, NOON_SECONDS - 8, NOON_SECONDS - 3).verdict == "warn"
 
 
-async def test_a_server_that_does_not_answer_for_a_moment_is_asked_again(
+async def test_a_check_is_retried_while_a_cluster_elects_a_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While a cluster elects new leaders, for about ten seconds."""
+    """An election takes about ten seconds."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     silent = [True, False]
 
@@ -77,15 +77,17 @@ async def test_a_server_that_does_not_answer_for_a_moment_is_asked_again(
             raise BusUnavailableError("no response")
         return [Finding("streams", "ok", "as required")]
 
-    assert [one.verdict for one in await run_check(check, attempts=3, elects=True)] == ["ok"]
+    assert [finding.verdict for finding in await run_check(check, attempts=3, elects=True)] == [
+        "ok"
+    ]
     for elects in (True, False):
         silent = [True, True]
         with pytest.raises(BusUnavailableError):
             await run_check(check, attempts=3, elects=elects)
 
 
-class _Moving:
-    """A connection that counts how often it was moved to another server."""
+class _FakeConnection:
+    """A connection that counts its moves to other servers."""
 
     moves = 0
     is_connected = True
@@ -95,42 +97,42 @@ class _Moving:
 
 
 @pytest.mark.parametrize(("failures", "verdict"), [(1, "ok"), (2, "fail")])
-async def test_another_server_of_a_cluster_is_asked_before_it_is_called_silent(
+async def test_doctor_tries_another_server_of_the_cluster_before_it_reports_no_leader(
     failures: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is cut off from the others responds that no stream has a leader."""
-    nc = _Moving()
-    looks: list[int] = []
+    """A server that is cut offset from the others responds that no stream has a leader."""
+    nc = _FakeConnection()
+    moves_at_attempts: list[int] = []
 
     @asynccontextmanager
-    async def bus(_: Connection) -> AsyncGenerator[_Moving]:
+    async def bus(_: Connection) -> AsyncGenerator[_FakeConnection]:
         yield nc
 
-    async def open_log(nc: _Moving) -> None:
-        looks.append(nc.moves)
-        if len(looks) <= failures:
+    async def open_log(nc: _FakeConnection) -> None:
+        moves_at_attempts.append(nc.moves)
+        if len(moves_at_attempts) <= failures:
             raise BusUnavailableError("stream LOG_1 has no leader at the moment")
 
     async def run_checks(*_: object, **__: object) -> list[Finding]:
         return [Finding("streams", "ok", "as required")]
 
-    for each in (bus, open_log, run_checks):
-        monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
+    for fake in (bus, open_log, run_checks):
+        monkeypatch.setattr(f"reconciler.cli.doctor.{fake.__name__}", fake)
     findings = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
-    assert [one.verdict for one in findings] == [verdict]
-    assert looks == [0, 1]
+    assert [finding.verdict for finding in findings] == [verdict]
+    assert moves_at_attempts == [0, 1]
     if verdict == "fail":
         assert "an election takes about 10 seconds" in findings[0].remedy
-    looks.clear()
+    moves_at_attempts.clear()
     with pytest.raises(BusUnavailableError):
         await diagnose(Connection(nats_url="a:4222"), full=False)
-    assert len(looks) == 1
+    assert len(moves_at_attempts) == 1
 
 
-async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
+async def test_a_server_that_disabled_jetstream_is_reported_with_its_health(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one does whose disk is full: it responds, but its streams are not there."""
+    """A server with a full disk does so: it still responds, but without its streams."""
     health = Finding(
         "server health", "fail", "JetStream is disabled, possibly because of a full disk"
     )
@@ -143,20 +145,20 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
     async def check_health(_: str) -> list[Finding]:
         return [health]
 
-    for each in (bus, check_health):
-        monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
-    at = Connection(nats_url="a:4222")
-    findings = await diagnose(at, full=False, monitoring_url="http://a:8222")
+    for fake in (bus, check_health):
+        monkeypatch.setattr(f"reconciler.cli.doctor.{fake.__name__}", fake)
+    connection = Connection(nats_url="a:4222")
+    findings = await diagnose(connection, full=False, monitoring_url="http://a:8222")
     assert findings[-2] == health
     assert findings[-1].details == "JetStream is disabled on the server at a:4222"
     with pytest.raises(IncompatibleServerError):
-        await diagnose(at, full=False)
+        await diagnose(connection, full=False)
 
 
-async def test_without_a_monitoring_url_the_health_of_the_server_is_unknown(
+async def test_without_a_monitoring_url_the_server_health_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stream whose disk is full still responds to all requests but a publish."""
+    """A server with a full disk still responds to all requests except publishes."""
 
     async def run_check(*_: object, **__: object) -> list[Finding]:
         return []
@@ -167,54 +169,54 @@ async def test_without_a_monitoring_url_the_health_of_the_server_is_unknown(
     monkeypatch.setattr("reconciler.cli.doctor.run_check", run_check)
     monkeypatch.setattr("reconciler.cli.doctor.check_sync", check_sync)
     findings = await run_checks(cast("Client", None), full=False)
-    [health] = [one for one in findings if one.check == "server health"]
+    [health] = [finding for finding in findings if finding.check == "server health"]
     assert health.details.startswith("unknown: a server reports a full disk only at its monitoring")
 
 
-async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
+async def test_a_command_switches_from_a_server_without_a_leader_to_another_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nc = _Moving()
+    nc = _FakeConnection()
 
-    async def connect(*_: object, **__: object) -> _Moving:
+    async def connect(*_: object, **__: object) -> _FakeConnection:
         return nc
 
-    async def require_jetstream(nc: _Moving) -> None:
+    async def require_jetstream(nc: _FakeConnection) -> None:
         if not nc.moves:
             raise BusUnavailableError("JetStream system temporarily unavailable")
 
-    async def nothing(*_: object) -> None:
+    async def do_nothing(*_: object) -> None:
         pass
 
     monkeypatch.setattr("reconciler.cli.connection.connect", connect)
     monkeypatch.setattr("reconciler.cli.connection.require_jetstream", require_jetstream)
-    for each in ("warn_of_clock_difference", "close"):
-        monkeypatch.setattr(f"reconciler.cli.connection.{each}", nothing)
+    for name in ("warn_of_clock_difference", "close"):
+        monkeypatch.setattr(f"reconciler.cli.connection.{name}", do_nothing)
     async with bus(Connection(nats_url="a:4222,b:4222")):
         assert nc.moves == 1
-    nc = _Moving()
+    nc = _FakeConnection()
     with pytest.raises(BusUnavailableError):
         async with bus(Connection(nats_url="a:4222")):
             pass
 
 
-async def test_what_is_wrong_for_a_moment_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two requests of a decider no request waits, for longer on a busy machine."""
+async def test_a_temporary_problem_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits between two pulls of a decider, for longer on a busy machine."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
 
     async def check() -> list[Finding]:
         return [check_stage("intake", "decider", [{"num_waiting": waiting.pop(0)}])]
 
-    assert [one.verdict for one in await run_check(check, attempts=3)] == ["ok"]
+    assert [finding.verdict for finding in await run_check(check, attempts=3)] == ["ok"]
     waiting = [0, 0, 0]
-    assert [one.verdict for one in await run_check(check, attempts=3)] == ["warn"]
+    assert [finding.verdict for finding in await run_check(check, attempts=3)] == ["warn"]
 
 
-def test_room() -> None:
+def test_storage_near_its_limit_is_reported() -> None:
     assert check_storage({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
-    nearly = check_storage({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
-    assert (nearly.verdict, "95%" in nearly.details) == ("warn", True)
+    nearly_full = check_storage({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
+    assert (nearly_full.verdict, "95%" in nearly_full.details) == ("warn", True)
     too_little = check_storage({"storage": 9_999_000, "limits": {"max_storage": 10_000_000}})
     assert (too_little.verdict, "99%" in too_little.details) == ("fail", True)
     full = check_storage({"storage": 266, "limits": {"max_storage": 100}})
@@ -223,21 +225,21 @@ def test_room() -> None:
         "R1": {"storage": 5, "limits": {"max_storage": 100}},
         "R3": {"storage": 120, "limits": {"max_storage": 100}},
     }
-    of_a_cluster = check_storage({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
-    assert (of_a_cluster.verdict, "120%" in of_a_cluster.details) == ("fail", True)
+    tiered = check_storage({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
+    assert (tiered.verdict, "120%" in tiered.details) == ("fail", True)
 
 
-def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
-    """The results of lost actions may wait in their workers, which the remedy would stop."""
+def test_the_remedy_for_lost_actions_is_to_fix_full_storage_first() -> None:
+    """The workers may still hold the results, and the usual remedy would stop them."""
     waiting = Finding("lost actions", "fail", "1 without a result: a", "Stop the workers, …")
     other_finding = Finding("intake", "fail", "no decider", "Start one.")
     full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
     [_, lost_finding, untouched] = point_to_full_storage([full, waiting, other_finding])
     assert lost_finding.remedy.startswith("Fix the check storage first")
     assert untouched == other_finding
-    nearly = msgspec.structs.replace(full, verdict="warn")
-    assert point_to_full_storage([nearly, waiting, other_finding]) == [
-        nearly,
+    nearly_full = msgspec.structs.replace(full, verdict="warn")
+    assert point_to_full_storage([nearly_full, waiting, other_finding]) == [
+        nearly_full,
         waiting,
         other_finding,
     ]
@@ -254,7 +256,7 @@ def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
         ({"max_bytes": -1, "max_msgs": 100}, (100, 10**9), "fail"),
     ],
 )
-def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
+def test_a_stream_is_full_at_its_byte_limit_or_its_message_limit(
     limits: dict[str, int], used: tuple[int, int], verdict: str
 ) -> None:
     messages, size = used
@@ -278,15 +280,17 @@ def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
         ({}, "warn"),
     ],
 )
-def test_stages(consumer: dict[str, int], verdict: str) -> None:
+def test_a_stage_is_judged_by_its_pending_messages_and_waiting_requests(
+    consumer: dict[str, int], verdict: str
+) -> None:
     finding = check_stage("intake", "decider", [consumer])
     assert finding.verdict == verdict
     assert bool(finding.remedy) == (verdict != "ok")
 
 
 @pytest.mark.parametrize("pending", [0, 1])
-def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) -> None:
-    """The role may run, and reconnect just now."""
+def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending: int) -> None:
+    """The role may be running and still reconnecting."""
     replicas = [{"name": "b", "current": True}, {"name": "c", "current": False}]
     consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
     finding = check_stage("intake", "decider", [consumer])
@@ -295,7 +299,7 @@ def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) ->
     assert finding.remedy.startswith("First fix what the check `replicas` reports.")
 
 
-def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
+def test_the_remedy_for_an_outdated_replica_names_hanging_servers_and_disks() -> None:
     behind = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
     finding = judge_replicas([behind])
     assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.details) == ("warn", True)
@@ -303,7 +307,7 @@ def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
     assert "disk" in finding.remedy
 
 
-def test_a_stream_without_a_leader_may_have_one_soon() -> None:
+def test_the_remedy_for_a_missing_leader_is_to_wait_for_an_election() -> None:
     behind = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
     finding = judge_replicas([behind, StreamReplicas("INTAKE", 3, 3, "", ())])
     assert (finding.verdict, finding.details) == (
@@ -319,8 +323,10 @@ def test_a_stream_without_a_leader_may_have_one_soon() -> None:
     ("expected", "present"), [(1, 1), (2, 2), pytest.param(3, 2, id="a server was removed")]
 )
 def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, present: int) -> None:
-    whole = [StreamReplicas(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
-    finding = judge_replicas([*whole, StreamReplicas("LOG_1", expected, present, "a", ())])
+    complete_streams = [StreamReplicas(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
+    finding = judge_replicas(
+        [*complete_streams, StreamReplicas("LOG_1", expected, present, "a", ())]
+    )
     assert (finding.verdict, finding.details) == (
         "warn",
         f"too few replicas: LOG_1 has {present} of 3",
@@ -328,30 +334,30 @@ def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, pr
     assert "`reconciler init --replicas 3`" in finding.remedy
 
 
-def test_one_replica_of_each_stream_is_as_many_as_a_single_server_has() -> None:
+def test_one_replica_per_stream_is_enough_on_a_single_server() -> None:
     finding = judge_replicas([StreamReplicas(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
     assert finding.verdict == "ok"
 
 
-def test_an_api_that_is_left_alone_is_reported_and_not_asked() -> None:
+def test_a_blocked_api_is_reported_and_not_called() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
-    later, over = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
+    later, earlier = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
     billing = partial(StatusRow, "system", "ProviderConfig", "billing")
     assert find_blocked_api(None, noon) is None
-    assert find_blocked_api(billing(throttled_until=over), noon) is None
+    assert find_blocked_api(billing(throttled_until=earlier), noon) is None
     throttled = find_blocked_api(billing(throttled_until=later, throttled_seconds=9.0), noon)
     assert throttled is not None
     assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.details) == ("warn", True)
-    ahead = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
-    assert find_blocked_api(ahead, noon) is None, "a clock was set back since"
-    for until in (over, later):  # an open breaker is open until its probe is answered
+    implausible = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
+    assert find_blocked_api(implausible, noon) is None, "the clock was set back since"
+    for until in (earlier, later):  # a breaker stays open until its probe succeeds
         broken = find_blocked_api(billing(breaker_until=until, message="open because"), noon)
         assert broken is not None
         assert (broken.verdict, broken.details) == ("fail", "open because")
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
-def test_a_kind_that_is_not_listed_is_reported_with_the_intervals_that_passed() -> None:
+def test_a_kind_without_listings_is_reported_with_the_missed_intervals() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     since = noon - timedelta(minutes=6)
     assert find_failed_listings(None, 30.0, noon) is None
@@ -395,19 +401,19 @@ async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reaso
     assert remedy in finding.remedy
 
 
-def never_end(connection: socket.socket, _head: bytes) -> None:
+def send_no_body(connection: socket.socket, _head: bytes) -> None:
     connection.sendall(HEAD + b"Content-Length: 99\r\n\r\n")
-    connection.recv(1)  # until the client goes away
+    connection.recv(1)  # until the client disconnects
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
         (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "longer than 32 MiB"),
-        (never_end, "no response within"),
+        (send_no_body, "no response within"),
     ],
 )
-async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
+async def test_an_api_whose_response_is_too_long_or_never_ends_fails_its_own_check(
     answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
@@ -430,15 +436,18 @@ def plain_row(**values: object) -> StatusRow:
 
 def test_undeclared_owned_objects_and_unserved_declarations_are_reported() -> None:
     row = partial(plain_row, providerConfig="default")
-    well = row(declared=True, owned=True, outcome="Converged")
+    healthy = row(declared=True, owned=True, outcome="Converged")
     config = plain_row(kind="ProviderConfig", declared=True, outcome="Held")
     reference = plain_row(kind="ShapeRef", declared=True, outcome="Held", reason="Dangling")
-    assert [one.verdict for one in check_ownership([well, config, reference])] == ["ok", "ok"]
-    leaving = row(owned=True, actionId="a")
-    held = row(owned=True, outcome="Held", reason="Finalizers")
-    owned, _ = check_ownership([leaving])
+    assert [finding.verdict for finding in check_ownership([healthy, config, reference])] == [
+        "ok",
+        "ok",
+    ]
+    deleting = row(owned=True, actionId="a")
+    held_row = row(owned=True, outcome="Held", reason="Finalizers")
+    owned, _ = check_ownership([deleting])
     assert (owned.verdict, owned.details) == ("ok", "1, all in progress")
-    owned, _ = check_ownership([held])
+    owned, _ = check_ownership([held_row])
     assert owned.details == "1: default/Shape/foo (Held, Finalizers)"
     _, expected_finding = check_ownership([row(declared=True)])
     assert (expected_finding.verdict, expected_finding.details) == (
@@ -450,21 +459,21 @@ def test_undeclared_owned_objects_and_unserved_declarations_are_reported() -> No
 def test_resources_whose_provider_config_was_withdrawn_are_reported() -> None:
     config = plain_row(kind="ProviderConfig", name="second", declared=True)
     own_row = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
-    stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")
-    assert check_provider_configs([config, own_row, stranger]).verdict == "ok"
+    unmanaged = plain_row(name="bar", outcome="Unowned", providerConfig="third")
+    assert check_provider_configs([config, own_row, unmanaged]).verdict == "ok"
     reference = plain_row(kind="ShapeRef", declared=True, outcome="Held")
     assert check_provider_configs([config, own_row, reference]).verdict == "ok"
     deleted_row = msgspec.structs.replace(config, declared=False)
-    finding = check_provider_configs([deleted_row, own_row, stranger])
+    finding = check_provider_configs([deleted_row, own_row, unmanaged])
     assert (finding.verdict, finding.details) == ("warn", "1: default/Shape/foo (second)")
 
 
-def test_what_is_held_is_reported_by_what_it_waits_for() -> None:
-    well = plain_row(declared=True, owned=True, outcome="Converged")
-    assert check_holds([well]).verdict == "ok"
-    doubted = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
+def test_held_resources_are_counted_by_reason() -> None:
+    healthy = plain_row(declared=True, owned=True, outcome="Converged")
+    assert check_holds([healthy]).verdict == "ok"
+    doubted_rows = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
-    finding = check_holds([well, dangling, *doubted])
+    finding = check_holds([healthy, dangling, *doubted_rows])
     assert finding.verdict == "warn"
     assert finding.details == (
         "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
@@ -478,7 +487,7 @@ def test_rows_that_differ_are_reported() -> None:
         {"status.a.b.c": old, "fleet": b"1", "ownership.a.b.c": b"2"},
         {"status.a.b.c": _status(4), "fleet": b"1", "status.a.b.d": old},
     )
-    assert [(one.row, one.problem) for one in existing_differences] == [
+    assert [(row.row, row.problem) for row in existing_differences] == [
         ("ownership.a.b.c", "missing"),
         ("status.a.b.c", "different"),
         ("status.a.b.d", "unexpected"),
@@ -489,7 +498,9 @@ def _status(position: int) -> bytes:
     return msgspec.json.encode(StatusRow("a", "b", "c", position=position))
 
 
-def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bus_comes_from_an_option_the_environment_or_a_running_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RECONCILER_NATS_URL", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -500,8 +511,8 @@ def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         _ = BusOptions().url
     folder = tmp_path / "reconciler-data"
     folder.mkdir()
-    mine = UpFile("nats://127.0.0.1:5", None, os.getpid())
-    (folder / "up.json").write_bytes(msgspec.json.encode(mine))
+    up_file = UpFile("nats://127.0.0.1:5", None, os.getpid())
+    (folder / "up.json").write_bytes(msgspec.json.encode(up_file))
     with (folder / "up.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert BusOptions().url == "nats://127.0.0.1:5"
@@ -512,24 +523,24 @@ def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert BusOptions(nats_url="nats://given:4").url == "nats://given:4"
 
 
-def test_leftovers_of_a_killed_up_are_not_believed(
+def test_the_up_file_of_a_killed_up_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may have its pid by now."""
-    mine = UpFile("nats://x:1", None, os.getpid())
-    (tmp_path / "up.json").write_bytes(msgspec.json.encode(mine))
+    """Another process may have reused its pid."""
+    up_file = UpFile("nats://x:1", None, os.getpid())
+    (tmp_path / "up.json").write_bytes(msgspec.json.encode(up_file))
     assert read_up_file(tmp_path) is None
     with (tmp_path / "up.lock").open("ab") as lock:
         assert read_up_file(tmp_path) is None
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert read_up_file(tmp_path) == mine
+        assert read_up_file(tmp_path) == up_file
         monkeypatch.setattr("sys.platform", "win32")
-        assert read_up_file(tmp_path) is None, "`up` does not run there"
+        assert read_up_file(tmp_path) is None, "`up` does not run on Windows"
         monkeypatch.undo()
         (tmp_path / "up.json").write_text("{")
         assert read_up_file(tmp_path) is None
 
 
-def test_some_of_many() -> None:
+def test_an_excerpt_counts_the_omitted_items() -> None:
     assert list_first(["a", "b"]) == "a, b"
     assert list_first(list("abcde")) == "a, b, c and 2 more"

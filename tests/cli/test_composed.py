@@ -1,10 +1,10 @@
-"""Composed resources, as people see them: a Deployment and its containers."""
+"""Commands on composed resources: a Deployment and its containers."""
 
 from __future__ import annotations
 
 from tests.cli.runner import Cli
 
-KEPT_BACK = """
+HELD_DEPLOYMENT = """
 apiVersion: composition/v1
 kind: Deployment
 metadata: {name: NAME}
@@ -14,11 +14,11 @@ spec:
   template:
     spec: {providerConfigRef: {name: nowhere}, image: "IMAGE"}
 """
-"""No manifest declares the configuration of its containers, so they wait for it."""
+"""Its containers are held, because no manifest declares their configuration."""
 
 
 def write(cli: Cli, name: str, image: str = "web:1", replicas: int = 2) -> str:
-    text = KEPT_BACK.replace("NAME", name).replace("REPLICAS", str(replicas))
+    text = HELD_DEPLOYMENT.replace("NAME", name).replace("REPLICAS", str(replicas))
     return cli.write(f"{name}.yaml", text.replace("IMAGE", image))
 
 
@@ -27,19 +27,19 @@ def apply(cli: Cli, name: str, image: str = "web:1", replicas: int = 2, reason: 
     cli.ok("apply", "-f", write(cli, name, image, replicas), *words)
 
 
-def parts(cli: Cli, name: str) -> list[str]:
-    """Wait until its containers are declared, and name them."""
+def wait_for_parts(cli: Cli, name: str) -> list[str]:
+    """Wait until the containers of a Deployment are declared; return their names."""
     cli.ok("wait", f"Deployment/{name}", "--for", "Converged", "--timeout", "30s")
     rows = cli.ok("get", "Container", "-o", "json").json
-    names = [each["metadata"]["name"] for each in rows]
-    return sorted(each for each in names if each.startswith(f"{name}-"))
+    names = [row["metadata"]["name"] for row in rows]
+    return sorted(part for part in names if part.startswith(f"{name}-"))
 
 
-def test_33_why_of_a_container_leads_up_to_the_first_declaration(live: Cli) -> None:
+def test_33_why_of_a_container_includes_the_declaration_of_its_deployment(live: Cli) -> None:
     apply(live, "why", reason="release 7 of the shop")
-    name, *_ = parts(live, "why")
-    ran = live.ok("why", f"Container/{name}")
-    own, _, above = ran.out.partition("\nIt is a part of ")
+    name, *_ = wait_for_parts(live, "why")
+    result = live.ok("why", f"Container/{name}")
+    own, _, above = result.out.partition("\nIt is a part of ")
     assert own.startswith(f"default/Container/{name} is held (ProviderConfigMissing): ")
     assert above.startswith("default/Deployment/why.\n")
     assert "(reason: release 7 of the shop)" in above
@@ -49,15 +49,15 @@ def test_33_why_of_a_container_leads_up_to_the_first_declaration(live: Cli) -> N
     [parent] = explanation["parents"]
     assert parent["resource"] == "default/Deployment/why"
     assert parent["reason"] == "part of default/Deployment/why"
-    assert [each["event"] for each in parent["chain"]] == ["SpecDeclared", "ActionDecided"]
+    assert [line["event"] for line in parent["chain"]] == ["SpecDeclared", "ActionDecided"]
     assert live.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
 
 
-def test_33_describe_shows_for_each_part_what_it_waits_for_and_since_when(
+def test_33_describe_shows_what_each_part_waits_for_and_since_when(
     live: Cli,
 ) -> None:
     apply(live, "told")
-    names = parts(live, "told")
+    names = wait_for_parts(live, "told")
     live.ok("wait", f"Container/{names[0]}", "--for", "Held", "--timeout", "30s")
     live.ok("wait", f"Container/{names[1]}", "--for", "Held", "--timeout", "30s")
     description = live.ok("describe", "Deployment/told").out
@@ -81,43 +81,45 @@ def test_33_describe_shows_for_each_part_what_it_waits_for_and_since_when(
     assert "WAITS SINCE" in wide[0]
 
 
-def planned(cli: Cli, *command: str) -> list[str]:
-    ran = cli.run(*command)
-    assert ran.status == 2, ran
-    return [line.rstrip() for line in ran.out.splitlines()]
+def run_plan(cli: Cli, *command: str) -> list[str]:
+    result = cli.run(*command)
+    assert result.status == 2, result
+    return [line.rstrip() for line in result.out.splitlines()]
 
 
 def test_27_a_plan_names_the_containers(live: Cli) -> None:
-    lines = planned(live, "plan", "-f", write(live, "plan"))
+    lines = run_plan(live, "plan", "-f", write(live, "plan"))
     assert lines[:2] == ["default/Deployment/plan", "  + Create default.plan"]
     new = [line for line in lines if line.startswith("      + default/Container/plan-")]
     assert len(new) == 2
     assert not [line for line in lines if "manifests" in line]
     assert lines[-1].startswith("Plan: 1 to create, 2 held (as of")
     apply(live, "plan")
-    names = parts(live, "plan")
+    names = wait_for_parts(live, "plan")
     assert [line.rpartition("/")[2] for line in new] == names
 
-    lines = planned(live, "apply", "--dry-run=server", "-f", write(live, "plan", "web:2"))
+    lines = run_plan(live, "apply", "--dry-run=server", "-f", write(live, "plan", "web:2"))
     [new] = [line for line in lines if line.startswith("      + ")]
     assert new.startswith("      + default/Container/plan-")
     assert new.rpartition("/")[2] not in names
-    assert not [line for line in lines if line.startswith("      - ")], "no old one goes yet"
+    assert not [line for line in lines if line.startswith("      - ")], (
+        "no old container is deleted yet"
+    )
     assert "      The next steps follow as the parts become ready." in lines
-    assert planned(live, "diff", "-f", "plan.yaml")[1:-1] == lines[1:-1]  # but for the ages
+    assert run_plan(live, "diff", "-f", "plan.yaml")[1:-1] == lines[1:-1]  # except the ages
 
-    lines = planned(live, "delete", "Deployment", "plan", "--dry-run")
+    lines = run_plan(live, "delete", "Deployment", "plan", "--dry-run")
     deleted_lines = [line for line in lines if line.startswith("      - ")]
     assert [line.rpartition("/")[2] for line in deleted_lines] == names
 
 
-def test_27_a_plan_of_many_names_some(live: Cli) -> None:
+def test_27_a_plan_of_many_parts_names_the_first_ones(live: Cli) -> None:
     file = write(live, "many", replicas=30)
-    lines = planned(live, "plan", "-f", file)
+    lines = run_plan(live, "plan", "-f", file)
     assert len([line for line in lines if line.startswith("      + ")]) == 10
     assert "      … and 20 to declare" in lines
     assert "… and 27 more parts of default/Deployment/many; -o json lists all" in lines
-    ran = live.run("plan", "-f", file, "-o", "json")
-    [many, *others] = ran.json["resources"]
+    result = live.run("plan", "-f", file, "-o", "json")
+    [many, *others] = result.json["resources"]
     assert len(many["actions"][0]["parts"]) == 30
-    assert [each["partOf"] for each in others] == ["default/Deployment/many"] * 30
+    assert [part["partOf"] for part in others] == ["default/Deployment/many"] * 30

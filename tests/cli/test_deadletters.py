@@ -1,4 +1,4 @@
-"""`reconciler deadletters` on a running stack: look, retry, correct, dismiss."""
+"""`reconciler deadletters` on a running stack: show, retry, correct and dismiss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
 from reconciler.cli.app import build_app
 from reconciler.ports import DeadLetter, IntakeDelivery
-from tests.cli.runner import Cli, Inside, Up
+from tests.cli.runner import Cli, InProcessCli, Up
 from tests.scenarios.harness import TIMEOUT_SECONDS
 
 
@@ -32,20 +32,20 @@ def manifest(name: str, color: str) -> str:
     )
 
 
-def letter_about(live: Cli, name: str) -> int:
-    """Wait for the letter about a resource, and give its number."""
+def wait_for_dead_letter(live: Cli, name: str) -> int:
+    """Wait for a dead letter about a resource; return its number."""
     for _ in range(int(TIMEOUT_SECONDS * 10)):
         result = live.ok("deadletters", "list", "--resource", f"default/Shape/{name}", "-o", "json")
         if result.json:
             return int(result.json[-1]["number"])
-    raise AssertionError(f"no letter about {name}")
+    raise AssertionError(f"no dead letter about {name}")
 
 
 def test_a_dead_letter_is_listed_shown_corrected_and_retried(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     send_message(running_up[1], "mauve", manifest("mauve", "Mauve"))
-    number = letter_about(live, "mauve")
+    number = wait_for_dead_letter(live, "mauve")
 
     listed = live.ok("deadletters", "list", "--resource", "default/Shape/mauve").out
     assert f"{number}  " in listed
@@ -59,31 +59,31 @@ def test_a_dead_letter_is_listed_shown_corrected_and_retried(
     record = live.ok("deadletters", "show", str(number), "-o", "json").json["record"]
     assert record["payload"] == manifest("mauve", "Mauve")
 
-    again = live.run("deadletters", "retry", str(number), "-o", "json")
-    assert (again.status, again.json[0]["what"]) == (1, "Invalid")
+    retry_result = live.run("deadletters", "retry", str(number), "-o", "json")
+    assert (retry_result.status, retry_result.json[0]["what"]) == (1, "Invalid")
     assert "the retry failed too, and the message became dead letter" in (
         live.ok("deadletters", "show", str(number)).out
     )
 
-    later = letter_about(live, "mauve")
-    assert later > number
+    second_number = wait_for_dead_letter(live, "mauve")
+    assert second_number > number
     live.write("new.json", manifest("mauve", "Red"))
     retry_report = live.ok(
-        "deadletters", "retry", str(later), "--file", "new.json", "-o", "json"
+        "deadletters", "retry", str(second_number), "--file", "new.json", "-o", "json"
     ).json
     assert (retry_report[0]["what"], retry_report[0]["message"]) == ("Accepted", "generation 1")
     remaining = live.ok(
         "deadletters", "list", "--resource", "default/Shape/mauve", "-o", "json"
     ).json
     assert remaining == []
-    both = live.ok(
+    handled = live.ok(
         "deadletters", "list", "--resource", "default/Shape/mauve", "--handled", "-o", "json"
     ).json
-    assert [each["state"] for each in both] == ["Retried", "Retried"]
+    assert [letter["state"] for letter in handled] == ["Retried", "Retried"]
 
 
-async def discard_as(url: str, *namespaces: str) -> None:
-    """Count a message of each namespace as one beyond its share."""
+async def discard_messages(url: str, *namespaces: str) -> None:
+    """Count a message of each namespace as discarded because of its limit."""
     nc = await connect(url, name="test")
     for namespace in namespaces:
         delivery = IntakeDelivery(1, f"in.0.desired.{namespace}.Shape.x", b"", "", None, 1, None)
@@ -92,37 +92,35 @@ async def discard_as(url: str, *namespaces: str) -> None:
 
 
 def test_messages_without_a_dead_letter_are_counted_below_the_list(
-    idle: Inside, idle_url: str
+    idle: InProcessCli, idle_url: str
 ) -> None:
     assert idle.ok("deadletters", "list").out == "no dead letters\n"
 
-    asyncio.run(discard_as(idle_url, "acme", "acme", "other"))
+    asyncio.run(discard_messages(idle_url, "acme", "acme", "other"))
 
-    none, lines = idle.ok("deadletters", "list").out.splitlines()
-    assert none == "no dead letters"
-    assert lines.startswith(
-        "not listed: 3 messages discarded without a dead letter, the last at 20"
-    )
-    assert lines.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
-    of_one = idle.ok("deadletters", "list", "--resource", "other/Shape/x", "--since", "1h").out
-    assert "not listed: 1 message discarded without a dead letter" in of_one
+    heading, note = idle.ok("deadletters", "list").out.splitlines()
+    assert heading == "no dead letters"
+    assert note.startswith("not listed: 3 messages discarded without a dead letter, the last at 20")
+    assert note.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
+    filtered = idle.ok("deadletters", "list", "--resource", "other/Shape/x", "--since", "1h").out
+    assert "not listed: 1 message discarded without a dead letter" in filtered
     assert "not listed" not in idle.ok("deadletters", "list", "--stage", "decision").out
-    assert idle.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
-    checks = {each["check"]: each for each in idle.run("doctor", "-o", "json").json}
-    assert f"not listed: {checks['discarded']['details']}" == lines
+    assert idle.ok("deadletters", "list", "-o", "json").json == []  # lists only dead letters
+    checks = {check["check"]: check for check in idle.run("doctor", "-o", "json").json}
+    assert f"not listed: {checks['discarded']['details']}" == note
 
 
-def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
+def test_an_unreadable_message_cannot_be_retried_but_can_be_dismissed(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
-    send_message(running_up[1], "unreadable", "colour it red, please")
-    number = letter_about(live, "unreadable")
+    send_message(running_up[1], "unreadable", "color it red, please")
+    number = wait_for_dead_letter(live, "unreadable")
 
-    ran = live.run("deadletters", "retry", str(number))
-    assert ran.status == 1
-    assert "its payload is still invalid: not a CloudEvent in structured JSON" in ran.out
-    ran = live.run("deadletters", "dismiss", "--resource", "default/Shape/unreadable")
-    assert (ran.status, ran.err) == (
+    result = live.run("deadletters", "retry", str(number))
+    assert result.status == 1
+    assert "its payload is still invalid: not a CloudEvent in structured JSON" in result.out
+    result = live.run("deadletters", "dismiss", "--resource", "default/Shape/unreadable")
+    assert (result.status, result.err) == (
         1,
         "error: 1 open dead letter matches, and nothing was changed; use --count 1 to select "
         "all of them\n",
@@ -150,15 +148,15 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
         (["retry", "--all", "--count", "99999"], 1, "--count is 99999; use --count"),
     ],
 )
-def test_wrong_use_is_reported_in_one_line(
+def test_wrong_usage_is_reported_in_one_line(
     live: Cli, arguments: list[str], status: int, message: str
 ) -> None:
-    ran = live.run("deadletters", *arguments)
-    assert (ran.status, ran.err.count("\n")) == (status, 1)
-    assert message in ran.err
+    result = live.run("deadletters", *arguments)
+    assert (result.status, result.err.count("\n")) == (status, 1)
+    assert message in result.err
 
 
-def test_help_and_completion_know_the_commands(live: Cli) -> None:
+def test_help_and_completion_include_the_subcommands(live: Cli) -> None:
     assert "dismiss" in live.ok("deadletters", "--help").out
     script = build_app().generate_completion(prog_name="reconciler", shell="bash")
     assert "deadletters dismiss" in script

@@ -1,4 +1,4 @@
-"""`describe`: what is known of the object, from whom; and no generation is settled that is not."""
+"""`describe`: the last known object with its source, and the settled generation."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from reconciler.resource.state import NEW
 from tests.cli.runner import Cli, Up, shape
 
 FOO = ExternalObject("foo", {"color": "Red"}, "u1", "1")
-ANOTHER = ExternalObject("foo", {"color": "Blue"}, "u2", "1")
+OTHER_OBJECT = ExternalObject("foo", {"color": "Blue"}, "u2", "1")
 DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"})
-ELSEWHERE = SpecDeclared(2, "shapes/v1", "default", "bar", {"color": "Red"})
+OTHER_DECLARATION = SpecDeclared(2, "shapes/v1", "default", "bar", {"color": "Red"})
 
 
-def decided(operation: Operation) -> ActionDecided:
+def build_decision(operation: Operation) -> ActionDecided:
     return ActionDecided(Action("a", "k", operation, 1, "default", "foo", (), {"color": "Red"}))
 
 
-def failed(error: ActionError, existing: ExternalObject | None = None) -> ActionFailed:
+def build_failure(error: ActionError, existing: ExternalObject | None = None) -> ActionFailed:
     data = apply_rules(ActionFailed("a", "Create", 1, error, existing), NEW, datetime.now(UTC))
     assert isinstance(data, ActionFailed)
     return data
@@ -48,46 +48,55 @@ def known_object_after(*data: ResourceEvent) -> LastObservation | None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     return last_observation(
         [
-            StoredEvent(10 + n, LogEvent(f"e{n}", "r", "t", "d/Shape/foo", at, n, one, actor="w"))
-            for n, one in enumerate(data, 1)
+            StoredEvent(10 + n, LogEvent(f"e{n}", "r", "t", "d/Shape/foo", at, n, event, actor="w"))
+            for n, event in enumerate(data, 1)
         ]
     )
 
 
-NOTHING = ExternalObserved("default", "foo", None, "CompleteListing", 1)
-THERE = ExternalObserved("default", "foo", FOO, "Read", 1)
-MADE = ActionSucceeded("a", "Create", 1, FOO)
-DELETED = ActionSucceeded("a", "Delete", 1)
+LISTED_ABSENCE = ExternalObserved("default", "foo", None, "CompleteListing", 1)
+READ_OBJECT = ExternalObserved("default", "foo", FOO, "Read", 1)
+CREATION = ActionSucceeded("a", "Create", 1, FOO)
+DELETION = ActionSucceeded("a", "Delete", 1)
 
 
 @pytest.mark.parametrize(
     ("history", "existing", "source"),
     [
-        ([NOTHING, DECLARED], None, "a complete listing"),
+        ([LISTED_ABSENCE, DECLARED], None, "a complete listing"),
         (
-            [NOTHING, DECLARED, decided("Create"), MADE],
+            [LISTED_ABSENCE, DECLARED, build_decision("Create"), CREATION],
             FOO,
             "the API's response to the Create action",
         ),
-        ([DECLARED, decided("Create"), MADE, THERE], FOO, "a read by an observer"),
+        ([DECLARED, build_decision("Create"), CREATION, READ_OBJECT], FOO, "a read by an observer"),
         (
             [
                 DECLARED,
-                decided("Create"),
-                MADE,
-                decided("Delete"),
+                build_decision("Create"),
+                CREATION,
+                build_decision("Delete"),
                 ActionSucceeded("a", "Delete", 1),
             ],
             None,
             "the result of the Delete action",
         ),
         (
-            [DECLARED, decided("Create"), failed(ActionError("Conflict", "taken"), ANOTHER)],
-            ANOTHER,
+            [
+                DECLARED,
+                build_decision("Create"),
+                build_failure(ActionError("Conflict", "taken"), OTHER_OBJECT),
+            ],
+            OTHER_OBJECT,
             "the API's error response to the Create action",
         ),
         (
-            [NOTHING, DECLARED, decided("Create"), failed(ActionError("NotDone", "no"))],
+            [
+                LISTED_ABSENCE,
+                DECLARED,
+                build_decision("Create"),
+                build_failure(ActionError("NotDone", "no")),
+            ],
             None,
             "a complete listing",
         ),
@@ -96,22 +105,22 @@ DELETED = ActionSucceeded("a", "Delete", 1)
 def test_the_known_object_names_its_source(
     history: list[ResourceEvent], existing: ExternalObject | None, source: str
 ) -> None:
-    known_known_object = known_object_after(*history)
-    assert known_known_object is not None
-    assert known_known_object.object == existing
-    assert known_known_object.source.startswith(source)
+    last_known = known_object_after(*history)
+    assert last_known is not None
+    assert last_known.object == existing
+    assert last_known.source.startswith(source)
 
 
-def test_a_raised_grace_is_shown_with_its_reason() -> None:
+def test_an_increased_grace_period_is_shown_with_its_reason() -> None:
     row = StatusRow("d", "Shape", "foo", grace_seconds=10.0)
     pairs = vars(describe)["_status_pairs"](row, 1, datetime.now(UTC))
-    late = "10 s after a write, because the API returned the object with a delay"
-    assert ("grace", late) in pairs
+    expected = "10 s after a write, because the API returned the object with a delay"
+    assert ("grace", expected) in pairs
 
 
-def test_nothing_is_known_about_another_configuration() -> None:
+def test_an_object_of_another_configuration_is_unknown() -> None:
     assert known_object_after(DECLARED) is None
-    assert known_object_after(DECLARED, THERE, ELSEWHERE) is None
+    assert known_object_after(DECLARED, READ_OBJECT, OTHER_DECLARATION) is None
 
 
 def test_an_object_created_after_a_listing_is_not_reported_missing(
@@ -146,7 +155,7 @@ def test_a_degraded_generation_is_not_settled(live: Cli) -> None:
     while live.ok("describe", "Shape", "unsettled", "-o", "json").json["status"].get("outcome") != (
         "Degraded"
     ):
-        pass  # each look takes long enough
+        pass  # each command takes long enough
     description = live.ok("describe", "Shape", "unsettled").out
     live.ok("delete", "Shape", "unsettled")
     live.ok("delete", "ProviderConfig", "far")

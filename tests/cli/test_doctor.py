@@ -1,4 +1,4 @@
-"""`doctor` on a real bus: each check fails for a real reason, and is well without it."""
+"""`doctor` on a real bus: each check fails for a real reason and passes without it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = ["api_url", "bare_world", "world"]
 NAMES = [f"foo-{number}" for number in range(3)]
 
 
-async def actions(nc: Client) -> Finding:
+async def run_actions_check(nc: Client) -> Finding:
     async with replay_for_checks(nc, full=True) as replay:
         await replay.advance()
         return await check_actions(nc, replay)
 
 
-async def workers(nc: Client) -> Finding:
-    return {each.check: each for each in await check_stages(nc)}["actions"]
+async def run_workers_check(nc: Client) -> Finding:
+    return {finding.check: finding for finding in await check_stages(nc)}["actions"]
 
 
-async def findings(world: World) -> dict[str, Finding]:
-    return {each.check: each for each in await run_checks(world.nc, full=True)}
+async def run_all_checks(world: World) -> dict[str, Finding]:
+    return {finding.check: finding for finding in await run_checks(world.nc, full=True)}
 
 
-async def decided_and_not_called(world: World) -> None:
-    """Three resources whose creation is decided, and no worker runs."""
+async def decide_creations_without_worker(world: World) -> None:
+    """Wait until three creations are decided, while no worker runs."""
     await world.start_reconciler(["decider", "observer", "projector"])
     await world.configure(api_config(world.human.url))
     await world.declare_all([manifest(name) for name in NAMES])
@@ -57,35 +57,35 @@ async def decided_and_not_called(world: World) -> None:
     await world.until(are_decided, "the creations are decided")
 
 
-async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
+async def test_no_check_fails_for_a_converged_fleet(world: World) -> None:
     await world.declare_all([manifest(name) for name in NAMES])
     for name in NAMES:
         await world.until_outcome(name, "Converged")
     await world.until_settled()
 
-    reported_findings = await findings(world)
+    reported_findings = await run_all_checks(world)
 
-    troubles = [each for each in reported_findings.values() if each.verdict == "fail"]
-    assert troubles == []
+    failures = [finding for finding in reported_findings.values() if finding.verdict == "fail"]
+    assert failures == []
     assert reported_findings["lost actions"].details == "none; 0 in flight, all accounted for"
     assert reported_findings["log"].details.endswith("events read, none missing or changed")
     assert reported_findings["timers"].verdict == reported_findings["streams"].verdict == "ok"
 
 
-async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowledged_is_lost(
+async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     bare_world: World,
 ) -> None:
     world = bare_world
-    assert (await workers(world.nc)).verdict == "ok", "no ProviderConfig is declared"
-    await decided_and_not_called(world)
-    absent = "no worker pulls messages of 1 ProviderConfig: default"
+    assert (await run_workers_check(world.nc)).verdict == "ok", "no ProviderConfig is declared"
+    await decide_creations_without_worker(world)
+    details = "no worker pulls messages of 1 ProviderConfig: default"
 
     async def is_reported() -> bool:  # once the projector has written the row of the configuration
-        finding = await workers(world.nc)
-        return (finding.verdict, finding.details) == ("fail", absent)
+        finding = await run_workers_check(world.nc)
+        return (finding.verdict, finding.details) == ("fail", details)
 
-    await world.until(is_reported, absent)
-    waiting = await actions(world.nc)
+    await world.until(is_reported, details)
+    waiting = await run_actions_check(world.nc)
     assert (waiting.verdict, waiting.details) == ("ok", "none; 3 in flight, all accounted for")
 
     reader = JetStreamActionReader(world.nc)
@@ -93,41 +93,41 @@ async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowle
     deliveries = [*await reader.next_batch()]
     while len(deliveries) < len(NAMES):
         deliveries += await reader.next_batch()
-    assert (await actions(world.nc)).verdict == "ok"  # leased
+    assert (await run_actions_check(world.nc)).verdict == "ok"  # leased
     await world.configure(api_config(world.human.url), "without-queue")
-    absent = "no worker pulls messages of 1 ProviderConfig: without-queue"
+    details = "no worker pulls messages of 1 ProviderConfig: without-queue"
 
     async def is_warned() -> bool:
-        finding = await workers(world.nc)
-        return (finding.verdict, finding.details) == ("warn", absent)
+        finding = await run_workers_check(world.nc)
+        return (finding.verdict, finding.details) == ("warn", details)
 
-    await world.until(is_warned, absent)
+    await world.until(is_warned, details)
 
     await reader.ack([deliveries[1]])
     await world.nc.flush()
-    lost_finding = await actions(world.nc)
+    lost_finding = await run_actions_check(world.nc)
     assert lost_finding.verdict == "fail"
     assert "without a worker" in lost_finding.details
 
     await reader.ack([deliveries[0], deliveries[2]])
     await world.nc.flush()
-    lost_finding = await actions(world.nc)
+    lost_finding = await run_actions_check(world.nc)
     assert lost_finding.details.startswith("3 without a worker and a result: default/Shape/foo-0")
 
-    # The remedy that is told: hand all of it out again.
+    # The reported remedy: deliver all actions again.
     await reader.close()
     consumer = worker_consumer("default")
     await api_request(world.nc, f"CONSUMER.DELETE.{LOG}.{consumer}", None)
-    assert (await actions(world.nc)).verdict == "ok", "they wait for the next worker"
-    assert (await workers(world.nc)).verdict == "fail"
+    assert (await run_actions_check(world.nc)).verdict == "ok", "they wait for the next worker"
+    assert (await run_workers_check(world.nc)).verdict == "fail"
     await world.restart_reconciler()
     for name in NAMES:
         await world.until_outcome(name, "Converged")
-    assert (await actions(world.nc)).verdict == "ok"
+    assert (await run_actions_check(world.nc)).verdict == "ok"
     assert await world.human.effects() == ["POST"] * len(NAMES)
 
 
-async def test_a_retry_without_its_timer_is_found(world: World) -> None:
+async def test_a_retry_without_its_timer_is_reported(world: World) -> None:
     await world.configure(
         api_config(world.human.url, retry=Retry(initial_seconds=600, max_seconds=600))
     )
@@ -135,18 +135,18 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
     await world.until_settled()
-    assert (await actions(world.nc)).details == "none; 1 in flight, all accounted for"
+    assert (await run_actions_check(world.nc)).details == "none; 1 in flight, all accounted for"
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
-    finding = await actions(world.nc)
+    finding = await run_actions_check(world.nc)
     assert (finding.verdict, finding.details) == (
         "warn",
         "1 with a retry and no timer: default/Shape/foo",
     )
 
 
-async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: World) -> None:
+async def test_a_retry_that_a_hold_blocks_needs_no_timer(world: World) -> None:
     retry = Retry(initial_seconds=600, max_seconds=600)
     await world.configure(api_config(world.human.url, retry=retry))
     await world.human.inject_faults(error_rate=1.0, methods=["POST"])
@@ -159,9 +159,9 @@ async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: W
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
-    finding = await actions(world.nc)
+    finding = await run_actions_check(world.nc)
     assert (finding.verdict, finding.details) == ("ok", "none; 1 in flight, all accounted for")
-    assert "1 WrongProvider" in (await findings(world))["held"].details
+    assert "1 WrongProvider" in (await run_all_checks(world))["held"].details
 
 
 async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World) -> None:
@@ -172,7 +172,7 @@ async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World
     gap = event(shape("foo"), 9, OutcomeRecorded("Converged", 1, "AsDeclared"))
     await publish(world.nc, log(shape("foo"), "outcome"), msgspec.json.encode(gap))
 
-    reported_findings = await findings(world)
+    reported_findings = await run_all_checks(world)
 
     assert reported_findings["log"].verdict == "fail"
     assert reported_findings["log"].details.startswith("damaged in 2 places")
@@ -189,12 +189,12 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
 
     await world.until(is_written, "the row is written")
     await world.stop_reconciler()
-    assert (await findings(world))["stored rows"].verdict == "ok"
+    assert (await run_all_checks(world))["stored rows"].verdict == "ok"
     rows = await JetStreamRows(world.nc).load()
-    changed = rows["status.default.Shape.foo"].replace(b"Converged", b"Failed")
-    await publish(world.nc, "$KV.reconciler.status.default.Shape.foo", changed)
+    changed_row = rows["status.default.Shape.foo"].replace(b"Converged", b"Failed")
+    await publish(world.nc, "$KV.reconciler.status.default.Shape.foo", changed_row)
 
-    reported_findings = await findings(world)
+    reported_findings = await run_all_checks(world)
     assert reported_findings["stored rows"].verdict == "fail"
     assert (
         reported_findings["stored rows"].details
@@ -206,30 +206,30 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
     assert "no decider pulls messages" in reported_findings["intake"].details
 
 
-async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
+async def test_open_dead_letters_are_counted_by_stage_until_they_are_handled(
     world: World,
 ) -> None:
-    assert (await findings(world))["dead letters"].verdict == "ok"
+    assert (await run_all_checks(world))["dead letters"].verdict == "ok"
     await world.ask_raw("rec.desired.default.Shape.foo", b"not JSON")
     await world.ask_raw("rec.wished.default.Shape.foo", b"{}")
 
-    checks = (await findings(world))["dead letters"]
+    checks = (await run_all_checks(world))["dead letters"]
     assert checks.verdict == "warn"
     assert checks.details.startswith("2 open (2 intake); oldest from 20")
 
     for letter in await world.client.dead_letters():
         await world.client.dismiss_dead_letter(letter, note="a test")
-    assert (await findings(world))["dead letters"].verdict == "ok"
+    assert (await run_all_checks(world))["dead letters"].verdict == "ok"
 
 
-async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_reported(
+async def test_an_unreachable_api_and_a_stream_with_other_settings_are_reported(
     world: World,
 ) -> None:
     await world.configure(api_config("http://127.0.0.1:1", resync=3600), "away")
     config = (await api_request(world.nc, f"STREAM.INFO.{DEADLETTERS}", None))["config"]
     await api_request(world.nc, f"STREAM.UPDATE.{DEADLETTERS}", {**config, "max_age": 0})
 
-    reported_findings = await findings(world)
+    reported_findings = await run_all_checks(world)
 
     assert (reported_findings["API default"].verdict, reported_findings["API away"].verdict) == (
         "ok",
@@ -241,7 +241,7 @@ async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_report
     )
 
 
-async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> None:
+async def test_doctor_reports_whether_the_server_syncs_every_write(world: World) -> None:
     other_server = EmbeddedServer()
     for sync_always, verdict in ((True, "ok"), (False, "warn")):
         folder = world.server.data_dir.parent / f"other-{sync_always}"
@@ -251,11 +251,11 @@ async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> No
         await other_server.stop()
         assert (sync.verdict, disk.verdict, health.verdict) == (verdict, "ok", "ok")
     for check in (check_monitoring, check_health):
-        (away,) = await check("http://127.0.0.1:1")
-        assert "does not respond" in away.details
+        (finding,) = await check("http://127.0.0.1:1")
+        assert "does not respond" in finding.details
 
 
-def test_sources_that_lag_or_are_silent_are_reported() -> None:
+def test_lagging_and_inactive_sources_are_reported() -> None:
     def intake(lag: int, active: int) -> dict[str, object]:
         return {"sources": [{"name": TIMERS, "lag": lag, "active": active}]}
 

@@ -1,4 +1,4 @@
-"""Text of tenants and APIs with line breaks, escape sequences and reordering characters."""
+"""Text from tenants and APIs with line breaks, escape sequences and reordering characters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVIL = f"x\n{FORGED}{UNPRINTABLE}"
 
 
 def check_harmless(printed: str) -> None:
-    """Fail for a forged line, or for a character that a terminal or an editor obeys."""
+    """Fail for a forged line, or for a character that a terminal or an editor interprets."""
     assert "x" in printed
     assert not set(printed) & set(UNPRINTABLE)
     assert not any(line.startswith(FORGED) for line in printed.split("\n"))
@@ -62,8 +62,8 @@ def test_no_text_forges_a_line_of_the_output(
     ):
         show()
         printed.append(capsys.readouterr().out)
-    for each in printed:
-        check_harmless(each)
+    for text in printed:
+        check_harmless(text)
 
 
 EVENTS: tuple[ResourceEvent, ...] = (
@@ -91,7 +91,7 @@ def test_no_event_forges_a_line_of_a_history(
         check_harmless(capsys.readouterr().out)
 
 
-def test_no_run_of_spaces_of_a_source_moves_its_text_to_another_line() -> None:
+def test_spaces_in_a_source_cannot_move_its_text_to_another_line() -> None:
     event = LogEvent(
         "e1", "r", "t", "mallory/File/f", datetime.now(UTC), 1, ReconcileAccepted(reads=True),
         actor=f"mallory=x{' ' * 200}{FORGED}",
@@ -116,14 +116,14 @@ def test_structured_output_keeps_its_meaning(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def logs_as_before() -> Generator[None]:
-    """Put the logs back as they were."""
+def restored_logs() -> Generator[None]:
+    """Restore the log settings after the test."""
     config = structlog.get_config()
     yield
     structlog.configure(**config)
 
 
-@pytest.mark.usefixtures("logs_as_before")
+@pytest.mark.usefixtures("restored_logs")
 @pytest.mark.parametrize("on_terminal", [False, True])
 def test_no_text_forges_a_line_of_the_logs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, on_terminal: bool
@@ -137,6 +137,6 @@ def test_no_text_forges_a_line_of_the_logs(
     assert printed.count("\n") == 1
 
 
-def test_printable_text_stays_as_it_is() -> None:
+def test_printable_text_is_not_changed() -> None:
     for text in ("zwölf", "日本語 → ✓", "😀", ""):
         assert escape_text(text) == text

@@ -1,4 +1,4 @@
-"""`get`, and how every command is told which resources are meant."""
+"""`get`, and how all commands select resources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.runner import STOP_SECONDS, Cli, shape
 
 @pytest.fixture
 def teams(live: Cli, unique: str) -> str:
-    """A namespace with two shapes, of the teams a and b."""
+    """Declare two shapes, of the teams a and b; return their namespace."""
     name = unique.lower()
     manifests = "".join(
         f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}-{team}, namespace: {name}, "
@@ -34,30 +34,30 @@ def names(live: Cli, *arguments: str) -> list[str]:
 
 
 def test_an_unknown_outcome_is_an_error_that_names_the_known_ones(live: Cli) -> None:
-    ran = live.run("get", "-A", "--outcome", "Bogus")
-    assert ran.status == 2
+    result = live.run("get", "-A", "--outcome", "Bogus")
+    assert result.status == 2
     for outcome in {*get_args(OutcomeName), "Pending"} - {"Rejected"}:
-        assert outcome in ran.err
+        assert outcome in result.err
 
 
 @pytest.mark.parametrize("outcome", ["converged", "Pending", "FAILED"])
-def test_an_outcome_is_known_however_it_is_written(live: Cli, outcome: str) -> None:
+def test_outcomes_are_case_insensitive(live: Cli, outcome: str) -> None:
     live.ok("get", "-A", "--outcome", outcome)
 
 
-def test_a_kind_without_objects_owns_none(live: Cli, teams: str) -> None:
-    def owned(*arguments: str) -> str:
+def test_a_kind_without_objects_has_no_ownership(live: Cli, teams: str) -> None:
+    def owned_cell(*arguments: str) -> str:
         headings, row = live.ok("get", *arguments).out.splitlines()
         return row[headings.index("OWNED") :].split()[0]
 
-    assert owned("ProviderConfig", "default") == "-"
-    assert owned("Shape", f"{teams}-a", "-n", teams) == "yes"
+    assert owned_cell("ProviderConfig", "default") == "-"
+    assert owned_cell("Shape", f"{teams}-a", "-n", teams) == "yes"
 
 
-def test_a_second_deletion_reports_that_there_was_one(live: Cli, teams: str) -> None:
+def test_a_second_deletion_reports_the_earlier_withdrawal(live: Cli, teams: str) -> None:
     live.ok("delete", f"{teams}/Shape/{teams}-a", "--wait")
-    again = live.ok("delete", f"{teams}/Shape/{teams}-a").out.splitlines()[1]
-    assert again.split(maxsplit=4)[3:] == ["Unchanged", "the declaration was already withdrawn"]
+    row = live.ok("delete", f"{teams}/Shape/{teams}-a").out.splitlines()[1]
+    assert row.split(maxsplit=4)[3:] == ["Unchanged", "the declaration was already withdrawn"]
 
 
 # --- which resources
@@ -78,12 +78,14 @@ def test_a_second_deletion_reports_that_there_was_one(live: Cli, teams: str) -> 
     ],
     ids=" ".join,
 )
-def test_a_resource_is_named_in_every_form(live: Cli, teams: str, words: tuple[str, ...]) -> None:
-    arguments = [each.format(teams) for each in words]
+def test_a_resource_can_be_selected_in_every_form(
+    live: Cli, teams: str, words: tuple[str, ...]
+) -> None:
+    arguments = [word.format(teams) for word in words]
     assert names(live, *arguments) == [f"{teams}/Shape/{teams}-a"]
 
 
-def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> None:
+def test_several_resources_can_be_selected_in_different_forms(live: Cli, teams: str) -> None:
     declared_names = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
     assert declared_names == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
 
@@ -113,51 +115,49 @@ def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> No
 def test_missing_and_ambiguous_names_are_reported(
     live: Cli, command: str, status: int, message: str
 ) -> None:
-    ran = live.run(*command.split())
-    assert (ran.status, ran.out) == (status, "")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
+    result = live.run(*command.split())
+    assert (result.status, result.out) == (status, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 # --- manifests
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_what_is_printed_can_be_applied_again_and_changes_nothing(
-    live: Cli, teams: str, form: str
-) -> None:
+def test_applying_printed_manifests_changes_nothing(live: Cli, teams: str, form: str) -> None:
     printed = live.ok("get", "-n", teams, "-o", form).out
-    answers = live.ok("apply", "-f", "-", "-o", "json", text=printed).json
-    assert [each["reason"] for each in answers] == ["Unchanged", "Unchanged"]
-    (one, _) = live.ok("get", "-n", teams, "-o", "json").json
-    assert one["spec"]["policy"] == {"deletion": "Orphan"}
-    assert one["metadata"]["annotations"] == {"note": "kept"}
-    assert one["status"]["outcome"] == "Converged"
+    replies = live.ok("apply", "-f", "-", "-o", "json", text=printed).json
+    assert [reply["reason"] for reply in replies] == ["Unchanged", "Unchanged"]
+    (manifest, _) = live.ok("get", "-n", teams, "-o", "json").json
+    assert manifest["spec"]["policy"] == {"deletion": "Orphan"}
+    assert manifest["metadata"]["annotations"] == {"note": "kept"}
+    assert manifest["status"]["outcome"] == "Converged"
 
 
-def test_the_manifest_of_a_moment_is_that_of_then(live: Cli, teams: str) -> None:
+def test_get_at_a_position_prints_the_manifest_of_that_time(live: Cli, teams: str) -> None:
     resource = f"{teams}/Shape/{teams}-a"
     manifest_before = live.ok("get", resource, "-o", "json").json
     changed = {**manifest_before, "spec": {**manifest_before["spec"], "color": "Blue"}}
     live.ok("apply", "-f", "-", "--wait", text=json.dumps(changed))
-    then = live.ok(
+    earlier = live.ok(
         "get", resource, "-o", "json", "--at", str(manifest_before["status"]["position"])
     ).json
-    assert (then["spec"]["color"], then["metadata"]["generation"]) == ("Red", 1)
-    now = live.ok("get", resource, "-o", "json").json
-    assert (now["spec"]["color"], now["metadata"]["generation"]) == ("Blue", 2)
+    assert (earlier["spec"]["color"], earlier["metadata"]["generation"]) == ("Red", 1)
+    current = live.ok("get", resource, "-o", "json").json
+    assert (current["spec"]["color"], current["metadata"]["generation"]) == ("Blue", 2)
 
 
-# --- as it changes
+# --- watching
 
 
-def test_changes_are_shown_as_they_come(live: Cli, teams: str) -> None:
+def test_changes_are_printed_as_they_arrive(live: Cli, teams: str) -> None:
     process = live.start("get", "-n", teams, "-l", "team=a", "-w", "-o", "json")
     try:
-        first = _next(process)
+        first = _read_row(process)
         assert first["status"]["outcome"] == "Converged"
         live.ok("delete", "-n", teams, "-l", "tier=web")
-        while _next(process)["status"]["outcome"] != "Released":
+        while _read_row(process)["status"]["outcome"] != "Released":
             pass
     finally:
         process.send_signal(signal.SIGINT)
@@ -166,12 +166,12 @@ def test_changes_are_shown_as_they_come(live: Cli, teams: str) -> None:
     assert f"{teams}-b" not in out
 
 
-def _next(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
+def _read_row(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
-def test_a_followed_table_has_its_headings_once(live: Cli, teams: str) -> None:
+def test_a_watched_table_has_one_heading_line(live: Cli, teams: str) -> None:
     process = live.start("get", "-n", teams, "-w")
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
@@ -200,11 +200,13 @@ def test_a_followed_table_has_its_headings_once(live: Cli, teams: str) -> None:
         (("Shape/foo", "File/bar"), "*.*.*"),
     ],
 )
-def test_no_more_of_the_log_is_read_than_is_asked_for(words: tuple[str, ...], pattern: str) -> None:
+def test_only_the_selected_subjects_of_the_log_are_read(
+    words: tuple[str, ...], pattern: str
+) -> None:
     assert parse_selection(words).tokens == pattern
 
 
-def test_a_namespace_narrows_what_is_read_of_the_log() -> None:
+def test_a_namespace_narrows_the_subjects_that_are_read() -> None:
     assert parse_selection((), Filter(namespace="team")).tokens == "team.*.*"
     assert parse_selection(("foo",), Filter(namespace="team")).tokens == "team.*.*"
     assert parse_selection(("Shape", "a", "b"), Filter(namespace="team")).tokens == "team.Shape.*"

@@ -1,4 +1,4 @@
-"""A command imports what it uses: what starting one costs is mostly imports."""
+"""Commands import only what they use, because imports dominate their start time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import sys
 
 import pytest
 
-from tests.cli.importing import DECIDER, OTHERS, PROVIDERS, Listing, imported
+from tests.cli.importing import (
+    DECIDER,
+    OPTIONAL_LIBRARIES,
+    PROVIDERS,
+    ImportListingCli,
+    read_imports,
+)
 from tests.cli.runner import Cli, Up
 
-HEAVY = ("aiohttp", "click", "eventsourcing", "httpx", "pygments", "typing_extensions")
-IMPORTED = """
+HEAVY_MODULES = ("aiohttp", "click", "eventsourcing", "httpx", "pygments", "typing_extensions")
+PROGRAM = """
 import sys
 from reconciler.cli.main import main
 main([{command!r}, "--help"])
@@ -21,24 +27,31 @@ print(*(name for name in {heavy} if name in sys.modules), file=sys.stderr)
 
 @pytest.mark.parametrize("command", ["apply", "get", "up", "watch"])
 def test_a_command_does_not_import_what_it_does_not_use(command: str) -> None:
-    code = IMPORTED.format(command=command, heavy=HEAVY)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stderr.split() == []
+    code = PROGRAM.format(command=command, heavy=HEAVY_MODULES)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stderr.split() == []
 
 
 def test_a_read_command_imports_no_decider_and_no_kind(running_up: tuple[Cli, Up]) -> None:
-    err = Listing(running_up[0].folder).ok("get").err
-    assert imported(err) & {*OTHERS, *DECIDER, "infra.providers", "rich.progress"} == set()
+    err = ImportListingCli(running_up[0].folder).ok("get").err
+    assert (
+        read_imports(err) & {*OPTIONAL_LIBRARIES, *DECIDER, "infra.providers", "rich.progress"}
+        == set()
+    )
 
 
 def test_declaring_imports_no_decider_and_no_provider(live: Cli, unique: str) -> None:
     text = f"{{apiVersion: shapes/v1, kind: Shape, metadata: {{name: {unique.lower()}}}, "
     text += "spec: {type: Square, color: Red}}"
-    err = Listing(live.folder).ok("apply", "-f", "-", text=text).err
-    assert imported(err) & {*OTHERS, *DECIDER, *PROVIDERS, "rich.progress"} == {"yaml"}
+    err = ImportListingCli(live.folder).ok("apply", "-f", "-", text=text).err
+    assert read_imports(err) & {*OPTIONAL_LIBRARIES, *DECIDER, *PROVIDERS, "rich.progress"} == {
+        "yaml"
+    }
 
 
-def test_who_uses_a_skipped_package_finds_it() -> None:
+def test_a_skipped_package_can_still_be_imported() -> None:
     code = "import nats.aio.transport, aiohttp; assert aiohttp.ClientSession"
     setup = "from reconciler.cli.skipped_imports import import_with_skips as f; f(); "
     subprocess.run([sys.executable, "-c", setup + code], check=True)

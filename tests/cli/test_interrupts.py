@@ -1,4 +1,4 @@
-"""Ctrl-C, whenever it comes, and what a command reports then."""
+"""Ctrl-C at any time, and the message of the command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.runner import STOP_SECONDS, Cli, Inside
+from tests.cli.runner import STOP_SECONDS, Cli, InProcessCli
 
-AT_AN_IMPORT = """
+INTERRUPT_AT_IMPORT = """
 import os, signal, sys
 from reconciler.cli.entry import main
 
@@ -30,11 +30,9 @@ sys.exit(main())
     "module",
     ["reconciler.cli.main", "difflib", "cyclopts", "reconciler.cli.get", "infra.jetstream.access"],
 )
-def test_a_command_that_is_interrupted_while_it_starts_ends_in_one_line(
-    cli: Cli, module: str
-) -> None:
+def test_an_interrupt_during_startup_is_reported_in_one_line(cli: Cli, module: str) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", AT_AN_IMPORT.format(module=module)],
+        [sys.executable, "-c", INTERRUPT_AT_IMPORT.format(module=module)],
         cwd=cli.folder,
         capture_output=True,
         text=True,
@@ -45,15 +43,15 @@ def test_a_command_that_is_interrupted_while_it_starts_ends_in_one_line(
     assert (process.returncode, process.stderr) == (130, "error: interrupted\n")
 
 
-def test_a_command_that_sends_nothing_leaves_nothing_to_be_done(
-    inside: Inside, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_read_command_mentions_no_pending_requests(
+    local_cli: InProcessCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`test_an_interrupted_question_is_reported_as_interrupted` has one that sends."""
+    """`test_an_interrupted_request_is_reported_as_interrupted` covers a command that sends."""
 
-    def interrupted(work: Coroutine[Any, Any, Any]) -> None:
+    def interrupt(work: Coroutine[Any, Any, Any]) -> None:
         work.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reconciler.cli.get.run_async", interrupted)
-    ran = inside.run("get", RECONCILER_NATS_URL="nats://127.0.0.1:1")
-    assert (ran.status, ran.err) == (130, "error: interrupted\n")
+    monkeypatch.setattr("reconciler.cli.get.run_async", interrupt)
+    result = local_cli.run("get", RECONCILER_NATS_URL="nats://127.0.0.1:1")
+    assert (result.status, result.err) == (130, "error: interrupted\n")

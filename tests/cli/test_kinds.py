@@ -1,4 +1,4 @@
-"""Kinds and providers that the roles do not have: refused, with what to do."""
+"""`kinds` and `explain`, and errors about unknown kinds and providers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CONFIG = (
 )
 COLUMNS = 80
 PURPOSE_COLUMNS = 47
-"""What the columns KIND and EXTRA of `kinds` leave of a terminal."""
+"""Width that the columns KIND and EXTRA of `kinds` leave on a terminal."""
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
 
 def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
-    ran = live.run("apply", "-f", "-", "--wait", "-o", "json", text=CONFIG)
-    assert ran.status == 1
-    (problem,) = ran.json
+    result = live.run("apply", "-f", "-", "--wait", "-o", "json", text=CONFIG)
+    assert result.status == 1
+    (problem,) = result.json
     assert (problem["accepted"], problem["reason"]) == (False, "Invalid")
     _, found, rest = problem["message"].partition(
         "no kind of provider 'resource' is registered (known providers: "
@@ -33,15 +33,17 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     assert found, problem["message"]
     provider_names = rest.partition("); install")[0].split(", ")
     assert provider_names == sorted(provider_names)
-    assert set(provider_names) >= set(installed_kinds().providers), "others are defined at run time"
+    assert set(provider_names) >= set(installed_kinds().providers), (
+        "more may be defined at run time"
+    )
 
 
-def test_explain_shows_types_defaults_and_what_replaces(
-    inside: Cli, monkeypatch: pytest.MonkeyPatch
+def test_explain_shows_types_defaults_and_fields_that_cause_a_replacement(
+    local_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.2)
-    explanation = inside.ok("explain", "containers", "-o", "json").json
-    fields = {each["field"]: each for each in explanation["spec"]}
+    explanation = local_cli.ok("explain", "containers", "-o", "json").json
+    fields = {field["field"]: field for field in explanation["spec"]}
     assert fields["image"]["required"]
     assert fields["image"]["replaces"]
     assert fields["mounts.type"]["type"] == "bind | tmpfs | volume"
@@ -52,32 +54,32 @@ def test_explain_shows_types_defaults_and_what_replaces(
         "about": "",
     }
     assert explanation["outputs"]
-    assert "Changing the labels also replaces" in inside.ok("explain", "Container").out
-    refused = inside.run("explain", "Nothing")
+    assert "Changing the labels also replaces" in local_cli.ok("explain", "Container").out
+    refused = local_cli.run("explain", "Nothing")
     assert refused.status == 1
     assert refused.err.startswith("error: kind 'Nothing' is not installed here, and no NATS server")
 
 
 @pytest.mark.parametrize("kind", installed_kinds().values(), ids=lambda kind: kind.name)
-def test_a_kind_has_a_short_purpose_and_every_field_of_it_a_meaning(kind: Kind) -> None:
-    explained = explain_kind(kind)
-    assert explained.spec
-    purpose = explained.about.partition("\n\n")[0]
+def test_each_kind_has_a_short_purpose_and_a_description_of_every_field(kind: Kind) -> None:
+    explanation = explain_kind(kind)
+    assert explanation.spec
+    purpose = explanation.about.partition("\n\n")[0]
     assert 0 < len(purpose) <= PURPOSE_COLUMNS
-    fields = (*explained.spec, *explained.outputs)
-    assert [each.field for each in fields if not each.about.endswith(".")] == []
+    fields = (*explanation.spec, *explanation.outputs)
+    assert [field.field for field in fields if not field.about.endswith(".")] == []
 
 
 def test_internal_kinds_are_listed_only_with_all(
-    inside: Cli, monkeypatch: pytest.MonkeyPatch
+    local_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.2)
 
-    def listed(*options: str) -> set[str]:
-        return {each["kind"] for each in inside.ok("kinds", "-o", "json", *options).json}
+    def list_kinds(*options: str) -> set[str]:
+        return {kind["kind"] for kind in local_cli.ok("kinds", "-o", "json", *options).json}
 
-    assert listed("--all") - listed() == COMPOSED_KINDS
-    table = inside.ok("kinds").out
+    assert list_kinds("--all") - list_kinds() == COMPOSED_KINDS
+    table = local_cli.ok("kinds").out
     assert max(map(len, table.splitlines())) <= COLUMNS
     assert ["Database", "postgres", "A", "PostgreSQL", "database."] in map(
         str.split, table.splitlines()
@@ -85,18 +87,18 @@ def test_internal_kinds_are_listed_only_with_all(
     assert "ComposedSet" not in table
 
 
-def test_an_explanation_fits_a_terminal(inside: Cli) -> None:
+def test_an_explanation_fits_a_terminal(local_cli: Cli) -> None:
     for name in installed_kinds():
-        lines = inside.ok("explain", name).out.splitlines()
+        lines = local_cli.ok("explain", name).out.splitlines()
         assert [line for line in lines if len(line) > COLUMNS] == []
 
 
-def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None:
+def test_explain_includes_kinds_that_are_defined_at_run_time(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
-    defined = page.split(BADGE)[1].split("---")[0].replace("Badge", "Medal")
-    live.ok("apply", "-f", "-", text=defined.replace("badge", "medal"))
+    definition = page.split(BADGE)[1].split("---")[0].replace("Badge", "Medal")
+    live.ok("apply", "-f", "-", text=definition.replace("badge", "medal"))
     explanation = live.ok("explain", "medal", "-o", "json").json
-    assert (explanation["apiVersion"], [each["field"] for each in explanation["spec"]]) == (
+    assert (explanation["apiVersion"], [field["field"] for field in explanation["spec"]]) == (
         "medals/v1",
         ["shade"],
     )
@@ -109,7 +111,7 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
     assert near.err == "error: kind 'Fil' is unknown; did you mean File?\n"
 
 
-def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:
+def test_explain_includes_kinds_of_http_apis(live: Cli) -> None:
     page = Path(__file__).parents[2] / "examples/kinds/address.yaml"
     live.ok("apply", "-f", "-", text=page.read_text())
     explanation = live.ok("explain", "address.ttl", "-o", "json").json
@@ -124,7 +126,7 @@ def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:
     ]
     refused = live.run("explain", "address.tll")
     assert "Address has no field 'tll': did you mean ttl?" in refused.err
-    wrong = page.read_text().replace("= spec.ttl", "= spec.ttl +")
-    refused = live.run("apply", "-f", "-", text=wrong)
+    invalid_text = page.read_text().replace("= spec.ttl", "= spec.ttl +")
+    refused = live.run("apply", "-f", "-", text=invalid_text)
     assert refused.status == 1
     assert "spec.rest.document.ttl: 'spec.ttl +' is not a CEL expression: at 1:11" in refused.err

@@ -1,4 +1,4 @@
-"""What a command says whose machine's clock is wrong, which only it is moved for."""
+"""Warnings of commands on a machine whose clock is wrong."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.faketime
 
 @pytest.fixture
 def resource(live: Cli, unique: str) -> str:
-    """A resource that was declared just now."""
+    """Declare a resource; return its key."""
     name = unique.lower()
     live.ok("apply", "-f", "-", "--wait", text=SHAPE.format(name=name))
     return f"default/Shape/{name}"
 
 
-def moved(hours: int) -> dict[str, str]:
-    """Return the environment of a process whose wall clock is wrong by so much."""
+def fake_clock(hours: int) -> dict[str, str]:
+    """Return the environment of a process whose wall clock is off by ``hours``."""
     return {
         "LD_PRELOAD": FAKETIME_LIBRARIES[0],
         "FAKETIME": f"{hours:+d}h",
@@ -38,23 +38,29 @@ def moved(hours: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     "command", [("get",), ("events", "--since", "2h"), ("deadletters", "list", "--since", "2h")]
 )
-@pytest.mark.parametrize(("hours", "where"), [(-1, "behind"), (1, "ahead of")])
-def test_a_command_that_shows_ages_or_takes_a_span_says_that_the_clock_is_wrong(
-    live: Cli, resource: str, command: tuple[str, ...], hours: int, where: str
+@pytest.mark.parametrize(("hours", "relation"), [(-1, "behind"), (1, "ahead of")])
+def test_a_command_that_uses_the_clock_warns_of_a_difference(
+    live: Cli, resource: str, command: tuple[str, ...], hours: int, relation: str
 ) -> None:
-    ran = Cli(live.folder).run(*command, **moved(hours))
-    assert ran.status == 0, ran
-    assert f"warning: this machine's clock is 3600 s {where} the bus's clock" in ran.err
+    result = Cli(live.folder).run(*command, **fake_clock(hours))
+    assert result.status == 0, result
+    assert f"warning: this machine's clock is 3600 s {relation} the bus's clock" in result.err
     assert "warning" not in live.run(*command).err
 
 
-def test_a_command_that_reads_no_clock_does_not_ask_for_one(live: Cli, resource: str) -> None:
-    apart = Cli(live.folder)
-    assert "warning" not in apart.run("get", "-o", "json", **moved(1)).err
-    assert "warning" not in apart.run("history", resource, **moved(1)).err
+def test_a_command_that_does_not_use_the_clock_does_not_compare_it(
+    live: Cli, resource: str
+) -> None:
+    separate_cli = Cli(live.folder)
+    assert "warning" not in separate_cli.run("get", "-o", "json", **fake_clock(1)).err
+    assert "warning" not in separate_cli.run("history", resource, **fake_clock(1)).err
 
 
-def test_what_is_to_come_is_judged_by_the_clock_of_the_bus(live: Cli, resource: str) -> None:
-    declared = datetime.now(UTC) - timedelta(minutes=1)
-    ran = Cli(live.folder).run("history", resource, "--since", declared.isoformat(), **moved(-1))
-    assert (ran.status, "SpecDeclared" in ran.out or "declared" in ran.out) == (0, True), ran
+def test_the_clock_of_the_bus_decides_what_is_in_the_future(live: Cli, resource: str) -> None:
+    declared_at = datetime.now(UTC) - timedelta(minutes=1)
+    result = Cli(live.folder).run(
+        "history", resource, "--since", declared_at.isoformat(), **fake_clock(-1)
+    )
+    assert (result.status, "SpecDeclared" in result.out or "declared" in result.out) == (0, True), (
+        result
+    )

@@ -1,4 +1,4 @@
-"""Reading manifests: what people write, and what they get wrong."""
+"""Reading manifests: accepted forms and common mistakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(tmp_path: Path, **files: str) -> Documents:
     return read_all([str(tmp_path)], "team")
 
 
-def test_configurations_come_first_and_the_namespace_is_filled_in(tmp_path: Path) -> None:
+def test_configurations_come_first_and_the_namespace_has_a_default(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"{shape('one')}---\n{CONFIG}", b__yml=shape("two"))
     assert [read.key for read in documents.good] == [
         ResourceKey("system", "ProviderConfig", "default"),
@@ -34,7 +34,7 @@ def test_configurations_come_first_and_the_namespace_is_filled_in(tmp_path: Path
     ]
 
 
-def test_a_namespace_that_is_written_stays(tmp_path: Path) -> None:
+def test_an_explicit_namespace_is_kept(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=shape("one", namespace="mine"))
     assert documents.good[0].key.namespace == "mine"
 
@@ -48,7 +48,7 @@ def test_a_namespace_that_is_written_stays(tmp_path: Path) -> None:
         '[{"apiVersion": "shapes/v1", "kind": "Shape", "metadata": {"name": "one"}}]}',
     ],
 )
-def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> None:
+def test_json_is_read_as_an_object_an_array_and_a_list_kind(tmp_path: Path, text: str) -> None:
     assert [read.key.name for read in read(tmp_path, a__json=text).good] == ["one"]
 
 
@@ -78,7 +78,7 @@ def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> Non
         ),
     ],
 )
-def test_what_is_wrong_is_reported_with_file_and_number(
+def test_an_invalid_document_is_reported_with_its_file_and_number(
     tmp_path: Path, text: str, message: str
 ) -> None:
     documents = read(
@@ -98,7 +98,7 @@ def test_an_error_does_not_repeat_a_very_long_field(tmp_path: Path) -> None:
     assert len(format_error(CommandError("x" * 200_000))) < 5_000
 
 
-def test_standard_input_that_is_no_text_is_refused_like_a_file(
+def test_binary_standard_input_is_refused_like_a_binary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff\n")
@@ -109,13 +109,13 @@ def test_standard_input_that_is_no_text_is_refused_like_a_file(
             read_all([path], "team")
 
 
-def test_the_line_of_a_mistake_is_that_of_the_file(tmp_path: Path) -> None:
+def test_the_line_of_a_mistake_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"# one\n{shape('good')}---\nx: [y\n---\n{shape('also')}")
     assert len(documents.good) == 2
     assert "line 8, column 1" in documents.problems()[0]
 
 
-def test_a_resource_twice_is_a_mistake(tmp_path: Path) -> None:
+def test_a_duplicate_resource_is_an_error(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=shape("one"), b__yaml=shape("one", "Blue"))
     assert documents.good[0].manifest.spec["color"] == "Red"
     assert documents.problems() == [
@@ -124,12 +124,12 @@ def test_a_resource_twice_is_a_mistake(tmp_path: Path) -> None:
     ]
 
 
-def test_empty_documents_are_left_out(tmp_path: Path) -> None:
+def test_empty_documents_are_skipped(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"---\n# nothing\n---\n{shape('one')}---\n")
     assert (len(documents.good), documents.bad) == (1, [])
 
 
-def test_dates_are_text(tmp_path: Path) -> None:
+def test_dates_are_read_as_text(tmp_path: Path) -> None:
     text = shape("one").replace("spec: {", "spec: {since: 2026-01-02, ")
     assert read(tmp_path, a__yaml=text).good[0].manifest.spec["since"] == "2026-01-02"
 
@@ -139,16 +139,10 @@ def test_a_folder_without_manifests_is_reported(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_broken_link_in_a_directory_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "b.yaml").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"b\.yaml"):
-        read(tmp_path, a__yaml=shape("one"))
-
-
-def test_an_empty_name_is_not_the_current_directory(
+def test_an_empty_path_does_not_mean_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell variable without a value would declare, or withdraw, all that lies there."""
+    """An empty shell variable would declare or withdraw everything in that directory."""
     read(tmp_path, a__yaml=shape("one"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match="--file '': name a file"):
@@ -160,7 +154,7 @@ def test_code_in_yaml_is_not_run(tmp_path: Path) -> None:
     assert "could not determine a constructor" in documents.problems()[0]
 
 
-def test_what_is_nested_too_deep_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_document_that_is_nested_too_deeply_does_not_block_the_others(tmp_path: Path) -> None:
     deep = '{"a":' * 5_000 + "1" + "}" * 5_000
     documents = read(tmp_path, a__json=deep, b__yaml=deep, c__yaml=shape("one"))
     assert len(documents.good) == 1
@@ -170,7 +164,7 @@ def test_what_is_nested_too_deep_does_not_stop_the_others(tmp_path: Path) -> Non
     ]
 
 
-def test_a_file_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reconciler.cli.manifests.MAX_MANIFEST_BYTES", 1 << 20)
     with pytest.raises(OSError, match="larger than 1 MiB"):
         read_all(["/dev/zero"], "team")

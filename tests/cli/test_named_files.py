@@ -1,4 +1,4 @@
-"""Files that users name: written completely or not at all."""
+"""Files that users name are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 from infra.named_files import write_atomically
 
 
-def test_a_full_disk_leaves_the_earlier_file(
+def test_a_full_disk_does_not_damage_the_existing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(_file: int) -> None:
+    def fail_with_full_disk(_file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     plan = tmp_path / "today.plan"
     write_atomically(plan, b"earlier")
-    monkeypatch.setattr(os, "fsync", no_room)
+    monkeypatch.setattr(os, "fsync", fail_with_full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(plan, b"later")
     assert plan.read_bytes() == b"earlier"
     assert list(tmp_path.iterdir()) == [plan]
 
 
-def test_a_link_stays_one_and_a_device_is_written_directly(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept_and_a_device_is_written_directly(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("today.plan")
     write_atomically(link, b"content")
@@ -36,17 +36,17 @@ def test_a_link_stays_one_and_a_device_is_written_directly(tmp_path: Path) -> No
     assert not Path("/dev/null").is_file()
 
 
-def test_two_writers_of_one_file_do_not_mix(
+def test_concurrent_writers_do_not_mix_their_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, sync = tmp_path / "today.plan", os.fsync
 
-    def write_another(file: int) -> None:
+    def write_concurrently(file: int) -> None:
         monkeypatch.setattr(os, "fsync", sync)
         write_atomically(plan, b"another, longer content")
         sync(file)
 
-    monkeypatch.setattr(os, "fsync", write_another)
+    monkeypatch.setattr(os, "fsync", write_concurrently)
     write_atomically(plan, b"content")
     assert plan.read_bytes() == b"content"
     assert list(tmp_path.iterdir()) == [plan]

@@ -1,4 +1,4 @@
-"""An older release on the data of a newer one: one line, whatever it was asked to do."""
+"""Every command refuses the data of a newer release in one line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from infra.bus.streams import FORMAT_METADATA, LOG, LOG_FORMAT
 from infra.jetstream.connection import api_request, close, connect
-from tests.cli.runner import Inside, idle_bus, shape
+from tests.cli.runner import InProcessCli, idle_bus, shape
 
-NEWER = str(LOG_FORMAT + 1)
+NEWER_FORMAT = str(LOG_FORMAT + 1)
 
-WRITING = (
+WRITE_COMMANDS = (
     "apply -f foo.yaml",
     "apply -f foo.yaml --set foo",
     "delete Shape foo",
@@ -28,19 +28,19 @@ WRITING = (
 )
 
 
-async def write_as_a_newer_release(url: str) -> None:
+async def set_newer_format(url: str) -> None:
     nc = await connect(url, name="newer")
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
-    config["metadata"][FORMAT_METADATA] = NEWER
+    config["metadata"][FORMAT_METADATA] = NEWER_FORMAT
     await api_request(nc, f"STREAM.UPDATE.{LOG}", config)
     await close(nc)
 
 
-@pytest.mark.timeout(300)  # as many commands, one after the other
-def test_every_command_says_that_the_log_is_newer(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # runs many commands in sequence
+def test_every_command_reports_a_newer_log(tmp_path: Path) -> None:
     with idle_bus(tmp_path / "bus") as url:
-        asyncio.run(write_as_a_newer_release(url))
-        cli = Inside(tmp_path, url)
+        asyncio.run(set_newer_format(url))
+        cli = InProcessCli(tmp_path, url)
         cli.write("foo.yaml", shape("foo"))
         for command in (
             "get",
@@ -49,11 +49,11 @@ def test_every_command_says_that_the_log_is_newer(tmp_path: Path) -> None:
             "watch",
             "init",
             "run decider",
-            *WRITING,
+            *WRITE_COMMANDS,
         ):
-            ran = cli.run(*command.split())
-            assert (ran.status, ran.out) == (1, ""), command
-            assert ran.err.removeprefix(f"bus: {url} (environment RECONCILER_NATS_URL)\n") == (
-                f"error: stream LOG_1 was written by a newer release (format {NEWER}, this release "
-                f"reads {LOG_FORMAT}); upgrade\n"
+            result = cli.run(*command.split())
+            assert (result.status, result.out) == (1, ""), command
+            assert result.err.removeprefix(f"bus: {url} (environment RECONCILER_NATS_URL)\n") == (
+                f"error: stream LOG_1 was written by a newer release (format {NEWER_FORMAT}, "
+                f"this release reads {LOG_FORMAT}); upgrade\n"
             ), command

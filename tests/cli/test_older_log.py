@@ -1,4 +1,4 @@
-"""This release on the data of format 0, whose streams have other names: one line, no write."""
+"""Every command refuses data of format 0 in one line, and writes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from infra.bus.streams import LOG_FORMAT
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.publish import publish
-from tests.cli.runner import Inside, empty_bus, shape
-from tests.cli.test_newer_log import WRITING
+from tests.cli.runner import InProcessCli, empty_bus, shape
+from tests.cli.test_newer_log import WRITE_COMMANDS
 
 OLD_STREAMS = {
     "SHAPES": ["log.>"],
@@ -39,52 +39,52 @@ async def write_old_streams(url: str) -> None:
     await close(nc)
 
 
-async def streams_of(url: str) -> dict[str, tuple[int, int]]:
+async def read_streams(url: str) -> dict[str, tuple[int, int]]:
     nc = await connect(url, name="test")
     streams = (await api_request(nc, "STREAM.LIST", None))["streams"]
     await close(nc)
     return {
-        each["config"]["name"]: (each["state"]["messages"], each["state"]["last_seq"])
-        for each in streams
+        stream["config"]["name"]: (stream["state"]["messages"], stream["state"]["last_seq"])
+        for stream in streams
     }
 
 
-@pytest.mark.timeout(300)  # as many commands, one after the other
-def test_every_command_says_which_revisions_open_the_data(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # runs many commands in sequence
+def test_every_command_names_the_revisions_that_open_the_data(tmp_path: Path) -> None:
     with empty_bus(tmp_path / "bus") as url:
         asyncio.run(write_old_streams(url))
-        streams_before = asyncio.run(streams_of(url))
+        streams_before = asyncio.run(read_streams(url))
         assert set(streams_before) == set(OLD_STREAMS)
-        cli = Inside(tmp_path, url)
+        cli = InProcessCli(tmp_path, url)
         cli.write("foo.yaml", shape("foo"))
-        reading = ("get", "history foo", "doctor", "replay", "init", "run decider")
-        for command in (*reading, *WRITING):
-            ran = cli.run(*command.split())
-            assert (ran.status, ran.out) == (1, ""), command
-            named = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
-            assert ran.err.removeprefix(named) == MESSAGE, command
-        assert asyncio.run(streams_of(url)) == streams_before
+        read_commands = ("get", "history foo", "doctor", "replay", "init", "run decider")
+        for command in (*read_commands, *WRITE_COMMANDS):
+            result = cli.run(*command.split())
+            assert (result.status, result.out) == (1, ""), command
+            bus_line = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
+            assert result.err.removeprefix(bus_line) == MESSAGE, command
+        assert asyncio.run(read_streams(url)) == streams_before
 
 
-def test_up_leaves_an_old_data_directory_as_it_is(tmp_path: Path) -> None:
+def test_up_does_not_change_an_old_data_directory(tmp_path: Path) -> None:
     data = tmp_path / "reconciler-data"
     server = EmbeddedServer()
 
     async def prepare() -> dict[str, tuple[int, int]]:
         await server.start(data / "nats")
         await write_old_streams(server.url)
-        before = await streams_of(server.url)
+        streams = await read_streams(server.url)
         await server.stop()
-        return before
+        return streams
 
     async def read_again() -> dict[str, tuple[int, int]]:
-        again = EmbeddedServer()
-        await again.start(data / "nats")
-        after = await streams_of(again.url)
-        await again.stop()
-        return after
+        second_server = EmbeddedServer()
+        await second_server.start(data / "nats")
+        streams = await read_streams(second_server.url)
+        await second_server.stop()
+        return streams
 
-    before = asyncio.run(prepare())
-    ran = Inside(tmp_path).run("up", "--port", "0", "--no-api", "--data", str(data))
-    assert (ran.status, ran.err.splitlines()[-1] + "\n") == (1, MESSAGE)
-    assert asyncio.run(read_again()) == before
+    streams_before = asyncio.run(prepare())
+    result = InProcessCli(tmp_path).run("up", "--port", "0", "--no-api", "--data", str(data))
+    assert (result.status, result.err.splitlines()[-1] + "\n") == (1, MESSAGE)
+    assert asyncio.run(read_again()) == streams_before

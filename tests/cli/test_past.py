@@ -1,4 +1,4 @@
-"""How it stood: `--at`, `--since` and `--until` of a log that is known, and its timeline."""
+"""`--at`, `--since`, `--until`, `events` and `diff` on a recorded log."""
 
 from __future__ import annotations
 
@@ -36,44 +36,46 @@ from infra.jetstream.connection import close, connect
 from reconciler.cli.past.diff import Change, changes
 from reconciler.ports import ResourceAppend, StoredEvent
 from tests.bus.histories import event
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, Ran
+from tests.cli.runner import STOP_SECONDS, Cli, CommandResult, InProcessCli
 
-BEGAN = datetime(2026, 1, 2, 12, 0, 0, 123_456, tzinfo=UTC)
+START = datetime(2026, 1, 2, 12, 0, 0, 123_456, tzinfo=UTC)
 FOO = ResourceKey("default", "Shape", "foo")
 BAR = ResourceKey("team", "Shape", "bar")
 
 
-def at(position: int) -> datetime:
-    """When the event at a position was."""
-    return BEGAN + timedelta(minutes=position)
+def time_at(position: int) -> datetime:
+    """Return the time of the event at ``position``."""
+    return START + timedelta(minutes=position)
 
 
 def shape_object(name: str, color: str) -> ExternalObject:
     return ExternalObject(name, {"type": "Square", "color": color}, f"uid-{name}", "1")
 
 
-def declared(name: str, generation: int, color: str, **labels: str) -> SpecDeclared:
+def build_declaration(name: str, generation: int, color: str, **labels: str) -> SpecDeclared:
     fields = {"type": "Square", "color": color}
     return SpecDeclared(generation, "shapes/v1", "default", name, fields, labels)
 
 
-def life(name: str, generation: int, color: str, **labels: str) -> Sequence[ResourceEvent]:
-    """One generation, from its declaration until it has converged: four events."""
+def build_generation(
+    name: str, generation: int, color: str, **labels: str
+) -> Sequence[ResourceEvent]:
+    """Return the four events of a generation, from its declaration until it has converged."""
     operation = "Create" if generation == 1 else "Update"
     action = f"{name}@{generation}"
     fields = {"type": "Square", "color": color}
     return (
-        declared(name, generation, color, **labels),
+        build_declaration(name, generation, color, **labels),
         ActionDecided(Action(action, action, operation, generation, "default", name, (), fields)),
         ActionSucceeded(action, operation, 1, shape_object(name, color)),
         OutcomeRecorded("Converged", generation, "AsDeclared"),
     )
 
 
-STORY: tuple[tuple[ResourceKey, Sequence[ResourceEvent]], ...] = (
-    (FOO, life("foo", 1, "Red", team="a")),  # 1 to 4
-    (BAR, life("bar", 1, "Blue")),  # 5 to 8
-    (FOO, life("foo", 2, "Purple")),  # 9 to 12
+HISTORY: tuple[tuple[ResourceKey, Sequence[ResourceEvent]], ...] = (
+    (FOO, build_generation("foo", 1, "Red", team="a")),  # 1 to 4
+    (BAR, build_generation("bar", 1, "Blue")),  # 5 to 8
+    (FOO, build_generation("foo", 2, "Purple")),  # 9 to 12
     (  # 13 and 14
         FOO,
         (
@@ -85,15 +87,15 @@ STORY: tuple[tuple[ResourceKey, Sequence[ResourceEvent]], ...] = (
 )
 
 
-class Past(Cli):
+class RecordedCli(Cli):
     """Commands on a server with a known log, where no role runs."""
 
     def __init__(self, folder: Path, url: str) -> None:
         super().__init__(folder)
         self.url = url
-        self._inside = Inside(folder)
+        self._inside = InProcessCli(folder)
 
-    def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
+    def run(self, *arguments: str, text: str | None = None, **environment: str) -> CommandResult:
         environment = {"RECONCILER_NATS_URL": self.url, **environment}
         return self._inside.run(*arguments, text=text, **environment)
 
@@ -108,19 +110,19 @@ async def write(url: str) -> None:
     versions: dict[ResourceKey, int] = {}
     heads: dict[ResourceKey, int] = {}
     position = 0
-    for key, what in STORY:
-        for data in what:
+    for key, events in HISTORY:
+        for data in events:
             position += 1
             versions[key] = versions.get(key, 0) + 1
             actor = "cli:ann" if isinstance(data, SpecDeclared) else "reconciler@a"
-            one = replace(event(key, versions[key], data), time=at(position), actor=actor)
-            [heads[key]] = await log.append([ResourceAppend(key, [one], heads.get(key, 0))])
+            entry = replace(event(key, versions[key], data), time=time_at(position), actor=actor)
+            [heads[key]] = await log.append([ResourceAppend(key, [entry], heads.get(key, 0))])
     await close(nc)
 
 
 @contextmanager
 def recorded_log(folder: Path) -> Generator[str]:
-    """Run a server that has the story; gives its address."""
+    """Run a server with the recorded history; yield its URL."""
     server = EmbeddedServer()
     asyncio.run(server.start(folder))
     asyncio.run(write(server.url))
@@ -135,15 +137,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def past(url: str, tmp_path: Path) -> Past:
-    return Past(tmp_path, url)
+def log_cli(url: str, tmp_path: Path) -> RecordedCli:
+    return RecordedCli(tmp_path, url)
 
 
 # --- get --at
 
 
-def standing(past: Past, when: str, *more: str) -> dict[str, tuple[int, str]]:
-    rows = past.ok("get", "-A", "--at", when, "-o", "json", *more).json
+def list_rows(log_cli: RecordedCli, when: str, *more: str) -> dict[str, tuple[int, str]]:
+    rows = log_cli.ok("get", "-A", "--at", when, "-o", "json", *more).json
     return {
         row["metadata"]["name"]: (row["metadata"]["generation"], row["status"].get("outcome", ""))
         for row in rows
@@ -160,38 +162,41 @@ def standing(past: Past, when: str, *more: str) -> dict[str, tuple[int, str]]:
         (16, {"foo": (2, "Converged"), "bar": (2, "Failed")}),
     ],
 )
-def test_the_fleet_is_shown_as_it_stood_at_a_position_and_at_its_time(
-    past: Past, position: int, rows: dict[str, tuple[int, str]]
+def test_get_at_a_position_or_its_time_shows_the_rows_of_that_time(
+    log_cli: RecordedCli, position: int, rows: dict[str, tuple[int, str]]
 ) -> None:
-    assert standing(past, str(position)) == rows
-    time_text = at(position).isoformat(timespec="milliseconds")  # as tables show it
-    assert standing(past, time_text) == rows
-    assert standing(past, time_text.replace("+00:00", "")) == rows  # without a zone it is UTC
-    assert standing(past, str(at(position) + timedelta(seconds=30))) == rows
-    an_hour_east = at(position) + timedelta(hours=1)
-    assert standing(past, f"{an_hour_east:%Y-%m-%dT%H:%M:%S.%f}+01:00") == rows
+    assert list_rows(log_cli, str(position)) == rows
+    time_text = time_at(position).isoformat(timespec="milliseconds")  # as tables show it
+    assert list_rows(log_cli, time_text) == rows
+    assert list_rows(log_cli, time_text.replace("+00:00", "")) == rows  # without a zone it is UTC
+    assert list_rows(log_cli, str(time_at(position) + timedelta(seconds=30))) == rows
+    an_hour_east = time_at(position) + timedelta(hours=1)
+    assert list_rows(log_cli, f"{an_hour_east:%Y-%m-%dT%H:%M:%S.%f}+01:00") == rows
 
 
-def test_what_stood_is_what_a_fold_of_the_whole_log_says_of_each_position(past: Past) -> None:
-    """A filter on the server, as for one namespace, changes no row."""
+def test_filters_change_no_row_at_any_position(log_cli: RecordedCli) -> None:
+    """A filter, as for one namespace, is applied on the server."""
     for position in range(1, 17):
-        everything = past.json(f"get -A --at {position}")
+        everything = log_cli.json(f"get -A --at {position}")
         for namespace, kind, name in (("default", "Shape", "foo"), ("team", "shapes", "bar")):
-            some = [row for row in everything if row["metadata"]["name"] == name]
-            assert past.json(f"get -n {namespace} --at {position}") == some
-            if some:
-                assert past.json(f"get {kind} {name} -n {namespace} --at {position}") == some[0]
+            matching_rows = [row for row in everything if row["metadata"]["name"] == name]
+            assert log_cli.json(f"get -n {namespace} --at {position}") == matching_rows
+            if matching_rows:
+                assert (
+                    log_cli.json(f"get {kind} {name} -n {namespace} --at {position}")
+                    == matching_rows[0]
+                )
 
 
-def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
-    lines = past.ok("get", "--at", "4").out.splitlines()
+def test_the_table_shows_its_position_and_time(log_cli: RecordedCli) -> None:
+    lines = log_cli.ok("get", "--at", "4").out.splitlines()
     assert lines[0] == "as of position 4, 2026-01-02T12:04:00.123Z"
     assert lines[2].split()[:3] == ["Shape", "foo", "Converged"]
-    lines = past.ok("get", "--at", "2026-01-02T12:04:30").out.splitlines()
+    lines = log_cli.ok("get", "--at", "2026-01-02T12:04:30").out.splitlines()
     assert lines[0] == "as of 2026-01-02T12:04:30.000Z (position 4, at 2026-01-02T12:04:00.123Z)"
-    newest = past.ok("get", "--at", "1s").out.splitlines()[0]
+    newest = log_cli.ok("get", "--at", "1s").out.splitlines()[0]
     assert newest.endswith(" (position 16, the newest event, at 2026-01-02T12:16:00.123Z)")
-    for_programs = past.ok("get", "-o", "name", "--at", "4")
+    for_programs = log_cli.ok("get", "-o", "name", "--at", "4")
     assert for_programs.out == "default/Shape/foo\n"
     assert for_programs.err == "as of position 4, 2026-01-02T12:04:00.123Z\n"
 
@@ -229,89 +234,95 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
         ("1.5", 2, "is not a point in time"),
     ],
 )
-def test_a_moment_of_which_the_log_has_nothing_is_an_error_that_says_what_it_has(
-    past: Past, when: str, status: int, message: str
+def test_a_time_outside_the_log_is_an_error_that_states_the_range(
+    log_cli: RecordedCli, when: str, status: int, message: str
 ) -> None:
     for command in (("get", "-A"), ("describe", "foo")):
-        ran = past.run(*command, "--at", when)
-        assert (ran.status, ran.out) == (status, "")
-        assert message in ran.err
-        assert ran.err.startswith("error: ")
-        assert ran.err.count("\n") == 1
+        result = log_cli.run(*command, "--at", when)
+        assert (result.status, result.out) == (status, "")
+        assert message in result.err
+        assert result.err.startswith("error: ")
+        assert result.err.count("\n") == 1
 
 
-def test_spans_are_added_up_and_lead_back_from_now(past: Past) -> None:
-    age = datetime.now(UTC) - at(4)
+def test_the_units_of_a_duration_before_now_add_up(log_cli: RecordedCli) -> None:
+    age = datetime.now(UTC) - time_at(4)
     minutes = int(age.total_seconds() // 60) - 1  # a minute later than event 4, before event 5
     days, rest = divmod(minutes, 24 * 60)
-    assert standing(past, f"{days}d{rest}m") in (
+    assert list_rows(log_cli, f"{days}d{rest}m") in (
         {"foo": (1, "Converged")},
-        {"foo": (1, "Converged"), "bar": (1, "")},  # the minute is over meanwhile
+        {"foo": (1, "Converged"), "bar": (1, "")},  # if the minute has passed by now
     )
 
 
-def test_a_resource_that_did_not_exist_is_an_error_that_names_the_time(past: Past) -> None:
-    ran = past.run("get", "Shape", "bar", "-n", "team", "--at", "4")
-    assert ran.status == 1
-    assert "Shape 'bar' did not exist in namespace team at position 4, 2026-01-02T12:04" in ran.err
-    assert "`reconciler get -A --at 4`" in ran.err
+def test_a_resource_that_did_not_exist_is_an_error_that_names_the_time(
+    log_cli: RecordedCli,
+) -> None:
+    result = log_cli.run("get", "Shape", "bar", "-n", "team", "--at", "4")
+    assert result.status == 1
+    assert (
+        "Shape 'bar' did not exist in namespace team at position 4, 2026-01-02T12:04" in result.err
+    )
+    assert "`reconciler get -A --at 4`" in result.err
 
 
 # --- describe --at
 
 
-def test_29_one_resource_and_what_we_owned_are_described_as_they_stood(past: Past) -> None:
-    description = past.json("describe foo --at 4")
+def test_29_describe_at_a_position_shows_the_resource_and_its_ownership(
+    log_cli: RecordedCli,
+) -> None:
+    description = log_cli.json("describe foo --at 4")
     assert description["spec"]["fields"]["color"] == "Red"
     assert description["status"]["position"] == description["asOf"]["position"] == 4
     assert description["ownership"]["owned"]
     assert description["observed"]["object"]["fields"]["color"] == "Red"
     assert [line["position"] for line in description["events"]] == [1, 2, 3, 4]
-    assert past.json("describe foo --at 10")["action"]["operation"] == "Update"
-    assert past.json("describe foo --at 13")["observed"]["object"]["fields"]["color"] == "Green"
-    assert past.json("describe foo")["asOf"] is None
-    lines = past.ok("describe", "foo", "--at", "4").out.splitlines()
+    assert log_cli.json("describe foo --at 10")["action"]["operation"] == "Update"
+    assert log_cli.json("describe foo --at 13")["observed"]["object"]["fields"]["color"] == "Green"
+    assert log_cli.json("describe foo")["asOf"] is None
+    lines = log_cli.ok("describe", "foo", "--at", "4").out.splitlines()
     assert lines[:2] == ["default/Shape/foo", "as of position 4, 2026-01-02T12:04:00.123Z"]
 
 
-def test_what_was_not_known_yet_is_not_described_as_nothing(past: Past) -> None:
-    ran = past.run("describe", "bar", "--at", "4")
-    assert (ran.status, ran.out) == (1, "")
-    assert ran.err == (
+def test_describe_before_the_first_event_is_an_error(log_cli: RecordedCli) -> None:
+    result = log_cli.run("describe", "bar", "--at", "4")
+    assert (result.status, result.out) == (1, "")
+    assert result.err == (
         "error: team/Shape/bar did not exist yet at position 4, 2026-01-02T12:04:00.123Z: "
         "its history begins at position 5, 2026-01-02T12:05:00.123Z\n"
     )
-    assert past.run("describe", "foo", "--at", "4", "--live").status == 2
+    assert log_cli.run("describe", "foo", "--at", "4", "--live").status == 2
 
 
 # --- history --since --until
 
 
-def positions(past: Past, command: str) -> list[int]:
-    return [line["position"] for line in past.json(command)]
+def positions(log_cli: RecordedCli, command: str) -> list[int]:
+    return [line["position"] for line in log_cli.json(command)]
 
 
-def test_a_history_cut_at_both_ends_reads_as_in_the_whole(past: Past) -> None:
-    assert positions(past, "history foo --since 4 --until 10") == [4, 9, 10]
-    assert positions(past, "history foo --since 2026-01-02T12:04:00.123Z --until 9") == [4, 9]
-    assert positions(past, "history foo --until 2026-01-02T12:04:00.124Z") == [1, 2, 3, 4]
-    assert positions(past, "history foo --since 2020-01-01 --limit 2") == [13, 14]
-    assert positions(past, "history foo --until 2126-01-01 --since 13") == [13, 14]
-    [line] = past.json("history foo --since 9 --until 9")
+def test_a_range_of_a_history_has_the_same_lines_as_the_whole(log_cli: RecordedCli) -> None:
+    assert positions(log_cli, "history foo --since 4 --until 10") == [4, 9, 10]
+    assert positions(log_cli, "history foo --since 2026-01-02T12:04:00.123Z --until 9") == [4, 9]
+    assert positions(log_cli, "history foo --until 2026-01-02T12:04:00.124Z") == [1, 2, 3, 4]
+    assert positions(log_cli, "history foo --since 2020-01-01 --limit 2") == [13, 14]
+    assert positions(log_cli, "history foo --until 2126-01-01 --since 13") == [13, 14]
+    [line] = log_cli.json("history foo --since 9 --until 9")
     assert line["what"] == (
         "ann declared generation 2, which changes color: Red → Purple, labels.team: a → removed"
     )
-    raw = past.json("history foo --raw --since 9 --until 9")
-    assert [one["data"]["event"] for one in raw] == ["SpecDeclared"]
+    raw = log_cli.json("history foo --raw --since 9 --until 9")
+    assert [line["data"]["event"] for line in raw] == ["SpecDeclared"]
 
 
-def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -> None:
-    ran = past.ok("history", "foo", "--since", "5", "--until", "8")
-    assert ran.err == (
+def test_a_range_without_events_names_the_range_of_the_history(log_cli: RecordedCli) -> None:
+    result = log_cli.ok("history", "foo", "--since", "5", "--until", "8")
+    assert result.err == (
         "no events in this range: the history of default/Shape/foo covers "
         "position 1, 2026-01-02T12:01:00.123Z to position 14, 2026-01-02T12:14:00.123Z\n"
     )
-    assert past.json("history foo --since 1m") == []
+    assert log_cli.json("history foo --since 1m") == []
 
 
 @pytest.mark.parametrize("command", ["history foo", "events"])
@@ -328,19 +339,19 @@ def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -
     ],
 )
 def test_an_impossible_span_is_an_error(
-    past: Past, command: str, span: str, status: int, message: str
+    log_cli: RecordedCli, command: str, span: str, status: int, message: str
 ) -> None:
-    ran = past.run(*command.split(), *span.split())
-    assert (ran.status, ran.out) == (status, "")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
+    result = log_cli.run(*command.split(), *span.split())
+    assert (result.status, result.out) == (status, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 # --- events
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    ("options", "expected"),
     [
         ("", [*range(1, 17)]),
         ("--limit 3", [14, 15, 16]),
@@ -363,34 +374,34 @@ def test_an_impossible_span_is_an_error(
         ("--event SpecDeclared --actor cli:ann --since 6", [9]),
     ],
 )
-def test_the_fleets_timeline_has_what_is_asked_for_newest_last(
-    past: Past, monkeypatch: pytest.MonkeyPatch, options: str, found: list[int]
+def test_events_lists_the_matching_events_newest_last(
+    log_cli: RecordedCli, monkeypatch: pytest.MonkeyPatch, options: str, expected: list[int]
 ) -> None:
-    assert positions(past, f"events {options}") == found
-    monkeypatch.setattr("reconciler.sdk.timeline._FIRST_WINDOW", 1)  # looks that are much smaller
+    assert positions(log_cli, f"events {options}") == expected
+    monkeypatch.setattr("reconciler.sdk.timeline._FIRST_WINDOW", 1)  # much smaller reads
     monkeypatch.setattr("reconciler.sdk.timeline._WINDOW_GROWTH", 2)
     if "--limit" in options:
-        assert positions(past, f"events {options}") == found
+        assert positions(log_cli, f"events {options}") == expected
 
 
-def test_an_event_is_described_with_the_declaration_before_it(past: Past) -> None:
-    [line] = past.json("events --since 9 --until 9")
+def test_an_event_is_described_with_the_declaration_before_it(log_cli: RecordedCli) -> None:
+    [line] = log_cli.json("events --since 9 --until 9")
     assert line["resource"] == "default/Shape/foo"
     assert line["what"] == (
         "ann declared generation 2, which changes color: Red → Purple, labels.team: a → removed"
     )
-    [line] = past.json("events --since 10 --until 10")  # not an orphan that is released
+    [line] = log_cli.json("events --since 10 --until 10")  # not an orphan that is released
     assert line["what"] == "Reconciler decided to update foo with type: Square, color: Purple"
 
 
-def test_the_timeline_is_a_table_with_time_place_and_a_sentence(past: Past) -> None:
-    lines = past.ok("events", "--limit", "2").out.splitlines()
+def test_the_timeline_is_a_table_with_time_position_and_sentence(log_cli: RecordedCli) -> None:
+    lines = log_cli.ok("events", "--limit", "2").out.splitlines()
     assert lines[0].split() == ["TIME", "POSITION", "RESOURCE", "WHAT"]
     assert re.split(" {2,}", lines[1]) == [
         *("2026-01-02T12:15:00Z", "15", "team/Shape/bar"),
         "Reconciler withdrew the declaration, as generation 2",
     ]
-    nothing = past.ok("events", "--outcome", "Deleted")
+    nothing = log_cli.ok("events", "--outcome", "Deleted")
     assert (nothing.out, nothing.err) == ("", "no events match\n")
 
 
@@ -403,13 +414,15 @@ def test_the_timeline_is_a_table_with_time_place_and_a_sentence(past: Past) -> N
         ("why bar", "TIME POSITION VERSION EVENT CAUSE ACTOR WHAT"),
     ],
 )
-def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, headings: str) -> None:
-    lines = past.ok(*command.split(), "-o", "wide").out.splitlines()
-    (at,) = [number for number, line in enumerate(lines) if line.startswith("TIME")]
-    assert lines[at].split() == headings.split()
-    assert lines[at + 1].startswith("2026-01-02T12:")
-    assert " SpecWithdrawn " in "".join(lines[at + 1 :])
-    assert " reconciler@a " in "".join(lines[at + 1 :])
+def test_a_wide_table_also_has_the_fields_of_the_log_event(
+    log_cli: RecordedCli, command: str, headings: str
+) -> None:
+    lines = log_cli.ok(*command.split(), "-o", "wide").out.splitlines()
+    (heading,) = [number for number, line in enumerate(lines) if line.startswith("TIME")]
+    assert lines[heading].split() == headings.split()
+    assert lines[heading + 1].startswith("2026-01-02T12:")
+    assert " SpecWithdrawn " in "".join(lines[heading + 1 :])
+    assert " reconciler@a " in "".join(lines[heading + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -429,19 +442,19 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
         ("-f --until 4", 2, "--follow: not allowed with --until"),
     ],
 )
-def test_a_mistyped_name_is_an_error_and_no_empty_timeline(
-    past: Past, options: str, status: int, message: str
+def test_a_mistyped_name_is_an_error_and_not_an_empty_timeline(
+    log_cli: RecordedCli, options: str, status: int, message: str
 ) -> None:
-    ran = past.run("events", *options.split())
-    assert (ran.status, ran.out) == (status, "")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
+    result = log_cli.run("events", *options.split())
+    assert (result.status, result.out) == (status, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
-def test_a_limit_of_zero_events_is_refused(past: Past) -> None:
-    ran = past.run("history", "one", "--limit", "0")
-    assert (ran.status, ran.out) == (2, "")
-    assert "--limit 0: must be at least 1" in ran.err
+def test_a_limit_of_zero_events_is_refused(log_cli: RecordedCli) -> None:
+    result = log_cli.run("history", "one", "--limit", "0")
+    assert (result.status, result.out) == (2, "")
+    assert "--limit 0: must be at least 1" in result.err
 
 
 def test_the_timeline_is_followed_until_it_is_interrupted(cli: Cli) -> None:
@@ -450,8 +463,8 @@ def test_the_timeline_is_followed_until_it_is_interrupted(cli: Cli) -> None:
             *["events", "-f", "-n", "default", "--limit", "2", "-o", "json", "--nats-url"], url
         )
         assert process.stdout is not None
-        seen = [json.loads(process.stdout.readline())["position"] for _ in range(2)]
-        assert seen == [13, 14]
+        first_positions = [json.loads(process.stdout.readline())["position"] for _ in range(2)]
+        assert first_positions == [13, 14]
         asyncio.run(append(url, ResourceKey("default", "Late", "late")))
         assert json.loads(process.stdout.readline())["resource"] == "default/Late/late"
         process.send_signal(signal.SIGINT)
@@ -461,55 +474,55 @@ def test_the_timeline_is_followed_until_it_is_interrupted(cli: Cli) -> None:
 
 async def append(url: str, key: ResourceKey) -> None:
     nc = await connect(url, name="test")
-    what = event(key, 1, declared(key.name, 1, "Red"))
-    await (await open_log(nc)).append([ResourceAppend(key, [what], 0)])
+    late_event = event(key, 1, build_declaration(key.name, 1, "Red"))
+    await (await open_log(nc)).append([ResourceAppend(key, [late_event], 0)])
     await close(nc)
 
 
 # --- diff
 
 
-def differences(past: Past, command: str) -> dict[tuple[str, str], tuple[Any, Any]]:
-    ran = past.run(*command.split(), "-o", "json")
-    assert ran.status == (2 if ran.json["changes"] else 0), ran
+def differences(log_cli: RecordedCli, command: str) -> dict[tuple[str, str], tuple[Any, Any]]:
+    result = log_cli.run(*command.split(), "-o", "json")
+    assert result.status == (2 if result.json["changes"] else 0), result
     return {
-        (one["part"], one["path"]): (one.get("before"), one.get("after"))
-        for one in ran.json["changes"]
+        (change["part"], change["path"]): (change.get("before"), change.get("after"))
+        for change in result.json["changes"]
     }
 
 
-def test_changes_between_two_moments_are_listed_field_by_field(past: Past) -> None:
-    assert differences(past, "diff foo --from 4 --to 12") == {
+def test_changes_between_two_times_are_listed_field_by_field(log_cli: RecordedCli) -> None:
+    assert differences(log_cli, "diff foo --from 4 --to 12") == {
         ("declared", "metadata.labels.team"): ("a", None),
         ("declared", "spec.color"): ("Red", "Purple"),
         ("object", "fields.color"): ("Red", "Purple"),
         ("status", "generation"): (1, 2),
         ("status", "observedGeneration"): (1, 2),
     }
-    assert differences(past, "diff foo --from 2026-01-02T12:12:30") == {
+    assert differences(log_cli, "diff foo --from 2026-01-02T12:12:30") == {
         ("object", "fields.color"): ("Purple", "Green"),
         ("status", "drifts"): (0, 1),
     }
-    born = differences(past, "diff Shape bar --from 4 --to 8")
-    assert born["declared", "spec.color"] == (None, "Blue")
-    assert born["ownership", "owned"] == (False, True)
-    withdrawn = differences(past, "diff bar --from 8")
-    assert withdrawn["declared", "spec.color"] == ("Blue", None)
-    assert withdrawn["status", "outcome"] == ("Converged", "Failed")
-    assert differences(past, "diff foo --from 14 --to 16") == {}
+    creation = differences(log_cli, "diff Shape bar --from 4 --to 8")
+    assert creation["declared", "spec.color"] == (None, "Blue")
+    assert creation["ownership", "owned"] == (False, True)
+    withdrawal = differences(log_cli, "diff bar --from 8")
+    assert withdrawal["declared", "spec.color"] == ("Blue", None)
+    assert withdrawal["status", "outcome"] == ("Converged", "Failed")
+    assert differences(log_cli, "diff foo --from 14 --to 16") == {}
 
 
-def test_two_generations_are_compared_as_they_stood_in_the_end(past: Past) -> None:
-    assert differences(past, "diff foo --from-generation 1 --to-generation 2") == differences(
-        past, "diff foo --from 4 --to 14"
+def test_generations_are_compared_by_their_last_states(log_cli: RecordedCli) -> None:
+    assert differences(log_cli, "diff foo --from-generation 1 --to-generation 2") == differences(
+        log_cli, "diff foo --from 4 --to 14"
     )
-    assert differences(past, "diff foo --from-generation 2 --to 14") == {}
+    assert differences(log_cli, "diff foo --from-generation 2 --to 14") == {}
 
 
-def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> None:
-    ran = past.run("diff", "foo", "--from", "4", "--to", "12")
-    assert ran.status == 2
-    lines = ran.out.splitlines()
+def test_the_table_of_differences_shows_both_times(log_cli: RecordedCli) -> None:
+    result = log_cli.run("diff", "foo", "--from", "4", "--to", "12")
+    assert result.status == 2
+    lines = result.out.splitlines()
     assert lines[:3] == [
         "default/Shape/foo",
         "from position 4, 2026-01-02T12:04:00.123Z",
@@ -517,7 +530,7 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
     ]
     assert lines[3].split() == ["PART", "FIELD", "BEFORE", "AFTER"]
     assert ["declared", "metadata.labels.team", "a", "not", "set"] in map(str.split, lines)
-    nothing = past.ok("diff", "foo", "--from", "16").out.splitlines()
+    nothing = log_cli.ok("diff", "foo", "--from", "16").out.splitlines()
     assert nothing[2].endswith(", the newest event")
     assert nothing[3] == "no differences"
 
@@ -538,19 +551,21 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
         ("ghost --from 1", "the log has no resource 'ghost'"),
     ],
 )
-def test_what_cannot_be_compared_is_an_error(past: Past, options: str, message: str) -> None:
-    ran = past.run("diff", *options.split())
-    assert (ran.status, ran.out) == (1, "")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
+def test_an_impossible_comparison_is_an_error(
+    log_cli: RecordedCli, options: str, message: str
+) -> None:
+    result = log_cli.run("diff", *options.split())
+    assert (result.status, result.out) == (1, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
-def test_values_that_python_takes_for_the_same_are_different() -> None:
+def test_values_that_python_considers_equal_are_different() -> None:
     def with_size(size: object) -> list[StoredEvent]:
         fields: dict[str, Any] = {"size": size, "empty": {}, "none": None}
         return [StoredEvent(1, event(FOO, 1, SpecDeclared(1, "v1", "default", "foo", fields)))]
 
-    for one, another in ((1, True), (1, 1.0), (0, False), ([1], [True])):
-        existing_changes = list(changes(FOO, with_size(one), with_size(another)))
-        assert existing_changes == [Change("declared", "spec.size", one, another)]
-        assert not list(changes(FOO, with_size(one), with_size(one)))
+    for first, second in ((1, True), (1, 1.0), (0, False), ([1], [True])):
+        existing_changes = list(changes(FOO, with_size(first), with_size(second)))
+        assert existing_changes == [Change("declared", "spec.size", first, second)]
+        assert not list(changes(FOO, with_size(first), with_size(first)))

@@ -1,4 +1,4 @@
-"""`plan` says exactly what `apply` does, and `apply --plan` does exactly that, or nothing."""
+"""`plan` predicts what `apply` does, and `apply --plan` does exactly that or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from events.log import ActionDecided, OutcomeName, OutcomeRecorded
 from events.manifest import Manifest
 from reconciler.sdk import Client, connect
-from tests.cli.runner import Cli, Inside, Up, shape
+from tests.cli.runner import Cli, InProcessCli, Up, shape
 
 _T = TypeVar("_T")
 
@@ -33,7 +33,7 @@ def config(running: Up, name: str, **scope: str) -> str:
     return json.dumps(document) + "\n"
 
 
-def of_config(name: str, config: str, color: str = "Red", **spec: Any) -> str:
+def shape_with_config(name: str, config: str, color: str = "Red", **spec: Any) -> str:
     manifest = {
         "apiVersion": "shapes/v1",
         "kind": "Shape",
@@ -48,83 +48,86 @@ def of_config(name: str, config: str, color: str = "Red", **spec: Any) -> str:
     return json.dumps(manifest) + "\n"
 
 
-def actions(found: Any) -> dict[str, list[tuple[str, Any]]]:
-    """The actions of a plan by resource, each with what it changes."""
+def actions(plan: Any) -> dict[str, list[tuple[str, Any]]]:
+    """Return the actions of a plan by resource, each with its changes."""
     return {
-        each["resource"]: [
-            (one["operation"], {change["path"]: change["wanted"] for change in one["changes"]})
-            for one in each["actions"]
+        resource["resource"]: [
+            (
+                action["operation"],
+                {change["path"]: change["wanted"] for change in action["changes"]},
+            )
+            for action in resource["actions"]
         ]
-        for each in found["resources"]
+        for resource in plan["resources"]
     }
 
 
-def decided(running: Up, resource: str) -> list[str]:
+def decided_operations(running: Up, resource: str) -> list[str]:
     history = call_sdk(running, lambda client: client.history(resource))
     return [
-        each.event.data.action.operation
-        for each in history
-        if isinstance(each.event.data, ActionDecided)
+        stored.event.data.action.operation
+        for stored in history
+        if isinstance(stored.event.data, ActionDecided)
     ]
 
 
-def call_sdk(running: Up, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-    """Ask by the SDK."""
+def call_sdk(running: Up, call: Callable[[Client], Awaitable[_T]]) -> _T:
+    """Call the SDK on the bus of the running `up`."""
 
-    async def answer() -> _T:
+    async def run() -> _T:
         async with connect(running.ready["natsUrl"], source="tests") as client:
-            return await ask(client)
+            return await call(client)
 
-    return asyncio.run(answer())
+    return asyncio.run(run())
 
 
-def until(running: Up, resource: str, outcome: OutcomeName) -> None:
+def wait_for_outcome(running: Up, resource: str, outcome: OutcomeName) -> None:
     """Wait for an outcome of a resource that no manifest declares."""
     call_sdk(running, lambda client: client.wait_for(resource, generation=0, outcomes=[outcome]))
 
 
 def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
     live.write("plan-a.yaml", shape("plan-a") + "---\n" + shape("plan-mauve", "Mauve"))
-    ran = live.run("plan", "-f", "plan-a.yaml")
-    assert ran.status == 1, "a document is refused"
-    assert "  + Create plan-a\n" in ran.out
-    assert '      color: "Red"\n' in ran.out
-    assert "  ! refused: Invalid: spec.color: 'Mauve' is not allowed" in ran.out
-    assert "Plan: 1 to create, 1 refused (as of log position" in ran.out
-    assert live.run("describe", "plan-a").status == 1, "the log knows nothing of it"
+    result = live.run("plan", "-f", "plan-a.yaml")
+    assert result.status == 1, "a document is refused"
+    assert "  + Create plan-a\n" in result.out
+    assert '      color: "Red"\n' in result.out
+    assert "  ! refused: Invalid: spec.color: 'Mauve' is not allowed" in result.out
+    assert "Plan: 1 to create, 1 refused (as of log position" in result.out
+    assert live.run("describe", "plan-a").status == 1, "the log must not contain it"
 
     live.write("plan-a.yaml", shape("plan-a"))
     assert live.run("plan", "-f", "plan-a.yaml").status == 2
     live.ok("apply", "-f", "plan-a.yaml", "--wait")
-    ran = live.ok("plan", "-f", "plan-a.yaml")
-    assert ran.out.startswith("Plan: 1 unchanged (as of log position")
+    result = live.ok("plan", "-f", "plan-a.yaml")
+    assert result.out.startswith("Plan: 1 unchanged (as of log position")
 
     live.write("plan-a.yaml", shape("plan-a", "Green"))
-    ran = live.run("plan", "-f", "plan-a.yaml")
-    heading, *lines = ran.out.splitlines()
+    result = live.run("plan", "-f", "plan-a.yaml")
+    heading, *lines = result.out.splitlines()
     assert re.fullmatch(r"default/Shape/plan-a  observed \d+s ago", heading)
-    assert (ran.status, lines[:2]) == (2, ["  ~ Update plan-a", '      color: "Red" → "Green"'])
-    assert re.search(r"\(as of log position \d+, oldest observation \d+s ago\)", ran.out)
+    assert (result.status, lines[:2]) == (2, ["  ~ Update plan-a", '      color: "Red" → "Green"'])
+    assert re.search(r"\(as of log position \d+, oldest observation \d+s ago\)", result.out)
     refreshed = live.run("plan", "-f", "plan-a.yaml", "--refresh", "-o", "json").json
-    assert refreshed["resources"][0]["observedAt"] == refreshed["madeAt"], (
-        "it was listed for the plan"
-    )
-    for same in (("diff", "-f"), ("apply", "--dry-run=server", "-f")):
-        other_result = live.run(*same, "plan-a.yaml")
+    assert refreshed["resources"][0]["observedAt"] == refreshed["madeAt"], "--refresh must list it"
+    for command in (("diff", "-f"), ("apply", "--dry-run=server", "-f")):
+        other_result = live.run(*command, "plan-a.yaml")
         assert (other_result.status, other_result.out.splitlines()[1:3]) == (2, lines[:2])
-    ran = live.run("plan", "-f", "plan-a.yaml", "-o", "json")
-    (change,) = ran.json["resources"][0]["actions"][0]["changes"]
+    result = live.run("plan", "-f", "plan-a.yaml", "-o", "json")
+    (change,) = result.json["resources"][0]["actions"][0]["changes"]
     assert change == {"path": "color", "applied": "Red", "observed": "Red", "wanted": "Green"}
 
 
-def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[Cli, Up]) -> None:
+def test_a_withdrawal_is_planned_with_its_consequences(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
     orphaned = shape("plan-kept").replace("spec: {", "spec: {policy: {deletion: Orphan}, ")
     live.ok("apply", "-f", "-", "--wait", text=shape("plan-gone") + "---\n" + orphaned)
-    ran = live.run("delete", "Shape", "plan-gone", "plan-kept", "--dry-run")
-    assert ran.status == 2, ran
-    assert "default/Shape/plan-gone  (withdrawn)" in ran.out
-    assert "  - Delete plan-gone" in ran.out
-    assert "  = Release plan-kept (Orphaned)" in ran.out
+    result = live.run("delete", "Shape", "plan-gone", "plan-kept", "--dry-run")
+    assert result.status == 2, result
+    assert "default/Shape/plan-gone  (withdrawn)" in result.out
+    assert "  - Delete plan-gone" in result.out
+    assert "  = Release plan-kept (Orphaned)" in result.out
     plan = call_sdk(running_up[1], lambda client: client.plan(withdraw=["default/Shape/plan-gone"]))
     (deleted_resource,) = plan.resources
     assert (deleted_resource.withdrawn, deleted_resource.is_declared, deleted_resource.outcome) == (
@@ -137,7 +140,7 @@ def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[
 
 
 @pytest.mark.parametrize(("mode", "outcome"), [("Absent", "Converged"), ("ObserveOnly", "Drifted")])
-def test_a_plan_goes_past_the_first_look(
+def test_a_plan_continues_past_the_first_observation(
     live: Cli, running_up: tuple[Cli, Up], mode: str, outcome: str
 ) -> None:
     name = f"plan-look-{mode.lower()}"
@@ -150,60 +153,60 @@ def test_a_plan_goes_past_the_first_look(
     assert "Plan: 1 without a call (as of" in result.out
     live.run("apply", "-f", "look.yaml", "--wait")
     history = call_sdk(running_up[1], lambda client: client.history(f"default/Shape/{name}"))
-    events = [each.event.data for each in history]
-    assert [each.outcome for each in events if isinstance(each, OutcomeRecorded)] == [
+    events = [stored.event.data for stored in history]
+    assert [event.outcome for event in events if isinstance(event, OutcomeRecorded)] == [
         "Waiting",
         outcome,
     ]
     assert live.ok("plan", "-f", "look.yaml").out.startswith("Plan: 1 unchanged")
 
 
-def test_what_follows_through_references_is_planned(live: Cli) -> None:
+def test_effects_through_references_are_planned(live: Cli) -> None:
     target = shape("plan-target")
     referrer = shape("plan-referrer").replace(
         "type: Square", "type: {$ref: Shape/plan-target, field: outputs.type}"
     )
     referrer = referrer.replace("color: Red", "color: {$ref: Shape/plan-target, field: name}")
     live.write("plan-ref.yaml", f"{referrer}---\n{target}")
-    ran = live.run("plan", "-f", "plan-ref.yaml", "-o", "json")
-    by_name = {each["resource"]: each for each in ran.json["resources"]}
+    result = live.run("plan", "-f", "plan-ref.yaml", "-o", "json")
+    by_name = {each["resource"]: each for each in result.json["resources"]}
     assert by_name["default/Shape/plan-target"]["says"] == "Change"
-    # A name is no colour: the plan finds out what the decider would.
+    # A name is not a color: the plan finds the same problem as the decider.
     assert by_name["default/Shape/plan-referrer"]["reason"] == "InvalidInput"
 
     referrer = referrer.replace("color: {$ref: Shape/plan-target, field: name}", "color: Blue")
     live.write("plan-ref.yaml", f"{referrer}---\n{target}")
-    ran = live.run("plan", "-f", "plan-ref.yaml", "-o", "json")
-    ((operation, fields),) = actions(ran.json)["default/Shape/plan-referrer"]
+    result = live.run("plan", "-f", "plan-ref.yaml", "-o", "json")
+    ((operation, fields),) = actions(result.json)["default/Shape/plan-referrer"]
     assert operation == "Create"
     assert (fields["type"], fields["color"]) == ("(known after apply)", "Blue")
 
 
-def test_an_exclusive_scope_is_foreseen_and_then_done(
+def test_the_effects_of_an_exclusive_scope_are_planned_and_then_applied(
     live: Cli, running_up: tuple[Cli, Up], unique: str
 ) -> None:
     running, team = running_up[1], unique.lower()
     url = f"{running.ready['apiUrl']}/shapes/{team}-hand"
     live.write("shared.yaml", config(running, team, namespace=team))
     live.ok("apply", "-f", "shared.yaml", "--wait")
-    live.write("own.yaml", of_config(f"{team}-own", team))
+    live.write("own.yaml", shape_with_config(f"{team}-own", team))
     live.ok("apply", "-f", "own.yaml", "-n", team, "--wait")
-    by_hand = {"name": f"{team}-hand", "type": "Circle", "color": "Blue"}
-    httpx.post(f"{running.ready['apiUrl']}/shapes", json=by_hand).raise_for_status()
-    until(running, f"{team}/Shape/{team}-hand", "Unowned")
+    foreign_shape = {"name": f"{team}-hand", "type": "Circle", "color": "Blue"}
+    httpx.post(f"{running.ready['apiUrl']}/shapes", json=foreign_shape).raise_for_status()
+    wait_for_outcome(running, f"{team}/Shape/{team}-hand", "Unowned")
 
     live.write("exclusive.yaml", config(running, team, namespace=team, mode="Exclusive"))
-    ran = live.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
-    assert ran.status == 2
-    heading, *steps = ran.out.splitlines()[2:5]
+    result = live.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
+    assert result.status == 2
+    heading, *steps = result.out.splitlines()[2:5]
     assert heading.startswith(f"{team}/Shape/{team}-hand  (affected)  observed ")
     assert steps == [f"  = Adopt {team}-hand (ExclusiveScope)", f"  - Delete {team}-hand"]
-    assert f"{team}-own" not in ran.out
-    assert httpx.get(url).is_success, "only planned"
+    assert f"{team}-own" not in result.out
+    assert httpx.get(url).is_success, "a plan must not delete it"
 
     live.ok("apply", "--plan", "exclusive.plan", "--wait")
-    until(running, f"{team}/Shape/{team}-hand", "Deleted")
-    assert decided(running, f"{team}/Shape/{team}-hand") == ["Delete"]
+    wait_for_outcome(running, f"{team}/Shape/{team}-hand", "Deleted")
+    assert decided_operations(running, f"{team}/Shape/{team}-hand") == ["Delete"]
     assert httpx.get(url).status_code == httpx.codes.NOT_FOUND
 
 
@@ -213,13 +216,13 @@ def test_a_refreshed_plan_lists_objects_that_no_observer_reported(
     running = running_up[1]
     live.write("plan-slow.yaml", config(running, "plans").replace("0.5", "3600"))
     live.ok("apply", "-f", "plan-slow.yaml", "--wait")
-    live.write("plan-slow-own.yaml", of_config("plans-own", "plans"))
+    live.write("plan-slow-own.yaml", shape_with_config("plans-own", "plans"))
     live.ok("apply", "-f", "plan-slow-own.yaml", "--wait")
     httpx.delete(f"{running.ready['apiUrl']}/shapes/plans-own").raise_for_status()
     live.ok("plan", "-f", "plan-slow-own.yaml")
-    ran = live.run("plan", "-f", "plan-slow-own.yaml", "--refresh")
-    assert ran.status == 2
-    assert "  + Create plans-own" in ran.out
+    result = live.run("plan", "-f", "plan-slow-own.yaml", "--refresh")
+    assert result.status == 2
+    assert "  + Create plans-own" in result.out
 
 
 def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
@@ -234,12 +237,12 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
     live.write("own.yaml", of_config("refreshed-own", "refreshed"))
     live.ok("apply", "-f", "own.yaml", "--wait")
     try:
-        ran = live.run("plan", "-f", "own.yaml", "--refresh", "-o", "json")
-        assert ran.status == 0, ran.out
-        assert ran.json["resources"][0]["observedAt"] == ran.json["madeAt"]
-        for text in (of_config("private-own", "private"), json.dumps(private)):
-            ran = live.run("plan", "-f", "-", "--refresh", text=text)
-            assert (ran.status, ran.err) == (
+        result = live.run("plan", "-f", "own.yaml", "--refresh", "-o", "json")
+        assert result.status == 0, result.out
+        assert result.json["resources"][0]["observedAt"] == result.json["madeAt"]
+        for text in (shape_with_config("private-own", "private"), json.dumps(private)):
+            result = live.run("plan", "-f", "-", "--refresh", text=text)
+            assert (result.status, result.err) == (
                 1,
                 "error: --refresh: cannot list the objects of ProviderConfig 'private' from this "
                 "machine: spec.credentialsRef.env: the environment variable TOKEN_OF_THE_ROLES is "
@@ -249,31 +252,31 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
         live.ok("delete", "ProviderConfig", "private", "--wait")
 
 
-def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
+def test_41_an_outdated_plan_declares_nothing(live: Cli) -> None:
     live.write("moved.yaml", shape("moved-a") + "---\n" + shape("moved-b"))
     assert live.run("plan", "-f", "moved.yaml", "--out", "moved.plan").status == 2
     live.write("moved-a.yaml", shape("moved-a", "Green"))
     live.ok("apply", "-f", "moved-a.yaml", "--wait")
-    ran = live.run("apply", "--plan", "moved.plan")
-    assert ran.status == 1
-    assert ran.err == (
+    result = live.run("apply", "--plan", "moved.plan")
+    assert result.status == 1
+    assert result.err == (
         "error: the plan is out of date, so nothing was declared; plan again: "
         "default/Shape/moved-a: planned at version 0, but now at version 4\n"
     )
     assert live.run("describe", "moved-b").status == 1
 
 
-def test_a_plan_of_many_that_is_overtaken_names_a_few(live: Cli) -> None:
+def test_an_outdated_plan_of_many_resources_names_the_first_ones(live: Cli) -> None:
     names = [f"crowd-{number}" for number in range(20)]
-    live.write("crowd.yaml", "---\n".join(shape(each) for each in names))
+    live.write("crowd.yaml", "---\n".join(shape(name) for name in names))
     assert live.run("plan", "-f", "crowd.yaml", "--out", "crowd.plan").status == 2
     live.ok("apply", "-f", "crowd.yaml")
-    ran = live.run("apply", "--plan", "crowd.plan")
-    assert (ran.status, ran.err.count("; default/Shape/crowd-")) == (1, 2)
-    assert ran.err.endswith(" and 17 more\n")
+    result = live.run("apply", "--plan", "crowd.plan")
+    assert (result.status, result.err.count("; default/Shape/crowd-")) == (1, 2)
+    assert result.err.endswith(" and 17 more\n")
 
 
-def test_41_what_moves_after_the_check_is_refused_alone(
+def test_41_only_resources_that_changed_after_the_check_are_refused(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     live.write("late.yaml", shape("late-a") + "---\n" + shape("late-b"))
@@ -290,15 +293,17 @@ def test_41_what_moves_after_the_check_is_refused_alone(
     assert [each.generation for each in answers[1:]] == [1]  # pyright: ignore
 
 
-def test_a_plan_with_its_configuration_is_applied_whole(
+def test_a_plan_that_includes_its_configuration_is_applied_as_a_whole(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     running = running_up[1]
-    live.write("whole.yaml", of_config("planw-a", "planw") + "---\n" + config(running, "planw"))
-    ran = live.run("plan", "-f", "whole.yaml", "--out", "whole.plan", "-o", "json")
-    assert [name for name, _ in actions(ran.json)["default/Shape/planw-a"]] == ["Create"]
+    live.write(
+        "whole.yaml", shape_with_config("planw-a", "planw") + "---\n" + config(running, "planw")
+    )
+    result = live.run("plan", "-f", "whole.yaml", "--out", "whole.plan", "-o", "json")
+    assert [name for name, _ in actions(result.json)["default/Shape/planw-a"]] == ["Create"]
     live.ok("apply", "--plan", "whole.plan", "--wait", "--reason", "CHG-1234")
-    assert decided(running, "default/Shape/planw-a") == ["Create"]
+    assert decided_operations(running, "default/Shape/planw-a") == ["Create"]
 
 
 @pytest.mark.parametrize(
@@ -309,14 +314,14 @@ def test_a_plan_with_its_configuration_is_applied_whole(
         ("nothing", "bad.plan: not a plan: JSON is malformed"),
     ],
 )
-def test_a_file_that_is_no_plan_is_named(live: Cli, content: str | None, message: str) -> None:
+def test_an_invalid_plan_file_is_named(live: Cli, content: str | None, message: str) -> None:
     Path(live.folder / "bad.plan").unlink(missing_ok=True)
     if content is not None:
         live.write("bad.plan", content)
-    ran = live.run("apply", "--plan", "bad.plan")
-    assert ran.status == 1
-    assert ran.err.startswith(f"error: {message}")
-    assert len(ran.err.splitlines()) == 1
+    result = live.run("apply", "--plan", "bad.plan")
+    assert result.status == 1
+    assert result.err.startswith(f"error: {message}")
+    assert len(result.err.splitlines()) == 1
 
 
 def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
@@ -325,16 +330,16 @@ def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
     text = (live.folder / "other.plan").read_text()
     log = json.loads(text)["log"]
     live.write("other.plan", text.replace(f'"{log}"', '"another"'))
-    ran = live.run("apply", "--plan", "other.plan")
-    assert (ran.status, ran.err) == (
+    result = live.run("apply", "--plan", "other.plan")
+    assert (result.status, result.err) == (
         1,
         "error: the plan is for another log; plan again on this server\n",
     )
 
 
-def test_plan_and_files_do_not_go_together(live: Cli) -> None:
-    ran = live.run("apply", "--plan", "a.plan", "-f", "b.yaml")
-    assert (ran.status, ran.err.splitlines()[0]) == (
+def test_the_plan_option_excludes_the_file_option(live: Cli) -> None:
+    result = live.run("apply", "--plan", "a.plan", "-f", "b.yaml")
+    assert (result.status, result.err.splitlines()[0]) == (
         2,
         (
             "error: --plan: not allowed with --file or --dry-run, because the plan contains its "
@@ -357,9 +362,9 @@ def test_plan_and_files_do_not_go_together(live: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_an_error_has_another_exit_status_than_changes(
-    inside: Inside, command: tuple[str, ...]
+def test_errors_and_changes_have_different_exit_statuses(
+    local_cli: InProcessCli, command: tuple[str, ...]
 ) -> None:
-    ran = inside.run(*command)
-    assert ran.err.startswith("error: ")
-    assert ran.status == 1
+    result = local_cli.run(*command)
+    assert result.err.startswith("error: ")
+    assert result.status == 1

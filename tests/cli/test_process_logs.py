@@ -1,4 +1,4 @@
-"""Logs and errors of a process: in none of them is a secret that it has read."""
+"""Logs and errors of a process contain no secret that it has read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import structlog
 from reconciler.cli import errors, process_logs
 from reconciler.cli.process_logs import configure_logs
 from reconciler.secrecy import HIDDEN, Secrecy
-from tests.security.encodings import every_way
+from tests.security.encodings import encode_in_every_way
 
 TOKEN = "planted&token<7f3a91c2>"
 
 
 @pytest.fixture(autouse=True)
 def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
-    """Remember a secret, and put the logs back as they were."""
+    """Register a secret, and restore the log settings after the test."""
     remembered = Secrecy(TOKEN)
     for module in (errors, process_logs):
         monkeypatch.setattr(module, "PROCESS_SECRETS", remembered)
@@ -34,16 +34,25 @@ def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
     structlog.configure(**config)
 
 
-@pytest.mark.parametrize("way", every_way(TOKEN).values(), ids=every_way(TOKEN))
-def test_a_line_of_the_log_contains_no_secret(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "encoding", encode_in_every_way(TOKEN).values(), ids=encode_in_every_way(TOKEN)
+)
+def test_a_line_of_the_log_contains_no_secret(
+    encoding: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     configure_logs("info")
-    structlog.get_logger().info(f"got {way}", error=KeyError(way), several=[way], count=7)
-    logging.getLogger("a.library").warning("sent %s", way)
-    log_lines, librarys = map(json.loads, capsys.readouterr().err.splitlines())
+    structlog.get_logger().info(
+        f"got {encoding}", error=KeyError(encoding), several=[encoding], count=7
+    )
+    logging.getLogger("a.library").warning("sent %s", encoding)
+    log_lines, library_line = map(json.loads, capsys.readouterr().err.splitlines())
     assert HIDDEN in log_lines["event"]
     assert (log_lines["level"], log_lines["count"]) == ("info", 7)
-    assert (librarys["event"].startswith("sent "), librarys["logger"]) == (True, "a.library")
-    assert way not in str(log_lines) + str(librarys)
+    assert (library_line["event"].startswith("sent "), library_line["logger"]) == (
+        True,
+        "a.library",
+    )
+    assert encoding not in str(log_lines) + str(library_line)
 
 
 def _fail() -> None:
@@ -55,10 +64,10 @@ def _fail() -> None:
 
 def test_a_traceback_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info")
-    with pytest.raises(ValueError, match="a provider failed") as failed:
+    with pytest.raises(ValueError, match="a provider failed") as raised:
         _fail()
-    structlog.get_logger().error("failed", exc_info=failed.value)
-    assert errors.report(failed.value, with_traceback=True) == 1
+    structlog.get_logger().error("failed", exc_info=raised.value)
+    assert errors.report(raised.value, with_traceback=True) == 1
     line, _, traceback = capsys.readouterr().err.partition("\n")
     for text in (json.loads(line)["exception"], traceback):
         assert f"KeyError: '{HIDDEN}'" in text
@@ -79,15 +88,15 @@ def test_a_log_line_that_cannot_be_written_is_no_error(target: str) -> None:
         "from reconciler.cli.standard_streams import tolerate_stderr_failures\n"
         "tolerate_stderr_failures()\n"
         "configure_logs('info')\n"
-        "structlog.get_logger().warning('of ours')\n"
-        "logging.getLogger('a.library').warning('of others')\n"
-        "print('goes on')\n"
+        "structlog.get_logger().warning('our own')\n"
+        "logging.getLogger('a.library').warning('from a library')\n"
+        "print('continues')\n"
     )
     reader, writer = os.pipe()
     os.close(reader)
     if target == "/dev/full":
         os.dup2(os.open(target, os.O_WRONLY), writer)
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=writer,
@@ -95,4 +104,4 @@ def test_a_log_line_that_cannot_be_written_is_no_error(target: str) -> None:
         check=False,
     )
     os.close(writer)
-    assert (ran.returncode, ran.stdout) == (0, "goes on\n")
+    assert (result.returncode, result.stdout) == (0, "continues\n")

@@ -1,4 +1,4 @@
-"""`reconciler secrets`: every command, without a server; no value is printed."""
+"""All `reconciler secrets` commands, which need no server and print no value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import COMMAND, Cli, Inside, Ran
+from tests.cli.runner import COMMAND, Cli, CommandResult, InProcessCli
 
 VALUE = "planted-value-7f3a"
 DIRECTORY = Path("reconciler-data") / "secrets"
@@ -18,12 +18,12 @@ DIRECTORY = Path("reconciler-data") / "secrets"
 @pytest.fixture
 def own_cli(tmp_path: Path) -> Cli:
     (tmp_path / DIRECTORY.parent).mkdir()
-    return Inside(tmp_path)
+    return InProcessCli(tmp_path)
 
 
-def check_hidden(ran: Ran) -> Ran:
-    assert VALUE not in ran.out + ran.err
-    return ran
+def check_hidden(result: CommandResult) -> CommandResult:
+    assert VALUE not in result.out + result.err
+    return result
 
 
 def test_a_secret_is_set_listed_granted_revoked_and_removed(own_cli: Cli) -> None:
@@ -52,8 +52,8 @@ def test_a_secret_is_set_listed_granted_revoked_and_removed(own_cli: Cli) -> Non
     check_hidden(own_cli.ok("secrets", "set", "other", text=VALUE))
     listed = check_hidden(own_cli.ok("secrets", "list"))
     assert listed.rows == [["billing", "db", "shop"], ["default", "other"]]
-    [only] = check_hidden(own_cli.ok("secrets", "list", "-n", "billing", "--output", "json")).json
-    assert (only["name"], only["grantedTo"]) == ("db", ["shop"])
+    [secret] = check_hidden(own_cli.ok("secrets", "list", "-n", "billing", "--output", "json")).json
+    assert (secret["name"], secret["grantedTo"]) == ("db", ["shop"])
 
     refused = own_cli.run("secrets", "remove", "db", "-n", "billing")
     assert (refused.status, "is granted to shop; add --yes" in refused.err) == (1, True)
@@ -76,29 +76,27 @@ def test_a_secret_is_set_listed_granted_revoked_and_removed(own_cli: Cli) -> Non
         ("remove db", "secret default/db does not exist"),
     ],
 )
-def test_a_command_that_cannot_work_gives_the_reason(
-    own_cli: Cli, command: str, message: str
-) -> None:
-    ran = check_hidden(own_cli.run("secrets", *command.split(), text=VALUE))
-    assert ran.status != 0
-    assert message in ran.err
+def test_a_failing_command_reports_the_reason(own_cli: Cli, command: str, message: str) -> None:
+    result = check_hidden(own_cli.run("secrets", *command.split(), text=VALUE))
+    assert result.status != 0
+    assert message in result.err
     assert not list((own_cli.folder / DIRECTORY).glob("*/*"))
 
 
-def test_a_value_that_is_empty_or_no_text_is_refused(own_cli: Cli) -> None:
+def test_an_empty_or_binary_value_is_refused(own_cli: Cli) -> None:
     (own_cli.folder / "binary").write_bytes(b"\xff\xfe")
     for arguments in (("--from-file", "binary"), ()):
-        ran = own_cli.run("secrets", "set", "db", *arguments, text="")
-        assert (ran.status, "the value of secret default/db is" in ran.err) == (2, True)
+        result = own_cli.run("secrets", "set", "db", *arguments, text="")
+        assert (result.status, "the value of secret default/db is" in result.err) == (2, True)
 
 
-def test_a_value_that_is_too_short_to_be_hidden_is_noted(own_cli: Cli) -> None:
+def test_a_value_that_is_too_short_to_be_hidden_causes_a_warning(own_cli: Cli) -> None:
     assert "cannot hide it" in own_cli.ok("secrets", "set", "pin", text="1234").err
     assert not own_cli.ok("secrets", "set", "pin", text="123456").err
 
 
-def test_the_directory_is_named_or_that_of_up(tmp_path: Path) -> None:
-    cli = Inside(tmp_path)
+def test_without_an_up_the_directory_must_be_given(tmp_path: Path) -> None:
+    cli = InProcessCli(tmp_path)
     unknown = cli.run("secrets", "list")
     assert (unknown.status, "pass --directory" in unknown.err) == (2, True)
     named = str(cli.folder / "named")
@@ -106,23 +104,23 @@ def test_the_directory_is_named_or_that_of_up(tmp_path: Path) -> None:
     assert cli.run("secrets", "list", RECONCILER_SECRETS=named).rows == [["default", "db"]]
 
 
-def test_a_terminal_is_asked_for_the_value_and_does_not_show_it(own_cli: Cli) -> None:
-    ours_end, its_end = pty.openpty()
-    with os.fdopen(ours_end, "wb", buffering=0) as keyboard:
+def test_the_value_is_prompted_for_and_not_echoed(own_cli: Cli) -> None:
+    own_end, process_end = pty.openpty()
+    with os.fdopen(own_end, "wb", buffering=0) as keyboard:
         process = subprocess.Popen(
             [*COMMAND, "secrets", "set", "db"],
             cwd=own_cli.folder,
             env=own_cli.environment(),
-            stdin=its_end,
-            stdout=its_end,
-            stderr=its_end,
+            stdin=process_end,
+            stdout=process_end,
+            stderr=process_end,
             start_new_session=True,
         )
-        output = os.read(ours_end, 1000)
+        output = os.read(own_end, 1000)
         assert b"Value of secret default/db:" in output
         keyboard.write(f"{VALUE}\n".encode())
         assert process.wait(60) == 0
-        output += os.read(ours_end, 1000)
-    os.close(its_end)
+        output += os.read(own_end, 1000)
+    os.close(process_end)
     assert VALUE.encode() not in output
     assert (own_cli.folder / DIRECTORY / "default" / "db").read_text() == VALUE

@@ -1,4 +1,4 @@
-"""The sentences about events: each class of the log, with its actor."""
+"""The sentence that describes each event class of the log, with its actor."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ACTION = Action("a@2", "key", "Create", 1, "default", "foo", ("m1",), fields=RED
 DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
 
 
-TOLD: list[tuple[ResourceEvent, str]] = [
+SENTENCES: list[tuple[ResourceEvent, str]] = [
     (DECLARED, "alice declared generation 1 with type: Square, color: Red"),
     (SpecWithdrawn(2), "alice withdrew the declaration, as generation 2"),
     (GenerationSuperseded(1, by=2), "Generation 2 superseded generation 1 before it was settled"),
@@ -397,13 +397,13 @@ TOLD: list[tuple[ResourceEvent, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("event", "told"), TOLD)
-def test_every_event_is_described_by_a_sentence(event: ResourceEvent, told: str) -> None:
-    assert summarize(event, "cli:alice") == told
+@pytest.mark.parametrize(("event", "sentence"), SENTENCES)
+def test_every_event_is_described_by_a_sentence(event: ResourceEvent, sentence: str) -> None:
+    assert summarize(event, "cli:alice") == sentence
 
 
-def test_no_event_is_forgotten() -> None:
-    assert {type(event) for event, _told in TOLD} == set(get_args(ResourceEvent))
+def test_every_event_class_has_a_sentence() -> None:
+    assert {type(event) for event, _sentence in SENTENCES} == set(get_args(ResourceEvent))
 
 
 def test_a_declaration_is_described_by_its_changes() -> None:
@@ -414,32 +414,32 @@ def test_a_declaration_is_described_by_its_changes() -> None:
         labels={"team": "a"},
         annotations={"ticket": "7"},
         policy=Policy(mode="ObserveOnly"),
-        reason="the new\ncolour",
+        reason="the new\ncolor",
     )
     assert summarize(purple, "billing", DECLARED) == (
         "billing declared generation 2, which changes color: Red → Purple, labels.team: a, "
-        "annotations.ticket: 7, policy.mode: ObserveOnly (reason: the new colour)"
+        "annotations.ticket: 7, policy.mode: ObserveOnly (reason: the new color)"
     )
 
 
 def test_a_declaration_after_a_withdrawal_is_described_in_full() -> None:
     data: list[ResourceEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
-    lines = describe_history([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    lines = describe_history([StoredEvent(n, _event(n, event)) for n, event in enumerate(data, 1)])
     assert lines[2].what == lines[0].what
     assert lines[0].time == "2026-01-02T03:04:05.000Z"
 
 
 def test_the_update_that_releases_an_orphan_states_that_it_removes_our_label() -> None:
     action = Action("a@3", "key", "Update", 2, "default", "foo", ("m2",), fields=RED, uid="u1")
-    labelled = replace(action, labels={OWNER_LABEL: "log1/default/Shape/foo"})
+    labeled = replace(action, labels={OWNER_LABEL: "log1/default/Shape/foo"})
     data: list[ResourceEvent] = [
         DECLARED,
-        ActionDecided(action),  # of an API without labels
+        ActionDecided(action),  # for an API without labels
         SpecWithdrawn(2),
         ActionDecided(action),
-        ActionDecided(labelled),
+        ActionDecided(labeled),
     ]
-    lines = describe_history([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    lines = describe_history([StoredEvent(n, _event(n, event)) for n, event in enumerate(data, 1)])
     sentence = "Reconciler decided to update foo with type: Square, color: Red"
     assert lines[1].what == lines[4].what == sentence
     assert lines[3].what == (
@@ -463,12 +463,12 @@ def _event(version: int, data: ResourceEvent) -> LogEvent:
         ("", "An unknown client"),
     ],
 )
-def test_a_sentence_names_who_sent_a_message(actor: str, name: str) -> None:
+def test_a_sentence_names_the_sender_of_the_message(actor: str, name: str) -> None:
     assert format_actor(actor) == name
 
 
 @pytest.mark.parametrize("event", [OwnershipClaimed, OwnershipReleased])
-def test_every_reason_of_an_ownership_has_a_sentence_of_its_own(
+def test_every_reason_for_an_ownership_change_has_its_own_sentence(
     event: type[OwnershipClaimed | OwnershipReleased],
 ) -> None:
     reasons = get_args(get_type_hints(event)["reason"])
@@ -476,7 +476,7 @@ def test_every_reason_of_an_ownership_has_a_sentence_of_its_own(
     assert len(sentences) == len(reasons) > 1
 
 
-def test_every_way_to_find_an_effect_has_a_sentence_of_its_own() -> None:
+def test_every_way_to_find_an_effect_has_its_own_sentence() -> None:
     ways = get_args(FoundBy)
     sentences = {summarize(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
     assert len(sentences) == len(ways) > 1

@@ -1,4 +1,4 @@
-"""Settings of the connection, completion, and what hints repeat of them."""
+"""Connection settings and the hints that repeat them, completion, label selectors."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from pathlib import Path
 import pytest
 
 from reconciler.cli.selectors import parse_selector
-from tests.cli.runner import Cli, Inside
+from tests.cli.runner import Cli, InProcessCli
 
 
 def sources(cli: Cli, *arguments: str, **environment: str) -> dict[str, tuple[str, str]]:
     settings = cli.run("config", "view", "-o", "json", *arguments, **environment).json
-    return {each["name"]: (each["value"], each["source"]) for each in settings}
+    return {setting["name"]: (setting["value"], setting["source"]) for setting in settings}
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(inside: Cli) -> None:
-    inside.write("reconciler.toml", 'nats-url = "nats://file:1"\ntls-ca = "/ca"\nnkey = "/nkey"\n')
-    sources_by_setting = sources(inside)
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(
+    local_cli: Cli,
+) -> None:
+    local_cli.write(
+        "reconciler.toml", 'nats-url = "nats://file:1"\ntls-ca = "/ca"\nnkey = "/nkey"\n'
+    )
+    sources_by_setting = sources(local_cli)
     assert sources_by_setting["nats-url"] == ("nats://file:1", "file reconciler.toml")
     sources_by_setting = sources(
-        inside, RECONCILER_NATS_URL="nats://env:1", RECONCILER_CREDENTIALS="/creds"
+        local_cli, RECONCILER_NATS_URL="nats://env:1", RECONCILER_CREDENTIALS="/creds"
     )
     assert sources_by_setting["nats-url"] == ("nats://env:1", "environment RECONCILER_NATS_URL")
     assert sources_by_setting["tls-ca"] == ("/ca", "file reconciler.toml")
-    assert sources_by_setting["nkey"] == ("", "default"), "who we are comes whole from one place"
+    assert sources_by_setting["nkey"] == ("", "default"), "all credentials come from one source"
     sources_by_setting = sources(
-        inside, "--nats-url", "nats://me:secret@flag:1", RECONCILER_NATS_URL="nats://e"
+        local_cli, "--nats-url", "nats://me:secret@flag:1", RECONCILER_NATS_URL="nats://e"
     )
     assert sources_by_setting["nats-url"] == ("nats://flag:1", "flag --nats-url")
 
@@ -42,10 +46,10 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(inside: Cli) ->
         (("secrets", "list", "--directory", ""), "--directory '': name a file or a directory"),
     ],
 )
-def test_an_empty_name_is_not_the_current_directory(
-    inside: Cli, arguments: tuple[str, ...], message: str
+def test_an_empty_path_does_not_mean_the_current_directory(
+    local_cli: Cli, arguments: tuple[str, ...], message: str
 ) -> None:
-    refused = inside.run(*arguments)
+    refused = local_cli.run(*arguments)
     assert (refused.status, refused.err) == (2, f"error: {message}\n")
 
 
@@ -60,21 +64,21 @@ def test_an_empty_name_is_not_the_current_directory(
     ],
 )
 def test_a_device_in_place_of_a_small_file_is_refused(
-    inside: Cli, arguments: tuple[str, ...], environment: dict[str, str]
+    local_cli: Cli, arguments: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    refused = inside.run(*arguments, RECONCILER_NATS_URL="nats://127.0.0.1:1", **environment)
+    refused = local_cli.run(*arguments, RECONCILER_NATS_URL="nats://127.0.0.1:1", **environment)
     assert refused.status == 1
     assert "/dev/zero: " in refused.err
     assert "larger than 1 MiB" in refused.err
     assert refused.err.count("\n") == 1
 
 
-def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
-    inside.write("elsewhere/reconciler/config.toml", 'nats-url = "nats://home:1"\n')
+def test_the_settings_file_can_be_in_another_directory(local_cli: Cli, tmp_path: Path) -> None:
+    local_cli.write("elsewhere/reconciler/config.toml", 'nats-url = "nats://home:1"\n')
     home = str(tmp_path / "elsewhere")
-    assert sources(inside, XDG_CONFIG_HOME=home)["nats-url"][0] == "nats://home:1"
-    inside.write("named.toml", 'nats-url = "nats://named:1"\n')
-    sources_by_setting = sources(inside, XDG_CONFIG_HOME=home, RECONCILER_CONFIG="named.toml")
+    assert sources(local_cli, XDG_CONFIG_HOME=home)["nats-url"][0] == "nats://home:1"
+    local_cli.write("named.toml", 'nats-url = "nats://named:1"\n')
+    sources_by_setting = sources(local_cli, XDG_CONFIG_HOME=home, RECONCILER_CONFIG="named.toml")
     assert sources_by_setting["nats-url"] == ("nats://named:1", "file named.toml")
 
 
@@ -89,14 +93,14 @@ def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
         ("nats-url", "reconciler.toml: invalid: not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_reported(inside: Cli, content: str, message: str) -> None:
-    inside.write("reconciler.toml", content)
-    ran = inside.run("get")
-    assert (ran.status, ran.err.count("\n")) == (1, 1)
-    assert message in ran.err
+def test_an_invalid_settings_file_is_reported(local_cli: Cli, content: str, message: str) -> None:
+    local_cli.write("reconciler.toml", content)
+    result = local_cli.run("get")
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert message in result.err
 
 
-def test_a_running_up_of_this_folder_is_found_before_the_file(live: Cli) -> None:
+def test_a_running_up_in_this_directory_overrides_the_file(live: Cli) -> None:
     live.write("settings.toml", 'nats-url = "nats://other:1"\ncredentials = "/secret.creds"\n')
     sources_by_setting = sources(live, RECONCILER_CONFIG="settings.toml")
     assert sources_by_setting["nats-url"][1] == "`reconciler up` in this directory"
@@ -106,8 +110,8 @@ def test_a_running_up_of_this_folder_is_found_before_the_file(live: Cli) -> None
 def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
     url = sources(live)["nats-url"][0]
     with_password = url.replace("//", "//me:hunter2@")
-    ran = live.run("get", "Shape", "ghost", "--nats-url", with_password)
-    assert ran.err == (
+    result = live.run("get", "Shape", "ghost", "--nats-url", with_password)
+    assert result.err == (
         f"error: Shape 'ghost' does not exist in namespace default; "
         f"`reconciler get -A --nats-url {url}` "
         "lists all resources\n"
@@ -115,11 +119,11 @@ def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "https://user:pw@h", "nats://a,ftp://b"])
-def test_what_is_no_address_of_a_bus_is_reported_at_once(inside: Cli, url: str) -> None:
-    ran = inside.run("get", "--nats-url", url)
-    assert ran.status == 1
-    assert "is not a NATS server URL; use nats://host:4222 or tls://host:4222" in ran.err
-    assert "pw" not in ran.err
+def test_an_invalid_bus_url_is_reported_immediately(local_cli: Cli, url: str) -> None:
+    result = local_cli.run("get", "--nats-url", url)
+    assert result.status == 1
+    assert "is not a NATS server URL; use nats://host:4222 or tls://host:4222" in result.err
+    assert "pw" not in result.err
 
 
 # --- completion
@@ -149,14 +153,14 @@ def test_what_is_no_address_of_a_bus_is_reported_at_once(inside: Cli, url: str) 
     ],
 )
 def test_words_are_completed(live: Cli, words: list[str], expected: set[str]) -> None:
-    ran = live.ok("__complete", *words)
-    assert expected <= set(ran.out.split())
-    assert all(each.startswith(words[-1]) for each in ran.out.split())
+    result = live.ok("__complete", *words)
+    assert expected <= set(result.out.split())
+    assert all(word.startswith(words[-1]) for word in result.out.split())
 
 
-def test_names_are_completed_by_nothing_where_no_bus_is(inside: Cli) -> None:
-    ran = inside.ok("__complete", "get", "", "--nats-url")
-    assert ran.err == ""
+def test_without_a_bus_no_names_are_completed(local_cli: Cli) -> None:
+    result = local_cli.ok("__complete", "get", "", "--nats-url")
+    assert result.err == ""
 
 
 def test_bash_completes_with_the_script_and_nothing_is_written(tmp_path: Path) -> None:
@@ -181,8 +185,8 @@ def test_bash_completes_with_the_script_and_nothing_is_written(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["zsh", "fish"])
-def test_other_shells_have_a_script_too(inside: Inside, name: str) -> None:
-    assert "reconciler __complete" in inside.ok("completion", name).out
+def test_other_shells_also_have_a_script(local_cli: InProcessCli, name: str) -> None:
+    assert "reconciler __complete" in local_cli.ok("completion", name).out
 
 
 # --- label selectors
@@ -207,5 +211,5 @@ def test_other_shells_have_a_script_too(inside: Inside, name: str) -> None:
         ("team=", False),
     ],
 )
-def test_a_selector_selects(text: str, matches: bool) -> None:
+def test_a_selector_matches_labels(text: str, matches: bool) -> None:
     assert parse_selector(text).matches({"team": "a", "tier": "web"}) is matches

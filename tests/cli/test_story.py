@@ -1,11 +1,11 @@
-"""The story that the first page of help tells, on the real stack, and once more after a restart."""
+"""The workflow from the help overview on a real stack, and again after a restart."""
 
 from __future__ import annotations
 
-from tests.cli.runner import Cli, Inside, shape, up
+from tests.cli.runner import Cli, InProcessCli, shape, up
 
 
-def test_from_up_to_down_and_up_again(cli: Cli) -> None:
+def test_the_workflow_continues_after_a_restart_of_up(cli: Cli) -> None:
     cli.write("foo.yaml", shape("foo"))
     with up(cli) as first:
         assert first.ready["ready"] is True
@@ -25,7 +25,7 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
         verified = cli.ok("replay", "--verify", "-o", "json").json
         assert verified["events"] >= 6
         assert verified["verified"]["differences"] == []
-        until_doctor_finds_nothing(cli)
+        wait_until_doctor_passes(cli)
         deleted_result = cli.ok("delete", "shape", "foo", "--wait")
         assert deleted_result.rows[0][:2] == ["default/Shape/foo", "Deleted"]
         assert first.stop() == (0, "")
@@ -33,16 +33,16 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
 
     with up(cli) as second:
         assert second.ready["natsUrl"] != ""
-        inside = Inside(cli.folder)
-        assert len(inside.ok("history", "foo", "-o", "json").json) == 8
-        inside.ok("apply", "-f", "foo.yaml", "--wait")  # by the new address of the API
-        config = inside.ok("get", "ProviderConfig", "default", "-o", "json").json
+        local_cli = InProcessCli(cli.folder)
+        assert len(local_cli.ok("history", "foo", "-o", "json").json) == 8
+        local_cli.ok("apply", "-f", "foo.yaml", "--wait")  # with the new address of the API
+        config = local_cli.ok("get", "ProviderConfig", "default", "-o", "json").json
         assert config["metadata"]["generation"] == 2
 
 
-def until_doctor_finds_nothing(cli: Cli) -> None:
-    """Ask until all is well, as long as the test may take: a busy machine has its moments."""
-    while wrong := [
-        one for one in cli.ok("doctor", "--full", "-o", "json").json if one["status"] != "ok"
+def wait_until_doctor_passes(cli: Cli) -> None:
+    """Repeat `doctor` until all checks pass, because roles may be slow on a busy machine."""
+    while problems := [
+        check for check in cli.ok("doctor", "--full", "-o", "json").json if check["status"] != "ok"
     ]:
-        print(wrong)
+        print(problems)

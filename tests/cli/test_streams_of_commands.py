@@ -12,13 +12,13 @@ from rich.table import Table
 from events.names import InvalidNameError
 from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import format_error
-from tests.cli.runner import COMMAND, Cli, Ran, shape
+from tests.cli.runner import COMMAND, Cli, CommandResult, shape
 
 ESCAPE = "\x1b[31mred\x1b[0m\x07\x9b1m"
 
 
-def in_shell(cli: Cli, line: str) -> Ran:
-    """Run a line of bash, with ``reconciler`` in it."""
+def run_in_shell(cli: Cli, line: str) -> CommandResult:
+    """Run a line of bash in which ``reconciler`` is a function."""
     process = subprocess.run(
         ["bash", "-c", f'reconciler() {{ {COMMAND[0]} -m reconciler "$@"; }}; {line}'],
         cwd=cli.folder,
@@ -28,29 +28,29 @@ def in_shell(cli: Cli, line: str) -> Ran:
         env=cli.environment(),
         check=False,
     )
-    return Ran(process.returncode, process.stdout, process.stderr)
+    return CommandResult(process.returncode, process.stdout, process.stderr)
 
 
 @pytest.mark.parametrize(
-    ("command", "closed"), [("get -A", ">&-"), ("get -A", "<&- >&- 2>&-"), ("--help", ">&-")]
+    ("command", "redirection"), [("get -A", ">&-"), ("get -A", "<&- >&- 2>&-"), ("--help", ">&-")]
 )
-def test_closed_streams_are_no_error(live: Cli, command: str, closed: str) -> None:
-    ran = in_shell(live, f"reconciler {command} {closed}")
-    assert (ran.status, ran.err) == (0, "")
+def test_closed_streams_are_no_error(live: Cli, command: str, redirection: str) -> None:
+    result = run_in_shell(live, f"reconciler {command} {redirection}")
+    assert (result.status, result.err) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["get -A", "--help"])
 def test_a_full_disk_under_the_output_is_reported_in_one_line(live: Cli, command: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
-    ran = in_shell(live, f"reconciler {command} > /dev/full")
-    assert ran.status == 1
-    assert ran.err.startswith("error: ")
-    assert "No space left on device" in ran.err
-    assert ran.err.count("\n") == 1
+    result = run_in_shell(live, f"reconciler {command} > /dev/full")
+    assert result.status == 1
+    assert result.err.startswith("error: ")
+    assert "No space left on device" in result.err
+    assert result.err.count("\n") == 1
 
 
-def test_a_refusal_counts_though_its_output_is_not_read(live: Cli) -> None:
+def test_the_exit_status_is_correct_although_the_output_is_not_read(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("unread"))
     live.ok("apply", "-f", "-", "--wait", text=shape("unread", color="Blue"))
     live.write("unread.yaml", shape("unread", color="Green"))
@@ -62,16 +62,16 @@ def test_a_refusal_counts_though_its_output_is_not_read(live: Cli) -> None:
         ("approve --help", 0),
         ("secrets", 0),
     ):
-        # `exec true` ends at once; what is written into the pipe from then on has no reader.
-        ran = in_shell(
+        # `exec true` exits immediately, so later writes into the pipe have no reader.
+        result = run_in_shell(
             live, f"(sleep 0.2; reconciler {command}; echo $? > status) | exec true; cat status"
         )
-        assert (ran.out, ran.err) == (f"{status}\n", ""), command
+        assert (result.out, result.err) == (f"{status}\n", ""), command
 
 
 @pytest.mark.parametrize("output", ["2>&1 | exec true", "> /dev/null 2> /dev/full"])
 @pytest.mark.parametrize("command", ["apply -f unread.yaml", "apply -f unread.yaml --set unread"])
-def test_a_declaration_counts_though_its_output_is_not_read(
+def test_a_declaration_succeeds_although_the_output_is_not_read(
     live: Cli, command: str, output: str, unique: str
 ) -> None:
     if not Path("/dev/full").exists():
@@ -80,23 +80,23 @@ def test_a_declaration_counts_though_its_output_is_not_read(
     live.write("unread.yaml", f"{shape(first)}---\n{shape(second)}")
     live.write("status", "")
     bus = json.loads((live.folder / "reconciler-data" / "up.json").read_text())["natsUrl"]
-    ran = in_shell(
+    result = run_in_shell(
         live,
         f"(sleep 0.2; reconciler {command} --nats-url {bus}; echo $? > status) {output}; "
         "until [ -s status ]; do sleep 0.1; done; cat status",
     )
-    assert (ran.out, ran.err) == ("0\n", "")
+    assert (result.out, result.err) == ("0\n", "")
     live.ok("wait", "Shape", first, second)
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "20"])
-def test_a_narrow_terminal_ends_no_command_in_a_loop(inside: Cli, columns: str) -> None:
-    ran = inside.run("get", "--help", COLUMNS=columns)
-    assert ran.status == 0
-    assert "Usage" in ran.out
+def test_help_works_on_a_narrow_terminal(local_cli: Cli, columns: str) -> None:
+    result = local_cli.run("get", "--help", COLUMNS=columns)
+    assert result.status == 0
+    assert "Usage" in result.out
 
 
-def test_control_characters_of_others_are_shown_and_do_nothing(
+def test_control_characters_of_other_users_are_escaped(
     live: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("escaped"))
@@ -113,7 +113,7 @@ def test_control_characters_of_others_are_shown_and_do_nothing(
     assert "\x1b" not in format_error(InvalidNameError(ESCAPE))
 
 
-def test_a_table_on_a_terminal_is_harmless_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_escapes_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[str] = []
 
     def add_row(_table: Table, *cells: object) -> None:
@@ -125,6 +125,6 @@ def test_a_table_on_a_terminal_is_harmless_too(monkeypatch: pytest.MonkeyPatch) 
     assert rows == ["A", r"\x1b[31mred\x1b[0m\x07\x9b1m"]
 
 
-def test_a_file_that_cannot_be_read_is_named_first(inside: Cli) -> None:
-    ran = inside.run("restore", "not/there")
-    assert (ran.status, ran.err) == (1, "error: not/there: No such file or directory\n")
+def test_restore_names_an_unreadable_file_before_it_connects(local_cli: Cli) -> None:
+    result = local_cli.run("restore", "not/there")
+    assert (result.status, result.err) == (1, "error: not/there: No such file or directory\n")

@@ -12,7 +12,7 @@ COLUMNS = ("RESOURCE", "OUTCOME", "MESSAGE")
 ROWS = [(NAME, "Degraded", MESSAGE), ("default/Shape/foo", "Converged", "")]
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def emulate_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -23,21 +23,21 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
 def test_text_is_wrapped_between_words_and_no_value_is_broken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    on_a_terminal(monkeypatch, width)
+    emulate_terminal(monkeypatch, width)
     print_table(COLUMNS, ROWS)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
     assert any(NAME in line for line in lines)
     assert "RESOURCE" in lines[0]
     words = " ".join(line[len(NAME) :] for line in lines).split()
-    assert [each for each in words if each in MESSAGE.split()] == MESSAGE.split()
+    assert [word for word in words if word in MESSAGE.split()] == MESSAGE.split()
 
 
 @pytest.mark.parametrize("width", [80, 40, 10])
-def test_where_a_table_does_not_fit_each_row_is_a_paragraph(
+def test_each_row_is_a_paragraph_if_the_table_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    on_a_terminal(monkeypatch, width)
+    emulate_terminal(monkeypatch, width)
     print_table(COLUMNS, ROWS)
     assert capsys.readouterr().out.splitlines() == [
         f"RESOURCE  {NAME}",
@@ -50,7 +50,7 @@ def test_where_a_table_does_not_fit_each_row_is_a_paragraph(
     ]
 
 
-def test_rows_that_come_later_stand_in_the_same_columns(
+def test_later_rows_use_the_same_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = Table(("NAME", "OUTCOME"))

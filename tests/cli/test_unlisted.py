@@ -1,4 +1,4 @@
-"""What the commands show of resources whose API completes no listing."""
+"""Output about resources whose API completes no listing."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from events.provider_config import config_key
 from infra.bus.intake import JetStreamIntakeWriter
 from reconciler.ports import IntakeMessageOut
 from reconciler.wiring import open_connection
-from tests.cli.runner import Cli, Up, shape, until
+from tests.cli.runner import Cli, Up, shape, wait_until
 
 SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-FAILED = ListingFailure(SINCE, "GET /shapes?page=2: 500")
+FAILURE = ListingFailure(SINCE, "GET /shapes?page=2: 500")
 
 
 def config(api_url: str) -> str:
-    """An API that is listed only once in the time of the test."""
+    """Return a configuration whose API is listed only once during the test."""
     return (
         "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: half}\n"
         f"spec: {{provider: shapes, endpoint: '{api_url}', resyncSeconds: 3600}}\n"
     )
 
 
-async def reported(url: str, reports: Sequence[ApiReported]) -> None:
-    """Report as an observer does."""
+async def publish_reports(url: str, reports: Sequence[ApiReported]) -> None:
+    """Publish reports as an observer does."""
     async with open_connection(url) as nc:
-        for number, each in enumerate(reports):
-            key, message_id = config_key("half"), f"unlisted-{number}-{each.state}"
+        for number, report in enumerate(reports):
+            key, message_id = config_key("half"), f"unlisted-{number}-{report.state}"
             await JetStreamIntakeWriter(nc, "observer").publish(
-                [IntakeMessageOut("result", key, each, message_id)]
+                [IntakeMessageOut("result", key, report, message_id)]
             )
 
 
@@ -42,42 +42,42 @@ def test_the_failed_listings_of_a_kind_are_shown_everywhere(
     half = shape("half").replace("spec: {", "spec: {providerConfigRef: {name: half}, ")
     live.ok("apply", "-f", "-", "--wait", text=f"{config(ready['apiUrl'])}---\n{half}")
     assert "are not detected" not in live.ok("get", "Shape", "half").out
-    failed = ApiReported("ListingsFailed", "o1", SINCE, 1, kind="Shape", failure=FAILED)
-    asyncio.run(reported(ready["natsUrl"], [failed]))
-    until(
+    failed = ApiReported("ListingsFailed", "o1", SINCE, 1, kind="Shape", failure=FAILURE)
+    asyncio.run(publish_reports(ready["natsUrl"], [failed]))
+    wait_until(
         live,
         ("get", "ProviderConfig/half", "-n", "system"),
-        lambda told: told["status"]["outcome"] == "Degraded",
+        lambda row: row["status"]["outcome"] == "Degraded",
     )
 
     output = live.ok("get", "ProviderConfig", "-n", "system").out
     assert "ListingsFailed" in output
     assert "no listing of Shape has completed since 2026-01-02T03:04:05Z" in output
     for command in ("get", "describe"):
-        told = live.ok(command, "Shape/half").out
-        assert "Converged" in told
+        text = live.ok(command, "Shape/half").out
+        assert "Converged" in text
         assert (
             "drift and deletions are not detected: no listing has completed since 2026-01-02"
-            in told
+            in text
         )
     status = live.ok("get", "Shape/half", "-o", "json").json["status"]
     assert status["listingFailure"] == {
         "since": "2026-01-02T03:04:05Z",
         "message": "GET /shapes?page=2: 500",
     }
-    described = live.ok("describe", "Shape/half", "-o", "json").json
-    assert described["listingFailure"] == status["listingFailure"]
-    checks = {each["check"]: each for each in live.run("doctor", "-o", "json").json}
+    description = live.ok("describe", "Shape/half", "-o", "json").json
+    assert description["listingFailure"] == status["listingFailure"]
+    checks = {check["check"]: check for check in live.run("doctor", "-o", "json").json}
     assert checks["API half"]["status"] == "fail"
     assert "no listing of Shape has completed since" in checks["API half"]["details"]
     assert checks["API default"]["status"] == "ok"
 
     resumed = ApiReported("ListingsResumed", "o1", SINCE, 1, kind="Shape")
-    asyncio.run(reported(ready["natsUrl"], [resumed]))
-    until(
+    asyncio.run(publish_reports(ready["natsUrl"], [resumed]))
+    wait_until(
         live,
         ("get", "ProviderConfig/half", "-n", "system"),
-        lambda told: told["status"]["outcome"] == "Converged",
+        lambda row: row["status"]["outcome"] == "Converged",
     )
     assert "are not detected" not in live.ok("describe", "Shape/half").out
     live.ok("delete", "Shape", "half", "--wait")

@@ -1,4 +1,4 @@
-"""How `up` starts and ends, and what it says when it cannot."""
+"""How `up` starts and stops, and the errors when it cannot."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from tests.cli.importing import OTHERS, PROVIDERS, Listing, imported
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, idle_bus, shape, up
+from tests.cli.importing import OPTIONAL_LIBRARIES, PROVIDERS, ImportListingCli, read_imports
+from tests.cli.runner import STOP_SECONDS, Cli, InProcessCli, Up, idle_bus, shape, up
 
 BLOB = "apiVersion: blobs/v1\nkind: Blob\nmetadata: {name: a}\nspec: {}\n"
 
 
-def test_a_folder_in_use_is_reported_in_one_line(running_up: tuple[Cli, Up]) -> None:
+def test_a_data_directory_in_use_is_reported_in_one_line(running_up: tuple[Cli, Up]) -> None:
     cli, running = running_up
-    refused = Inside(cli.folder).run("up", "--port", "0", "--api-port", "0")
+    refused = InProcessCli(cli.folder).run("up", "--port", "0", "--api-port", "0")
     assert refused.status == 1
     assert refused.err == (
         "error: data directory reconciler-data is in use by another `reconciler up` "
@@ -33,71 +33,73 @@ def test_a_folder_in_use_is_reported_in_one_line(running_up: tuple[Cli, Up]) -> 
     )
 
 
-def test_a_killed_up_leaves_a_folder_that_works(cli: Cli) -> None:
+def test_up_starts_again_on_the_data_of_a_killed_up(cli: Cli) -> None:
     with up(cli) as killed:
         killed.process.kill()
         killed.process.communicate(timeout=STOP_SECONDS)
-        with up(cli) as again:
-            assert again.stop(signal.SIGINT) == (0, "")
+        with up(cli) as restarted:
+            assert restarted.stop(signal.SIGINT) == (0, "")
 
 
-def test_the_death_of_the_server_ends_it_and_is_reported(cli: Cli) -> None:
+def test_up_stops_and_reports_when_its_server_dies(cli: Cli) -> None:
     with up(cli, "--log-level", "error") as running:
-        os.kill(_child_named(running.process.pid, "nats-server"), signal.SIGKILL)
+        os.kill(_find_child(running.process.pid, "nats-server"), signal.SIGKILL)
         _out, err = running.process.communicate(timeout=STOP_SECONDS)
         assert running.process.returncode == 1
         assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
-def test_the_doctor_reports_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
+def test_doctor_reports_its_local_checks_when_the_server_does_not_respond(cli: Cli) -> None:
     with up(cli, "--no-api") as running:
-        server = _child_named(running.process.pid, "nats-server")
+        server = _find_child(running.process.pid, "nats-server")
         os.kill(server, signal.SIGSTOP)
         try:
             result = cli.run("doctor", "-o", "json")
         finally:
             os.kill(server, signal.SIGCONT)
-    checks = {each["check"]: each["status"] for each in result.json}
+    checks = {check["check"]: check["status"] for check in result.json}
     assert checks["disk"] == "ok"
     assert (checks["server health"], checks["bus"]) == ("warn", "fail")
     assert result.status == 1
 
 
-def test_the_death_of_the_server_is_reported_while_the_roles_still_start(cli: Cli) -> None:
+def test_the_death_of_the_server_during_startup_is_reported(cli: Cli) -> None:
     process = cli.start("up", "--port", "0", "--no-api", "--log-level", "error")
     log = cli.folder / "reconciler-data" / "nats" / "nats.log"
     deadline = time.monotonic() + STOP_SECONDS
     while not (log.exists() and "Server is ready" in log.read_text()):
         assert time.monotonic() < deadline, "nats-server does not start"
         time.sleep(0.01)
-    os.kill(_child_named(process.pid, "nats-server"), signal.SIGKILL)
+    os.kill(_find_child(process.pid, "nats-server"), signal.SIGKILL)
     _out, err = process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 1
     assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
-def test_taken_default_ports_are_replaced_and_reported(cli: Cli) -> None:
+def test_default_ports_in_use_are_replaced_and_reported(cli: Cli) -> None:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # another process has it, which is as good
+        with suppress(OSError):  # another process may already listen on it
             listener.bind(("127.0.0.1", 4222))
             listener.listen()
-        ready = started_and_stopped(cli)
+        ready = start_and_stop(cli)
     port = ready["natsUrl"].rsplit(":", 1)[1]
     assert ready["notes"] == [f"port 4222 is in use; NATS listens on {port}"]
     assert ready["apiUrl"] is None
 
-    again = started_and_stopped(cli)
-    assert again["natsUrl"] == ready["natsUrl"], "clients find it again"
-    assert again["notes"] == [f"port 4222 was in use at an earlier start; NATS listens on {port}"]
+    restarted = start_and_stop(cli)
+    assert restarted["natsUrl"] == ready["natsUrl"], "clients must find the same address"
+    assert restarted["notes"] == [
+        f"port 4222 was in use at an earlier start; NATS listens on {port}"
+    ]
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", int(port)))
         listener.listen()
-        assert started_and_stopped(cli)["natsUrl"] != ready["natsUrl"]
+        assert start_and_stop(cli)["natsUrl"] != ready["natsUrl"]
 
 
-def started_and_stopped(cli: Cli) -> dict[str, Any]:
+def start_and_stop(cli: Cli) -> dict[str, Any]:
     """Start `up` on its default ports; return what it reports when it is ready."""
     process = cli.start("up", "--no-api", "--roles", "none", "--output", "json")
     assert process.stdout is not None
@@ -108,44 +110,44 @@ def started_and_stopped(cli: Cli) -> dict[str, Any]:
     return ready
 
 
-def test_without_a_bus_of_its_own_a_command_refuses(cli: Cli) -> None:
-    """A `delete` must not reach whatever server listens on the default port."""
+def test_a_command_without_a_selected_bus_fails(cli: Cli) -> None:
+    """A `delete` must not reach an unrelated server on the default port."""
     cli.write("home/.keep", "")
     home = str(cli.folder / "home")
     for command in (("get",), ("delete", "Shape", "foo"), ("doctor",), ("run", "decider")):
-        ran = cli.run(*command, HOME=home, XDG_CONFIG_HOME=home)
-        assert ran.status == 1
-        assert ran.err == (
+        result = cli.run(*command, HOME=home, XDG_CONFIG_HOME=home)
+        assert result.status == 1
+        assert result.err == (
             "error: no NATS server is selected: no `reconciler up` is running in this directory; "
             "start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in reconciler.toml\n"
         )
     with up(cli, "--no-api", "--roles", "none") as running:
         assert cli.run("get").status == 0
         running.stop(signal.SIGKILL)
-    ran = cli.run("delete", "Shape", "foo", HOME=home, XDG_CONFIG_HOME=home)
-    assert (ran.status, ran.err.count("\n")) == (1, 1)
-    assert "the `reconciler up` of this directory has stopped; start it" in ran.err
+    result = cli.run("delete", "Shape", "foo", HOME=home, XDG_CONFIG_HOME=home)
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert "the `reconciler up` of this directory has stopped; start it" in result.err
 
 
-def test_a_command_that_sends_names_the_bus_unless_it_is_its_own(
-    live: Cli, running_up: tuple[Cli, Up], inside: Inside
+def test_a_writing_command_names_the_bus_unless_it_belongs_to_the_directory(
+    live: Cli, running_up: tuple[Cli, Up], local_cli: InProcessCli
 ) -> None:
     url = running_up[1].ready["natsUrl"]
     assert live.run("apply", "-f", "-", text=shape("named-bus")).err == ""
-    inside.url = url
+    local_cli.url = url
     first_line = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
-    assert inside.run("apply", "-f", "-", text=shape("named-bus", "Green")).err == first_line
-    assert inside.run("deadletters", "list").err == ""
-    assert inside.run("get").err == ""
+    assert local_cli.run("apply", "-f", "-", text=shape("named-bus", "Green")).err == first_line
+    assert local_cli.run("deadletters", "list").err == ""
+    assert local_cli.run("get").err == ""
     first_line = f"bus: {url} (flag --nats-url)\n"
-    assert inside.run("delete", "Shape", "named-bus", "--nats-url", url).err == first_line
+    assert local_cli.run("delete", "Shape", "named-bus", "--nats-url", url).err == first_line
 
 
-def test_a_port_that_was_asked_for_is_not_replaced(inside: Cli) -> None:
+def test_a_requested_port_is_not_replaced(local_cli: Cli) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        refused = inside.run("up", "--port", str(listener.getsockname()[1]))
+        refused = local_cli.run("up", "--port", str(listener.getsockname()[1]))
     assert refused.status == 1
     assert "address already in use" in refused.err
     assert refused.err.count("\n") == 1
@@ -157,12 +159,12 @@ def test_an_external_server_is_used(running_up: tuple[Cli, Up], cli: Cli) -> Non
         assert second.ready["natsUrl"] == url
         assert second.ready["roles"] == ["projector"]
         assert cli.ok("init").out.count("unchanged") > 10
-        status, logged = second.stop()
+        status, log_text = second.stop()
     assert status == 0
-    assert {json.loads(line)["level"] for line in logged.splitlines()} <= {"info"}, logged
+    assert {json.loads(line)["level"] for line in log_text.splitlines()} <= {"info"}, log_text
 
 
-def test_one_role_runs_in_a_process_of_its_own(live: Cli) -> None:
+def test_a_single_role_runs_in_its_own_process(live: Cli) -> None:
     process = live.start("run", "worker")
     assert process.stderr is not None
     assert json.loads(process.stderr.readline())["event"] == "role is running"
@@ -171,15 +173,15 @@ def test_one_role_runs_in_a_process_of_its_own(live: Cli) -> None:
     assert process.returncode == 0
 
 
-def test_the_banner_says_where_everything_is(cli: Cli) -> None:
+def test_the_banner_lists_addresses_and_directories(cli: Cli) -> None:
     data = "d" * 90
     process = cli.start("up", "--port", "0", "--api-port", "0", "--data", data)
     assert process.stdout is not None
-    told = ""
-    while "Press Ctrl-C to stop" not in told:
+    banner = ""
+    while "Press Ctrl-C to stop" not in banner:
         line = process.stdout.readline()
-        assert line, told
-        told += line
+        assert line, banner
+        banner += line
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 0
@@ -190,38 +192,40 @@ def test_the_banner_says_where_everything_is(cli: Cli) -> None:
         "example API",
         "apply -f",
     ):
-        assert word in told
-    assert data in "".join(told.split()), "nothing is cut off"
-    assert "\x1b" not in told
+        assert word in banner
+    assert data in "".join(banner.split()), "the path must not be truncated"
+    assert "\x1b" not in banner
 
 
-def test_a_start_imports_what_it_starts_and_no_more(tmp_path: Path) -> None:
-    # On a bus on which no kind is defined at run time: those need libraries of theirs.
+def test_up_imports_only_what_it_starts(tmp_path: Path) -> None:
+    # On this bus no kind is defined at run time, which would need more libraries.
     with (
         idle_bus(tmp_path / "bus") as url,
-        up(Listing(tmp_path), "--no-api", "--nats-url", url, "--roles", "projector") as running,
+        up(
+            ImportListingCli(tmp_path), "--no-api", "--nats-url", url, "--roles", "projector"
+        ) as running,
     ):
         status, err = running.stop()
     assert status == 0
     servers = {"infra.embedded.server", "shapes_api.server"}
-    assert imported(err) & {*OTHERS, *PROVIDERS, *servers, "rich.console"} == set()
+    assert read_imports(err) & {*OPTIONAL_LIBRARIES, *PROVIDERS, *servers, "rich.console"} == set()
 
 
-def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_reported(
+def test_a_kind_that_is_installed_while_up_runs_is_reported_as_needing_a_restart(
     cli: Cli,
 ) -> None:
-    inside = Inside(cli.folder)
+    local_cli = InProcessCli(cli.folder)
     with up(cli, "--no-api"):
-        (before,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
-        assert "kind 'Blob' is not registered; install its package" in before["message"]
+        (reply,) = local_cli.run("apply", "-f", "-", "-o", "json", text=BLOB).json
+        assert "kind 'Blob' is not registered; install its package" in reply["message"]
 
         info = "blobs-1.0.dist-info"  # as pip writes it, into a folder where `up` looks for modules
         cli.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: blobs\nVersion: 1.0\n")
         cli.write(f"{info}/entry_points.txt", "[reconciler.kinds]\nBlob = blobs:BLOB\n")
-        message = before["message"]
-        while message == before["message"]:  # the roles look again every few seconds
-            (after,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
-            message = after["message"]
+        first_message = message = reply["message"]
+        while message == first_message:  # the roles search for new kinds every few seconds
+            (reply,) = local_cli.run("apply", "-f", "-", "-o", "json", text=BLOB).json
+            message = reply["message"]
         assert (
             "restart the roles, because these kinds were installed after they started: Blob"
             in message
@@ -245,24 +249,24 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_repo
         (("--data", ""), 2, "--data '': name a file or a directory"),
     ],
 )
-def test_what_cannot_work_is_reported(
-    inside: Cli, arguments: tuple[str, ...], status: int, message: str
+def test_invalid_options_and_directories_are_reported(
+    local_cli: Cli, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    inside.write("a-file", "")
-    refused = inside.run("up", *arguments)
+    local_cli.write("a-file", "")
+    refused = local_cli.run("up", *arguments)
     assert refused.status == status
     assert message in refused.err
     assert refused.err.count("\n") == 1
 
 
-def test_a_full_disk_of_the_data_directory_is_reported(
-    inside: Cli, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_under_the_data_directory_is_reported(
+    local_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_arguments: object) -> None:
+    def fail_with_full_disk(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("infra.embedded.server._spawn", no_room)
-    refused = inside.run("up", "--port", "0", "--no-api")
+    monkeypatch.setattr("infra.embedded.server._spawn", fail_with_full_disk)
+    refused = local_cli.run("up", "--port", "0", "--no-api")
     assert refused.status == 1
     assert refused.err == (
         "error: data directory reconciler-data: No space left on device; free disk space, or use "
@@ -270,7 +274,7 @@ def test_a_full_disk_of_the_data_directory_is_reported(
     )
 
 
-def _child_named(parent: int, name: str) -> int:
+def _find_child(parent: int, name: str) -> int:
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline:
         output = subprocess.run(
@@ -281,7 +285,7 @@ def _child_named(parent: int, name: str) -> int:
     raise AssertionError(f"{parent} has no child {name}")
 
 
-STUBBORN = """
+STUBBORN_PROGRAM = """
 import asyncio
 from reconciler.cli.signals import run_until_stopped
 
@@ -297,9 +301,9 @@ asyncio.run(run_until_stopped(work()))
 """
 
 
-def test_a_second_signal_ends_it_at_once(cli: Cli) -> None:
+def test_a_second_signal_ends_a_process_immediately(cli: Cli) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", STUBBORN],
+        [sys.executable, "-c", STUBBORN_PROGRAM],
         stdout=subprocess.PIPE,
         text=True,
         env=cli.environment(),

@@ -1,4 +1,4 @@
-"""`up` on data that only a command can repair: that command needs the server."""
+"""`up` without roles, on data that a command has to repair."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from infra.backup.inspection import inspect
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import connect
 from reconciler.cli.restore import plan_restore
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, shape, up
+from tests.cli.runner import STOP_SECONDS, Cli, InProcessCli, shape, up
 
 DATA = "reconciler-data"
 SERVER_ONLY = ("--no-api", "--roles", "none")
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Cli:
-    """A folder in which `up` has stopped, with a backup in the file ``b``."""
+def stopped(tmp_path: Path) -> Cli:
+    """Run and stop `up` in a folder, and write a backup to the file ``b``."""
     cli = Cli(tmp_path)
     with up(cli):
-        Inside(cli.folder).ok("apply", "-f", "-", "--wait", text=shape("foo"))
-        Inside(cli.folder).ok("backup", "b")
+        InProcessCli(cli.folder).ok("apply", "-f", "-", "--wait", text=shape("foo"))
+        InProcessCli(cli.folder).ok("backup", "b")
     return cli
 
 
 async def interrupt_restore(url: str, path: Path) -> None:
-    """Restore until the last step, which lifts the log's mark."""
+    """Restore up to the last step, which removes the mark from the log."""
 
     async def stop(*_: object) -> None:
         raise InterruptedError
@@ -45,8 +45,8 @@ async def interrupt_restore(url: str, path: Path) -> None:
     await nc.close()
 
 
-def refusal(cli: Cli) -> str:
-    """Return how `up` with roles ends."""
+def read_refusal(cli: Cli) -> str:
+    """Return the error with which `up` refuses to start roles."""
     process = cli.start("up", "--port", "0", "--api-port", "0")
     _, text = process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 1
@@ -55,31 +55,33 @@ def refusal(cli: Cli) -> str:
     return text
 
 
-def test_an_interrupted_restore_is_repeated_on_a_server_without_roles(saved: Cli) -> None:
-    inside = Inside(saved.folder)
-    (saved.folder / DATA / "nats").rename(saved.folder / "lost")
-    with up(saved, *SERVER_ONLY) as running:
-        asyncio.run(interrupt_restore(running.ready["natsUrl"], saved.folder / "b"))
+def test_an_interrupted_restore_is_repeated_on_a_server_without_roles(stopped: Cli) -> None:
+    local_cli = InProcessCli(stopped.folder)
+    (stopped.folder / DATA / "nats").rename(stopped.folder / "lost")
+    with up(stopped, *SERVER_ONLY) as running:
+        asyncio.run(interrupt_restore(running.ready["natsUrl"], stopped.folder / "b"))
 
-    assert "its restore was interrupted" in refusal(saved)
-    with up(saved, *SERVER_ONLY) as running:
+    assert "its restore was interrupted" in read_refusal(stopped)
+    with up(stopped, *SERVER_ONLY) as running:
         (note,) = running.ready["notes"]
         assert "run `reconciler restore` with the same file again" in note
-        inside.ok("restore", "b")
-    with up(saved):
-        assert inside.ok("get").rows[0][:3] == ["Shape", "foo", "Converged"]
+        local_cli.ok("restore", "b")
+    with up(stopped):
+        assert local_cli.ok("get").rows[0][:3] == ["Shape", "foo", "Converged"]
 
 
-def test_an_intake_that_lost_messages_is_repaired_on_a_server_without_roles(saved: Cli) -> None:
-    inside = Inside(saved.folder)
-    (block,) = (saved.folder / DATA).glob(f"nats/**/{INTAKE}/msgs/1.blk")
+def test_an_intake_that_lost_messages_is_repaired_on_a_server_without_roles(stopped: Cli) -> None:
+    local_cli = InProcessCli(stopped.folder)
+    (block,) = (stopped.folder / DATA).glob(f"nats/**/{INTAKE}/msgs/1.blk")
     block.write_bytes(block.read_bytes()[:1_000])
     block.with_name("index.db").unlink()
 
-    assert "run `reconciler backup NAME.backup`, then `reconciler restore NAME" in refusal(saved)
-    with up(saved, *SERVER_ONLY) as running:
+    assert "run `reconciler backup NAME.backup`, then `reconciler restore NAME" in read_refusal(
+        stopped
+    )
+    with up(stopped, *SERVER_ONLY) as running:
         assert running.ready["notes"]
-        inside.ok("backup", "now")
-        inside.ok("restore", "now")
-    with up(saved):
-        assert inside.ok("get").rows[0][:3] == ["Shape", "foo", "Converged"]
+        local_cli.ok("backup", "now")
+        local_cli.ok("restore", "now")
+    with up(stopped):
+        assert local_cli.ok("get").rows[0][:3] == ["Shape", "foo", "Converged"]

@@ -1,4 +1,4 @@
-"""`up --with`: the components that it starts, what it prints of them, and their end."""
+"""`up --with`: how its components start and stop, and what it prints about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from reconciler.cli.components import BUS_APIS, COMPONENTS
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
+from tests.cli.runner import STOP_SECONDS, Cli, InProcessCli, up
 from tests.engines import EngineAdmin
 from tests.folders import short_folder
 
@@ -80,35 +80,35 @@ spec:
 
 @pytest.fixture
 def short_cli() -> Iterator[Cli]:
-    """In a folder with a short name, for the Engine's sockets."""
+    """Commands in a folder whose name is short enough for the Engine's sockets."""
     with short_folder() as folder:
-        yield Inside(folder)
+        yield InProcessCli(folder)
 
 
 @pytest.mark.own_dockerd
-def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_cli: Cli) -> None:
+def test_up_starts_an_engine_with_its_configuration_and_reports_its_exit(short_cli: Cli) -> None:
     cli = short_cli
-    place = cli.folder / "reconciler-data" / "docker"
+    directory = cli.folder / "reconciler-data" / "docker"
     with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as first:
-        assert first.ready["components"] == {"docker": f"unix://{place / 'docker.sock'}"}
+        assert first.ready["components"] == {"docker": f"unix://{directory / 'docker.sock'}"}
         cli.write("volume.yaml", VOLUME)
         cli.ok("apply", "-f", "volume.yaml", "--wait")
-        admin = EngineAdmin(first.ready["components"]["docker"])
-        assert admin.volume("data") is not None
-        image = admin.import_image("reconciler-test:logs")
+        engine = EngineAdmin(first.ready["components"]["docker"])
+        assert engine.volume("data") is not None
+        image = engine.import_image("reconciler-test:logs")
         cli.write("container.yaml", CONTAINER.replace("IMAGE", image))
         cli.ok("apply", "-f", "container.yaml", "--wait")
         assert cli.ok("logs", "talker").out == "first\nsecond\n"
         assert cli.ok("logs", "talker", "--kind", "Container", "--tail", "1").out == "second\n"
-        following = cli.start("logs", "Container/talker", "-f")
-        assert following.stdout is not None
-        assert following.stdout.readline() == "first\n"
-        following.send_signal(signal.SIGINT)
-        assert following.communicate(timeout=STOP_SECONDS)[1] == ""
-        assert following.returncode == 0
-        read = cli.ok("describe", "Container/talker", "--live", "-o", "json").json["readings"]
-        assert (read["restarts"], read["lastExitCode"]) == (0, 0)
-        assert read["startedAt"].startswith("20")
+        process = cli.start("logs", "Container/talker", "-f")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=STOP_SECONDS)[1] == ""
+        assert process.returncode == 0
+        readings = cli.ok("describe", "Container/talker", "--live", "-o", "json").json["readings"]
+        assert (readings["restarts"], readings["lastExitCode"]) == (0, 0)
+        assert readings["startedAt"].startswith("20")
         refused = cli.run("logs", "Volume/data")
         assert (refused.status, refused.err) == (
             1,
@@ -119,22 +119,22 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         )
         cli.ok("delete", "Container", "talker", "--wait")
         assert first.stop()[0] == 0
-        assert not (place / "docker.pid").exists()
+        assert not (directory / "docker.pid").exists()
 
     with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as second:
         assert EngineAdmin(second.ready["components"]["docker"]).volume("data") is not None
-        os.kill(int((place / "docker.pid").read_text()), signal.SIGKILL)
+        os.kill(int((directory / "docker.pid").read_text()), signal.SIGKILL)
         _out, err = second.process.communicate(timeout=STOP_SECONDS)
     assert second.process.returncode == 1
     assert err.splitlines()[-1] == (
-        f"error: docker exited unexpectedly; its log is {place / 'dockerd.log'}"
+        f"error: docker exited unexpectedly; its log is {directory / 'dockerd.log'}"
     )
 
 
 @pytest.mark.postgres
-def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli: Cli) -> None:
+def test_up_starts_postgresql_with_its_configuration_and_data(short_cli: Cli) -> None:
     cli = short_cli
-    cli.folder.chmod(0o755)  # as root it runs as another user
+    cli.folder.chmod(0o755)  # started by root, the server runs as another user
     socket = quote(str(cli.folder / "reconciler-data" / "postgres" / "socket"), safe="")
     cli.write("database.yaml", DATABASE)
     for _ in range(2):
@@ -143,8 +143,10 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             assert endpoint.startswith(f"postgresql://postgres@{socket}:")
             assert running.ready["notes"] == []
             cli.ok("apply", "-f", "database.yaml", "--wait")
-            checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
-            assert checks["API postgres"]["status"] == "ok", "it finds the secrets of this `up`"
+            checks = {check["check"]: check for check in cli.ok("doctor", "-o", "json").json}
+            assert checks["API postgres"]["status"] == "ok", (
+                "doctor must find the secrets of this `up`"
+            )
             description = cli.ok("describe", "Database/orders", "-o", "json").out
             assert (
                 f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders"
@@ -154,7 +156,7 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
 
 
 @pytest.mark.caddy
-def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) -> None:
+def test_up_starts_a_proxy_with_its_configuration_and_routes(short_cli: Cli) -> None:
     cli = short_cli
     cli.write("route.yaml", ROUTE)
     for _ in range(2):
@@ -163,7 +165,7 @@ def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) 
             assert running.ready["components"] == {"caddy": f"unix://{socket}"}
             assert running.ready["notes"] == []
             cli.ok("apply", "-f", "route.yaml", "--wait")
-            checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
+            checks = {check["check"]: check for check in cli.ok("doctor", "-o", "json").json}
             assert checks["API caddy"]["status"] == "ok"
             description = cli.ok("describe", "Route/shop", "--live", "-o", "json").json
             assert description["readings"] == {
@@ -171,22 +173,22 @@ def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) 
             }
             url = description["status"]["outputs"]["urls"][0]
             with httpx.Client() as client:
-                answer = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
-            assert answer.status_code == httpx.codes.BAD_GATEWAY, "nobody is behind it"
+                response = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
+            assert response.status_code == httpx.codes.BAD_GATEWAY, "no backend listens"
             assert running.stop()[0] == 0
 
 
 @pytest.mark.pebble
-def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
+def test_up_starts_an_acme_ca_and_a_restart_renews_its_certificates(
     short_cli: Cli,
 ) -> None:
     cli = short_cli
-    place = cli.folder / "reconciler-data" / "certificates"
+    directory = cli.folder / "reconciler-data" / "certificates"
     serials = set[str]()
     for turn in range(2):
         with up(cli, "--no-api", "--with", "certificates", "--log-level", "error") as running:
-            assert running.ready["components"] == {"certificates": (place / "root").as_uri()}
-            settings = json.loads((place / "pebble.json").read_text())["pebble"]
+            assert running.ready["components"] == {"certificates": (directory / "root").as_uri()}
+            settings = json.loads((directory / "pebble.json").read_text())["pebble"]
             manifest = CERTIFICATE.replace(
                 "DIRECTORY", f"https://{settings['listenAddress']}/dir"
             ).replace("LISTEN", f"127.0.0.1:{settings['httpPort']}")
@@ -196,13 +198,13 @@ def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
             cli.ok("apply", "-f", "certificate.yaml", "--wait")
             description = cli.ok("describe", "Certificate/web", "-o", "json").out
             serials |= set(re.findall(r'"serial": ?"(\w+)"', description))
-            assert "BEGIN CERTIFICATE" in (place / "root" / "web" / "tls.crt").read_text()
+            assert "BEGIN CERTIFICATE" in (directory / "root" / "web" / "tls.crt").read_text()
             assert running.stop()[0] == 0
     assert len(serials) == 2
 
 
 @pytest.mark.own_dockerd
-def test_a_configuration_of_a_user_stays(short_cli: Cli) -> None:
+def test_up_does_not_change_the_configuration_of_a_user(short_cli: Cli) -> None:
     cli = short_cli
     config = """
 apiVersion: reconciler/v1
@@ -220,8 +222,8 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
         ]
 
 
-def test_what_cannot_be_started_is_reported(inside: Inside, tmp_path: Path) -> None:
-    refused = inside.run("up", "--with", "docker,cook")
+def test_an_unknown_component_is_reported(local_cli: InProcessCli, tmp_path: Path) -> None:
+    refused = local_cli.run("up", "--with", "docker,cook")
     assert refused.status == 2
     component_names = ", ".join((*COMPONENTS, *BUS_APIS))
     assert f"--with: 'cook' cannot be started; use {component_names}" in refused.err

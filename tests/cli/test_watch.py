@@ -1,4 +1,4 @@
-"""`watch`: what is unknown is said at once, and drift is shown where it happened."""
+"""`watch` reports unknown names immediately, and shows drift between the outcomes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from tests.cli.runner import STOP_SECONDS, Cli, Up, shape
 
 
-def lines_until(
+def read_lines_until(
     process: subprocess.Popen[str], is_last: Callable[[dict[str, Any]], bool]
 ) -> list[dict[str, Any]]:
-    """Read JSON lines up to one; then stop the process, which must end well."""
+    """Read JSON lines until ``is_last``; then stop the process, which must succeed."""
     assert process.stdout is not None
     lines: list[dict[str, Any]] = []
     for line in process.stdout:
@@ -30,21 +30,19 @@ def lines_until(
     return lines
 
 
-def short(line: dict[str, Any]) -> str:
+def summarize(line: dict[str, Any]) -> str:
     return line.get("outcome") or f"drift: {line['drift']}"
 
 
 @pytest.mark.parametrize("command", ["watch Shap", "watch Shap foo", "watch fo --since-start"])
-def test_an_unknown_kind_is_an_error_that_names_a_close_one_or_where_they_are_listed(
-    live: Cli, command: str
-) -> None:
-    ran = live.run(*command.split())
-    assert ran.status == 1
-    assert ran.err.startswith(
+def test_an_unknown_kind_is_an_error_with_a_hint(live: Cli, command: str) -> None:
+    result = live.run(*command.split())
+    assert result.status == 1
+    assert result.err.startswith(
         f"error: {command.split()[1]!r} is neither a kind nor the name of a res"
     )
     hint = "Shape" if "Shap" in command else "`reconciler kinds` lists the kinds"
-    assert hint in ran.err
+    assert hint in result.err
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ def test_an_unknown_name_is_reported_immediately(live: Cli, arguments: str) -> N
     process = live.start("watch", *arguments.split())
     assert process.stderr is not None
     assert "no events in the log yet" in process.stderr.readline()
-    assert process.poll() is None  # who watches before they declare wants to go on
+    assert process.poll() is None  # a watch may start before the declaration
     process.send_signal(signal.SIGINT)
     assert process.wait(STOP_SECONDS) == 0
 
@@ -67,7 +65,7 @@ def test_a_watch_that_starts_first_shows_later_declarations(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("later"))
     live.ok("apply", "-f", "-", "--wait", text=shape("later-too"))
     live.ok("delete", "Shape", "later", "--wait")
-    lines = lines_until(process, lambda line: line["outcome"] == "Deleted")
+    lines = read_lines_until(process, lambda line: line["outcome"] == "Deleted")
     assert {line["resource"] for line in lines} == {"default/Shape/later"}
     assert [line["outcome"] for line in lines] == ["Converged", "Deleted"]
 
@@ -78,34 +76,36 @@ def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, U
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     httpx.delete(f"{running_up[1].ready['apiUrl']}/shapes/drifts-away").raise_for_status()
-    lines = lines_until(process, lambda line: line.get("outcome") == "Converged")
-    assert list(map(short, [first, *lines])) == [
+    lines = read_lines_until(process, lambda line: line.get("outcome") == "Converged")
+    assert list(map(summarize, [first, *lines])) == [
         "Converged",
         "drift: The object was deleted outside of Reconciler",
         "Converged",
     ]
     assert [line["generation"] for line in lines] == [1, 1]
 
-    again = live.start("watch", "Shape", "drifts-away", "--since-start")
-    assert again.stdout is not None
-    output_lines = [again.stdout.readline() for _ in [*lines, first]]
-    again.send_signal(signal.SIGINT)
-    again.communicate(timeout=STOP_SECONDS)
+    second_process = live.start("watch", "Shape", "drifts-away", "--since-start")
+    assert second_process.stdout is not None
+    output_lines = [second_process.stdout.readline() for _ in [*lines, first]]
+    second_process.send_signal(signal.SIGINT)
+    second_process.communicate(timeout=STOP_SECONDS)
     assert [line.split()[2] for line in output_lines] == ["Converged", "Drift", "Converged"]
     assert "generation 1  The object was deleted outside of Reconciler" in output_lines[1]
 
 
 @pytest.mark.parametrize("command", ["watch -n nowhere", "get -n nowhere", "events -n nowhere"])
-def test_a_namespace_that_never_was_is_an_error_that_names_the_known_ones(
+def test_an_unknown_namespace_is_an_error_that_names_the_known_ones(
     live: Cli, command: str
 ) -> None:
-    ran = live.run(*command.split())
-    assert (ran.status, ran.out) == (1, "")
-    assert ran.err.startswith("error: namespace nowhere never had a resource; the namespaces are: ")
-    assert "default" in ran.err
+    result = live.run(*command.split())
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith(
+        "error: namespace nowhere never had a resource; the namespaces are: "
+    )
+    assert "default" in result.err
 
 
-def test_a_rejected_declaration_is_shown_too(live: Cli) -> None:
+def test_a_rejected_declaration_is_also_shown(live: Cli) -> None:
     live.run("apply", "-f", "-", "--validate", "server", text=shape("refused", "Mauve"))
     process = live.start("watch", "Shape", "refused", "--since-start", "-o", "json")
-    assert short(lines_until(process, lambda _line: True)[0]) == "Rejected"
+    assert summarize(read_lines_until(process, lambda _line: True)[0]) == "Rejected"

@@ -1,4 +1,4 @@
-"""`why`, as people ask it."""
+"""`why` on a running stack."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import httpx
 
-from tests.cli.runner import Cli, shape, until
+from tests.cli.runner import Cli, shape, wait_until
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->"
 
 
-def test_29_why_a_field_has_its_value(live: Cli) -> None:
+def test_29_why_explains_the_value_of_a_field(live: Cli) -> None:
     for color in ("Red", "Green"):
         live.write("why.yaml", shape("why-foo", color))
         live.ok("apply", "-f", "why.yaml", "--wait")
-    ran = live.ok("why", "why-foo", "color")
-    lines = ran.out.splitlines()
+    result = live.ok("why", "why-foo", "color")
+    lines = result.out.splitlines()
     actor = lines[0].partition("because ")[2].partition(" ")[0]
     assert lines[0] == (
         f'default/Shape/why-foo: color is "Green" because {actor} declared it in generation 2.'
@@ -26,7 +26,7 @@ def test_29_why_a_field_has_its_value(live: Cli) -> None:
     assert lines[2].split()[:2] == ["desired", '"Green"']
     assert lines[2].endswith(f"  {actor} declared it")
     assert lines[3].split()[0] == '"Red"'
-    assert f"{actor} declared generation 2, which changes color: Red → Green" in ran.out
+    assert f"{actor} declared generation 2, which changes color: Red → Green" in result.out
 
     lines = live.ok("why", "why-foo").out.splitlines()
     assert lines[0] == (
@@ -34,9 +34,9 @@ def test_29_why_a_field_has_its_value(live: Cli) -> None:
         "updated the object."
     )
 
-    ran = live.ok("why", "Shape/why-foo", "-o", "json")
-    assert ran.json["answer"] == lines[0]
-    assert [each["event"] for each in ran.json["chain"]] == [
+    result = live.ok("why", "Shape/why-foo", "-o", "json")
+    assert result.json["answer"] == lines[0]
+    assert [line["event"] for line in result.json["chain"]] == [
         "SpecDeclared",
         "ActionDecided",
         "ActionSucceeded",
@@ -44,7 +44,7 @@ def test_29_why_a_field_has_its_value(live: Cli) -> None:
     ]
 
 
-def test_a_field_of_a_defined_kind_has_the_declared_value(live: Cli) -> None:
+def test_why_explains_a_field_of_a_defined_kind_by_its_declared_value(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
     manifests = page.split(BADGE)[1].split("```")[1].removeprefix("yaml\n")
     api = live.ok("get", "ProviderConfig", "default", "-o", "json").json["spec"]["endpoint"]
@@ -65,20 +65,20 @@ def test_a_field_of_a_defined_kind_has_the_declared_value(live: Cli) -> None:
     assert color.endswith('color is "Red" because the decider resolved it in generation 1.')
 
 
-def test_a_field_that_never_was_and_a_resource_that_never_was(live: Cli) -> None:
+def test_why_of_an_unknown_field_or_resource_is_an_error(live: Cli) -> None:
     live.write("why.yaml", shape("why-bar"))
     live.ok("apply", "-f", "why.yaml", "--wait")
-    ran = live.run("why", "why-bar", "colour")
-    assert (ran.status, ran.err) == (
+    result = live.run("why", "why-bar", "colour")
+    assert (result.status, result.err) == (
         1,
         (
             "error: default/Shape/why-bar never had a field 'colour'; `reconciler explain Shape` "
             "lists the fields\n"
         ),
     )
-    ran = live.run("why", "why-nobody")
-    assert ran.status == 1
-    assert "the log has no resource 'why-nobody'" in ran.err
+    result = live.run("why", "why-nobody")
+    assert result.status == 1
+    assert "the log has no resource 'why-nobody'" in result.err
 
 
 PEBBLE = """
@@ -105,7 +105,7 @@ spec: {providerConfigRef: {name: pebbles}, shade: red}
 """
 
 
-def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: Cli) -> None:
+def test_why_explains_a_field_of_a_kind_defined_at_run_time(live: Cli) -> None:
     endpoint = live.ok("get", "ProviderConfig", "default", "-o", "json").json["spec"]["endpoint"]
     manifests = PEBBLE.replace("ENDPOINT", endpoint)
     live.ok("apply", "-f", "-", "--wait", text=manifests)
@@ -116,34 +116,34 @@ def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: 
     assert 'size is "Circle" because' in live.ok("why", "Pebble/pebble-one", "size").out
     assert 'color is "Red" because' in live.ok("why", "Pebble/pebble-one", "color").out
 
-    unowned = ("get", "-A", "--all", "--outcome", "Unowned")  # the kind beneath lists it, too
-    rows = until(live, unowned, lambda rows: any(map(is_pebble, rows)))
+    unowned = ("get", "-A", "--all", "--outcome", "Unowned")  # the underlying kind also lists it
+    rows = wait_until(live, unowned, lambda rows: any(map(is_pebble, rows)))
     [row] = filter(is_pebble, rows)
     assert row["status"]["reason"] == "OwnedByAnother"
     assert "names default/Pebble/pebble-one;" in row["status"]["message"]
 
-    shape_of = {"name": "pebble-two", "type": "Circle", "color": "Red"}
-    httpx.post(f"{endpoint}/shapes", json=shape_of).raise_for_status()
-    undeclared = ("get", "Pebble", "pebble-two")  # of a kind that is not installed here
+    body = {"name": "pebble-two", "type": "Circle", "color": "Red"}
+    httpx.post(f"{endpoint}/shapes", json=body).raise_for_status()
+    undeclared = ("get", "Pebble", "pebble-two")  # its kind is not installed here
     live.ok("wait", "Pebble/pebble-one", "--for", "Converged")
-    rows = until(live, unowned, lambda rows: any(row["kind"] == "Pebble" for row in rows))
+    rows = wait_until(live, unowned, lambda rows: any(row["kind"] == "Pebble" for row in rows))
     assert live.ok(*undeclared, "-o", "json").json["status"]["outcome"] == "Unowned", rows
     live.ok("finalizer", "add", "Pebble", "pebble-one", "billing/invoice")
     live.ok("finalizer", "remove", "Pebble", "pebble-one", "billing/invoice")
-    ran = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")
-    assert ran.status == 2
-    assert "finalizer: use NAME FINALIZER, KIND NAME FINALIZER" in ran.err
+    result = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")
+    assert result.status == 2
+    assert "finalizer: use NAME FINALIZER, KIND NAME FINALIZER" in result.err
 
 
 def is_pebble(row: dict[str, Any]) -> bool:
     return row["metadata"]["name"] == "pebble-one"
 
 
-def test_why_a_field_of_a_composed_kind_has_its_value(live: Cli) -> None:
+def test_why_explains_a_field_of_a_composed_kind(live: Cli) -> None:
     live.ok("apply", "-f", "-", text=COMPOSED)
     live.ok("wait", "Deployment/why-field", "--for", "Converged", "--timeout", "30s")
-    ran = live.ok("why", "Deployment/why-field", "replicas")
-    assert "replicas is 2 because " in ran.out
+    result = live.ok("why", "Deployment/why-field", "replicas")
+    assert "replicas is 2 because " in result.out
 
 
 COMPOSED = """

@@ -26,7 +26,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
 
 @pytest.fixture
 async def routes(tmp_path: Path) -> AsyncIterator[Routes]:
-    """Return such a cluster whose servers can be cut off from each other."""
+    """Run such a cluster whose servers can be cut off from each other."""
     routes = Routes()
     async with AsyncExitStack() as stack:
         await routes.start(tmp_path / "nats", stack)

@@ -1,4 +1,4 @@
-"""Roles as processes of their own, kept running as an init system would keep them."""
+"""Roles as separate processes, which are restarted as by an init system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RoleProcess:
 
     @property
     def status(self) -> int | None:
-        """How it ended, by itself or not; None while it runs."""
+        """The exit status; None while the process runs."""
         assert self._process is not None
         return self._process.poll()
 
@@ -59,7 +59,7 @@ class RoleProcess:
             )
 
     async def until_ready(self) -> None:
-        """Wait until this start has been told in the log."""
+        """Wait until this start is reported in the log."""
         deadline = time.monotonic() + READY_SECONDS
         while self.words.count(_READY) < self.starts:
             assert self.status is None, f"{self.role} ended: {self.words[-2_000:]}"
@@ -81,7 +81,7 @@ class RoleProcess:
         self.is_paused = False
 
     async def stop(self) -> None:
-        """End it in order, and give how it ended."""
+        """Stop the process cleanly."""
         assert self._process is not None
         self._process.terminate()
         self._process.send_signal(signal.SIGCONT)
@@ -91,7 +91,7 @@ class RoleProcess:
 
 
 class Fleet:
-    """Several roles; what ends by itself is told in ``gave_up``, and started again."""
+    """Several roles; a process that ends itself is recorded in ``gave_up`` and restarted."""
 
     def __init__(self, processes: Sequence[RoleProcess]) -> None:
         self.processes = processes
@@ -106,7 +106,7 @@ class Fleet:
         return "\n".join(f"{each.role}: ...{each.words[-2_000:]}" for each in self.processes)
 
     def restart(self, process: RoleProcess) -> None:
-        """Kill a process without warning, and start it again."""
+        """Kill a process and restart it."""
         process.kill()
         process.start()
 
@@ -123,7 +123,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(url: str, roles: Sequence[Role], folder: Path) -> AsyncGenerator[Fleet]:
-    """Start one process for each role named, and watch over them; the logs are in the folder."""
+    """Run and supervise a process for each given role, with its log in the folder."""
     running = Fleet(
         [
             RoleProcess(role, url, folder / f"{number}-{role}.log")

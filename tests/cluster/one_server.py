@@ -1,4 +1,4 @@
-"""What happens to one server of a cluster, and how it ends."""
+"""Faults of one server of a cluster, and their ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def without_disk(cluster: EmbeddedCluster, index: int) -> Fault:
 
 
 def cut_off(routes: Routes, index: int) -> Fault:
-    """Return a server without its routes: clients still reach it."""
+    """Return a fault that cuts the routes of a server, which clients still reach."""
     isolate, rejoin = partial(routes.isolate, index), partial(routes.rejoin, index)
     return Fault("cut off", _at_once(isolate), _at_once(rejoin))
 

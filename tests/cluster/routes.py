@@ -1,4 +1,4 @@
-"""A cluster whose servers reach each other by proxies, so that a server can be cut off."""
+"""A cluster whose servers connect through proxies, so that a server can be cut off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.faults.tcp_proxy import TcpProxy
 
 
 class Routes:
-    """A proxy for each way from one node to another."""
+    """A proxy for each connection from one node to another."""
 
     def __init__(self) -> None:
         self.cluster = EmbeddedCluster()

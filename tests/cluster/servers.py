@@ -1,7 +1,7 @@
 """Three `nats-server` processes on this machine that are one JetStream cluster.
 
-It shows what a cluster does when a node dies, which one machine can: it protects from nothing that
-happens to the machine.
+It shows the behavior of a cluster when a node dies; it does not protect from a failure of the
+machine.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from tests.ports import free_ports
 
 NODES: Final = 3
 READY_SECONDS: Final = 60.0
-_QUESTION_SECONDS: Final = 1.0
+_REQUEST_SECONDS: Final = 1.0
 _PROBE: Final = "cluster-probe"
 _POLL_SECONDS: Final = 0.05
 
 RoutePort = Callable[[int, int], int]
-"""Where a node connects to another one: (from, to) to a port on 127.0.0.1."""
+"""Returns the port on 127.0.0.1 where a node connects to another one, from (source, target)."""
 
 
 class EmbeddedCluster:
-    """Nodes with fixed ports, each a server of its own with a folder of its own.
+    """Nodes with fixed ports, each a separate server with its own folder.
 
     Nodes are named by their index, 0 to 2. A node that was killed or stopped comes back with
     `start_node`, on the same port and with the same data.
@@ -54,7 +54,7 @@ class EmbeddedCluster:
         return ",".join(self.url_of(index) for index in range(NODES))
 
     def url_of(self, index: int) -> str:
-        """Where clients reach one node, running or not."""
+        """Return the client URL of a node, running or not."""
         return f"nats://127.0.0.1:{self._client_ports[index]}"
 
     async def start(
@@ -96,11 +96,11 @@ class EmbeddedCluster:
         )
 
     async def stop(self) -> None:
-        """End all nodes cleanly."""
+        """Stop all nodes cleanly."""
         await asyncio.gather(*(node.stop() for node in self.nodes))
 
     async def kill(self) -> None:
-        """End all nodes at once."""
+        """Kill all nodes immediately."""
         await asyncio.gather(*(node.kill() for node in self.nodes))
 
     async def _until_led(self) -> None:
@@ -108,7 +108,7 @@ class EmbeddedCluster:
             async with asyncio.timeout(READY_SECONDS):
                 nc = await connect(self.url, name="embedded-cluster")
                 try:
-                    while not await _answers(nc):  # noqa: ASYNC110 - the server reports nothing
+                    while not await _responds(nc):  # noqa: ASYNC110 - the server reports nothing
                         await asyncio.sleep(_POLL_SECONDS)
                 finally:
                     await close(nc)
@@ -121,7 +121,7 @@ class EmbeddedCluster:
     def _cluster_config(self, index: int) -> str:
         """Return the lines that make a server a node.
 
-        Nodes don't tell each other where the rest is: each knows, and may know it by a proxy.
+        Each node has the addresses of the others, which may be those of proxies.
         """
         others = [other for other in range(NODES) if other != index]
         routes = [f"nats://127.0.0.1:{self._port_for(index, other)}" for other in others]
@@ -148,27 +148,27 @@ class EmbeddedCluster:
 
 
 def node_name(index: int) -> str:
-    """Name a node as the server's answers do."""
+    """Return the name of a node in the server's responses."""
     return f"node-{index}"
 
 
 async def leader(nc: Client, stream: str) -> int | None:
-    """Find the node that leads a stream; None if there is none now, or no node responds."""
+    """Return the node that leads a stream, or None without a leader or a response."""
     try:
-        info = await api_request(nc, f"STREAM.INFO.{stream}", None, timeout=_QUESTION_SECONDS)
+        info = await api_request(nc, f"STREAM.INFO.{stream}", None, timeout=_REQUEST_SECONDS)
     except BusError:
         return None
     name = info.get("cluster", {}).get("leader", "")
     return next((index for index in range(NODES) if node_name(index) == name), None)
 
 
-async def _answers(nc: Client) -> bool:
-    """Whether JetStream answers, which takes a leader, and whether that leader knows all nodes."""
+async def _responds(nc: Client) -> bool:
+    """Return whether JetStream has a leader that responds and knows all nodes."""
     probe = {"name": _PROBE, "subjects": [_PROBE], "storage": "memory", "num_replicas": NODES}
     try:
-        await api_request(nc, "INFO", None, timeout=_QUESTION_SECONDS)
-        await api_request(nc, f"STREAM.CREATE.{_PROBE}", probe, timeout=_QUESTION_SECONDS)
-        await api_request(nc, f"STREAM.DELETE.{_PROBE}", None, timeout=_QUESTION_SECONDS)
+        await api_request(nc, "INFO", None, timeout=_REQUEST_SECONDS)
+        await api_request(nc, f"STREAM.CREATE.{_PROBE}", probe, timeout=_REQUEST_SECONDS)
+        await api_request(nc, f"STREAM.DELETE.{_PROBE}", None, timeout=_REQUEST_SECONDS)
     except BusError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What is declared in a cluster, how far it has come, and who dies meanwhile."""
+"""Declarations in a cluster, their progress, and the faults in the meantime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.1
 
 
 class Story:
-    """A cluster, the roles that run on it, and resources that are declared again and again.
+    """A cluster, the roles that run on it, and resources that are declared repeatedly.
 
     ``converged`` has the names of the resources that got there, by generation; ``moments`` has when
     the decider that recorded it decided it, in seconds since 1970.
@@ -62,14 +62,14 @@ class Story:
         await self.sdk.publish(manifests, timeout_seconds=TIMEOUT_SECONDS)
 
     async def until_converged(self, generation: int, count: int) -> None:
-        """Wait until so many resources have converged in this generation."""
+        """Wait until ``count`` resources have converged in this generation."""
         await until(
             lambda: len(self.converged.get(generation, ())) >= count,
             lambda: f"{len(self.converged.get(generation, ()))} of {count} converged",
         )
 
     async def kill_leader(self, stream: str) -> int:
-        """Kill the node that leads a stream; gives which one it was."""
+        """Kill the node that leads a stream; return its index."""
         leader_id = await self._leader(stream)
         await self.cluster.nodes[leader_id].kill()
         return leader_id
@@ -113,7 +113,7 @@ class Story:
             nonlocal findings
             try:
                 findings = await check(self.nc, self._api_url)
-            except BusUnavailableError:  # a server that came back has no leader yet
+            except BusUnavailableError:  # a restarted server has no leader yet
                 return False
             return True
 
@@ -122,7 +122,7 @@ class Story:
 
     @property
     def longest_gap(self) -> float:
-        """The longest time in which nothing converged, while a generation was about to."""
+        """The longest time without a converged resource while a generation converges."""
         return max(
             later - earlier
             for moments in map(sorted, self.moments.values())
@@ -133,7 +133,7 @@ class Story:
 async def until(
     condition: Callable[[], bool | Awaitable[bool]], otherwise: Callable[[], str]
 ) -> None:
-    """Wait until a condition holds; fail with what is otherwise."""
+    """Wait until a condition holds; fail with the text of ``otherwise``."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         holds = condition()
@@ -173,7 +173,7 @@ async def running_story(
     ):
         config = api_config(
             api_url,
-            resync=10,  # a listing of everything is work, too
+            resync=10,  # a listing of everything is also work
             limits=Limits(concurrency=16, request_timeout_seconds=30),  # the machine is slow
             breaker=Breaker(failures=100),  # a process that hung reports all its calls as failed
         )

@@ -1,4 +1,4 @@
-"""A copy gets up to date again, whatever its node had on its disk when it was killed."""
+"""A replica catches up, whatever its node had on disk when it was killed."""
 
 import pytest
 
@@ -23,17 +23,17 @@ BACK, AWAY = 1, 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_copy_of_several_blocks_is_whole_again_after_its_node_was_killed(
+async def test_a_replica_of_several_blocks_recovers_after_its_node_was_killed(
     cluster: EmbeddedCluster,
 ) -> None:
-    """A node that comes back cuts its copy down to its last snapshot, then replays what follows.
+    """A restarted node truncates its replica to its last snapshot, then replays what follows.
 
     Here that is in the middle of a closed block: were that one compressed, the server would destroy
-    it. The copy is there if it makes a majority with one other.
+    it. The replica is complete if it forms a quorum with another one.
     """
     async with open_connection(cluster.url_of(0)) as nc:
         await append(nc, [EVENT] * FIRST, timeout=60)
-        await cluster.nodes[BACK].stop()  # in order: that makes a snapshot
+        await cluster.nodes[BACK].stop()  # cleanly, which creates a snapshot
         await cluster.start_node(BACK)
         await until_whole(nc)
         await append(nc, [EVENT] * MORE, timeout=60)
@@ -44,7 +44,7 @@ async def test_a_copy_of_several_blocks_is_whole_again_after_its_node_was_killed
         await cluster.nodes[AWAY].kill()
 
         async def is_appended() -> bool:
-            """Append one more; a conflict says that an earlier try was stored."""
+            """Append one more; a conflict means that an earlier attempt was stored."""
             last = OutgoingMessage(EVENT.subject, b"{}", None, "log.>", FIRST + MORE)
             try:
                 await append(nc, [last])

@@ -55,8 +55,8 @@ async def nc(cluster: EmbeddedCluster) -> AsyncIterator[Client]:
     await close(client)
 
 
-async def patient(call: Callable[[], Awaitable[_T]]) -> _T:
-    """Ask until it is answered: leaders are being found."""
+async def retry_call(call: Callable[[], Awaitable[_T]]) -> _T:
+    """Retry a call until it succeeds, because leaders are being elected."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -67,14 +67,14 @@ async def patient(call: Callable[[], Awaitable[_T]]) -> _T:
 
 async def create(provider: Provider, kind: str, replicas: int) -> ExternalObject:
     fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
-    effect = await patient(lambda: provider.create(action("Create", NAMES[kind], fields)))
+    effect = await retry_call(lambda: provider.create(action("Create", NAMES[kind], fields)))
     assert effect.object is not None
     return effect.object
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Stream", "Bucket", "Consumer"])
-async def test_the_number_of_copies_changes_in_place(
+async def test_the_number_of_replicas_changes_in_place(
     providers: dict[str, Provider], kind: str
 ) -> None:
     if kind == "Consumer":
@@ -106,6 +106,6 @@ async def test_an_object_on_an_unreachable_node_is_not_absent(
 
     await cluster.start_node(home)
     for kind, previous_object in (("Stream", created_object), ("Consumer", consumer)):
-        assert await patient(lambda kind=kind: listing(providers[kind], Scope())) == [
+        assert await retry_call(lambda kind=kind: listing(providers[kind], Scope())) == [
             previous_object
         ]

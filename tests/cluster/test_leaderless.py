@@ -1,4 +1,4 @@
-"""One node of three is not enough: what it says is not believed, and what it takes is nothing."""
+"""One node of three acknowledges nothing, and its reads are not trusted."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ SUBJECT = "log.default.Shape.foo.event"
 async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_not_believed(
     cluster: EmbeddedCluster,
 ) -> None:
-    """The node that is left answers "no messages" for a stream that has no leader."""
+    """The remaining node responds "no messages" for a stream that has no leader."""
     async with open_connection(cluster.url_of(0)) as nc:
 
         async def is_without_leader() -> bool:
@@ -33,7 +33,7 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
             return not info["cluster"].get("leader")
 
         async def is_appended() -> bool:
-            """Append again; a conflict says that an earlier try was stored."""
+            """Append again; a conflict means that an earlier attempt was stored."""
             try:
                 await append(nc, [_after(first)])
             except BusUnavailableError:
@@ -46,7 +46,7 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
         await asyncio.gather(*(cluster.nodes[index].kill() for index in (1, 2)))
         with pytest.raises(BusUnavailableError):
             await append(nc, [_after(first)])
-        await until(is_without_leader, lambda: "the node still believes to have a leader")
+        await until(is_without_leader, lambda: "the node still reports a leader")
         with pytest.raises(BusUnavailableError, match="has no leader at the moment"):
             await stream_state(nc, LOG)
         await asyncio.gather(*(cluster.start_node(index) for index in (1, 2)))

@@ -38,12 +38,12 @@ async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_duplicated(
 
 
 async def _roles_hang_and_die_and_the_leader_of_the_log_dies(story: Story) -> None:
-    """What hung wakes up when others have long done its work, and goes on where it was."""
+    """Paused processes resume where they were, long after others have done their work."""
     deciders, workers = story.roles.of("decider"), story.roles.of("worker")
     declaring = asyncio.create_task(story.declare("Red", COUNT))
     await story.until_converged(1, COUNT // 20)
-    zombies = [deciders[0], workers[0]]
-    for each in zombies:
+    paused_processes = [deciders[0], workers[0]]
+    for each in paused_processes:
         each.pause()
     dead = await story.kill_leader(LOG)
     assert len(story.converged[1]) < COUNT
@@ -53,7 +53,7 @@ async def _roles_hang_and_die_and_the_leader_of_the_log_dies(story: Story) -> No
     story.roles.restart(deciders[1])
     await declaring
     await story.until_converged(1, COUNT)
-    for each in zombies:
+    for each in paused_processes:
         each.resume()
 
 

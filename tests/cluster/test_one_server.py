@@ -43,7 +43,7 @@ async def test_a_server_that_stops_responding_stops_progress_for_seconds(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("which", ["follower", "leader"])
-async def test_a_server_that_loses_its_disk_has_its_copies_again(
+async def test_a_server_that_loses_its_disk_recovers_its_replicas(
     cluster: EmbeddedCluster, api_url: str, logs: Path, which: str
 ) -> None:
     async with running_story(cluster, ROLES, api_url, logs) as story:
@@ -56,13 +56,13 @@ async def test_a_server_that_loses_its_disk_has_its_copies_again(
 async def test_roles_leave_a_server_that_is_cut_off(
     routes: Routes, api_url: str, logs: Path, which: str
 ) -> None:
-    """A follower responds that there is no leader, and a leader as if it were still one."""
+    """A follower reports that there is no leader, and a leader acts as if it still led."""
     async with running_story(routes.cluster, ROLES, api_url, logs) as story:
         await _assert_progress(story, which, lambda index: cut_off(routes, index))
 
 
 async def _assert_progress(story: Story, which: str, fault_of: Callable[[int], Fault]) -> None:
-    """Let a server fail while resources are declared, and assert what holds then."""
+    """Let a server fail while resources are declared, and check progress and history."""
     await story.until_whole()
     gap = await _longest_gap(story, fault_of(await story.find_server(which)))
     await story.until_whole()  # the server that comes back needs a leader again

@@ -77,12 +77,12 @@ def is_shown(line: str, output: str) -> bool:
 
 @dataclass
 class Terminal:
-    """A folder in which a page is followed, with ports and folders of the test's own."""
+    """A folder in which the commands of a page run, with the test's own ports and folders."""
 
     folder: Path
     moved: tuple[str, ...] = ()
     """Folders of the page that are within ``folder`` here, such as ``/tmp/orders``."""
-    ran: list[str] = field(default_factory=list[str])
+    run_commands: list[str] = field(default_factory=list[str])
     """The commands of ``reconciler`` that were run, in order."""
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Terminal:
         return text
 
     def follow(self, page: list[Block]) -> None:
-        """Do what a page says; an ``AssertionError`` names the command that did otherwise."""
+        """Run the commands of a page; an ``AssertionError`` names a command with other output."""
         for number, block in enumerate(page):
             if block.path is not None:
                 Path(self.here(block.path)).write_text(self.here(block.text))
@@ -158,7 +158,7 @@ class Terminal:
             return 0, ""
         if line.startswith("curl "):
             return self._call(shlex.split(line))
-        self.ran += re.findall(r"\./run reconciler (\S+)", line)
+        self.run_commands += re.findall(r"\./run reconciler (\S+)", line)
         process = subprocess.run(
             ["sh", "-c", self.here(line)],
             cwd=self.folder,
@@ -179,7 +179,7 @@ class Terminal:
 
     def _watch(self, line: str, text: str) -> None:
         """Watch until as many lines have come as are shown; they are those lines."""
-        self.ran.append("watch")
+        self.run_commands.append("watch")
         wanted = text.splitlines()
         assert wanted, f"{line}: runs until Ctrl-C, so the page shows what comes"
         process = subprocess.Popen(

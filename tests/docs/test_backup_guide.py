@@ -6,7 +6,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from tests.cli.runner import Cli, Inside, shape, up
+from tests.cli.runner import Cli, InProcessCli, shape, up
 from tests.docs.test_links import DOCS
 
 PAGE = DOCS / "how-to/back-up-and-restore.md"
@@ -25,21 +25,21 @@ def test_a_backup_is_made_and_restored_as_the_guide_says(tmp_path: Path) -> None
     save, *restore = commands("Back up and restore the log")
     names = [words[1] for words in (save, *restore)]
     assert names == ["backup", "restore", "replay", "get", "up"]
-    inside = Inside(cli.folder)
+    local_cli = InProcessCli(cli.folder)
     with up(cli):
         cli.write("foo.yaml", shape("foo"))
-        inside.ok("apply", "-f", "foo.yaml", "--wait")
-        inside.ok(*save[1:])
+        local_cli.ok("apply", "-f", "foo.yaml", "--wait")
+        local_cli.ok(*save[1:])
     shutil.rmtree(cli.folder / "reconciler-data" / "nats")
     with up(cli, "--roles", "none", "--no-api"):
         for words in restore:
             if words[1] != "up":
-                ran = inside.ok(*words[1 : words.index(">") if ">" in words else None])
-                assert words[1] != "restore" or "Start only the decider first" in ran.out
-                assert words[1] != "get" or "endpoint: http://127.0.0.1:" in ran.out
-        assert [row[:3] for row in inside.ok("get").rows] == [["Shape", "foo", "Converged"]]
+                result = local_cli.ok(*words[1 : words.index(">") if ">" in words else None])
+                assert words[1] != "restore" or "Start only the decider first" in result.out
+                assert words[1] != "get" or "endpoint: http://127.0.0.1:" in result.out
+        assert [row[:3] for row in local_cli.ok("get").rows] == [["Shape", "foo", "Converged"]]
         *look, repair = commands("When the log is damaged")
         for words in look:
-            inside.run(*words[1:])
-        identity = inside.ok("backup", "again.backup", "-o", "json").json["logId"]
-        inside.ok(*[identity if word == "LOG-ID" else word for word in repair[1:]])
+            local_cli.run(*words[1:])
+        identity = local_cli.ok("backup", "again.backup", "-o", "json").json["logId"]
+        local_cli.ok(*[identity if word == "LOG-ID" else word for word in repair[1:]])

@@ -19,7 +19,7 @@ from infra.embedded.binary import find_server_binary
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect
 from infra.jetstream.errors import BusError
-from tests.cli.runner import Inside
+from tests.cli.runner import InProcessCli
 from tests.docs.test_links import DOCS
 from tests.docs.test_operating import blocks
 from tests.ports import free_ports
@@ -65,21 +65,21 @@ def servers() -> Iterator[list[subprocess.Popen[bytes]]]:
         each.wait()
 
 
-def write_accounts(cli: Inside, pairs: dict[str, Pair], *namespaces: str) -> None:
+def write_accounts(cli: InProcessCli, pairs: dict[str, Pair], *namespaces: str) -> None:
     keys = [f"--key={name}={pairs[name].public}" for name in (*USERS, *namespaces)]
     expected = [f"--namespace={each}" for each in namespaces]
     cli.write("accounts.conf", cli.ok("permissions", *expected, *keys).out)
 
 
-def until_ok(cli: Inside, *arguments: str) -> Any:
+def until_ok(cli: InProcessCli, *arguments: str) -> Any:
     end = time.monotonic() + READY_SECONDS
-    while (ran := cli.run(*arguments)).status != 0 and time.monotonic() < end:
+    while (result := cli.run(*arguments)).status != 0 and time.monotonic() < end:
         pass  # the servers have no leader yet
-    assert ran.status == 0, ran
-    return ran.json
+    assert result.status == 0, result
+    return result.json
 
 
-def replicas_of(cli: Inside) -> Any:
+def replicas_of(cli: InProcessCli) -> Any:
     checks = cli.run("doctor", "--nkey", "operator.nk", "--output", "json").json
     return next(each for each in checks if each["check"] == "replicas")
 
@@ -98,7 +98,7 @@ def test_the_servers_form_a_cluster_and_a_service_is_added(
 ) -> None:
     files = configurations(tmp_path)
     url = ",".join(address for _, address in files.values())
-    cli = Inside(tmp_path, url)
+    cli = InProcessCli(tmp_path, url)
     pairs = {name: Pair.of_user() for name in (*USERS, "billing", "shop")}
     for name, pair in pairs.items():
         pair.write(tmp_path / f"{name}.nk")
@@ -132,7 +132,7 @@ def test_the_servers_form_a_cluster_and_a_service_is_added(
     command = [str(find_server_binary()), "-c", f"{NODES[-1]}.conf"]
     servers.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL))
     own = files[NODES[-1]][1]  # it answers when it has fetched the streams
-    until_ok(Inside(tmp_path, own), "get", "-A", "--nkey", "operator.nk", "--output", "json")
+    until_ok(InProcessCli(tmp_path, own), "get", "-A", "--nkey", "operator.nk", "--output", "json")
     end = time.monotonic() + READY_SECONDS
     while replicas_of(cli)["status"] != "ok":
         assert time.monotonic() < end

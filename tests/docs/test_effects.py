@@ -1,4 +1,4 @@
-"""The table of effects in the docs is the one that the code gives."""
+"""The table of effects in the docs agrees with the code."""
 
 from __future__ import annotations
 

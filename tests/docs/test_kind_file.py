@@ -1,4 +1,4 @@
-"""The page of the kind ``File``: its manifests are applied, and what it says comes true."""
+"""The page of the kind ``File``: its manifests are applied, with the described effects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(tmp_path: Path, root: Path) -> AsyncIterator[Client]:
-    """A client of all roles, on a server of their own."""
+    """Run all roles on their own server; yield a client."""
     secrets = tmp_path / "secrets"
     await open_stores(secrets).by_name["files"].write(SecretKey("default", "app-password"), PLANTED)
     server = EmbeddedServer()

@@ -1,4 +1,4 @@
-"""Links of the docs lead to pages, files and headings that exist."""
+"""Links in the docs lead to pages, files and headings that exist."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
-    """Return the file and the anchor of every link that stays in the repository."""
+    """Return the file and the anchor of every link within the repository."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     targets = re.findall(r"\]\(([^)\s]+)\)", prose)
     parts = [target.partition("#") for target in targets if "://" not in target]
@@ -26,7 +26,7 @@ def links(page: Path) -> list[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_links_lead_to_what_exists(page: Path) -> None:
+def test_links_lead_to_existing_targets(page: Path) -> None:
     missing = [
         f"{file.name}#{anchor}"
         for file, anchor in links(page)
@@ -36,6 +36,6 @@ def test_links_lead_to_what_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_headings_of_a_page_have_different_anchors(page: Path) -> None:
+def test_headings_on_a_page_have_unique_anchors(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert len(anchors(page)) == len(re.findall(r"^#{1,6} .+$", prose, flags=re.MULTILINE))

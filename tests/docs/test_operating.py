@@ -21,7 +21,7 @@ from events.manifest import Manifest, Policy, split_manifest
 from events.provider_config import ProviderConfigSpec
 from reconciler.cli.exits import Exit
 from reconciler.provider.kind import installed_kinds
-from tests.cli.runner import REPOSITORY, Inside, shape
+from tests.cli.runner import REPOSITORY, InProcessCli, shape
 from tests.docs.test_links import DOCS
 
 CONFIGURING = DOCS / "how-to/configure-the-connection.md"
@@ -80,7 +80,7 @@ def test_every_stage_of_dead_letters_is_explained() -> None:
     assert [name for name in get_args(Stage) if f"\n| `{name}` |" not in page] == []
 
 
-def test_the_table_of_holds_is_that_of_the_code() -> None:
+def test_the_table_of_holds_agrees_with_the_code() -> None:
     page = (DOCS / "concepts/holds.md").read_text()
     rows = re.findall(r"^\| \[`(\w+)`\]\(\S+\) \| (.+) \| (.+) \|$", page, re.MULTILINE)
     assert sorted(rows) == sorted((str(each), each.meaning, each.remedy) for each in Hold)
@@ -140,7 +140,7 @@ def ends_with(line: str, template: Template) -> bool:
 
 
 @pytest.mark.parametrize("quoted", blocks(TROUBLESHOOTING, "text"), ids=lambda each: each[:40])
-def test_a_quoted_message_is_one_of_the_product(quoted: str) -> None:
+def test_a_quoted_message_exists_in_the_product(quoted: str) -> None:
     line = " ".join(quoted.split())
     assert any(ends_with(line, each) for each in messages())
 
@@ -168,7 +168,7 @@ def commands_on_the_bus() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands_on_the_bus())
-def test_commands_of_the_troubleshooting_page_are_no_wrong_usage(
+def test_the_commands_of_the_troubleshooting_page_are_valid(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
@@ -176,12 +176,12 @@ def test_commands_of_the_troubleshooting_page_are_no_wrong_usage(
     words = shlex.split(command)[1:]
     for name in [word for word in words if word.endswith(".yaml")]:
         (tmp_path / name).write_text(shape("bar"))
-    ran = Inside(tmp_path).run(*words, "--nats-url", "nats://127.0.0.1:1")
+    result = InProcessCli(tmp_path).run(*words, "--nats-url", "nats://127.0.0.1:1")
     if command in HERE:
-        assert ran.status == Exit.OK
+        assert result.status == Exit.OK
         return
-    assert ran.status == Exit.FAILED
-    assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")
+    assert result.status == Exit.FAILED
+    assert result.err.startswith("error: cannot reach nats://127.0.0.1:1")
 
 
 # --- the commands of the how-to pages
@@ -210,7 +210,7 @@ def typed_on_the_bus(line: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_commands_of_a_guide_are_no_wrong_usage(
+def test_the_commands_of_a_guide_are_valid(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
@@ -227,6 +227,6 @@ def test_commands_of_a_guide_are_no_wrong_usage(
         for name in [word for word in words if word.endswith((".yaml", ".json"))]:
             (tmp_path / name).write_text(shape("bar"))
         at = [] if "--nats-url" in words else ["--nats-url", "nats://127.0.0.1:1"]
-        ran = Inside(tmp_path).run(*words, *at)
-        assert ran.status == Exit.FAILED, (words, ran)
-        assert "--help`)" not in ran.err, (words, ran)
+        result = InProcessCli(tmp_path).run(*words, *at)
+        assert result.status == Exit.FAILED, (words, result)
+        assert "--help`)" not in result.err, (words, result)

@@ -1,4 +1,4 @@
-"""The table of verdicts in the docs is the one that the code gives."""
+"""The table of verdicts in the docs agrees with the code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_documented_verdicts_are_those_of_the_code() -> None:
     assert block == table(), "run `python -m tests.docs.test_ownership` to regenerate it"
 
 
-def test_nothing_disputed_becomes_ours() -> None:
+def test_a_disputed_object_never_becomes_ours() -> None:
     for log, label, name, exclusive, referenced, uncertain in itertools.product(
         (True, False), get_args(LabelOwner), NAMES, (True, False), (True, False), (True, False)
     ):

@@ -18,20 +18,20 @@ def tour() -> str:
     return README.split("## Walkthrough")[1].split("\n## ")[0]
 
 
-@pytest.mark.timeout(300)  # as many commands as a person types, one after the other
+@pytest.mark.timeout(300)  # runs many commands in sequence
 def test_the_tour(tmp_path: Path) -> None:
     with terminal(tmp_path) as opened:
         opened.start("--resync", "0.5")
         opened.follow(blocks(tour()))
         assert httpx.get(opened.api_url + "/shapes/foo").status_code == 404
-    assert opened.ran == ["apply", "get", "watch", "why", "plan", "delete"]
+    assert opened.run_commands == ["apply", "get", "watch", "why", "plan", "delete"]
 
 
-def test_it_is_short() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= MAX_LINES
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_existing_targets() -> None:
     for part in README.split("](")[1:]:
         path, _, anchor = part.split(")")[0].partition("#")
         target = REPOSITORY / path

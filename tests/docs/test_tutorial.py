@@ -13,13 +13,13 @@ from tests.docs.page import blocks, is_shown, mismatch, terminal
 PAGE = (REPOSITORY / "docs" / "tutorial.md").read_text()
 
 
-@pytest.mark.timeout(300)  # as many commands as a person types, one after the other
-def test_the_tutorial(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # runs many commands in sequence
+def test_the_tutorial_prints_the_shown_output(tmp_path: Path) -> None:
     with terminal(tmp_path, "/tmp/tutorial", "/tmp/orders") as opened:
         opened.follow(blocks(PAGE))
         assert httpx.get(opened.api_url + "/shapes").json()["items"] == []
         assert not (tmp_path / "orders" / "etc" / "orders.env").exists()
-    assert opened.ran == [
+    assert opened.run_commands == [
         *("apply", "get", "watch", "why", "why", "history", "describe", "events"),
         *("get", "describe", "get"),
         *("plan", "apply", "diff", "rollback", "apply"),

@@ -1,4 +1,4 @@
-"""Faults to survive, each on the real thing, judged by the checker of histories.
+"""Faults to survive, each on real processes, judged by the history checker.
 
 Each test's docstring or name begins with the number of its fault:
 
@@ -8,8 +8,8 @@ Each test's docstring or name begins with the number of its fault:
 - 4: leaders lost, copies lost, a rolling restart (``tests/cluster``)
 - 5: partitions (``test_bus_partition``); 6: lost acknowledgements (``test_bus_lost_answers``)
 - 7: duplicates (``test_fault_07_duplicate_delivery``)
-- 8: late and reordered (``test_fault_08_…``); 9: clocks moved (``test_fault_09_moved_clock``)
-- 10: what an API may answer (``tests/providers/test_classification``)
+- 8: late, reordered messages (``test_fault_08_…``); 9: moved clocks (``test_fault_09_moved_clock``)
+- 10: possible API responses (``tests/providers/test_classification``)
 - 11 and 12: poison, and too much of it (``tests/scenarios/test_poison``, ``tests/corpus``)
 - 13: malformed messages (``tests/corpus``)
 - 14: streams full (``test_bus_full``); 15: disk full (``test_bus_disk_full``)
@@ -21,5 +21,5 @@ Each test's docstring or name begins with the number of its fault:
 - 21: two deciders (``test_bus_split_brain``); 22: a batch given up (``test_fault_22_…``)
 - 23: timers lost (``test_fault_23_timers_lost``)
 - 24: a damaged log, backup and restore (``tests/integrity``)
-- 25: all of it for a while (``test_fault_25_soak``, ``tests/crashes/soak``)
+- 25: all faults at random (``test_fault_25_soak``, ``tests/crashes/soak``)
 """

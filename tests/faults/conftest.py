@@ -1,4 +1,4 @@
-"""What the faults happen to: a bus and an API for each module, and names for each test."""
+"""A bus and an API for each module, and unique names for each test."""
 
 from tests.crashes.conftest import lane, name
 

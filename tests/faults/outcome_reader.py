@@ -1,4 +1,4 @@
-"""A service that follows outcomes and writes down each one's position: ``… URL FILE``."""
+"""A service that follows outcomes and writes their positions to a file: ``… URL FILE``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can hold, swallow and cut, each way by itself."""
+"""A TCP proxy on loopback that can delay, drop and cut, separately per direction."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Literal
 
 Way = Literal["to server", "to client"]
 Filter = Callable[[bytes], bool]
-"""Whether a frame of NATS's protocol may pass."""
+"""Returns whether a frame of the NATS protocol may pass."""
 
 _CHUNK_BYTES = 64 * 1024
 
 
 class TcpProxy:
-    """Stands between clients and one server. All clients' connections are treated alike.
+    """Forwards between clients and one server. All connections are treated alike.
 
     ``held``: directions in which bytes wait without an error, as in a network that loses packets.
     ``delay_seconds``: delay of everything that passes. ``is_open``: whether new connections are
-    accepted. ``by_frames``: it parses the clients' protocol, and can drop messages.
+    accepted. ``by_frames``: it parses the protocol, and can drop messages.
     """
 
     def __init__(self, target_port: int, *, by_frames: bool = False) -> None:
@@ -50,7 +50,7 @@ class TcpProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def cut(self) -> None:
-        """End all connections there are, as a server's end does."""
+        """Close all connections, as the end of a server does."""
         for each in self._connections:
             each.cancel()
 
@@ -60,14 +60,14 @@ class TcpProxy:
         self.is_open = False
 
     def heal(self) -> None:
-        """Let everything pass again, what waited too; half-dead connections are for their ends."""
+        """Forward everything again, with the delayed bytes; dead connections stay dead."""
         self.held.clear()
         self.is_open = True
         self._released.set()
         self._released = asyncio.Event()
 
     def swallow_one(self, is_it: Callable[[bytes], bool]) -> None:
-        """Have the next message to a client of which ``is_it`` says so never arrive."""
+        """Drop the next message to a client for which ``is_it`` returns true."""
 
         def passes(frame: bytes) -> bool:
             if not is_it(frame):
@@ -87,7 +87,7 @@ class TcpProxy:
                 await self._released.wait()
             await self._forward(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # one of the two ends went away, or the proxy was told to
+            pass  # an end has disconnected, or the proxy cuts the connection
         finally:
             self._connections.discard(task)
             writer.close()
@@ -118,7 +118,7 @@ class TcpProxy:
             await writer.drain()
 
     async def _read(self, way: Way, reader: asyncio.StreamReader) -> bytes:
-        """Read what is there, or one frame that is not to be swallowed."""
+        """Read the available bytes, or one frame that is not to be dropped."""
         if way == "to server" or not self._by_frames:
             return await reader.read(_CHUNK_BYTES)
         while frame := await _frame(reader):
@@ -128,7 +128,7 @@ class TcpProxy:
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
-    """Read one operation of NATS's protocol, with its payload."""
+    """Read one operation of the NATS protocol, with its payload."""
     line = await reader.readline()
     if line.startswith((b"MSG ", b"HMSG ")):
         size = int(line.split()[-1])
@@ -138,7 +138,7 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def proxied(target_port: int, *, by_frames: bool = False) -> AsyncGenerator[TcpProxy]:
-    """Have a proxy in front of a port."""
+    """Run a proxy in front of a port."""
     proxy = TcpProxy(target_port, by_frames=by_frames)
     await proxy.start()
     try:

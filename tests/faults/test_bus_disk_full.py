@@ -1,7 +1,7 @@
 """Fault 15: the disk is full.
 
-A server whose write has failed answers no more for that stream, and goes on when it is started
-again with space: nothing that it acknowledged is lost. `up` starts its own server again by itself.
+A server whose write failed no longer responds for that stream until it is restarted
+with space. No acknowledged message is lost. `up` restarts its own server itself.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.judge.from_bus import check
 from tests.needs import skip_unless_in_ci
 from tests.scenarios.harness import Human, World, api_config, manifest
 
-ROOMY = "16g"  # nothing of it is taken until it is written
-CRAMPED_BYTES = 1_000_000
-_CAP_SYS_ADMIN = 21  # of linux/capability.h
+LARGE_SIZE = "16g"  # no memory is used until it is written
+FREE_BYTES_WHEN_FULL = 1_000_000
+_CAP_SYS_ADMIN = 21  # from linux/capability.h
 COUNT = 300
 TIMEOUT_SECONDS = 60.0
 LONG = {f"example.org/a{number}": "x" * 200 for number in range(40)}
 
 
-def no_mount(problem: str) -> NoReturn:
-    """Skip where mounting is not permitted; any other refusal fails in CI."""
+def skip_without_mount(problem: str) -> NoReturn:
+    """Skip if mounting is not permitted; other problems fail in CI."""
     problem = f"no file system can be mounted here: {problem}"
     if os.geteuid() != 0 or not may_mount():
         pytest.skip(problem)
@@ -48,7 +48,7 @@ def no_mount(problem: str) -> NoReturn:
 
 
 def may_mount() -> bool:
-    """Tell whether the kernel lets this process mount: containers are refused it as a rule."""
+    """Return whether the kernel lets this process mount, as it usually does not in containers."""
     [capabilities] = [
         int(line.split()[1], 16)
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -58,7 +58,7 @@ def may_mount() -> bool:
 
 
 class Disk:
-    """A file system of its own, as large as is wanted now."""
+    """A file system whose size can be changed."""
 
     def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
@@ -69,8 +69,8 @@ class Disk:
         self._mount("-o", f"remount,size={size}")
 
     def fill(self) -> None:
-        """Leave hardly any room."""
-        self.resize(str(shutil.disk_usage(self.folder).used + CRAMPED_BYTES))
+        """Leave almost no free space."""
+        self.resize(str(shutil.disk_usage(self.folder).used + FREE_BYTES_WHEN_FULL))
 
     def unmount(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
@@ -79,12 +79,12 @@ class Disk:
         command = ["mount", "-t", "tmpfs", *options, str(self.folder)]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         if process.returncode:
-            no_mount(process.stderr.strip())
+            skip_without_mount(process.stderr.strip())
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path / "disk", ROOMY)
+    disk = Disk(tmp_path / "disk", LARGE_SIZE)
     yield disk
     disk.unmount()
 
@@ -103,9 +103,7 @@ async def world(tmp_path: Path, disk: Disk) -> AsyncIterator[World]:
     await process.stop()
 
 
-async def test_fault_15_what_was_acknowledged_survives_a_full_disk(
-    world: World, disk: Disk
-) -> None:
+async def test_fault_15_acknowledged_messages_survive_a_full_disk(world: World, disk: Disk) -> None:
     assert check_disk(disk.folder).verdict == "ok"
     disk.fill()
     manifests = [manifest(f"s{number}") for number in range(COUNT)]
@@ -115,7 +113,7 @@ async def test_fault_15_what_was_acknowledged_survives_a_full_disk(
     log = (disk.folder / "nats" / "nats.log").read_text()
     assert "no space left on device" in log
 
-    disk.resize(ROOMY)
+    disk.resize(LARGE_SIZE)
     await world.kill_nats()
     await world.start_nats()
     await world.client.publish(manifests, timeout_seconds=60)
@@ -144,8 +142,8 @@ async def test_fault_15_streams_that_do_not_fit_on_the_disk_are_refused_in_one_l
     await server.stop()
 
 
-async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Disk) -> None:
-    """Without the example API: that one has a journal on the same disk."""
+async def test_fault_15_up_restarts_its_server_when_there_is_space(disk: Disk) -> None:
+    """Without the example API, which has its journal on the same disk."""
     cli = Cli(disk.folder)
     acknowledged: list[str] = []
     with up(cli, "--no-api", "--log-level", "warning") as running:
@@ -154,9 +152,9 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
             disk.fill()
             with pytest.raises((WaitTimeoutError, BusError)):
                 await publish_until_it_stops(client, acknowledged)
-            assert acknowledged, "some of them were taken before"
+            assert acknowledged, "some declarations must be acknowledged before"
             result = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
-            checks = {each["check"]: each for each in result.json}
+            checks = {check["check"]: check for check in result.json}
             assert checks["disk"]["status"] == "fail"
             assert checks["server health"]["status"] == "fail"
             # One stream is stuck, or all of JetStream has turned itself off by now.
@@ -164,23 +162,23 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
                 ("disk full: ", "JetStream is disabled, ")
             )
 
-            disk.resize(ROOMY)
+            disk.resize(LARGE_SIZE)
             await client.publish([manifest("afterwards")], timeout_seconds=TIMEOUT_SECONDS)
             acknowledged.append("afterwards")
             for name in acknowledged:
                 await until_decided(client, name)
-        well = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
-        (health,) = [each for each in well.json if each["check"] == "server health"]
+        recovered = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
+        (health,) = [each for each in recovered.json if each["check"] == "server health"]
         assert health["status"] == "ok"
         status, output = running.stop()
     assert status == 0, output
     events = [json.loads(line)["event"] for line in output.splitlines()]
-    told_full = events.index("the disk is full; the server stores nothing until there is space")
-    assert told_full < events.index("the disk has space again; restarting nats-server")
+    full_position = events.index("the disk is full; the server stores nothing until there is space")
+    assert full_position < events.index("the disk has space again; restarting nats-server")
 
 
 async def publish_until_it_stops(client: Client, acknowledged: list[str]) -> None:
-    """Declare resources one by one; keep the names of those that the bus has taken."""
+    """Declare resources one by one; record the names that the bus acknowledged."""
     for number in range(COUNT):
         metadata = Metadata(f"s{number}", annotations=LONG)
         declared = Manifest("shapes/v1", "Shape", metadata, {"type": "Square", "color": "Red"})

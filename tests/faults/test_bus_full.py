@@ -1,6 +1,6 @@
 """Fault 14: a stream is full.
 
-Who publishes is told, nothing that was taken is lost, and all goes on by itself when there is room.
+Publishers get an error, no acknowledged message is lost, and work continues once there is space.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def leave_room(world: World, stream: str, room_bytes: int) -> None:
-    """Let a stream take so many more bytes; negative for no limit."""
+    """Limit a stream to ``room_bytes`` more bytes; a negative number removes the limit."""
     state = await stream_state(world.nc, stream)
     most = state.bytes + room_bytes if room_bytes >= 0 else -1
     await api_request(world.nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_bytes": most})
 
 
-async def doctor_says(world: World) -> str:
+async def read_stream_limits(world: World) -> str:
     findings = await run_checks(world.nc, full=False)
     return " | ".join(
-        f"{one.verdict}: {one.details}" for one in findings if one.check == "stream limits"
+        f"{finding.verdict}: {finding.details}"
+        for finding in findings
+        if finding.check == "stream limits"
     )
 
 
@@ -60,11 +62,13 @@ async def declare_one_by_one(world: World) -> None:
         await world.declare_all([manifest(f"s{number}")])
 
 
-async def test_fault_14_a_full_intake_refuses_and_loses_nothing_that_it_took(world: World) -> None:
+async def test_fault_14_a_full_intake_refuses_messages_and_loses_no_acknowledged_one(
+    world: World,
+) -> None:
     await leave_room(world, INTAKE, 6_000)
     with pytest.raises(StreamFullError, match=r"stream INTAKE is full: .*max_bytes"):
         await declare_one_by_one(world)
-    assert "fail: full or nearly full: INTAKE" in await doctor_says(world)
+    assert "fail: full or nearly full: INTAKE" in await read_stream_limits(world)
     await leave_room(world, INTAKE, -1)
     await world.declare_all([manifest(f"s{number}") for number in range(COUNT)])
     for number in range(COUNT):
@@ -73,14 +77,14 @@ async def test_fault_14_a_full_intake_refuses_and_loses_nothing_that_it_took(wor
     assert await check(world.nc, world.human.url) == []
 
 
-async def test_fault_14_a_full_log_holds_everything_back_until_there_is_room(world: World) -> None:
+async def test_fault_14_a_full_log_delays_all_work_until_there_is_space(world: World) -> None:
     await leave_room(world, LOG, 4_000)
     await world.declare_all([manifest(f"s{number}") for number in range(COUNT)])  # some 70 kB
 
     async def is_full() -> bool:
-        return "fail: full or nearly full: LOG_1" in await doctor_says(world)
+        return "fail: full or nearly full: LOG_1" in await read_stream_limits(world)
 
-    await world.until(is_full, "doctor sees it")
+    await world.until(is_full, "doctor reports it")
     assert await world.history(f"s{COUNT - 1}") == [], "it waits in the intake"
     await leave_room(world, LOG, -1)
     for number in range(COUNT):
@@ -89,7 +93,7 @@ async def test_fault_14_a_full_log_holds_everything_back_until_there_is_room(wor
     assert await check(world.nc, world.human.url) == []
 
 
-async def test_fault_14_full_dead_letters_hold_back_the_dead_and_nothing_else(
+async def test_fault_14_full_dead_letters_delay_only_unusable_messages(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.decider.decider._FIRST_DELAY_SECONDS", 0.5)
@@ -97,13 +101,13 @@ async def test_fault_14_full_dead_letters_hold_back_the_dead_and_nothing_else(
     await publish(world.nc, intake("desired", ResourceKey("default", "Shape", "bad")), b"not JSON")
     await world.declare("good")
     await world.until_outcome("good", "Converged")
-    assert "fail: full or nearly full: DEADLETTERS" in await doctor_says(world)
+    assert "fail: full or nearly full: DEADLETTERS" in await read_stream_limits(world)
     assert await world.dead_letters() == []
     await leave_room(world, DEADLETTERS, -1)
 
-    async def is_buried() -> bool:
+    async def is_stored() -> bool:
         return bool(await world.dead_letters())
 
-    await world.until(is_buried, "the dead letter is there")
+    await world.until(is_stored, "the dead letter is stored")
     await world.until_settled()
     assert [letter.stage for letter in await world.dead_letters()] == ["intake"]

@@ -1,4 +1,4 @@
-"""Fault 6: the response of a server never arrives: to an append, a declaration or a read."""
+"""Fault 6: the server's response to an append, a declaration or a read never arrives."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 @pytest.mark.parametrize("count", [1, 20], ids=["plain publishes", "an atomic batch"])
-async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
+async def test_fault_6_an_append_whose_response_is_lost_is_found_and_not_repeated(
     bus: EmbeddedServer, count: int
 ) -> None:
     """The decider appends again, gets a conflict, and finds that the winner was itself."""
@@ -51,7 +51,7 @@ async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
 
 
 def _swallow_an_acknowledgement(proxy: TcpProxy) -> None:
-    """The next one of the log; everything else passes."""
+    """Drop the next acknowledgement by the log, and nothing else."""
     proxy.swallow_one(lambda frame: b'"stream":"LOG_1"' in frame and b'"seq"' in frame)
 
 
@@ -74,7 +74,7 @@ async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_one_genera
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await client.publish([manifest("foo")], timeout_seconds=TIMEOUT_SECONDS)
         assert len(proxy.swallowed) == 1
-        assert await client.observation_time() == 2, "the intake has the repeat as well"
+        assert await client.observation_time() == 2, "the intake must contain the repeat as well"
         answer = await client.declare(manifest("foo"))
         assert answer.generation == 1
         await _assert_declared_once(client, "default/Shape/foo")
@@ -100,7 +100,7 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
         assert len(proxy.swallowed) == 2
 
 
-async def test_fault_6_a_lost_answer_about_a_stream_of_a_cluster_is_requested_again(
+async def test_fault_6_a_lost_response_about_a_stream_of_a_cluster_is_requested_again(
     bus: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request to a leader that has just died gets no response, but its successor responds."""

@@ -1,4 +1,4 @@
-"""Fault 5: connections that are slow, one-way or dead without an end; nodes that are cut off."""
+"""Fault 5: connections that are slow, one-way or silently dead, and nodes that are cut off."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [ways for _, ways in FAULTS], ids=[name for name, _ in FAULTS])
-async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_continues(
+async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues(
     world: World, ways: set[Way]
 ) -> None:
-    """Its connection is dead without an end; pings find out, and the next connection works."""
+    """Its connection is silently dead; pings detect it, and the next connection works."""
     async with (
         proxied(world.server.port) as proxy,
         open_connection(proxy.url) as behind,
@@ -63,7 +63,7 @@ async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_continue
         async def is_connection_lost() -> bool:
             return not behind.is_connected or behind.stats["reconnects"] > 0
 
-        await world.until(is_connection_lost, "the connection is given up", seconds=40)
+        await world.until(is_connection_lost, "the connection is closed", seconds=40)
         proxy.heal()
         await world.client.wait_for("default/Shape/foo", generation=1, timeout_seconds=40)
         await world.until_settled()
@@ -75,7 +75,7 @@ async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_continue
 
 
 async def _holds_both(nc: Client) -> bool:
-    """Tell whether a read gives both messages; any copy answers, and may lag behind."""
+    """Return whether a read returns both messages; any copy responds, and may lag."""
     stored = [each.payload for each in await read_subject(nc, LOG, SUBJECT)]
     assert stored in ([], [b"first"], [b"first", b"of the majority"])
     return len(stored) == 2
@@ -83,7 +83,7 @@ async def _holds_both(nc: Client) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing_that_the_others_do_not_have(
+async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing(
     tmp_path: Path,
 ) -> None:
     routes = Routes()
@@ -119,7 +119,7 @@ async def _is_led(nc: Client) -> bool:
 
 
 async def _appends(nc: Client, position: int) -> bool:
-    """Append for the majority; a conflict says that an earlier try was stored."""
+    """Append in the majority; a conflict means that an earlier attempt was stored."""
     try:
         await append(nc, [_after(position, b"of the majority")])
     except BusUnavailableError:
@@ -130,7 +130,7 @@ async def _appends(nc: Client, position: int) -> bool:
 
 
 async def _loses(nc: Client, position: int) -> bool:
-    """Whether the append of the minority is refused, for good."""
+    """Return whether the append of the minority is refused for good."""
     try:
         await append(nc, [_after(position, b"of the minority")])
     except BusUnavailableError:

@@ -1,4 +1,4 @@
-"""Fault 18: an administrator deletes a consumer or a stream, or makes one anew."""
+"""Fault 18: an administrator deletes or recreates a consumer or a stream."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await process.stop()
 
 
-async def halts(world: World) -> str:
-    """Wait until the reconciler ends by itself; give what its process would say."""
+async def wait_for_error(world: World) -> str:
+    """Wait until the reconciler ends itself; return the error that its process would print."""
     error = await world.until_reconciler_ends()
     assert error is not None
     buffer = io.StringIO()
@@ -52,9 +52,9 @@ async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     world: World, stream: str, consumer: str
 ) -> None:
     await delete_consumer(world.nc, stream, consumer)
-    error_text = await halts(world)
+    error_text = await wait_for_error(world)
     expected = rf"error: consumer {consumer} of stream {stream} was deleted; .*init.*\n"
-    assert re.fullmatch(expected, error_text), "one line that says what, where, and what to do"
+    assert re.fullmatch(expected, error_text), "expected one line with the problem and the remedy"
     await initialize(world.nc)
     await world.start_reconciler()
     await world.declare("foo", color="Blue")
@@ -62,23 +62,23 @@ async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     assert await world.human.effects("foo") == ["POST", "PUT"]
 
 
-@pytest.mark.parametrize("is_made_anew", [True, False], ids=["recreated", "gone"])
+@pytest.mark.parametrize("is_recreated", [True, False], ids=["recreated", "gone"])
 async def test_fault_18_every_role_ends_when_its_log_was_replaced(
-    world: World, *, is_made_anew: bool
+    world: World, *, is_recreated: bool
 ) -> None:
     await world.stop_reconciler()
     await world.start_reconciler(("decider", "observer", "projector"))
     config = (await api_request(world.nc, f"STREAM.INFO.{LOG}", None))["config"]
     await delete_stream(world.nc, LOG)
-    if is_made_anew:
+    if is_recreated:
         await api_request(world.nc, f"STREAM.CREATE.{LOG}", config)
-    error_text = await halts(world)
+    error_text = await wait_for_error(world)
     assert f"stream {LOG} was deleted" in error_text
     assert "restore the log from a backup" in error_text
     assert await world.human.effects("foo") == ["POST"]
 
 
-async def test_fault_18_an_intake_that_counts_from_one_again_is_refused(world: World) -> None:
+async def test_fault_18_an_intake_whose_positions_start_again_is_refused(world: World) -> None:
     await world.stop_reconciler()
     config = (await api_request(world.nc, f"STREAM.INFO.{INTAKE}", None))["config"]
     await delete_stream(world.nc, INTAKE)
@@ -91,10 +91,10 @@ async def test_fault_18_an_intake_that_counts_from_one_again_is_refused(world: W
 
 
 @pytest.mark.parametrize("refused", [1, 5, 20], ids="{} refused".format)
-async def test_fault_18_without_the_stream_of_rejections_all_others_continue(
+async def test_fault_18_without_the_rejections_stream_all_other_work_continues(
     world: World, refused: int
 ) -> None:
-    """A message that is refused waits; what can be accepted of the same batch does not."""
+    """A refused message waits, but acceptable messages of the same batch do not."""
     await delete_stream(world.nc, REJECTIONS)
     names = [f"pink-{number}" for number in range(refused)]
     await world.declare_all([manifest(name, color="Pink") for name in names] + [manifest("bar")])

@@ -1,4 +1,4 @@
-"""Fault 17: a reader that is 100,000 outcomes behind costs no memory elsewhere, and misses none."""
+"""Fault 17: a reader that is 100,000 outcomes behind uses no memory elsewhere, and misses none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def resident_megabytes(pid: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
+async def test_fault_17_a_reader_that_reads_nothing_buffers_no_more_than_a_window(
     bus: EmbeddedServer,
 ) -> None:
     async with connect(bus.url, source="slow") as client, client.outcomes(after=0) as stream:
@@ -76,14 +76,14 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
         first = await anext(aiter(stream))
         memory_before, server_before = resident_megabytes(os.getpid()), resident_megabytes(bus.pid)
         await publish_outcomes(bus, COUNT)
-        grown = resident_megabytes(os.getpid()) - memory_before
-        print(f"\nbehind by {COUNT}: {grown:.0f} MB more here")
+        growth = resident_megabytes(os.getpid()) - memory_before
+        print(f"\nbehind by {COUNT}: {growth:.0f} MB more here")
         print(f"{resident_megabytes(bus.pid) - server_before:.0f} MB more in the server")
-        assert grown < 3 * MAX_MEGABYTES, "the messages that were published are some of it"
+        assert growth < 3 * MAX_MEGABYTES, "includes the published messages"
         async with open_connection(bus.url) as nc:
             listed = await api_request(nc, f"CONSUMER.LIST.{LOG}", {})
         [lag] = [each["num_pending"] for each in listed["consumers"]]
-        assert lag > COUNT // 2, "how far it is behind can be seen"
+        assert lag > COUNT // 2, "the lag must be visible"
         position = first.position
         async for each in stream:
             assert each.position == position + 1
@@ -103,7 +103,7 @@ def _is_stopped(stat: Path) -> bool:
 
 
 class Reader:
-    """A service in a process of its own, which can be paused."""
+    """A service in its own process, which can be paused."""
 
     def __init__(self, url: str, file: Path) -> None:
         self._file = file
@@ -112,7 +112,7 @@ class Reader:
 
     @property
     def positions(self) -> list[int]:
-        """What it has written down."""
+        """The positions that the service has written to its file."""
         return [int(line) for line in self._file.read_text().splitlines()]
 
     async def until_read(self, count: int) -> None:
@@ -141,10 +141,10 @@ class Reader:
 @pytest.mark.parametrize(
     "config", ["", "ping_interval: 1s\nping_max: 1"], ids=["kept", "disconnected"]
 )
-async def test_fault_17_a_reader_that_was_paused_misses_nothing_and_disturbs_nobody(
+async def test_fault_17_a_paused_reader_misses_nothing_and_does_not_affect_others(
     bus: EmbeddedServer, tmp_path: Path, config: str
 ) -> None:
-    """With the second configuration the server gives the silent connection up meanwhile."""
+    """With the second configuration, the server closes the silent connection in the meantime."""
     reader = Reader(bus.url, tmp_path / "positions")
     try:
         await publish_outcomes(bus, 1)
@@ -152,9 +152,9 @@ async def test_fault_17_a_reader_that_was_paused_misses_nothing_and_disturbs_nob
         memory_before = resident_megabytes(bus.pid)
         await reader.pause()
         await publish_outcomes(bus, COUNT_WHILE_PAUSED)
-        grown = resident_megabytes(bus.pid) - memory_before
-        print(f"\n{grown:.0f} MB more in the server")
-        assert grown < MAX_SERVER_MEGABYTES
+        growth = resident_megabytes(bus.pid) - memory_before
+        print(f"\n{growth:.0f} MB more in the server")
+        assert growth < MAX_SERVER_MEGABYTES
         async with asyncio.timeout(PATIENCE_SECONDS):
             while config and await has_connection_of_reader(bus):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Fault 21, scenario 25: two deciders that both believe to be alone; one effect all the same."""
+"""Fault 21, scenario 25: two deciders that both believe they are alone; still only one effect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNT = 100
 
 
 class CountingLog(JetStreamLog):
-    """Counts how often another decider was faster."""
+    """Counts the conflicts with another decider."""
 
     conflicts = 0
 
@@ -50,7 +50,7 @@ class CountingLog(JetStreamLog):
 
 
 class SecondReader(JetStreamIntakeReader):
-    """Gets the whole intake by a consumer of its own, whomever the server prefers."""
+    """Reads the whole intake through its own consumer, whichever reader the server prefers."""
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
         super().__init__(nc, identity)
@@ -71,7 +71,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def second_decider(world: World) -> AsyncGenerator[CountingLog]:
-    """Another decider that decides every message, too, until the context ends."""
+    """Run another decider, which also decides every message, until the context ends."""
     async with open_connection(world.server.url) as nc:
         await ensure_consumer(nc, INTAKE, {"durable_name": "second", "ack_policy": "explicit"})
         log = CountingLog(nc, await find_log(nc))
@@ -103,13 +103,13 @@ async def test_scenario_25_two_deciders_decide_everything_and_each_effect_happen
                 )
             )
         await world.until_settled()
-        assert log.conflicts > 0, "they never met"
+        assert log.conflicts > 0, "the deciders never conflicted"
     effects = Counter((each["name"], each["method"]) for each in await world.human.journal())
     assert effects == {(f"s{i}", m): 1 for i in range(COUNT) for m in ("POST", "PUT")}
     assert await check(world.nc, world.human.url) == []
 
 
-# --- a decider that was paused, with the states of before and the messages of after
+# --- a decider that was paused, with old states and new messages
 
 
 @pytest.fixture
@@ -121,10 +121,10 @@ async def log(tmp_path: Path) -> AsyncIterator[JetStreamLog]:
     await server.stop()
 
 
-async def test_scenario_25_a_resumed_decider_does_not_take_an_old_state_for_the_declared_one(
+async def test_scenario_25_a_resumed_decider_does_not_mistake_an_old_state_for_the_declared_one(
     log: JetStreamLog,
 ) -> None:
-    """It believes that Red is declared, and is told Red: there would be nothing to do."""
+    """It believes that Red is declared, and receives Red, so it could find nothing to do."""
     key, bus = new_key(), Bus()
     paused = decider(log, bus)
     await paused.handle([declaration(key, 1, "Red")])
@@ -135,11 +135,11 @@ async def test_scenario_25_a_resumed_decider_does_not_take_an_old_state_for_the_
     assert [each.fields["color"] for each in declared] == ["Red", "Blue", "Red"]
 
 
-async def test_scenario_25_a_resumed_decider_does_not_throw_away_results_it_knows_nothing_of(
+async def test_scenario_25_a_resumed_decider_does_not_discard_results_of_unknown_actions(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
-    paused, active = _knowing_an_api(log, bus), _knowing_an_api(log, bus)
+    paused, active = _decider_with_api(log, bus), _decider_with_api(log, bus)
     await paused.handle([declaration(key, 1, "Red", expected=5)])  # refused: it knows the resource
     await active.handle([declaration(key, 2, "Red")])
     action = only(ActionDecided, [each.data for each in await history_of(log, key)]).action
@@ -151,7 +151,7 @@ async def test_scenario_25_a_resumed_decider_does_not_throw_away_results_it_know
     assert only(ActionSucceeded, facts).action_id == action.action_id
 
 
-def _knowing_an_api(log: JetStreamLog, bus: Bus) -> Decider:
+def _decider_with_api(log: JetStreamLog, bus: Bus) -> Decider:
     configurations = Configurations()
     configurations.by_name["default"] = api_config("http://127.0.0.1:1")
     return Decider(

@@ -1,6 +1,6 @@
-"""Fault 1: a worker is killed between its calls and their acknowledgement, many being under way.
+"""Fault 1: a worker with many calls in progress is killed before it acknowledges them.
 
-Fault 2, the same at every step of every operation, is the crash matrix (tests/crashes).
+Fault 2, a kill at every step of every operation, is the crash matrix (tests/crashes).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
         await lane.break_api(lost_reply_rate=0.5, methods=["POST"], seed=1)
     dying = lane.fork(f"{Failpoint.WORKER_CALLED}/Create:{COUNT // 2}")
     await dying.killed_at(Failpoint.WORKER_CALLED)
-    made_before = sum([len(await lane.effects(each)) for each in names])
-    assert made_before > 1, "on a busy machine some of the calls are second attempts"
+    created_count = sum([len(await lane.effects(each)) for each in names])
+    assert created_count > 1, "on a busy machine some of the calls are second attempts"
     await lane.break_api()
     following = lane.fork()
     for each in names:

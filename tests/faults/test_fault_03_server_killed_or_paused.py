@@ -1,8 +1,8 @@
-"""Fault 3: nats-server is killed, or paused, while much is under way.
+"""Fault 3: nats-server is killed or paused while many actions are in progress.
 
-The pause is of 5 seconds, not of 30: longer than every lease and pin here, and shorter than the
-time after which a client gives a silent connection up, so that both ends believe in it all along.
-``python -m tests.crashes.soak`` has both, for as long as one likes.
+The pause lasts 5 seconds instead of 30: longer than every lease and pin here, and shorter than the
+time after which a client closes a silent connection, so both ends keep the connection.
+``python -m tests.crashes.soak`` does both for any length of time.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ async def converge(lane: Lane, names: list[str]) -> None:
     await lane.assert_sound()
 
 
-async def test_3_a_server_killed_again_and_again_loses_nothing_that_it_acknowledged(
+async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
     lane: Lane, name: str
 ) -> None:
     declared: list[str] = []
-    is_over = asyncio.Event()
+    is_finished = asyncio.Event()
 
     async def declare_until_over(writer: int) -> None:
         for number in itertools.count():
-            if is_over.is_set():
+            if is_finished.is_set():
                 return
             await lane.declare(f"{name}-{writer}-{number}")
             declared.append(f"{name}-{writer}-{number}")
-            await asyncio.sleep(0.02)  # not more in all than can be looked at one by one
+            await asyncio.sleep(0.02)  # few enough to check each of them
 
     process = lane.fork()
     await process.ready()
@@ -61,7 +61,7 @@ async def test_3_a_server_killed_again_and_again_loses_nothing_that_it_acknowled
 
         await lane.until(some_more_are_stored, "more is declared")
         await lane.restart_server()
-    is_over.set()
+    is_finished.set()
     await asyncio.gather(*writers)
     await converge(lane, declared)
     await process.stop()
@@ -81,7 +81,7 @@ async def test_3_a_server_that_is_paused_longer_than_every_lease_resumes_where_i
 
     await lane.until(one_exists, "the first exists")
     os.kill(lane.server.pid, signal.SIGSTOP)
-    await asyncio.sleep(PAUSE_SECONDS)  # the fault itself: so long nothing answers
+    await asyncio.sleep(PAUSE_SECONDS)  # the fault itself: nothing responds
     os.kill(lane.server.pid, signal.SIGCONT)
     await writing
     await converge(lane, names)

@@ -1,4 +1,4 @@
-"""Fault 7: everything is delivered twice and more: after short leases, and as new messages."""
+"""Fault 7: everything is delivered several times, after short leases and as new messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ACTIONS = worker_consumer("default")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_7_what_is_published_again_with_its_own_id_after_the_window_changes_nothing(
+async def test_7_a_message_that_is_repeated_after_the_window_changes_nothing(
     lane: Lane, name: str
 ) -> None:
-    """The stream takes it for new, since its header is: only the resource can know it."""
+    """The stream treats it as new, because its header is new; only the resource detects it."""
     process = lane.fork()
-    await lane.withdraw(name)  # of what is not declared yet: it changes nothing
+    await lane.withdraw(name)  # the resource is not declared yet, so this changes nothing
     for color in ("Red", "Red", "Green", "Purple"):
         await lane.declare(name, color)
     await lane.until_outcome(name, "Converged", 3)
@@ -49,10 +49,10 @@ async def test_7_what_is_published_again_with_its_own_id_after_the_window_change
     await process.stop()
 
 
-async def test_7_an_action_delivered_again_while_its_call_is_under_way_has_one_effect(
+async def test_7_an_action_that_is_redelivered_during_its_call_has_one_effect(
     lane: Lane, name: str
 ) -> None:
-    """The lease is 200 ms and the call takes a second: others get it too, again and again."""
+    """The lease is 200 ms and the call takes a second, so the action is redelivered repeatedly."""
     await set_lease(lane, 0.2)
     await lane.break_api(latency_ms=1000, methods=["POST"])
     processes = [lane.fork(), lane.fork()]
@@ -64,16 +64,14 @@ async def test_7_an_action_delivered_again_while_its_call_is_under_way_has_one_e
     await lane.break_api()
     await lane.until_at_rest()
     actions = await read_subject(lane.nc, LOG, log(key(name), "action.default"))
-    assert await deliveries(lane) - count_before > len(actions), "some were delivered again"
+    assert await deliveries(lane) - count_before > len(actions), "some must be redelivered"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await asyncio.gather(*(each.stop() for each in processes))
     await set_lease(lane, 1.0)
 
 
-async def test_7_a_timer_that_fires_twice_wakes_and_does_nothing_more(
-    lane: Lane, name: str
-) -> None:
+async def test_7_a_repeated_timer_message_changes_nothing(lane: Lane, name: str) -> None:
     process = lane.fork()
     await lane.break_api(error_rate=1, methods=["POST"], remaining=1)
     await lane.declare(name)

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 WITHOUT_OBSERVER = ("decider", "worker", "projector")
 
 
-async def look(lane: Lane, name: str) -> Observed:
-    """See what is there now, as another observer would."""
+async def observe(lane: Lane, name: str) -> Observed:
+    """Return an observation of the present state, as by another observer."""
     as_of = (await stream_state(lane.nc, INTAKE)).last_seq
     began = datetime.now(UTC)
     answer = await lane.http.get(f"/shapes/{name}")
@@ -37,28 +37,28 @@ async def look(lane: Lane, name: str) -> Observed:
     return Observed("default", name, observed_object, "CompleteListing", as_of, began)
 
 
-async def tell(lane: Lane, name: str, observed: Observed) -> None:
+async def publish_observation(lane: Lane, name: str, observed: Observed) -> None:
     payload = encode_intake(uuid.uuid4().hex, "observer-b", observed, time=datetime.now(UTC))
     await publish(lane.nc, intake("observed", key(name)), payload)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_8_observations_from_before_our_effects_change_nothing_in_any_order(
+async def test_8_observations_older_than_our_effects_change_nothing_in_any_order(
     lane: Lane, name: str, seed: int
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)
-    late = [await look(lane, name)]
+    late = [await observe(lane, name)]
     for generation, color in enumerate(("Red", "Green", "Purple"), start=1):
         await lane.declare(name, color)
         await lane.until_outcome(name, "Converged", generation)
-        late.append(await look(lane, name))
+        late.append(await observe(lane, name))
     await lane.until_at_rest()
     newest = late.pop()
     position = (await stream_state(lane.nc, LOG)).last_seq
     order = [*late, *late, newest]
     random.Random(seed).shuffle(order)
     for each in order:
-        await tell(lane, name, each)
+        await publish_observation(lane, name, each)
     await lane.until_at_rest()
     assert (await stream_state(lane.nc, LOG)).last_seq == position
     assert await lane.effects(name) == ["POST", "PUT", "PUT"]
@@ -66,7 +66,7 @@ async def test_8_observations_from_before_our_effects_change_nothing_in_any_orde
     await process.stop()
 
 
-async def test_8_an_absence_observed_before_the_recreation_is_not_believed(
+async def test_8_an_absence_that_was_observed_before_the_recreation_is_ignored(
     lane: Lane, name: str
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)
@@ -74,8 +74,8 @@ async def test_8_an_absence_observed_before_the_recreation_is_not_believed(
     await lane.until_outcome(name, "Converged")
     await lane.until_at_rest()
     await lane.delete_by_hand(name)
-    absence = await look(lane, name)
-    await tell(lane, name, absence)
+    absence = await observe(lane, name)
+    await publish_observation(lane, name, absence)
 
     async def is_recreated() -> bool:
         return (await lane.effects(name)).count("POST") == 2
@@ -83,7 +83,7 @@ async def test_8_an_absence_observed_before_the_recreation_is_not_believed(
     await lane.until(is_recreated, "it is recreated")
     await lane.until_at_rest()
     for _ in range(3):
-        await tell(lane, name, absence)
+        await publish_observation(lane, name, absence)
     await lane.until_at_rest()
     assert await lane.effects(name) == ["POST", "human DELETE", "POST"]
     facts = [type(each.data) for each in await lane.history(name)]

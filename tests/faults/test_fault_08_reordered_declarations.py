@@ -1,6 +1,6 @@
-"""Fault 8 for declarations: the older one comes last, because its first reader has died.
+"""Fault 8 for declarations: the older one arrives last, because its first reader died.
 
-What a dead process held is delivered again when its lease ends, and newer messages come before.
+The messages of a dead process are redelivered after their lease, behind newer messages.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from tests.crashes.lane import Lane, key
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_8_a_withdrawal_that_overtakes_its_declaration_is_the_last_word(
-    lane: Lane, name: str
-) -> None:
+async def test_8_a_withdrawal_that_overtakes_its_declaration_wins(lane: Lane, name: str) -> None:
     await lane.declare(name)
     dying = lane.fork(Failpoint.DECIDER_TOOK)
     await dying.killed_at(Failpoint.DECIDER_TOOK)
@@ -28,7 +26,7 @@ async def test_8_a_withdrawal_that_overtakes_its_declaration_is_the_last_word(
     await following.stop()
 
 
-async def test_8_a_declaration_that_changes_nothing_and_overtakes_a_change_is_the_last_word(
+async def test_8_an_unchanged_declaration_that_overtakes_a_change_wins(
     lane: Lane, name: str
 ) -> None:
     first = lane.fork()

@@ -1,7 +1,7 @@
-"""Fault 9, a clock that is an hour wrong, or jumps: order is by sequence, never by the clock.
+"""Fault 9: a clock is an hour wrong or jumps; order is by sequence, never by the clock.
 
 Only the wall clock of the product's processes is moved (libfaketime); nats-server, the API and the
-monotonic clock keep the time.
+monotonic clock are not changed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def test_9_a_crash_between_two_clocks_an_hour_apart_leaves_one_effect(
     await lane.until_outcome(name, "Converged")
     await lane.until_at_rest()
     times = [event.time.timestamp() for event in await lane.history(name)]
-    assert abs(times[-1] - times[0]) > HOUR / 2, "the two clocks were really apart"
+    assert abs(times[-1] - times[0]) > HOUR / 2, "the two clocks must differ"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await following.stop()
@@ -91,21 +91,21 @@ async def test_9_a_clock_that_jumps_while_the_process_runs_changes_no_decision(
 
 
 @pytest.mark.parametrize("offset", [-HOUR, HOUR])
-async def test_9_an_attempt_that_waits_is_made_in_time_though_the_clock_is_set_right(
+async def test_9_a_scheduled_attempt_is_in_time_although_the_clock_is_corrected(
     lane: Lane, name: str, clock: Clock, offset: int
 ) -> None:
-    """The wait was decided by a clock that was an hour wrong; the next process has a right one."""
+    """The wait was decided with a clock that was an hour wrong; the next clock is correct."""
     clock.move(offset)
     await lane.break_api(error_rate=1)
     await lane.declare(name)
-    wrong = lane.spawn(clock.environment())
+    process_with_wrong_clock = lane.spawn(clock.environment())
     await lane.until_outcome(name, "Degraded")
-    await wrong.kill()
+    await process_with_wrong_clock.kill()
     await lane.break_api()
-    right = lane.fork()
+    process_with_correct_clock = lane.fork()
     await lane.until_outcome(name, "Converged")
     assert any(isinstance(event.data, ActionRetried) for event in await lane.history(name))
     await lane.until_at_rest()
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
-    await right.stop()
+    await process_with_correct_clock.stop()

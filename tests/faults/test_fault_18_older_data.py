@@ -1,4 +1,4 @@
-"""Fault 18: the server comes back with older data under running roles, and each notices."""
+"""Fault 18: the server comes back with older data while roles run, and each role detects it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def calls(world: World) -> int:
-    """Count the requests that the API has had, once no more come."""
+    """Return the number of requests to the API, once it no longer grows."""
     before, now = -1, 0
     while now != before:
         await asyncio.sleep(0.1)
@@ -91,7 +91,7 @@ async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorte
     await world.kill_nats()
     assert parts.ports.watch is not None
     await wait_until_lost(parts.ports.watch)
-    await calls(world)  # what was under way has ended
+    await calls(world)  # the calls in progress have ended
     await world.human.reset_counts()
     shutil.rmtree(data)
     older.rename(data)
@@ -107,7 +107,7 @@ async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorte
         r"came back with older data\. .* then start the process again\n"
     )
     assert re.fullmatch(expected, buffer.getvalue()), buffer.getvalue()
-    assert await calls(world) == 0, "the action of the older log was tried"
+    assert await calls(world) == 0, "a role called the API for an action of the older log"
 
 
 # --- the watch alone
@@ -123,7 +123,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 async def write(server: EmbeddedServer, count: int, *, after: int = 0, kind: str = "a") -> None:
-    """Append events of a resource of this kind of name."""
+    """Append one event each of ``count`` resources."""
     async with open_connection(server.url) as nc:
         event_log = await open_log(nc)
         for number in range(after, after + count):
@@ -131,14 +131,14 @@ async def write(server: EmbeddedServer, count: int, *, after: int = 0, kind: str
             await event_log.append([ResourceAppend(key, [event(key, 1)], 0)])
 
 
-async def ends(watch: JetStreamLogWatch) -> str:
+async def read_failure(watch: JetStreamLogWatch) -> str:
     with pytest.raises(StreamReplacedError) as caught:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await watch.run()
     return str(caught.value)
 
 
-async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_the_newest_event(
+async def test_fault_18_older_data_with_later_writes_is_detected_by_the_newest_event(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     await write(server, 3)
@@ -149,7 +149,7 @@ async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_th
     await write(server, 2, after=3)
     async with open_connection(server.url) as nc:
         watch = await watch_log(nc)
-        watching = asyncio.create_task(ends(watch))
+        watching = asyncio.create_task(read_failure(watch))
         await asyncio.sleep(0)
         await server.kill()
         other_server = EmbeddedServer()
@@ -162,7 +162,7 @@ async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_th
         )
 
 
-async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not_another_one(
+async def test_fault_18_the_same_log_is_recognized_in_spite_of_an_unreadable_event(
     server: EmbeddedServer,
 ) -> None:
     await write(server, 3)
@@ -179,25 +179,25 @@ async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not
         watching.cancel()
 
 
-async def test_fault_18_a_cluster_is_believed_only_when_it_repeats_its_answer_for_long(
+async def test_fault_18_a_cluster_must_repeat_its_response_for_long_before_it_is_believed(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leader that was cut off answers until it notices, and knows less than there is."""
+    """A leader that was cut off still responds for a while, with an outdated state."""
     await write(server, 3)
-    wrong_answers = 5
+    wrong_responses = 5
 
-    async def misled(nc: object, stream: str) -> StreamState:
-        nonlocal wrong_answers
-        wrong_answers -= 1
+    async def read_outdated_state(nc: object, stream: str) -> StreamState:
+        nonlocal wrong_responses
+        wrong_responses -= 1
         state = await stream_state(connection, stream)
-        if wrong_answers < 0:
+        if wrong_responses < 0:
             return state
         return StreamState(1, 1, 1, state.bytes, state.config, state.created)
 
     async with open_connection(server.url) as connection:
         watch = await watch_log(connection)
         monkeypatch.setattr(log_watch, "is_clustered", bool)
-        monkeypatch.setattr(log_watch, "stream_state", misled)
+        monkeypatch.setattr(log_watch, "stream_state", read_outdated_state)
         watching = asyncio.create_task(watch.run())
         await server.kill()
         await wait_until_lost(watch)
@@ -206,9 +206,9 @@ async def test_fault_18_a_cluster_is_believed_only_when_it_repeats_its_answer_fo
         assert not watching.done()
         watching.cancel()
 
-        wrong_answers = 10**6
+        wrong_responses = 10**6
         monkeypatch.setattr(log_watch, "PERSISTENCE_SECONDS", 0.5)
-        watching = asyncio.create_task(ends(watch))
+        watching = asyncio.create_task(read_failure(watch))
         await server.kill()
         await server.start(server.data_dir, port=server.port)
         assert "ends at 1, but this process has read it up to 3" in await watching

@@ -1,4 +1,4 @@
-"""Fault 22: uncommitted atomic batches: their sender died, or too many are open."""
+"""Fault 22: uncommitted atomic batches, whose sender died or of which too many are open."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reconciler.failpoints import Failpoint
 from tests.crashes.lane import Lane, key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-MANY = 100  # so that some of them are decided together, on a busy machine, too
+MANY = 100  # enough to decide some of them together, even on a busy machine
 MAX_OPEN_BATCHES = 50
 SERVER_FORGETS_SECONDS = 10.0
 
 
-async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_decided_again(
+async def test_22_a_batch_whose_sender_died_is_invisible_and_decided_again(
     lane: Lane, name: str
 ) -> None:
     names = [f"{name}-{number}" for number in range(MANY)]
@@ -27,7 +27,7 @@ async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_dec
     dying = lane.fork(Failpoint.DECIDER_BATCH_HALF_SENT)
     await dying.killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
     stored = [await read_subject(lane.nc, LOG, log_filter(key(each))) for each in names]
-    assert sum(map(len, stored)) < MANY, "a batch of them was on its way, and none of it is there"
+    assert sum(map(len, stored)) < MANY, "no event of the incomplete batch may be visible"
     following = lane.fork()
     for each in names:
         await lane.until_outcome(each, "Converged")
@@ -37,7 +37,7 @@ async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_dec
     await following.stop()
 
 
-async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_continues(
+async def test_22_the_decider_waits_while_others_keep_all_batches_open(
     lane: Lane, name: str
 ) -> None:
     for number in range(MAX_OPEN_BATCHES):
@@ -59,7 +59,7 @@ async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_con
     await lane.until_at_rest()
     refused = "processing a batch failed; retrying" in process.error_output
     assert refused or not in_time, "the server refused one batch more"
-    assert await lane.history(f"{name}-x") == [], "what was sent of the open batches is not there"
+    assert await lane.history(f"{name}-x") == [], "no event of an open batch may be visible"
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
     await lane.assert_sound()
     await process.stop()

@@ -28,13 +28,13 @@ async def test_25_under_every_fault_nothing_is_lost_leaked_or_duplicated(tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_25_every_trouble_comes_once_before_any_comes_twice(seed: int) -> None:
+def test_25_every_trouble_occurs_once_before_any_occurs_twice(seed: int) -> None:
     kinds = ("API paused", "process killed", "server killed", "process paused", "timers purged")
 
-    def some() -> list[str]:
+    def deal() -> list[str]:
         return list(itertools.islice(dealt(kinds, random.Random(seed)), 2 * len(kinds)))
 
-    troubles = some()
+    troubles = deal()
     assert tuple(troubles[: len(DEALT_FIRST)]) == DEALT_FIRST
     assert sorted(troubles[: len(kinds)]) == sorted(troubles[len(kinds) :]) == sorted(kinds)
-    assert some() == troubles, "a seed gives the same choices"
+    assert deal() == troubles, "a seed must reproduce the choices"

@@ -1,4 +1,4 @@
-"""Fault 27: an API keeps its first answer under the key, a 409, and names no header for that."""
+"""Fault 27: an API stores its first response for a key, a 409, and marks repeats by no header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scenarios.harness import Human, World, api_config, every, only
 class KeepingApi:
     """The contract of the shapes API, implemented separately: a 409 is stored like any response.
 
-    ``passing``: names that are taken at the first request, and free right after; ``running``:
+    ``passing``: names that are in use at the first request only; ``running``:
     number of repeats of a key whose request is reported as still running.
     """
 
@@ -26,7 +26,7 @@ class KeepingApi:
         self.passing = passing
         self.running = running
         self.things: dict[str, dict[str, Any]] = {}
-        self.stored_answers: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.stored_responses: dict[str, tuple[int, dict[str, Any]]] = {}
         self.url = ""
 
     @asynccontextmanager
@@ -57,23 +57,23 @@ class KeepingApi:
             self.running -= 1
             detail = {"detail": "a request with this Idempotency-Key is still running"}
             return web.json_response(detail, status=409)
-        if key not in self.stored_answers:
-            self.stored_answers[key] = self._first_answer(await request.json())
-        status, body = self.stored_answers[key]
+        if key not in self.stored_responses:
+            self.stored_responses[key] = self._respond_first(await request.json())
+        status, body = self.stored_responses[key]
         return web.json_response(body, status=status)
 
-    def _first_answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        name = asked["name"]
+    def _respond_first(self, body_in_request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = body_in_request["name"]
         if name in self.passing:
             self.passing.remove(name)  # another client's object, which is deleted before any read
             return 409, {"detail": "the name is taken"}
-        self.things[name] = {**asked, "uid": uuid.uuid4().hex, "version": 1}
+        self.things[name] = {**body_in_request, "uid": uuid.uuid4().hex, "version": 1}
         return 201, self.things[name]
 
 
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[World]:
-    """A bus with a reconciler; the API is each test's own."""
+    """Run a reconciler on a bus; each test runs its own API."""
 
     class Nobody(Human):
         async def reset(self) -> None: ...
@@ -85,7 +85,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[World]:
     await human.close()
 
 
-async def test_a_kept_conflict_ends_its_action_and_the_next_has_a_new_key(bus: World):
+async def test_a_stored_conflict_ends_its_action_and_the_next_action_has_a_new_key(bus: World):
     async with KeepingApi(passing={"foo"}).open() as api:
         await bus.configure(api_config(api.url))
         await bus.declare("foo")
@@ -94,12 +94,12 @@ async def test_a_kept_conflict_ends_its_action_and_the_next_has_a_new_key(bus: W
         await bus.stop_reconciler()
     first, second = (each.action for each in every(ActionDecided, facts))
     assert first.idempotency_key != second.idempotency_key
-    assert list(api.stored_answers) == [first.idempotency_key, second.idempotency_key]
+    assert list(api.stored_responses) == [first.idempotency_key, second.idempotency_key]
     failed = only(ActionFailed, facts)
     assert (failed.action_id, failed.error.error_class) == (first.action_id, "Conflict")
 
 
-async def test_a_request_that_still_runs_under_the_key_is_waited_for(bus: World):
+async def test_the_worker_waits_for_a_request_that_still_runs_under_the_key(bus: World):
     async with KeepingApi(passing=set(), running=3).open() as api:
         await bus.configure(api_config(api.url))
         await bus.declare("foo")
@@ -109,4 +109,4 @@ async def test_a_request_that_still_runs_under_the_key_is_waited_for(bus: World)
     action = only(ActionDecided, facts).action
     assert {each.error.error_class for each in every(ActionFailed, facts)} == {"Unknown"}
     assert only(ActionSucceeded, facts).action_id == action.action_id
-    assert list(api.stored_answers) == [action.idempotency_key]
+    assert list(api.stored_responses) == [action.idempotency_key]

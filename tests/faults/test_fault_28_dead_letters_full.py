@@ -1,6 +1,6 @@
-"""Fault 28: more unusable messages than a partition hands out, and no room for their dead letters.
+"""Fault 28: more unusable messages than a partition delivers, and full dead letters.
 
-Others' work goes on, and what is given up is counted.
+Other resources still converge, and discarded messages are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.scenarios.harness import Human, World, api_config, manifest
 
 TIMEOUT_SECONDS = 300.0
 UNUSABLE = 20_000
-NEIGHBOURS = 40
+NEIGHBORS = 40
 HOSTILE = ResourceKey("hostile", "Shape", "bad")
 MISFIT = "rec.desired.hostile"
 QUARTER = MAX_POSTPONED
@@ -47,55 +47,55 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def partition_of(key: ResourceKey) -> int:
-    """As the server does it: FNV-1a of the tokens."""
+    """Return the partition as the server computes it: FNV-1a of the tokens."""
     hash_value = 2_166_136_261
     for byte in f"{key.namespace}{key.kind}{key.name}".encode():
         hash_value = (hash_value ^ byte) * 16_777_619 % 2**32
     return hash_value % PARTITIONS
 
 
-def neighbours() -> list[str]:
-    """Names of resources in the flooded partition."""
+def neighbors() -> list[str]:
+    """Return names of resources in the flooded partition."""
     expected, names = partition_of(HOSTILE), (f"n{number}" for number in range(10_000))
     found = [
         name for name in names if partition_of(ResourceKey("default", "Shape", name)) == expected
     ]
-    return found[:NEIGHBOURS]
+    return found[:NEIGHBORS]
 
 
-async def limit_dead_letters(world: World, most: int) -> None:
+async def limit_dead_letters(world: World, limit_bytes: int) -> None:
     state = await stream_state(world.nc, DEADLETTERS)
-    limited = {**state.config, "max_bytes": most}
+    limited = {**state.config, "max_bytes": limit_bytes}
     await api_request(world.nc, f"STREAM.UPDATE.{DEADLETTERS}", limited)
 
 
 async def flood(
     world: World, subject: str, *, count: int = UNUSABLE, payload: bytes = b"not JSON"
 ) -> None:
-    rubbish = [OutgoingMessage(subject, payload)] * count
-    results = await publish_in_batches(world.nc, rubbish)
+    messages = [OutgoingMessage(subject, payload)] * count
+    results = await publish_in_batches(world.nc, messages)
     assert not [each for each in results if isinstance(each, Exception)]
 
 
 async def pending(world: World, partition: int | str = partition_of(HOSTILE)) -> tuple[int, int]:
-    """How many messages of a partition wait for a slot, and how many have one."""
+    """Return how many messages of a partition wait for a slot, and how many have one."""
     name = f"CONSUMER.INFO.{INTAKE}.decider-{partition}"
     info = await api_request(world.nc, name, None)
     return info["num_pending"], info["num_ack_pending"]
 
 
-async def discarded(world: World, namespace: str = HOSTILE.namespace) -> int:
+async def count_discarded(world: World, namespace: str = HOSTILE.namespace) -> int:
     discarded_counts = await read_discarded(world.nc)
     return sum(each.count for each in discarded_counts if each.namespace == namespace)
 
 
 async def until_discarded(world: World, expected: int, namespace: str = HOSTILE.namespace) -> None:
     async def is_counted() -> bool:
-        return await discarded(world, namespace) >= expected
+        return await count_discarded(world, namespace) >= expected
 
     what = f"{expected} messages are counted"
     await world.until(is_counted, what, seconds=TIMEOUT_SECONDS)
-    assert await discarded(world, namespace) == expected
+    assert await count_discarded(world, namespace) == expected
 
 
 async def until_a_quarter_waits(world: World, partition: int | str = partition_of(HOSTILE)) -> None:
@@ -107,8 +107,8 @@ async def until_a_quarter_waits(world: World, partition: int | str = partition_o
     await world.until(is_acknowledged, "all but a quarter are acknowledged")
 
 
-async def others_converge(world: World) -> None:
-    names = neighbours()
+async def assert_others_converge(world: World) -> None:
+    names = neighbors()
     await world.declare_all([manifest(name) for name in names])
     for name in names:
         key = f"default/Shape/{name}"
@@ -116,11 +116,11 @@ async def others_converge(world: World) -> None:
         assert outcome.outcome == "Converged"
 
 
-async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world: World) -> None:
+async def test_fault_28_others_converge_while_a_flood_exceeds_every_limit(world: World) -> None:
     await limit_dead_letters(world, 1)
     await flood(world, intake("desired", HOSTILE))
 
-    await others_converge(world)
+    await assert_others_converge(world)
 
     await until_discarded(world, UNUSABLE - QUARTER)
     await until_a_quarter_waits(world)
@@ -129,34 +129,36 @@ async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world
     ]
     assert finding.verdict == "warn"
     assert "hostile: " in finding.details
-    assert "at stage quota" in finding.details, "the decider did not even look at some"
+    assert "at stage quota" in finding.details, "some must be discarded unread"
 
     await limit_dead_letters(world, 64 * 1024**2)
     await world.until_settled()
-    assert len(await world.dead_letters()) == QUARTER, "what waited is kept when there is room"
-    assert await discarded(world) == UNUSABLE - QUARTER
+    assert len(await world.dead_letters()) == QUARTER, (
+        "waiting messages are kept when there is space"
+    )
+    assert await count_discarded(world) == UNUSABLE - QUARTER
 
 
 async def test_fault_28_a_flood_gets_no_more_than_a_quarter_of_the_dead_letters(
     world: World,
 ) -> None:
-    most = 1024**2
-    await limit_dead_letters(world, most)
+    limit_bytes = 1024**2
+    await limit_dead_letters(world, limit_bytes)
     await flood(world, intake("desired", HOSTILE))
     await flood(world, intake("desired", ResourceKey("default", "Shape", "typo")), count=1)
 
-    await others_converge(world)
+    await assert_others_converge(world)
     await world.until_settled()
 
     dead_letters = await world.dead_letters()
-    of_others = [each for each in dead_letters if ".default." in each.subject]
-    assert len(of_others) == 1
+    other_dead_letters = [each for each in dead_letters if ".default." in each.subject]
+    assert len(other_dead_letters) == 1
     kept_state = await stream_state(world.nc, DEADLETTERS)
-    assert most // 16 < kept_state.bytes < most // 4 + 4_096
-    assert await discarded(world) == UNUSABLE - len(dead_letters) + 1
+    assert limit_bytes // 16 < kept_state.bytes < limit_bytes // 4 + 4_096
+    assert await count_discarded(world) == UNUSABLE - len(dead_letters) + 1
 
 
-async def test_fault_28_what_fits_no_partition_is_a_namespace_of_its_own(world: World) -> None:
+async def test_fault_28_messages_without_a_partition_have_their_own_quota(world: World) -> None:
     await limit_dead_letters(world, 1)
     await flood(world, MISFIT, count=3 * QUARTER)
 
@@ -164,7 +166,7 @@ async def test_fault_28_what_fits_no_partition_is_a_namespace_of_its_own(world: 
     await until_a_quarter_waits(world, "misfits")
 
 
-async def test_fault_28_a_decider_that_takes_over_comes_back_under_the_quarter(
+async def test_fault_28_a_new_decider_reduces_waiting_messages_to_a_quarter_again(
     world: World,
 ) -> None:
     async def is_under_the_quarter() -> bool:
@@ -175,12 +177,14 @@ async def test_fault_28_a_decider_that_takes_over_comes_back_under_the_quarter(
         await flood(world, intake("desired", HOSTILE), count=3 * QUARTER)
         await world.until(is_under_the_quarter, "a quarter waits", seconds=TIMEOUT_SECONDS)
         await world.restart_reconciler()
-    await others_converge(world)
-    assert await discarded(world) == 5 * QUARTER
+    await assert_others_converge(world)
+    assert await count_discarded(world) == 5 * QUARTER
 
 
-async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: World) -> None:
-    """A resource whose history is damaged: nothing is wrong with what is declared."""
+async def test_fault_28_valid_messages_for_a_damaged_resource_are_not_discarded(
+    world: World,
+) -> None:
+    """The history of the resource is damaged, but its declarations are valid."""
     await publish(world.nc, log(HOSTILE, "fact"), b"of a newer release")
     await world.restart_reconciler()
     await limit_dead_letters(world, 1)
@@ -188,9 +192,9 @@ async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: W
     good = msgspec.json.encode(declared)
     await flood(world, intake("desired", HOSTILE), payload=good, count=2 * QUARTER)
 
-    await others_converge(world)
+    await assert_others_converge(world)
 
-    assert await discarded(world) == 0
+    assert await count_discarded(world) == 0
     await limit_dead_letters(world, 64 * 1024**2)
 
     async def are_stored() -> bool:
@@ -198,4 +202,4 @@ async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: W
 
     await world.until(are_stored, "each is a dead letter", seconds=TIMEOUT_SECONDS)
     assert {each.stage for each in await world.dead_letters()} == {"decision"}
-    assert await discarded(world) == 0
+    assert await count_discarded(world) == 0

@@ -1,6 +1,6 @@
-"""Fault 29: an API that is slow and healthy has a long queue; what is declared of another does not.
+"""Fault 29: a slow but healthy API has a long queue, which does not delay other APIs.
 
-The latencies themselves are measured by ``benchmarks.fairness``.
+``benchmarks.fairness`` measures the latencies.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 
 SLOW = 4_400
-"""More than any consumer hands out at once (4,096), and than the decider begins at once."""
+"""More than a consumer delivers at a time (4,096), and than the decider starts at a time."""
 
 FAST = 20
 CONCURRENCY = 16
-SECONDS_A_CALL = 2.0
+SECONDS_PER_CALL = 2.0
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose human is in the slow API; ``default`` is a fast one."""
+    """Run a world whose human uses the slow API; ``default`` is a fast one."""
     fast, slow = FaultyApi(), FaultyApi()
-    human = Human(await slow.start(tmp_path / "slow", latency_ms=1000 * SECONDS_A_CALL))
+    human = Human(await slow.start(tmp_path / "slow", latency_ms=1000 * SECONDS_PER_CALL))
     async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         await world.configure(api_config(await fast.start(tmp_path / "fast"), resync=3600))
@@ -52,10 +52,12 @@ async def test_29_scenario_32_another_api_converges_while_the_slow_one_has_a_lon
         await world.declare(f"fast-{number}")
         await world.until_outcome(f"fast-{number}", "Converged")
 
-    # Were there one queue, each call that the fast API waits for would need a slot of its 4,096.
+    # With a single queue, the fast API's calls would need some of its 4,096 slots.
     assert len(await world.human.journal()) < SLOW - 4_096
     handed_out = [each["num_ack_pending"] for each in await worker_consumers(world.nc)]
-    assert 0 < sum(handed_out) <= 2 * CONCURRENCY, "leases are only what can be called soon"
+    assert 0 < sum(handed_out) <= 2 * CONCURRENCY, (
+        "only actions that can be called soon may be leased"
+    )
 
 
 async def _has_waiting(world: World, actions: int) -> bool:

@@ -1,6 +1,6 @@
-"""Fault 30: two projectors of which one lags; a stop at any batch of rows; a long log at the start.
+"""Fault 30: a lagging projector, a stop at any batch of rows, and a start with a long log.
 
-The rows are those of 700 resources that are made, of which some go and some come back.
+The rows are those of 1,400 resources, of which some are deleted and some recreated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TOGETHER = 50  # resources in one append
 PATIENCE_SECONDS = 60.0
 
 
-class Life:
+class History:
     """A resource's history: created, deleted, recreated."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class Life:
     def part(self, key: ResourceKey, number: int) -> list[LogEvent]:
         first = ([0, *self.ends])[number]
         events = renamed(self._story, key).log[first : self.ends[number]]
-        return [replace(event, causationposition=0) for event in events]  # there is no intake here
+        return [replace(event, causationposition=0) for event in events]  # this log has no intake
 
 
-LIFE = Life()
+HISTORY = History()
 
 
 class Log:
-    """The log of one server, and what is to be found in its rows."""
+    """The log of one server, and the expected rows."""
 
     def __init__(self, url: str, nc: Client, log: JetStreamLog) -> None:
         self.url = url
@@ -83,11 +83,11 @@ class Log:
         self._log = log
         self._heads: dict[ResourceKey, int] = {}
 
-    async def go_on(self, keys: Sequence[ResourceKey], part: int) -> None:
-        """Append a part of their lives."""
+    async def append_part(self, keys: Sequence[ResourceKey], part: int) -> None:
+        """Append a part of the histories of resources."""
         for start in range(0, len(keys), TOGETHER):
             appends = [
-                ResourceAppend(key, LIFE.part(key, part), self._heads.get(key, 0))
+                ResourceAppend(key, HISTORY.part(key, part), self._heads.get(key, 0))
                 for key in keys[start : start + TOGETHER]
             ]
             positions = await self._log.append(appends)
@@ -106,11 +106,11 @@ class Log:
         checkpoint = decode_checkpoint(payload)
         return checkpoint.is_whole and checkpoint.position == await self._log.last_position()
 
-    async def forget_rows(self) -> None:
+    async def delete_rows(self) -> None:
         await api_request(self.nc, f"STREAM.PURGE.{ROWS}", {})
 
     async def verify(self) -> None:
-        """Do what ``replay --verify`` does."""
+        """Compare the rows with the log, as ``replay --verify`` does."""
         async with replay_from_start(self.nc) as replay:
             comparison = await compare(self.nc, replay, lambda _position: None)
         assert (comparison.note, comparison.differences) == ("", [])
@@ -128,9 +128,9 @@ async def log(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Log]:
     nc = await connect(url, name="test")
     await initialize(nc)
     log = Log(url, nc, await open_log(nc))
-    await log.go_on(keys(0, COUNT), 0)
-    await log.go_on(keys(0, COUNT // 2), 1)
-    await log.go_on(keys(0, COUNT // 4), 2)
+    await log.append_part(keys(0, COUNT), 0)
+    await log.append_part(keys(0, COUNT // 2), 1)
+    await log.append_part(keys(0, COUNT // 4), 2)
     yield log
     await close(nc)
     await server.kill()
@@ -141,7 +141,7 @@ class Stopped(BaseException):
 
 
 async def is_stopped_after(batches: int, projector: Projector) -> bool:
-    """Have a projector write, and die when so many batches are stored; tell whether it did."""
+    """Let a projector write and die after ``batches``; return whether it died."""
     stored = itertools.count(1)
 
     async def append_and_die(nc: Client, messages: Any) -> list[int]:
@@ -159,7 +159,7 @@ async def is_stopped_after(batches: int, projector: Projector) -> bool:
     return False
 
 
-async def started(log: Log) -> tuple[ReadModels, Projector]:
+async def start_projector(log: Log) -> tuple[ReadModels, Projector]:
     store = JetStreamRows(log.nc)
     models = await load_models(store)
     return models, Projector(models, store)
@@ -183,28 +183,30 @@ async def test_30_a_stop_at_any_batch_of_rows_leaves_the_next_start_warm(log: Lo
     expected = await log.expected()
     positions: list[int] = []
     for batches in itertools.count():
-        await log.forget_rows()
-        models, projector = await started(log)
+        await log.delete_rows()
+        models, projector = await start_projector(log)
         fold(models, projector, events)
         if not await is_stopped_after(batches, projector):
             break
-        models, projector = await started(log)
+        models, projector = await start_projector(log)
         positions.append(models.position)
         fold(models, projector, events)
         await projector.flush()
         assert await JetStreamRows(log.nc).load() == expected
     assert len(positions) >= BATCHES_OF_ROWS
     assert positions[1] > 0
-    assert positions[1:] == sorted(set(positions[1:])), "each batch is a state to go on from"
+    assert positions[1:] == sorted(set(positions[1:])), (
+        "each batch must be a state to continue from"
+    )
 
 
-async def test_30_of_two_projectors_the_one_that_lags_writes_nothing_over_newer_rows(
+async def test_30_a_lagging_projector_does_not_overwrite_newer_rows(
     log: Log,
 ) -> None:
-    await log.forget_rows()
+    await log.delete_rows()
     events = await log.events()
-    foremost, quick = await started(log)
-    lagging, slow = await started(log)
+    foremost, quick = await start_projector(log)
+    lagging, slow = await start_projector(log)
     fold(foremost, quick, events)
     fold(lagging, slow, events[: len(events) // 2])
     await quick.flush()
@@ -213,16 +215,16 @@ async def test_30_of_two_projectors_the_one_that_lags_writes_nothing_over_newer_
         fold(lagging, slow, events[:end])
         await slow.flush()
         assert await JetStreamRows(log.nc).load() == rows
-    again, projector = await started(log)
+    again, projector = await start_projector(log)
     assert again.position == events[-1].position
     fold(again, projector, events)
     assert not again.damage
 
 
-async def test_30_a_process_killed_while_it_folds_a_long_log_starts_warm(
+async def test_30_a_process_that_is_killed_while_it_folds_a_long_log_starts_warm(
     log: Log, tmp_path: Path
 ) -> None:
-    await log.forget_rows()
+    await log.delete_rows()
     position_before = 0
     for number in range(1, 4):
         dying = RoleProcess.fork(
@@ -232,8 +234,8 @@ async def test_30_a_process_killed_while_it_folds_a_long_log_starts_warm(
             failpoint=f"{Failpoint.PROJECTOR_SAVED}:{2 if position_before == 0 else 1}",
         )
         await dying.killed_at(Failpoint.PROJECTOR_SAVED)
-        models, _ = await started(log)
-        assert models.position > position_before, "what it wrote is gone on from"
+        models, _ = await start_projector(log)
+        assert models.position > position_before, "it must continue from its last checkpoint"
         position_before = models.position
     last = RoleProcess.fork(log.url, tmp_path / "last.log", roles=["projector"])
     await until(log.is_written, "all is written")
@@ -241,10 +243,10 @@ async def test_30_a_process_killed_while_it_folds_a_long_log_starts_warm(
     await log.verify()
 
 
-async def test_30_a_paused_projector_that_wakes_makes_no_row_older_and_takes_over_when_alone(
+async def test_30_a_resumed_projector_overwrites_no_newer_row_and_takes_over_when_alone(
     log: Log, tmp_path: Path
 ) -> None:
-    await log.forget_rows()
+    await log.delete_rows()
     checkpoints: list[int] = []
 
     async def watch() -> None:
@@ -262,16 +264,16 @@ async def test_30_a_paused_projector_that_wakes_makes_no_row_older_and_takes_ove
     await other_process.ready()
 
     paused.pause()
-    await log.go_on(keys(COUNT, COUNT + 20), 0)
+    await log.append_part(keys(COUNT, COUNT + 20), 0)
     await until(log.is_written, "the other one takes over")
-    await log.go_on(keys(COUNT, COUNT + 10), 1)
+    await log.append_part(keys(COUNT, COUNT + 10), 1)
     await until(log.is_written, "the other one writes on")
     paused.resume()
-    await log.go_on(keys(COUNT, COUNT + 10), 2)
+    await log.append_part(keys(COUNT, COUNT + 10), 2)
     await until(log.is_written, "one of them writes")
     await other_process.kill()
     deleted_keys = keys(COUNT + 10, COUNT + 20)
-    await log.go_on(deleted_keys, 1)
+    await log.append_part(deleted_keys, 1)
     await until(log.is_written, "the one that was paused takes over")
 
     await log.verify()

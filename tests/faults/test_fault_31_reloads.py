@@ -25,8 +25,8 @@ REVOCATIONS = 5
 
 
 @dataclass
-class Reloading:
-    """A server whose users change all the time."""
+class ReloadingBus:
+    """A server whose users change continually."""
 
     bus: EmbeddedServer
     api: FaultyApi
@@ -37,8 +37,8 @@ class Reloading:
     def access(self) -> Access:
         return Access(nkey=self.key)
 
-    def let_in(self, pair: Pair) -> None:
-        """Reload: only this key and one without a user may connect."""
+    def allow_only(self, pair: Pair) -> None:
+        """Reload the configuration so that only this key and an unused one may connect."""
         config = self.bus.data_dir / "nats.conf"
         users = _users(pair)
         config.write_text(config.read_text().replace(self.users, users))
@@ -46,12 +46,12 @@ class Reloading:
         self.reloads += 1
         os.kill(self.bus.pid, signal.SIGHUP)
 
-    async def reload_for_ever(self, pair: Pair) -> None:
+    async def reload_repeatedly(self, pair: Pair) -> None:
         while True:
-            self.let_in(pair)
+            self.allow_only(pair)
             await asyncio.sleep(random.random() * 0.02)
 
-    async def converges(self, name: str) -> None:
+    async def assert_converges(self, name: str) -> None:
         async with connect_sdk(self.bus.url, source="t", access=self.access()) as client:
             await client.declare(provider_config(self.api.url))
             await client.declare(shape("default", name))
@@ -70,8 +70,8 @@ def pair() -> Pair:
 
 
 @pytest.fixture
-async def reloading(tmp_path: Path, pair: Pair) -> AsyncIterator[Reloading]:
-    bus = Reloading(EmbeddedServer(), FaultyApi(), tmp_path / "all.nk", _users(pair))
+async def reloading(tmp_path: Path, pair: Pair) -> AsyncIterator[ReloadingBus]:
+    bus = ReloadingBus(EmbeddedServer(), FaultyApi(), tmp_path / "all.nk", _users(pair))
     pair.write(bus.key)
     await bus.bus.start(tmp_path / "nats", extra_config=bus.users)
     await bus.api.start(tmp_path / "api")
@@ -80,9 +80,9 @@ async def reloading(tmp_path: Path, pair: Pair) -> AsyncIterator[Reloading]:
     await bus.bus.stop()
 
 
-async def test_roles_start_while_the_server_reloads(reloading: Reloading, pair: Pair) -> None:
+async def test_roles_start_while_the_server_reloads(reloading: ReloadingBus, pair: Pair) -> None:
     url = reloading.bus.url
-    reloads = asyncio.ensure_future(reloading.reload_for_ever(pair))
+    reloads = asyncio.ensure_future(reloading.reload_repeatedly(pair))
     try:
         for number in range(STARTS):
             async with open_connection(url, access=reloading.access()) as nc:
@@ -90,14 +90,14 @@ async def test_roles_start_while_the_server_reloads(reloading: Reloading, pair: 
                 async with running(nc, ROLES):
                     if number == STARTS - 1:
                         reloads.cancel()
-                        await reloading.converges("after")
+                        await reloading.assert_converges("after")
     finally:
         reloads.cancel()
     assert reloading.reloads >= STARTS
 
 
-async def test_keys_are_revoked_while_roles_start(reloading: Reloading, pair: Pair) -> None:
-    """Again while they reconnect: they have the key before the server knows it, or later."""
+async def test_keys_are_revoked_while_roles_start(reloading: ReloadingBus, pair: Pair) -> None:
+    """And again while they reconnect, with the new key either before or after the reload."""
     async with open_connection(reloading.bus.url, access=reloading.access()) as nc:
         await initialize(nc)
         async with running(nc, ROLES):
@@ -105,8 +105,8 @@ async def test_keys_are_revoked_while_roles_start(reloading: Reloading, pair: Pa
                 fresh = Pair.of_user()
                 if number % 2:
                     fresh.write(reloading.key)
-                reloading.let_in(fresh)
+                reloading.allow_only(fresh)
                 await asyncio.sleep(random.random() * 0.3)
                 fresh.write(reloading.key)
-            await reloading.converges("after")
+            await reloading.assert_converges("after")
             assert nc.stats["reconnects"] >= 1

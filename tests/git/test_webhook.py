@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from infra import webhook as webhook_module
 from infra.webhook import MAX_BODY_BYTES, MAX_UNVERIFIED_BYTES, repository_key, webhook
 from reconciler.cli.webhook import build_server
-from tests.cli.runner import Cli, shape, until, up
+from tests.cli.runner import Cli, shape, up, wait_until
 from tests.git.repositories import Repository
 from tests.host_access import allow_more
 
@@ -78,7 +78,7 @@ def test_a_push_is_read_immediately(folder: Cli, tmp_path: Path) -> None:
         assert answer.json() == {"lookedAt": ["default/GitSource/shop"]}
         answer = httpx.post(others_url, content=body, headers=token)
         assert answer.json() == {"lookedAt": []}, "nothing shows the source of another namespace"
-        until(folder, ("get", "Shape"), lambda said: len(said) == 2)
+        wait_until(folder, ("get", "Shape"), lambda said: len(said) == 2)
         assert names(folder) == ["a", "b"]
     finally:
         for each in (server, others):

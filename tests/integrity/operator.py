@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.cli.runner import Inside, Ran
+from tests.cli.runner import CommandResult, InProcessCli
 
 
 class Operator:
@@ -13,13 +13,13 @@ class Operator:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._inside = Inside(folder)
+        self._inside = InProcessCli(folder)
 
-    async def run(self, url: str, *arguments: str) -> Ran:
+    async def run(self, url: str, *arguments: str) -> CommandResult:
         """Run a command in a thread, because it has its own event loop."""
         return await asyncio.to_thread(self._inside.run, *arguments, "--nats-url", url)
 
-    async def run_ok(self, url: str, *arguments: str) -> Ran:
+    async def run_ok(self, url: str, *arguments: str) -> CommandResult:
         ran = await self.run(url, *arguments)
         assert ran.status == 0, f"{arguments}: {ran}"
         return ran

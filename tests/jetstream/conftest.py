@@ -11,7 +11,7 @@ from infra.jetstream.topology import delete_stream, ensure_stream
 
 @pytest.fixture
 async def stream(nc: Client, unique: str) -> AsyncIterator[str]:
-    """A stream of the test's own, with all subjects under its name."""
+    """Create the test's own stream, with all subjects under its name; return the name."""
     config = {
         "name": unique,
         "subjects": [f"{unique}.>"],
@@ -38,7 +38,7 @@ Connect = Callable[[EmbeddedServer], Awaitable[Client]]
 
 @pytest.fixture
 async def connected() -> AsyncIterator[Connect]:
-    """Makes connections that are closed after the test."""
+    """Return a function that opens connections, which are closed after the test."""
     clients: list[Client] = []
 
     async def make(server: EmbeddedServer) -> Client:

@@ -25,7 +25,7 @@ async def collect(follower: Follower, count: int) -> list[StoredMessage]:
     return messages
 
 
-async def pulled(group: PullGroup, count: int) -> list[Delivered]:
+async def pull(group: PullGroup, count: int) -> list[Delivered]:
     messages: list[Delivered] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(messages) < count:

@@ -1,4 +1,4 @@
-"""A publisher without a client: it sends any bytes that the server takes."""
+"""A publisher without a client, which can send any bytes that the server accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OPTIONS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 async def publish_raw(
     port: int, subject: bytes, payload: bytes, *, headers: bytes | None = None
 ) -> None:
-    """Publish by hand, and wait until the server has taken it; raises what it complains of."""
+    """Publish raw bytes and wait until the server accepts them; fail with its error."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         if headers is None:

@@ -26,7 +26,9 @@ from tests.jetstream.helpers import message, until
 OPEN_BATCHES = 50
 
 
-async def test_one_message_and_its_conflict(nc: Client, stream: str) -> None:
+async def test_an_append_with_an_outdated_expectation_is_a_conflict(
+    nc: Client, stream: str
+) -> None:
     shape = f"{stream}.a.>"
     assert await append(nc, [message(f"{stream}.a.made", b"1", shape, 0)]) == [1]
     with pytest.raises(AppendConflictError) as caught:
@@ -36,7 +38,7 @@ async def test_one_message_and_its_conflict(nc: Client, stream: str) -> None:
     assert await append(nc, [message(f"{stream}.a.changed", b"2", shape, 1)]) == [2]
 
 
-async def test_a_batch_is_stored_whole_or_not_at_all(nc: Client, stream: str) -> None:
+async def test_a_batch_is_stored_completely_or_not_at_all(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.b.made")])
     batch = [
         message(f"{stream}.a.made", b"1", f"{stream}.a.>", 0),
@@ -49,17 +51,20 @@ async def test_a_batch_is_stored_whole_or_not_at_all(nc: Client, stream: str) ->
     assert (await stream_state(nc, stream)).messages == 1
     batch[2] = message(f"{stream}.b.changed", b"3", f"{stream}.b.>", 1)
     assert await append(nc, batch) == [2, 3, 4]
-    assert [one.payload for one in await read_subject(nc, stream, f"{stream}.a.>")] == [b"1", b"2"]
+    assert [item.payload for item in await read_subject(nc, stream, f"{stream}.a.>")] == [
+        b"1",
+        b"2",
+    ]
 
 
-async def test_a_thousand_resources_in_a_batch_and_no_more(nc: Client, stream: str) -> None:
+async def test_a_batch_has_at_most_a_thousand_messages(nc: Client, stream: str) -> None:
     batch = [message(f"{stream}.{i}.made", b"", f"{stream}.{i}.>", 0) for i in range(1_000)]
     assert await append(nc, batch) == list(range(1, 1_001))
     with pytest.raises(ValueError, match="at most 1000"):
         await append(nc, [*batch, message(f"{stream}.more")])
 
 
-async def test_nothing_to_append(nc: Client) -> None:
+async def test_an_empty_append_returns_nothing(nc: Client) -> None:
     assert await append(nc, []) == []
 
 
@@ -70,8 +75,8 @@ async def test_an_expectation_must_cover_the_subject(nc: Client, stream: str) ->
         await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.a.>", -1)])
 
 
-async def test_repeat_after_a_lost_ack(nc: Client, stream: str) -> None:
-    """With a stale expectation the repeat is a conflict, not a duplicate: who asks must read."""
+async def test_a_repeat_after_a_lost_acknowledgement_is_a_conflict(nc: Client, stream: str) -> None:
+    """With a stale expectation the repeat is a conflict, not a duplicate: the caller must read."""
     once = OutgoingMessage(f"{stream}.a", b"1", {"Nats-Msg-Id": "m"}, f"{stream}.a", 0)
     assert await append(nc, [once]) == [1]
     with pytest.raises(AppendConflictError):
@@ -86,16 +91,18 @@ def thread_states(pid: int) -> list[str]:
 
 
 async def pause(pid: int) -> None:
-    """Stop a process, and wait until all of it stands: until then it may still answer."""
+    """Stop a process and wait until all threads have stopped, because it may respond until then."""
     os.kill(pid, signal.SIGSTOP)
 
-    async def stands() -> bool:
+    async def is_stopped() -> bool:
         return all(state == "T" for state in thread_states(pid))
 
-    await until(stands)
+    await until(is_stopped)
 
 
-async def test_no_answer_means_unknown(own_server: EmbeddedServer, connected: Connect) -> None:
+async def test_the_result_of_an_append_without_a_response_is_unknown(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
     nc = await connected(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
     await pause(own_server.pid)
@@ -105,20 +112,20 @@ async def test_no_answer_means_unknown(own_server: EmbeddedServer, connected: Co
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
 
-    async def stored_after_all() -> bool:
+    async def is_stored() -> bool:
         return (await stream_state(nc, "S")).messages == 2
 
-    await until(stored_after_all)
+    await until(is_stored)
 
 
-async def test_no_stream_takes_the_subject(nc: Client, unique: str) -> None:
+async def test_an_append_without_a_matching_stream_is_an_error(nc: Client, unique: str) -> None:
     with pytest.raises(BusUnavailableError):
         await append(nc, [message(f"{unique}.nowhere")])
     with pytest.raises(BusUnavailableError):
         await append(nc, [message(f"{unique}.nowhere")] * 2)
 
 
-async def test_a_full_stream(nc: Client, stream: str) -> None:
+async def test_an_append_to_a_full_stream_is_an_error(nc: Client, stream: str) -> None:
     config = {"name": stream, "max_msgs": 1, "discard": "new"}
     await ensure_stream(nc, {"subjects": [f"{stream}.>"], **config})
     await append(nc, [message(f"{stream}.a")])
@@ -153,7 +160,7 @@ async def test_a_stream_without_batches_refuses_them(nc: Client, stream: str) ->
     assert caught.value.err_code == 10174
 
 
-async def test_publish_many_gives_each_its_own_result(nc: Client, stream: str) -> None:
+async def test_publish_many_returns_a_result_for_each_message(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.1")])
     expected_messages = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(300)]
     expected_messages[2] = message(f"elsewhere-{stream}")
@@ -162,12 +169,14 @@ async def test_publish_many_gives_each_its_own_result(nc: Client, stream: str) -
     assert isinstance(results[1], AppendConflictError)
     assert isinstance(results[2], BusUnavailableError)
     assert isinstance(results[3], MessageTooLargeError)
-    acks = [one for one in results if isinstance(one, PublishAck)]
+    acks = [result for result in results if isinstance(result, PublishAck)]
     assert [ack.seq for ack in acks] == list(range(2, 299))
     assert await publish_many(nc, []) == []
 
 
-async def test_what_would_break_the_protocol_is_refused(nc: Client, stream: str) -> None:
+async def test_subjects_and_headers_that_break_the_protocol_are_refused(
+    nc: Client, stream: str
+) -> None:
     good = message(f"{stream}.a")
     wrong = [
         message(f"{stream}.a 1\r\nPUB {stream}.b 0\r\n"),
@@ -197,7 +206,7 @@ def test_the_client_still_has_the_parser_that_ours_replaces() -> None:
     assert parsed_headers == Client._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_publish_many_reports_the_unanswered(
+async def test_publish_many_reports_messages_without_a_response(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)
@@ -207,7 +216,7 @@ async def test_publish_many_reports_the_unanswered(
         results = await publish_many(nc, [message("s.a")] * 3, timeout=0.2)
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
-    assert [type(one) for one in results] == [BusUnavailableError] * 3
+    assert [type(result) for result in results] == [BusUnavailableError] * 3
 
 
 async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stream: str) -> None:
@@ -215,11 +224,11 @@ async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stre
     await append(nc, [message(f"{stream}.77")])
     results = await publish_in_batches(nc, expected_messages, batch=50)
     assert isinstance(results[77], AppendConflictError)
-    acks = [one for one in results if isinstance(one, PublishAck)]
+    acks = [result for result in results if isinstance(result, PublishAck)]
     assert [ack.seq for ack in acks] == list(range(2, 101))
 
 
-async def test_a_batch_without_an_answer_is_unknown_and_each_of_its_messages_is(
+async def test_each_message_of_a_batch_without_a_response_is_unknown(
     nc: Client, stream: str
 ) -> None:
     expected_messages = [message(f"{stream}.{i}") for i in range(60)]
@@ -227,14 +236,14 @@ async def test_a_batch_without_an_answer_is_unknown_and_each_of_its_messages_is(
         f"nowhere-{stream}"
     )  # it would have been the second batch's commit
     results = await publish_in_batches(nc, expected_messages, batch=20)
-    kinds = [type(one) for one in results]
+    kinds = [type(result) for result in results]
     assert kinds == [PublishAck] * 20 + [BusUnavailableError] * 20 + [PublishAck] * 20
 
 
-async def test_a_batch_of_which_the_server_lacks_the_beginning_is_sent_again(
+async def test_a_batch_whose_start_the_server_refused_is_sent_again(
     nc: Client, stream: str
 ) -> None:
-    """It has room for 50 open batches of a stream, and takes no beginning of another one."""
+    """It allows 50 open batches per stream, and refuses the start of another one."""
     subject, names = f"{stream}.other", [f"batch-{number}" for number in range(OPEN_BATCHES)]
 
     async def step(name: str, number: int, **more: str) -> None:
@@ -245,7 +254,7 @@ async def test_a_batch_of_which_the_server_lacks_the_beginning_is_sent_again(
         await step(name, 1)
     attempts = 0
 
-    async def end_the_others() -> None:
+    async def commit_the_others() -> None:
         nonlocal attempts
         attempts += 1
         await nc.flush()
@@ -255,14 +264,16 @@ async def test_a_batch_of_which_the_server_lacks_the_beginning_is_sent_again(
 
     batch = [message(f"{stream}.{number}", b"%d" % number) for number in range(3)]
     last = 2 * OPEN_BATCHES
-    assert await append(nc, batch, before_commit=end_the_others) == [last + 1, last + 2, last + 3]
+    assert await append(nc, batch, before_commit=commit_the_others) == [
+        last + 1,
+        last + 2,
+        last + 3,
+    ]
     assert attempts == 2
     assert (await stream_state(nc, stream)).messages == last + 3
 
 
-async def test_a_message_under_the_expected_filter_is_seen_by_the_leader(
-    nc: Client, stream: str
-) -> None:
+async def test_the_leader_returns_the_last_message_under_a_filter(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.a.{i}", b"%d" % i) for i in range(5)])
     existing_message = await last_from_leader(nc, stream, f"{stream}.a.>")
     assert existing_message is not None

@@ -38,20 +38,20 @@ from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
 
 
-async def test_no_server_is_reachable() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     with pytest.raises(BusUnavailableError, match=r"cannot reach nats://127.0.0.1:1: .*running"):
         await connect("nats://127.0.0.1:1", name="test", timeout_seconds=0.3)
 
 
 @pytest.fixture
 async def silent() -> AsyncIterator[str]:
-    """A server that takes connections and says nothing, as one that was stopped does."""
+    """Run a server that accepts connections and never responds; yield its URL."""
 
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as listening:
+    async with await asyncio.start_server(never_respond, "127.0.0.1", 0) as listening:
         yield f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
 
 
@@ -65,7 +65,7 @@ async def test_each_server_gets_its_share_of_the_time_before_the_first_connectio
     await nc.close()
 
 
-async def test_of_several_servers_each_is_named_with_what_is_wrong(silent: str) -> None:
+async def test_each_of_several_servers_is_named_with_its_problem(silent: str) -> None:
     with pytest.raises(BusUnavailableError) as caught:
         await connect(f"{silent},nats://127.0.0.1:1", name="test", timeout_seconds=1.0)
     text = str(caught.value)
@@ -88,7 +88,7 @@ async def test_a_server_at_its_connection_limit_is_named_in_the_error(tmp_path: 
     await server.stop()
 
 
-async def test_a_connection_that_is_cut_does_not_hide_what_the_server_said() -> None:
+async def test_a_connection_that_is_cut_does_not_hide_the_servers_error() -> None:
     lines = [b"-ERR 'maximum connections exceeded'\r\n"]
 
     async def say_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +112,7 @@ async def test_the_first_connection_waits_for_the_server(tmp_path: Path) -> None
     await server.stop()
 
 
-async def test_wrong_credentials_fail_at_once(tmp_path: Path) -> None:
+async def test_wrong_credentials_fail_immediately(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config="authorization { user: u, password: p }")
     try:
@@ -135,7 +135,7 @@ async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path
     await server.start(tmp_path, extra_config=f"debug: true\n{USERS % 'old'}")
     connections = _logged(server, "Client connection created")
     async with proxied(server.port) as proxy:
-        proxy.held = {"to server"}  # connected, and has not said yet who it is
+        proxy.held = {"to server"}  # connected, but not authenticated yet
         connecting = asyncio.ensure_future(
             connect(proxy.url.replace("//", "//u:p@"), name="test", timeout_seconds=60)
         )
@@ -151,8 +151,8 @@ async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path
     await server.stop()
 
 
-async def test_a_client_too_slow_to_authenticate_tries_again(tmp_path: Path) -> None:
-    """On a machine that is busy: the server's patience says nothing about the key."""
+async def test_a_client_that_authenticates_too_slowly_retries(tmp_path: Path) -> None:
+    """On a busy machine, the server's timeout does not mean that the key is wrong."""
     server = EmbeddedServer()
     users = (USERS % "p").replace("60", "0.1")
     await server.start(tmp_path, extra_config=f"debug: true\n{users}")
@@ -180,29 +180,29 @@ async def _until_logged(server: EmbeddedServer, text: str, times: int) -> None:
     await until(is_so)
 
 
-async def test_a_new_enough_server(nc: Client) -> None:
+async def test_a_new_enough_server_is_accepted(nc: Client) -> None:
     version = await require_jetstream(nc)
     assert (version.major, version.minor) >= (2, 12)
 
 
-async def test_an_old_server(nc: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_server_is_refused(nc: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     old = property(lambda _: ServerVersion("2.11.4"))  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(Client, "connected_server_version", old)
     with pytest.raises(IncompatibleServerError, match=r"2\.11\.4.*2\.14"):
         await require_jetstream(nc)
 
 
-async def test_a_server_that_takes_only_short_messages(
+async def test_a_server_that_accepts_only_short_messages_is_refused(
     nc: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results and rows would not fit: they are repeated, and hold up those of all tenants."""
+    """Results and rows would not fit; their retries would delay those of all tenants."""
     short = property(lambda _: 1024 * 1024 - 1)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(Client, "max_payload", short)
     with pytest.raises(IncompatibleServerError, match=r"1048575 bytes.*max_payload"):
         await require_jetstream(nc)
 
 
-async def test_a_cluster_that_gives_no_answer_may_be_electing(
+async def test_the_error_for_a_silent_cluster_mentions_an_election(
     nc: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_response(*_: object) -> None:
@@ -217,7 +217,7 @@ async def test_a_cluster_that_gives_no_answer_may_be_electing(
     assert str(raised.value).startswith("JetStream does not respond at 127.0.0.1:")
 
 
-def test_without_a_leader_an_election_comes_before_servers_that_are_down() -> None:
+def test_the_error_without_a_leader_mentions_an_election_before_stopped_servers() -> None:
     error = to_bus_error(ApiError(503, 10008, "JetStream system temporarily unavailable"), "INFO")
     assert isinstance(error, BusUnavailableError)
     assert "retry in 10 seconds" in str(error)
@@ -232,14 +232,14 @@ async def without_jetstream(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     await server.stop()
 
 
-async def test_a_server_without_jetstream(
+async def test_a_server_without_jetstream_is_refused(
     without_jetstream: EmbeddedServer, connected: Connect
 ) -> None:
     with pytest.raises(IncompatibleServerError, match="-js"):
         await require_jetstream(await connected(without_jetstream))
 
 
-async def test_errors_of_the_api(nc: Client, unique: str) -> None:
+async def test_an_unknown_stream_is_a_not_found_error(nc: Client, unique: str) -> None:
     with pytest.raises(NotFoundOnBusError, match="stream not found"):
         await api_request(nc, f"STREAM.INFO.{unique}", None)
 
@@ -271,7 +271,7 @@ def _never_answer(message: Incoming) -> None:
     """Subscribe, so that the request is not refused for lack of responders."""
 
 
-async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -> None:
+async def test_a_lost_connection_ends_pending_requests(tmp_path: Path) -> None:
     server = EmbeddedServer()
     url = await server.start(tmp_path)
     client = await connect(url, name="waiting")
@@ -287,7 +287,7 @@ async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -
 async def test_a_connection_that_receives_nothing_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As if the server had forgotten, at a reload, what this connection listens to."""
+    """As if a reload of the server had removed the subscriptions of this connection."""
     caplog.set_level(logging.WARNING)
     server = EmbeddedServer()
     url = await server.start(tmp_path)
@@ -315,7 +315,7 @@ async def test_a_second_connection_goes_to_another_server(nats_server: EmbeddedS
     await client.close()
 
 
-async def test_a_server_that_stands_still_is_not_troubled_with_reconnections(
+async def test_a_paused_server_causes_no_reconnections(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -325,21 +325,21 @@ async def test_a_server_that_stands_still_is_not_troubled_with_reconnections(
     client = await connect(url, name="patient")
     server.pause()
 
-    async def has_looked() -> bool:
+    async def has_checked() -> bool:
         with contextlib.suppress(BusUnavailableError):
             await api_request(client, "INFO", None, timeout=0.1)
         return "no response, and opening another connection failed" in caplog.text
 
-    await until(has_looked)
+    await until(has_checked)
     server.resume()
     await api_request(client, "INFO", None, timeout=60)
     assert client.stats["reconnects"] == 0
-    assert caplog.text.count("no response, and") == 1  # and the next look is some seconds later
+    assert caplog.text.count("no response, and") == 1  # and the next check is some seconds later
     await client.close()
     await server.stop()
 
 
-async def test_a_reconnection_that_fails_in_an_unforeseen_way_is_tried_again(
+async def test_a_reconnection_that_fails_unexpectedly_is_retried(
     own_server: EmbeddedServer, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nc = await connected(own_server)
@@ -357,7 +357,7 @@ async def test_a_reconnection_that_fails_in_an_unforeseen_way_is_tried_again(
     assert not failures
 
 
-async def test_a_connection_is_of_use_as_soon_as_it_has_left_its_server(
+async def test_a_connection_is_usable_as_soon_as_it_has_left_its_server(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)
@@ -366,10 +366,10 @@ async def test_a_connection_is_of_use_as_soon_as_it_has_left_its_server(
     await require_jetstream(nc)
 
 
-async def test_a_reconnection_that_fails_late_leaves_nobody_who_reads_the_next_one(
+async def test_a_reconnection_that_fails_late_leaves_no_reader_behind(
     own_server: EmbeddedServer, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two readers of one socket: one of them fails, or takes the answer that the other awaits."""
+    """With two readers of a socket, one fails or takes the response for the other."""
     nc = await connected(own_server)
     failures = [nats.errors.FlushTimeoutError()]
     flush = Client.flush
@@ -401,18 +401,18 @@ async def test_a_connection_closes_after_another_wait_for_its_end_was_cancelled(
     await nc.close()
 
 
-def test_what_is_sent_on_a_broken_connection_is_sent_on_the_next_or_fails_as_ours(
+def test_a_send_on_a_broken_connection_is_repeated_or_fails_with_our_error(
     tmp_path: Path,
 ) -> None:
-    """uvloop raises `RuntimeError` where asyncio's own transport takes the bytes and drops them."""
+    """uvloop raises `RuntimeError` where asyncio's own transport drops the bytes."""
 
     async def story() -> None:
         server = EmbeddedServer()
         await server.start(tmp_path)
         nc = await connect(server.url, name="test")
         for _ in range(5):
-            break_off(nc)
-            await asyncio.gather(*(ask_at_turn(nc, turn) for turn in range(10)))
+            abort_transport(nc)
+            await asyncio.gather(*(flush_at_turn(nc, turn) for turn in range(10)))
             await until(lambda: is_answered(nc))
         await nc.close()
         await server.stop()
@@ -420,21 +420,21 @@ def test_what_is_sent_on_a_broken_connection_is_sent_on_the_next_or_fails_as_our
     uvloop.run(story())
 
 
-async def ask_at_turn(nc: Client, turn: int) -> None:
-    """Ask when the loop has gone round so often: who reads the connection learns it in a few."""
+async def flush_at_turn(nc: Client, turn: int) -> None:
+    """Flush after ``turn`` turns of the event loop, in which the reader detects the loss."""
     for _ in range(turn):
         await asyncio.sleep(0)
     with contextlib.suppress(BusUnavailableError), bus_errors("flush"):
         await nc.flush(1)
 
 
-def break_off(nc: Client) -> None:
+def abort_transport(nc: Client) -> None:
     transport: EndingTransport = nc.__dict__["_transport"]
     transport.__dict__["_io_writer"].transport.abort()
 
 
 async def is_answered(nc: Client) -> bool:
-    """Whether JetStream answers soon."""
+    """Return whether JetStream responds within a second."""
     try:
         await api_request(nc, "INFO", None, timeout=1)
     except BusUnavailableError:
@@ -442,20 +442,20 @@ async def is_answered(nc: Client) -> bool:
     return True
 
 
-async def test_a_flush_speaks_of_what_was_sent_before_it(
+async def test_a_flush_covers_the_commands_sent_before_it(
     nc: Client, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames: list[bytes] = []
     transport: Any = nc._transport  # pyright: ignore[reportPrivateUsage]
-    really_write, really_write_lines = transport.write, transport.writelines
+    original_write, original_write_lines = transport.write, transport.writelines
 
     def write(payload: bytes) -> None:
         frames.append(payload)
-        really_write(payload)
+        original_write(payload)
 
     def write_lines(payload: list[bytes]) -> None:
         frames.extend(payload)
-        really_write_lines(payload)
+        original_write_lines(payload)
 
     monkeypatch.setattr(transport, "write", write)
     monkeypatch.setattr(transport, "writelines", write_lines)
@@ -466,6 +466,6 @@ async def test_a_flush_speaks_of_what_was_sent_before_it(
     assert commands.index(b"SUB " + unique.encode()) < commands.index(b"PING")
 
 
-def test_a_server_without_room_for_a_stream_is_reported_in_full() -> None:
+def test_a_server_without_space_for_a_stream_is_reported_with_the_reason() -> None:
     error = to_bus_error(ApiError(500, 10049, "error creating store for stream"), "CREATE")
     assert "the server's disk is full" in str(error)

@@ -40,7 +40,7 @@ async def test_acknowledged_messages_survive_a_kill(
     await other_server.stop()
 
 
-async def test_a_flood_without_acknowledgements_delays_others_by_little(
+async def test_a_flood_without_acknowledgements_hardly_delays_other_clients(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     flooding, other_client = await connected(own_server), await connected(own_server)
@@ -103,7 +103,7 @@ async def test_the_server_runs_with_the_given_options(tmp_path: Path) -> None:
     assert not server.is_running
 
 
-_STARTS_ONE_AND_HANGS = """
+_START_AND_HANG = """
 import asyncio, pathlib, sys
 from infra.embedded import EmbeddedServer
 async def main():
@@ -116,9 +116,9 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end the server")
-async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+async def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     parent = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", _STARTS_ONE_AND_HANGS, str(tmp_path)],
+        [sys.executable, "-c", _START_AND_HANG, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -144,8 +144,6 @@ async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     await server.stop()
 
 
-@pytest.mark.parametrize(("there", "limit"), [(24_576, 6_144), (1_536, 512), (512, 256)])
-def test_the_soft_memory_limit_leaves_room_and_fits_into_what_there_is(
-    there: int, limit: int
-) -> None:
-    assert memory_limit(there * 1024 * 1024) == limit * 1024 * 1024
+@pytest.mark.parametrize(("total_mib", "limit"), [(24_576, 6_144), (1_536, 512), (512, 256)])
+def test_the_soft_memory_limit_leaves_free_memory(total_mib: int, limit: int) -> None:
+    assert memory_limit(total_mib * 1024 * 1024) == limit * 1024 * 1024

@@ -20,18 +20,18 @@ async def consumers_of(nc: Client, stream: str) -> list[str]:
     return answer["consumers"] or []
 
 
-async def test_history_then_news_in_order(nc: Client, stream: str) -> None:
+async def test_old_and_new_messages_are_followed_in_order(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.{i}", b"%d" % i) for i in range(1_000)])
     async with follow(nc, stream) as follower:
-        replayed = [one.seq async for batch in follower.replay() for one in batch]
+        replayed = [item.seq async for batch in follower.replay() for item in batch]
         assert replayed == list(range(1, 1_001))
         assert follower.position == 1_000
         await append(nc, [message(f"{stream}.new")])
-        assert [one.subject for one in await collect(follower, 1)] == [f"{stream}.new"]
+        assert [item.subject for item in await collect(follower, 1)] == [f"{stream}.new"]
         assert follower.position == 1_001
 
 
-async def test_it_is_caught_up_at_once_where_nothing_matches(nc: Client, stream: str) -> None:
+async def test_a_follower_without_matches_is_caught_up_immediately(nc: Client, stream: str) -> None:
     async with follow(nc, stream) as follower:
         assert follower.caught_up.is_set()
         assert follower.position == 0
@@ -41,20 +41,20 @@ async def test_it_is_caught_up_at_once_where_nothing_matches(nc: Client, stream:
         assert follower.position == 3
         assert [batch async for batch in follower.replay()] == []
         await append(nc, [message(f"{stream}.a"), message(f"{stream}.c")])
-        assert [one.seq for one in await collect(follower, 1)] == [5]
+        assert [item.seq for item in await collect(follower, 1)] == [5]
 
 
-async def test_filters_and_a_start(nc: Client, stream: str) -> None:
+async def test_a_follower_has_filters_and_a_start(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.{'abc'[i % 3]}.{i}") for i in range(30)])
     expected = [f"{stream}.a.>", f"{stream}.b.>"]
     async with follow(nc, stream, filters=expected, start_seq=10) as follower:
         assert not follower.caught_up.is_set()
-        sequences = [one.seq async for batch in follower.replay() for one in batch]
+        sequences = [item.seq async for batch in follower.replay() for item in batch]
     assert sequences == [seq for seq in range(10, 31) if seq % 3 != 0]
     assert follower.position == 30
 
 
-async def test_it_continues_after_the_server_was_killed(
+async def test_a_follower_continues_after_the_server_was_killed(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     writer, reader = await connected(own_server), await connected(own_server)
@@ -67,7 +67,7 @@ async def test_it_continues_after_the_server_was_killed(
         await until(lambda: _connected(writer))
         await append(writer, [message("s.a", b"%d" % i) for i in range(500, 900)])
         messages += await collect(follower, 400)
-    assert [one.seq for one in messages] == list(range(1, 901))
+    assert [item.seq for item in messages] == list(range(1, 901))
 
 
 async def _connected(nc: Client) -> bool:
@@ -75,7 +75,7 @@ async def _connected(nc: Client) -> bool:
     return nc.is_connected
 
 
-async def test_it_replaces_a_consumer_that_vanished(
+async def test_a_follower_replaces_its_deleted_consumer(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow_module, "HEARTBEAT_SECONDS", 0.2)
@@ -86,10 +86,10 @@ async def test_it_replaces_a_consumer_that_vanished(
         [consumer] = await consumers_of(nc, stream)
         await delete_consumer(nc, stream, consumer)
         await append(nc, [message(f"{stream}.a")] * 2)
-        assert [one.seq for one in await collect(follower, 2)] == [3, 4]
+        assert [item.seq for item in await collect(follower, 2)] == [3, 4]
 
 
-async def test_it_leaves_nothing_behind_for_long(
+async def test_the_server_removes_the_consumer_of_a_closed_follower(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow_module, "_INACTIVE_SECONDS", 1)
@@ -104,32 +104,32 @@ async def test_it_leaves_nothing_behind_for_long(
 
 
 async def test_slow_readers_hold_the_server_back(nc: Client, stream: str) -> None:
-    """While nothing is taken, what waits is bounded by the server's flow control."""
+    """While nothing is read, the server's flow control limits the buffered messages."""
     payload = b"x" * 100_000
     for _ in range(10):
         await append(nc, [message(f"{stream}.a", payload) for _ in range(60)])
     async with follow(nc, stream) as follower:
         received = -1
 
-        async def nothing_more_comes() -> bool:
+        async def has_stopped() -> bool:
             nonlocal received
             before, received = received, nc.stats["in_bytes"]
             await nc.flush()
             return received == before
 
-        await until(nothing_more_comes)
+        await until(has_stopped)
         first = await anext(follower)
         assert len(first) < 600
         assert len(await collect(follower, 600 - len(first))) == 600 - len(first)
 
 
-async def test_no_such_stream(nc: Client, unique: str) -> None:
+async def test_following_an_unknown_stream_is_an_error(nc: Client, unique: str) -> None:
     with pytest.raises(NotFoundOnBusError):
         async with follow(nc, unique):
             pass
 
 
-async def _pulled(nc: Client, stream: str, *names: str) -> None:
+async def _create_pull_consumers(nc: Client, stream: str, *names: str) -> None:
     for name in names:
         config = {
             "durable_name": name,
@@ -143,9 +143,9 @@ async def _pulled(nc: Client, stream: str, *names: str) -> None:
 async def test_a_follower_of_given_consumers_continues_when_another_takes_its_consumer(
     nc: Client, stream: str
 ) -> None:
-    await _pulled(nc, stream, "one", "two")
+    await _create_pull_consumers(nc, stream, "one", "two")
     mine = f"{stream}.mine"
-    for number in range(1_200):  # more than one request is for
+    for number in range(1_200):  # more than one request returns
         await publish(nc, mine, str(number).encode())
     async with follow_with_consumers(
         nc, stream, names=["one", "two"], subject_filter=mine, start_seq=1
@@ -158,10 +158,10 @@ async def test_a_follower_of_given_consumers_continues_when_another_takes_its_co
         assert [each.payload for each in await collect(it, 1)] == [b"new"]
 
 
-async def test_followers_of_given_consumers_use_one_each_and_begin_with_what_is_new(
+async def test_followers_of_given_consumers_use_one_each_and_start_with_new_messages(
     nc: Client, stream: str
 ) -> None:
-    await _pulled(nc, stream, "one", "two")
+    await _create_pull_consumers(nc, stream, "one", "two")
     names, mine = ["one", "two"], f"{stream}.mine"
     await publish(nc, mine, b"old")
     async with (

@@ -1,4 +1,4 @@
-"""Whatever others write into subjects and headers, readers get it, and what comes behind it."""
+"""Readers receive messages with any subjects and headers, and the messages after them."""
 
 from collections.abc import Awaitable, Callable
 
@@ -36,7 +36,7 @@ HEADERS = {
 }
 
 
-async def by_pull(nc: Client, stream: str) -> list[bytes]:
+async def read_by_pull(nc: Client, stream: str) -> list[bytes]:
     await ensure_consumer(nc, stream, {"durable_name": "reader", "ack_policy": "explicit"})
     reader = PullReader(nc, stream, "reader")
     payloads: list[bytes] = []
@@ -46,7 +46,7 @@ async def by_pull(nc: Client, stream: str) -> list[bytes]:
     return payloads
 
 
-async def by_following(nc: Client, stream: str) -> list[bytes]:
+async def read_by_following(nc: Client, stream: str) -> list[bytes]:
     async with follow(nc, stream) as follower:
         payloads: list[bytes] = []
         while payloads[-1:] != [b"last"]:
@@ -54,12 +54,12 @@ async def by_following(nc: Client, stream: str) -> list[bytes]:
     return payloads
 
 
-async def by_direct_read(nc: Client, stream: str) -> list[bytes]:
+async def read_directly(nc: Client, stream: str) -> list[bytes]:
     return [each.payload for each in await read_subject(nc, stream, f"{stream}.>")]
 
 
-@pytest.mark.parametrize("read", [by_pull, by_following, by_direct_read])
-async def test_all_of_it_is_read_on_one_connection(
+@pytest.mark.parametrize("read", [read_by_pull, read_by_following, read_directly])
+async def test_messages_with_any_bytes_are_read_on_one_connection(
     nats_server: EmbeddedServer, unique: str, read: Callable[[Client, str], Awaitable[list[bytes]]]
 ) -> None:
     nc = await connect(nats_server.url, name="test")
@@ -80,7 +80,7 @@ async def test_all_of_it_is_read_on_one_connection(
     await nc.close()
 
 
-async def test_a_subscription_reads_on_behind_any_header(
+async def test_a_subscription_continues_after_any_header(
     nats_server: EmbeddedServer, nc: Client, unique: str
 ) -> None:
     subscription = await nc.subscribe(unique)  # pyright: ignore[reportUnknownMemberType]
@@ -91,12 +91,12 @@ async def test_a_subscription_reads_on_behind_any_header(
     assert payloads == [*map(str.encode, HEADERS)]
 
 
-def test_a_full_account_is_as_a_full_stream() -> None:
+def test_a_full_account_is_reported_like_a_full_stream() -> None:
     error = to_bus_error(ApiError(400, 10002, "resource limits exceeded for account"), "publish")
     assert isinstance(error, StreamFullError)
 
 
-def test_a_server_with_too_many_waiting_messages_is_asked_again() -> None:
-    """A flood of one client fills the queue of a stream that all clients share."""
+def test_a_server_with_too_many_waiting_messages_is_temporarily_unavailable() -> None:
+    """A flood by one client fills the queue of a stream that all clients share."""
     error = to_bus_error(ApiError(429, 10167, "too many requests"), "publish")
     assert isinstance(error, BusUnavailableError)

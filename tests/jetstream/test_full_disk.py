@@ -1,4 +1,4 @@
-"""When a server that has met a full disk is started again, by what it says of itself."""
+"""When a server is restarted after a full disk, according to the problem it reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.embedded.server import EmbeddedServer
 
 
 class Server:
-    """A server that says what it is told to."""
+    """A server that reports a given problem."""
 
     def __init__(self, folder: Path, problem: str) -> None:
         self.data_dir = folder
@@ -34,7 +34,7 @@ class Server:
     ],
 )
 @pytest.mark.parametrize("has_room", [True, False])
-async def test_it_is_started_again_once_there_is_room(
+async def test_a_server_is_restarted_once_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str, is_stuck: bool, has_room: bool
 ) -> None:
     monkeypatch.setattr(full_disk, "ROOM_BYTES", 0 if has_room else 2**62)

@@ -1,4 +1,4 @@
-"""A connection that its server ends because there are too many."""
+"""A connection that the server closes because of a connection limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REFUSED = b"-ERR 'maximum account active connections exceeded'\r\n"
 
 
 async def test_a_connection_closed_after_it_was_accepted_is_retried() -> None:
-    """So a restarted server ends the connections that exceed the limit of their account."""
+    """A restarted server closes connections beyond the limit of their account in this way."""
     connections = 0
     has_connected, has_returned = asyncio.Event(), asyncio.Event()
 

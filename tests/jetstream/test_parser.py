@@ -1,4 +1,4 @@
-"""The short way for messages gives what nats-py's parser gives, however the bytes come in."""
+"""Our fast parser returns the same messages as nats-py's parser, however the bytes are split."""
 
 import pytest
 from nats.aio.client import Client
@@ -22,7 +22,7 @@ MESSAGES = {
 
 
 class ParserClient:
-    """The client as the parser knows it."""
+    """The part of the client that the parser uses."""
 
     def __init__(self) -> None:
         read_any_subject()
@@ -44,19 +44,21 @@ class ParserClient:
 STREAM = (
     b"PING\r\n".join(raw for raw, _ in MESSAGES.values()) + b"-ERR 'no'\r\n" + b"MSG z 1 0\r\n\r\n"
 )
-WANTED = [told for _, told in MESSAGES.values()] + [(1, b"z", b"", b"", b"")]
+EXPECTED_MESSAGES = [parsed for _, parsed in MESSAGES.values()] + [(1, b"z", b"", b"", b"")]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 50, 61, 100, len(STREAM)])
-async def test_however_it_is_cut_each_message_comes_once_and_in_order(size: int) -> None:
+async def test_however_the_bytes_are_split_each_message_is_parsed_once_and_in_order(
+    size: int,
+) -> None:
     client = ParserClient()
     for begin in range(0, len(STREAM), size):
         await client.parser.parse(STREAM[begin : begin + size])
-    assert client.messages == WANTED
+    assert client.messages == EXPECTED_MESSAGES
     assert client.other == ["PING"] * (len(MESSAGES) - 1) + ["'no'"]
 
 
-async def test_what_was_cut_is_forgotten_with_its_connection() -> None:
+async def test_a_partial_message_is_dropped_with_its_connection() -> None:
     client = ParserClient()
     await client.parser.parse(b"MSG a.b 1 3\r\nab")
     client.parser.reset()
@@ -81,7 +83,7 @@ async def test_a_line_that_is_no_message_is_a_protocol_error() -> None:
         b"",
     ],
 )
-def test_headers_are_what_all_of_them_read_at_once_are(lines: bytes) -> None:
+def test_lazy_headers_equal_headers_that_are_parsed_at_once(lines: bytes) -> None:
     expected = FastClient._parse_header_lines(lines)  # pyright: ignore[reportPrivateUsage]
     headers = Headers(b"NATS/1.0\r\n%b\r\n\r\n" % lines)
     assert headers == expected
@@ -102,10 +104,10 @@ def test_headers_are_what_all_of_them_read_at_once_are(lines: bytes) -> None:
         b"NATS/1.0 abc words\r\n\r\n",
     ],
 )
-async def test_a_status_is_what_nats_py_reads(block: bytes) -> None:
+async def test_a_status_is_read_as_nats_py_reads_it(block: bytes) -> None:
     client = Client()
-    told_by = client._process_headers  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
-    headers = await told_by(block) or {}
+    process_headers = client._process_headers  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    headers = await process_headers(block) or {}
     parsed_headers = dict(read_headers(block) or {})
     assert parsed_headers.get(STATUS) == headers.get(STATUS)
     assert parsed_headers.keys() - {STATUS, DESCRIPTION} == headers.keys() - {STATUS, DESCRIPTION}

@@ -13,19 +13,19 @@ from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullGroup, PullReader
 from infra.jetstream.topology import delete_consumer, delete_stream, ensure_consumer, ensure_stream
 from tests.jetstream.conftest import Connect
-from tests.jetstream.helpers import message, pulled, until
+from tests.jetstream.helpers import message, pull, until
 
 SECOND = 1_000_000_000
 
 
-async def make_consumer(nc: Client, stream: str, name: str, **config: object) -> None:
+async def create_consumer(nc: Client, stream: str, name: str, **config: object) -> None:
     consumer_config = {"durable_name": name, "ack_policy": "explicit", **config}
     await ensure_consumer(nc, stream, consumer_config)
 
 
-async def make_pinned(nc: Client, stream: str, names: list[str], seconds: float) -> None:
+async def create_pinned(nc: Client, stream: str, names: list[str], seconds: float) -> None:
     for name in names:
-        await make_consumer(
+        await create_consumer(
             nc,
             stream,
             name,
@@ -36,38 +36,38 @@ async def make_pinned(nc: Client, stream: str, names: list[str], seconds: float)
         )
 
 
-async def unacknowledged(nc: Client, stream: str, consumer: str) -> int:
+async def count_unacknowledged(nc: Client, stream: str, consumer: str) -> int:
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.{consumer}", None)
     return int(info["num_ack_pending"]) + int(info["num_pending"])
 
 
-async def test_all_that_is_there_up_to_the_batch(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c")
+async def test_all_available_messages_are_read_in_batches(nc: Client, stream: str) -> None:
+    await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}", b"%d" % i) for i in range(250)])
     reader = PullReader(nc, stream, "c", max_batch=100)
-    deliveries = await pulled(reader, 250)
-    assert [one.seq for one in deliveries] == list(range(1, 251))
+    deliveries = await pull(reader, 250)
+    assert [delivery.seq for delivery in deliveries] == list(range(1, 251))
     assert deliveries[7].payload == b"7"
     assert (deliveries[7].delivered, deliveries[7].consumer) == (1, "c")
     assert abs(deliveries[7].time_ns / SECOND - time.time()) < 60
     await ack(nc, deliveries)
 
     async def all_acknowledged() -> bool:
-        return await unacknowledged(nc, stream, "c") == 0
+        return await count_unacknowledged(nc, stream, "c") == 0
 
     await until(all_acknowledged)
     await reader.close()
 
 
-async def test_several_consumers_in_one_queue(nc: Client, stream: str) -> None:
+async def test_several_consumers_are_read_through_one_queue(nc: Client, stream: str) -> None:
     names = [f"p{i}" for i in range(8)]
-    await make_pinned(nc, stream, names, seconds=3)
+    await create_pinned(nc, stream, names, seconds=3)
     await append(nc, [message(f"{stream}.p{i % 8}.{i}") for i in range(1_000)])
     group = PullGroup(nc, stream, names, group="g", max_batch=50)
-    deliveries = await pulled(group, 1_000)
-    assert sorted(one.seq for one in deliveries) == list(range(1, 1_001))
+    deliveries = await pull(group, 1_000)
+    assert sorted(delivery.seq for delivery in deliveries) == list(range(1, 1_001))
     for name in names:
-        of_one = [one.seq for one in deliveries if one.consumer == name]
+        of_one = [delivery.seq for delivery in deliveries if delivery.consumer == name]
         assert of_one == sorted(of_one)
     await ack(nc, deliveries)
     await publish(nc, f"{stream}.p3.new", b"")
@@ -76,8 +76,8 @@ async def test_several_consumers_in_one_queue(nc: Client, stream: str) -> None:
     await group.close()
 
 
-async def test_what_waits_here_is_bounded(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c", max_ack_pending=1_000)
+async def test_the_number_of_prefetched_messages_is_bounded(nc: Client, stream: str) -> None:
+    await create_consumer(nc, stream, "c", max_ack_pending=1_000)
     await append(nc, [message(f"{stream}.{i}") for i in range(500)])
     reader = PullReader(nc, stream, "c", max_batch=20)
     count = len(await reader.next_batch())
@@ -87,64 +87,62 @@ async def test_what_waits_here_is_bounded(nc: Client, stream: str) -> None:
     await reader.close()
 
 
-async def test_the_other_reader_takes_over(
+async def test_the_waiting_reader_takes_over(
     nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
 ) -> None:
     """The pinned reader vanishes; after `priority_timeout` the server pins the one that waits."""
-    await make_pinned(nc, stream, ["p0", "p1"], seconds=1)
+    await create_pinned(nc, stream, ["p0", "p1"], seconds=1)
     first_nc = await connected(nats_server)
     first = PullGroup(first_nc, stream, ["p0", "p1"], group="g")
     second = PullGroup(nc, stream, ["p0", "p1"], group="g")
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
-    deliveries = await pulled(first, 20)
+    deliveries = await pull(first, 20)
     await ack(first_nc, deliveries)
     await first_nc.flush()
     await first_nc.close()
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
-    deliveries = await pulled(second, 20)
-    assert sorted(one.seq for one in deliveries) == list(range(21, 41))
-    assert {one.delivered for one in deliveries} == {1}
+    deliveries = await pull(second, 20)
+    assert sorted(delivery.seq for delivery in deliveries) == list(range(21, 41))
+    assert {delivery.delivered for delivery in deliveries} == {1}
     await second.close()
 
 
-async def test_a_reader_that_closes_hands_over_at_once(
+async def test_a_reader_that_closes_hands_over_immediately(
     nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
 ) -> None:
-    await make_pinned(nc, stream, ["p0"], seconds=300)  # longer than a test may take
+    await create_pinned(nc, stream, ["p0"], seconds=300)  # longer than a test may take
     first_nc = await connected(nats_server)
     first = PullGroup(first_nc, stream, ["p0"], group="g", max_batch=10)
     await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
-    await ack(first_nc, await pulled(first, 10))
+    await ack(first_nc, await pull(first, 10))
     await first.close()
     await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
     second = PullGroup(nc, stream, ["p0"], group="g")
-    assert len(await pulled(second, 10)) == 10
+    assert len(await pull(second, 10)) == 10
     await second.close()
 
 
-async def test_a_closed_reader_gives_back_what_it_had_not_handed_out(
-    nc: Client, stream: str
-) -> None:
-    await make_consumer(nc, stream, "c", ack_wait=60 * SECOND)
+async def test_a_closed_reader_returns_its_unprocessed_messages(nc: Client, stream: str) -> None:
+    await create_consumer(nc, stream, "c", ack_wait=60 * SECOND)
     await append(nc, [message(f"{stream}.{i}") for i in range(10)])
     reader = PullReader(nc, stream, "c", max_batch=4)
     handed_out = await reader.next_batch()
     await nc.flush()
     await reader.close()
     other_reader = PullReader(nc, stream, "c")
-    rest = await pulled(other_reader, 10 - len(handed_out))
-    everything = sorted(one.seq for one in [*handed_out, *rest])
+    rest = await pull(other_reader, 10 - len(handed_out))
+    everything = sorted(delivery.seq for delivery in [*handed_out, *rest])
     assert everything == list(range(1, 11))
     await other_reader.close()
     await other_reader.close()
     assert vars(nc)["_subs"].keys() <= {1}  # only the client's own for requests
 
 
-async def test_nak_comes_again_and_terminate_never(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c", ack_wait=60 * SECOND)
+async def test_a_nak_is_redelivered_and_a_termination_is_not(nc: Client, stream: str) -> None:
+    await create_consumer(nc, stream, "c", ack_wait=60 * SECOND)
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
     reader = PullReader(nc, stream, "c")
-    first, second, third = await pulled(reader, 3)
+    first, second, third = await pull(reader, 3)
     await terminate(nc, first, "of no use")
     await nak(nc, second, 0.3)
     began = time.monotonic()
@@ -157,43 +155,43 @@ async def test_nak_comes_again_and_terminate_never(nc: Client, stream: str) -> N
     await reader.close()
 
 
-async def test_in_progress_keeps_a_message(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c", ack_wait=int(0.8 * SECOND))
+async def test_in_progress_extends_the_lease_of_a_message(nc: Client, stream: str) -> None:
+    await create_consumer(nc, stream, "c", ack_wait=int(0.8 * SECOND))
     await append(nc, [message(f"{stream}.kept"), message(f"{stream}.dropped")])
     reader = PullReader(nc, stream, "c")
-    kept_delivery, dropped = await pulled(reader, 2)
+    kept_delivery, dropped = await pull(reader, 2)
     positions: list[int] = []
-    while dropped.seq not in positions:  # until the other one came again, keep this one
+    while dropped.seq not in positions:  # extend this one until the other one is redelivered
         await in_progress(nc, [kept_delivery])
         info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
         if info["num_redelivered"]:
-            positions += [one.seq for one in await reader.next_batch()]
+            positions += [delivery.seq for delivery in await reader.next_batch()]
     assert positions == [dropped.seq]
     await reader.close()
 
 
-async def test_it_continues_after_the_server_was_killed(
+async def test_a_group_continues_after_the_server_was_killed(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["S.>"], "allow_atomic": True})
-    await make_pinned(nc, "S", ["p0", "p1"], seconds=2)
+    await create_pinned(nc, "S", ["p0", "p1"], seconds=2)
     group = PullGroup(nc, "S", ["p0", "p1"], group="g")
     await append(nc, [message(f"S.p{i % 2}.{i}") for i in range(10)])
-    await ack(nc, await pulled(group, 10))
+    await ack(nc, await pull(group, 10))
     await nc.flush()
     await own_server.kill()
     await own_server.start(own_server.data_dir, port=own_server.port)
     writer = await connected(own_server)
     await append(writer, [message(f"S.p{i % 2}.{i}") for i in range(10)])
     sequences: set[int] = set()
-    while not sequences >= set(range(11, 21)):  # acknowledged ones may come again: their acks raced
-        sequences |= {one.seq for one in await pulled(group, 1)}
+    while not sequences >= set(range(11, 21)):  # lost acks cause redeliveries
+        sequences |= {delivery.seq for delivery in await pull(group, 1)}
     await group.close()
 
 
 async def test_a_deleted_consumer_is_an_error(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c")
+    await create_consumer(nc, stream, "c")
     with pytest.raises(NotFoundOnBusError):
         await PullReader(nc, stream, "none").next_batch()
     reader = PullReader(nc, stream, "c")
@@ -206,7 +204,7 @@ async def test_a_deleted_consumer_is_an_error(nc: Client, stream: str) -> None:
 
 
 async def test_a_deleted_stream_is_an_error(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c")
+    await create_consumer(nc, stream, "c")
     reader = PullReader(nc, stream, "c", expires_seconds=1)
     await append(nc, [message(f"{stream}.a")])
     await reader.next_batch()
@@ -217,7 +215,7 @@ async def test_a_deleted_stream_is_an_error(nc: Client, stream: str) -> None:
 
 
 async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c", ack_wait=60 * SECOND)
+    await create_consumer(nc, stream, "c", ack_wait=60 * SECOND)
     reader = PullReader(nc, stream, "c")
     for number in range(1, 20):
         waiting = asyncio.ensure_future(reader.next_batch())
@@ -226,32 +224,32 @@ async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
         waiting.cancel()
         results = await asyncio.gather(waiting, return_exceptions=True)
         deliveries = results[0] if isinstance(results[0], list) else await reader.next_batch()
-        assert [one.seq for one in deliveries] == [number]
+        assert [delivery.seq for delivery in deliveries] == [number]
     await reader.close()
 
 
-async def test_what_was_returned_takes_room_until_it_is_done(nc: Client, stream: str) -> None:
-    await make_consumer(nc, stream, "c")
+async def test_a_returned_message_occupies_a_slot_until_it_is_done(nc: Client, stream: str) -> None:
+    await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(50)])
     group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=4)
-    first = await pulled(group, 4)
+    first = await pull(group, 4)
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
     assert (info["num_ack_pending"], info["num_waiting"]) == (4, 0), "no request is open"
     group.free_room(first[0])
-    assert [one.seq for one in await group.next_batch()] == [5]
+    assert [delivery.seq for delivery in await group.next_batch()] == [5]
     group.take_from("c", 6)
-    assert [one.seq for one in await pulled(group, 2)] == [6, 7]
+    assert [delivery.seq for delivery in await pull(group, 2)] == [6, 7]
     await group.close()
 
 
-async def test_a_consumer_that_is_added_is_read_beside_one_that_is_full(
+async def test_an_added_consumer_is_read_although_another_one_is_full(
     nc: Client, stream: str
 ) -> None:
     for name in ("slow", "fast"):
-        await make_consumer(nc, stream, name, filter_subject=f"{stream}.{name}")
+        await create_consumer(nc, stream, name, filter_subject=f"{stream}.{name}")
     await append(nc, [message(f"{stream}.slow") for _ in range(20)])
     group = PullGroup(nc, stream, ["slow"], keep_room=True, max_batch=2)
-    await pulled(group, 2)
+    await pull(group, 2)
     waiting = asyncio.ensure_future(group.next_batch())
     await asyncio.sleep(0)
     group.take_from("fast", 2)
@@ -262,17 +260,17 @@ async def test_a_consumer_that_is_added_is_read_beside_one_that_is_full(
     await group.close()
 
 
-async def test_a_consumer_that_was_recreated_while_nothing_was_asked_is_an_error(
+async def test_a_consumer_that_was_recreated_between_requests_is_an_error(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hands out from the beginning what was done long ago."""
+    """It would deliver old messages again from the beginning."""
     monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 0.0)
-    await make_consumer(nc, stream, "c")
+    await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
     group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=1)
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
-    await make_consumer(nc, stream, "c")
+    await create_consumer(nc, stream, "c")
     group.free_room(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
@@ -282,14 +280,14 @@ async def test_a_consumer_that_was_recreated_while_nothing_was_asked_is_an_error
 async def test_a_consumer_that_was_recreated_while_the_connection_was_lost_is_an_error(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No open request tells of its end: the server forgot them with the old connection."""
+    """No open request reports its end, because the server dropped them with the connection."""
     monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 3600.0)
-    await make_consumer(nc, stream, "c")
+    await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
     group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=1)
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
-    await make_consumer(nc, stream, "c")
+    await create_consumer(nc, stream, "c")
     nc.stats["reconnects"] += 1
     group.free_room(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):

@@ -19,15 +19,17 @@ async def fill(nc: Client, stream: str, subjects: int) -> None:
         await append(nc, [message(f"{stream}.{i % 10}.{i}", b"%d" % i) for i in numbers])
 
 
-async def test_last_of_more_subjects_than_one_request_may_name(nc: Client, stream: str) -> None:
+async def test_last_messages_of_more_subjects_than_one_request_may_name(
+    nc: Client, stream: str
+) -> None:
     await fill(nc, stream, 2_500)
     await append(nc, [message(f"{stream}.7.7", b"new")])
     filters = [f"{stream}.{i % 10}.{i}" for i in range(2_500)]
-    messages = {one.subject: one for one in await last_for_subjects(nc, stream, filters)}
+    messages = {item.subject: item for item in await last_for_subjects(nc, stream, filters)}
     assert len(messages) == 2_500
     assert messages[f"{stream}.7.7"].payload == b"new"
     previous_messages = await last_for_subjects(nc, stream, [f"{stream}.7.7"], up_to=2_500)
-    assert [one.payload for one in previous_messages] == [b"7"]
+    assert [item.payload for item in previous_messages] == [b"7"]
 
 
 async def test_wildcards_are_split_until_they_fit(nc: Client, stream: str) -> None:
@@ -39,24 +41,24 @@ async def test_wildcards_are_split_until_they_fit(nc: Client, stream: str) -> No
     assert caught.value.code == 413
 
 
-async def test_nothing_found(nc: Client, stream: str) -> None:
+async def test_reads_without_a_match_return_nothing(nc: Client, stream: str) -> None:
     assert await last_for_subjects(nc, stream, []) == []
     assert await last_for_subjects(nc, stream, [f"{stream}.a"]) == []
     assert await read_subject(nc, stream, f"{stream}.>") == []
     assert await last_from_leader(nc, stream, f"{stream}.a") is None
 
 
-async def test_a_subject_read_in_pages(nc: Client, stream: str) -> None:
+async def test_a_subject_is_read_in_pages(nc: Client, stream: str) -> None:
     await fill(nc, stream, 2_345)
     everything = await read_subject(nc, stream, f"{stream}.>")
-    assert [one.seq for one in everything] == list(range(1, 2_346))
+    assert [item.seq for item in everything] == list(range(1, 2_346))
     part = await read_subject(nc, stream, f"{stream}.5.>", start_seq=100, limit=3)
-    assert [one.payload for one in part] == [b"105", b"115", b"125"]
-    exactly_a_page = await read_subject(nc, stream, f"{stream}.>", start_seq=1_346)
-    assert len(exactly_a_page) == 1_000
+    assert [item.payload for item in part] == [b"105", b"115", b"125"]
+    exactly_one_page = await read_subject(nc, stream, f"{stream}.>", start_seq=1_346)
+    assert len(exactly_one_page) == 1_000
 
 
-async def test_both_ways_of_reading_give_the_same_message(nc: Client, stream: str) -> None:
+async def test_direct_and_leader_reads_return_the_same_message(nc: Client, stream: str) -> None:
     await append(nc, [OutgoingMessage(f"{stream}.a", b"\x00\xff", {"Name": "wért: 1"})])
     [direct] = await last_for_subjects(nc, stream, [f"{stream}.a"])
     leader = await last_from_leader(nc, stream, f"{stream}.a")
@@ -68,14 +70,14 @@ async def test_both_ways_of_reading_give_the_same_message(nc: Client, stream: st
     assert int(direct.time.timestamp()) == direct.time_ns // 1_000_000_000
 
 
-async def test_the_state_of_a_stream(nc: Client, stream: str) -> None:
+async def test_the_state_of_a_stream_has_its_sequences_and_config(nc: Client, stream: str) -> None:
     await fill(nc, stream, 3)
     state = await stream_state(nc, stream)
     assert (state.first_seq, state.last_seq, state.messages) == (1, 3, 3)
     assert state.config["name"] == stream
 
 
-async def test_no_such_stream(nc: Client, unique: str) -> None:
+async def test_a_read_of_an_unknown_stream_is_an_error(nc: Client, unique: str) -> None:
     with pytest.raises(NotFoundOnBusError):
         await stream_state(nc, unique)
     with pytest.raises(NotFoundOnBusError):

@@ -29,12 +29,12 @@ async def timers(nc: Client, unique: str) -> AsyncIterator[str]:
     await delete_stream(nc, unique)
 
 
-def soon(seconds: float) -> datetime:
+def after(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
-async def test_it_comes_not_early_and_only_once(nc: Client, timers: str) -> None:
-    at = soon(0.5)
+async def test_a_scheduled_message_is_delivered_once_and_not_early(nc: Client, timers: str) -> None:
+    at = after(0.5)
     await schedule(
         nc,
         subject=f"{timers}.sched.a",
@@ -52,19 +52,19 @@ async def test_it_comes_not_early_and_only_once(nc: Client, timers: str) -> None
     assert await read_subject(nc, timers, f"{timers}.sched.>") == []
 
 
-async def test_replaced_cancelled_and_late_ones(nc: Client, timers: str) -> None:
+async def test_schedules_are_replaced_canceled_and_delivered_late(nc: Client, timers: str) -> None:
     for payload, seconds in ((b"first", 3), (b"second", 4)):
         await schedule(
             nc,
             subject=f"{timers}.sched.a",
             target=f"{timers}.fired.a",
-            at=soon(seconds),
+            at=after(seconds),
             payload=payload,
         )
     many = [
-        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", soon(3), b"cancelled"),
-        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", soon(5.5), b"last"),
-        Schedule(f"{timers}.sched.d", f"{timers}.fired.d", soon(-60), b"overdue"),
+        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", after(3), b"cancelled"),
+        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", after(5.5), b"last"),
+        Schedule(f"{timers}.sched.d", f"{timers}.fired.d", after(-60), b"overdue"),
     ]
     results = await schedule_many(nc, many)
     assert all(isinstance(one, PublishAck) for one in results)
@@ -75,12 +75,12 @@ async def test_replaced_cancelled_and_late_ones(nc: Client, timers: str) -> None
     assert [one.payload for one in messages] == [b"overdue", b"second", b"last"]
 
 
-async def test_what_came_is_deleted_after_its_time(nc: Client, timers: str) -> None:
+async def test_a_delivered_message_is_deleted_after_its_time(nc: Client, timers: str) -> None:
     await schedule(
         nc,
         subject=f"{timers}.sched.a",
         target=f"{timers}.fired.a",
-        at=soon(0),
+        at=after(0),
         payload=b"",
         keep_seconds=1,
     )
@@ -95,7 +95,7 @@ async def test_what_came_is_deleted_after_its_time(nc: Client, timers: str) -> N
 
 async def test_a_stream_without_schedules_refuses_them(nc: Client, stream: str) -> None:
     with pytest.raises(BusRefusedError):
-        await schedule(nc, subject=f"{stream}.a", target=f"{stream}.b", at=soon(1), payload=b"")
+        await schedule(nc, subject=f"{stream}.a", target=f"{stream}.b", at=after(1), payload=b"")
 
 
 async def test_a_time_needs_a_zone(nc: Client) -> None:

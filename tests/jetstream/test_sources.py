@@ -1,4 +1,4 @@
-"""What the streams of the project rely on: sources, subject transforms and partitions."""
+"""Features that our streams rely on: sources, subject transforms and partitions."""
 
 from datetime import UTC, datetime
 
@@ -13,11 +13,11 @@ from infra.jetstream.pull import PullGroup, PullReader
 from infra.jetstream.reads import stream_state
 from infra.jetstream.schedules import schedule
 from infra.jetstream.topology import delete_stream, ensure_consumer, ensure_stream
-from tests.jetstream.helpers import collect, message, pulled
+from tests.jetstream.helpers import collect, message, pull
 
 
 async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str) -> None:
-    """Headers are kept, those of the batch are not; own publishes go beside the sourced ones."""
+    """Headers are kept, except those of the batch; messages can also be published directly."""
     log, outcomes = f"{unique}-log", f"{unique}-outcomes"
     await ensure_stream(
         nc,
@@ -54,7 +54,7 @@ async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str)
         message(f"{shape}.decided", b"1", f"{shape}.>", 0),
         OutgoingMessage(f"{shape}.outcome", b"2", {"Own": "kept"}),
     ]
-    assert await append(nc, batch) == [1_000, 1_001]  # first_seq is where the log begins
+    assert await append(nc, batch) == [1_000, 1_001]  # the log starts at first_seq
     await publish(nc, f"outcome{unique}.Shape.ns.b", b"own")
     async with follow(nc, outcomes) as follower:
         messages = {one.subject: one for one in await collect(follower, 2)}
@@ -96,17 +96,17 @@ async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, uni
         )
     await append(nc, [message(f"rec{unique}.desired.Shape.ns.n{i}") for i in range(20)])
     group = PullGroup(nc, intake, partitions)
-    where: dict[str, set[str]] = {}
+    partitions_by_name: dict[str, set[str]] = {}
     origins: set[str] = set()
-    for one in await pulled(group, 40):
+    for one in await pull(group, 40):
         _, partition, origin, _, _, name = one.subject.split(".")
-        where.setdefault(name, set()).add(partition)
+        partitions_by_name.setdefault(name, set()).add(partition)
         origins.add(origin)
         await ack(nc, [one])
     await group.close()
     assert origins == {"desired", "timer"}
-    assert [len(found) for found in where.values()] == [1] * 20
-    assert len({partition for found in where.values() for partition in found}) > 1
+    assert [len(found) for found in partitions_by_name.values()] == [1] * 20
+    assert len({partition for found in partitions_by_name.values() for partition in found}) > 1
     await _misfits_stay_readable(nc, intake, unique)
     assert (await stream_state(nc, intake)).first_seq >= 500
     await delete_stream(nc, intake)
@@ -114,12 +114,12 @@ async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, uni
 
 
 async def _misfits_stay_readable(nc: Client, intake: str, unique: str) -> None:
-    """What the transform doesn't match is stored under its own subject."""
+    """A message that the transform does not match is stored under its own subject."""
     wrong = [f"rec{unique}.foo", f"rec{unique}.a.b.c.d.e.f"]
     for subject in wrong:
         await publish(nc, subject, b"")
     reader = PullReader(nc, intake, "misfits")
-    assert [one.subject for one in await pulled(reader, 2)] == wrong
+    assert [one.subject for one in await pull(reader, 2)] == wrong
     await reader.close()
 
 

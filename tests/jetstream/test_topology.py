@@ -18,18 +18,20 @@ from infra.jetstream.topology import (
 )
 
 
-async def test_a_stream_is_created_left_alone_and_updated(nc: Client, unique: str) -> None:
+async def test_a_stream_is_created_left_unchanged_and_updated(nc: Client, unique: str) -> None:
     config = {"name": unique, "subjects": [f"{unique}.>"], "max_bytes": 0, "max_age": 10**12}
     assert await ensure_stream(nc, config) == "created"
     assert await ensure_stream(nc, config) == "unchanged"
     assert await ensure_stream(nc, {**config, "max_msgs": 5}) == "updated"
-    assert await ensure_stream(nc, config) == "unchanged"  # what we don't set is not ours
+    assert (
+        await ensure_stream(nc, config) == "unchanged"
+    )  # settings that we do not set are left unchanged
     assert (await stream_state(nc, unique)).config["max_msgs"] == 5
     assert await delete_stream(nc, unique)
     assert not await delete_stream(nc, unique)
 
 
-async def test_the_room_that_people_give_a_stream_is_kept(nc: Client, unique: str) -> None:
+async def test_a_larger_limit_that_an_operator_set_is_kept(nc: Client, unique: str) -> None:
     config = {"name": unique, "subjects": [f"{unique}.>"], "max_bytes": 1_000_000}
     await ensure_stream(nc, config)
     changed_config = {**config, "max_bytes": 2_000_000}
@@ -43,7 +45,9 @@ async def test_the_room_that_people_give_a_stream_is_kept(nc: Client, unique: st
     await delete_stream(nc, unique)
 
 
-async def test_an_incompatible_stream_says_what_differs(nc: Client, stream: str) -> None:
+async def test_the_error_for_an_incompatible_stream_names_the_differences(
+    nc: Client, stream: str
+) -> None:
     with pytest.raises(IncompatibleStreamError) as caught:
         await ensure_stream(nc, {"name": stream, "storage": "memory"})
     text = str(caught.value)
@@ -68,19 +72,19 @@ async def test_replicas_on_a_single_server_are_refused_with_a_remedy(
 async def test_only_a_limit_of_bytes_is_reported_as_reserved(
     monkeypatch: pytest.MonkeyPatch, nc: Client, unique: str, limit: int, is_reserved: bool
 ) -> None:
-    async def no_room(_nc: Client, question: str, _body: object) -> dict[str, object]:
+    async def fail_without_space(_nc: Client, question: str, _body: object) -> dict[str, object]:
         if question.startswith("STREAM.INFO"):
             raise NotFoundOnBusError("stream not found")
         raise StreamFullError("insufficient storage resources available")
 
-    monkeypatch.setattr("infra.jetstream.topology.api_request", no_room)
+    monkeypatch.setattr("infra.jetstream.topology.api_request", fail_without_space)
     with pytest.raises(StreamFullError) as refused:
         await ensure_stream(nc, {"name": unique, "max_bytes": limit})
     assert ("reserves its max_bytes" in str(refused.value)) == is_reserved
     assert "larger disk" in str(refused.value)
 
 
-async def test_consumers(nc: Client, stream: str) -> None:
+async def test_a_consumer_is_created_updated_and_deleted(nc: Client, stream: str) -> None:
     config: dict[str, object] = {
         "durable_name": "c",
         "ack_policy": "explicit",
@@ -100,12 +104,12 @@ async def test_consumers(nc: Client, stream: str) -> None:
     assert not await delete_consumer(nc, stream, "c")
 
 
-async def test_a_consumer_of_no_stream(nc: Client, unique: str) -> None:
+async def test_a_consumer_of_an_unknown_stream_is_an_error(nc: Client, unique: str) -> None:
     with pytest.raises(NotFoundOnBusError):
         await ensure_consumer(nc, unique, {"durable_name": "c", "ack_policy": "explicit"})
 
 
-def test_differences_only_in_what_is_wanted() -> None:
+def test_only_expected_settings_are_compared() -> None:
     actual = {"a": 1, "b": {"c": [1, {"d": 2, "e": 3}]}, "f": -1}
     assert differences({"b": {"c": [1, {"d": 2}]}, "f": 0, "g": None}, actual) == {}
     assert differences({"b": {"c": [1, {"d": 4}]}}, actual) == {"b.c[1].d": (4, 2)}

@@ -1,4 +1,4 @@
-"""The wheels, built once, and environments made from them: what people get."""
+"""The wheels, built once, and environments that they are installed into."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def wheel_of_example_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def client(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel without an extra: what another service or a laptop installs."""
+    """Install the wheel without extras, as for another service or a laptop."""
     return _install(wheel, "", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel with the extra `server`, and no kind's extra."""
+    """Install the wheel with the `server` extra, and without the extra of any kind."""
     return _install(wheel, "[server]", tmp_path_factory)
 
 
@@ -39,7 +39,7 @@ def installed_with_example_api(
     wheel: Path, wheel_of_example_api: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Installed:
     installation = _install(wheel, "[server]", tmp_path_factory)
-    # Together, as an installer knows the first one only by its file.
+    # Both together, because the installer finds the first one only by its file.
     installation.install(
         f"event-sourced-reconciler[server] @ {wheel.as_uri()}", wheel_of_example_api
     )
@@ -49,8 +49,8 @@ def installed_with_example_api(
 def _build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("dist")
     run("uv", "build", "--quiet", "--wheel", "--out-dir", target, folder)
-    [built] = target.glob("*.whl")
-    return built
+    [wheel_file] = target.glob("*.whl")
+    return wheel_file
 
 
 def _install(wheel: Path, extra: str, tmp_path_factory: pytest.TempPathFactory) -> Installed:

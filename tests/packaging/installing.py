@@ -1,4 +1,4 @@
-"""What the wheel's tests have at hand: an environment made from it, commands that must succeed."""
+"""An environment with the wheel installed, and commands that must succeed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Installed:
-    """An environment with nothing in it but the wheel and the locked versions it asks for."""
+    """An environment with only the wheel and the locked versions of its dependencies."""
 
     def __init__(self, folder: Path, wheel: Path) -> None:
         self.folder = folder
@@ -19,8 +19,8 @@ class Installed:
 
     @property
     def site_packages(self) -> Path:
-        [found] = self.folder.glob("lib/python*/site-packages")
-        return found
+        [path] = self.folder.glob("lib/python*/site-packages")
+        return path
 
     @property
     def distributions(self) -> set[str]:
@@ -44,7 +44,7 @@ class Installed:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without what would let the installed program see this checkout."""
+    """Return our environment without the variables that refer to this checkout."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""The wheel without an extra: the SDK and the command line, for a service or a laptop."""
+"""The wheel without extras: the SDK and the command line, for a service or a laptop."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DISTRIBUTIONS = {
     *("rich", "rich-rst", "markdown-it-py", "mdurl", "pygments"),
 }
 MAX_MODULES = 75
-"""Of ours: what `import reconciler.sdk` loads. More of them cost every service that imports it."""
+"""Limit on our modules that `import reconciler.sdk` loads. Importing services pay for each."""
 
-LOADED = """
+LIST_MODULES = """
 import sys, reconciler.sdk
 ours = {"events", "infra", "projections", "reconciler"}
 print(*(name for name in sys.modules if name.partition(".")[0] in ours))
@@ -33,8 +33,8 @@ print(*(name for name in sys.modules if name.partition(".")[0] in ours))
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Up]]:
     cli = Cli(tmp_path_factory.mktemp("up"))
-    with up(cli, "--no-api") as started:
-        yield cli, started
+    with up(cli, "--no-api") as process:
+        yield cli, process
 
 
 def _run(client: Installed, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,15 +48,15 @@ def _run(client: Installed, folder: Path, *arguments: str) -> subprocess.Complet
     )
 
 
-def test_it_installs_what_it_uses_and_no_server(client: Installed) -> None:
+def test_the_client_installs_its_dependencies_and_no_server(client: Installed) -> None:
     assert client.distributions == DISTRIBUTIONS
 
 
 def test_the_sdk_loads_neither_a_role_nor_a_provider(client: Installed, tmp_path: Path) -> None:
-    loaded = run(client.bin / "python", "-I", "-c", LOADED, cwd=tmp_path).split()
-    strange = ("infra.providers", "infra.embedded", "reconciler.roles", "reconciler.provider")
-    assert [name for name in loaded if name.startswith(strange)] == []
-    assert len(loaded) <= MAX_MODULES
+    modules = run(client.bin / "python", "-I", "-c", LIST_MODULES, cwd=tmp_path).split()
+    unwanted = ("infra.providers", "infra.embedded", "reconciler.roles", "reconciler.provider")
+    assert [name for name in modules if name.startswith(unwanted)] == []
+    assert len(modules) <= MAX_MODULES
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["get", "--help"], ["up", "--help"]])
@@ -66,9 +66,9 @@ def test_help_is_printed(client: Installed, tmp_path: Path, arguments: list[str]
     assert "Usage: reconciler" in process.stdout
 
 
-def test_kinds_names_the_extra_of_each(client: Installed, tmp_path: Path) -> None:
+def test_kinds_names_the_extra_of_each_kind(client: Installed, tmp_path: Path) -> None:
     process = _run(client, tmp_path, "kinds", "--output", "json")
-    extras = {each["kind"]: each["extra"] for each in json.loads(process.stdout)}
+    extras = {kind["kind"]: kind["extra"] for kind in json.loads(process.stdout)}
     assert process.returncode == 0
     assert extras["Database"] == "postgres"
     assert extras["File"] == ""
@@ -82,12 +82,12 @@ def test_kinds_names_the_extra_of_each(client: Installed, tmp_path: Path) -> Non
         (["webhook", "--secret-file", "secret"], "webhook", "starlette"),
     ],
 )
-def test_a_command_that_needs_an_extra_ends_with_the_command_that_installs_it(
+def test_a_command_without_its_extra_prints_how_to_install_it(
     client: Installed, tmp_path: Path, arguments: list[str], extra: str, library: str
 ) -> None:
-    ended = _run(client, tmp_path, *arguments)
-    assert ended.returncode == 1
-    assert ended.stderr == (
+    process = _run(client, tmp_path, *arguments)
+    assert process.returncode == 1
+    assert process.stderr == (
         f"error: `reconciler {arguments[0]}` requires the extra {extra!r}, but {library} is not "
         f"installed; run pip install 'event-sourced-reconciler[{extra}]'\n"
     )
@@ -114,8 +114,8 @@ spec: {{providerConfigRef: {{name: files}}, content: Hello}}
     (tmp_path / "file.yaml").write_text(manifests)
     bus = ("--nats-url", running[1].ready["natsUrl"])
 
-    applied = _run(client, tmp_path, "apply", "-f", "file.yaml", "--wait", *bus)
-    assert applied.returncode == 0, applied
+    application = _run(client, tmp_path, "apply", "-f", "file.yaml", "--wait", *bus)
+    assert application.returncode == 0, application
     assert (root / "hello").read_text() == "Hello"
     for command in (["get", "File"], ["history", "hello"], ["why", "hello"], ["doctor"]):
         process = _run(client, tmp_path, *command, *bus)
@@ -136,14 +136,14 @@ spec: {provider: docker, endpoint: "unix:///nowhere/docker.sock"}
     )
     bus = ("--nats-url", running[1].ready["natsUrl"])
     assert _run(client, tmp_path, "apply", "-f", "systems.yaml", *bus).returncode == 0
-    ended = _run(client, tmp_path, "plan", "-f", "systems.yaml", "--refresh", *bus)
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == (
+    process = _run(client, tmp_path, "plan", "-f", "systems.yaml", "--refresh", *bus)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == (
         "error: --refresh: cannot list the objects of ProviderConfig 'engine' from this machine: "
         "aiohappyeyeballs is not installed; run pip install 'event-sourced-reconciler[docker]'"
     )
 
 
-def test_the_command_of_the_message_installs_the_extra(client: Installed) -> None:
-    """No index has this distribution: an installer takes the one that is installed."""
+def test_the_command_in_the_message_installs_the_extra(client: Installed) -> None:
+    """No index has this distribution, so the installer uses the installed one."""
     client.install("event-sourced-reconciler[webhook]", options=("--dry-run",))

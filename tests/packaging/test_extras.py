@@ -1,4 +1,4 @@
-"""Each extra installs what its modules import, and the base what all others import."""
+"""Each extra installs the imports of its modules, and the base installs all others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODULES = {
         *("infra.providers.nftables", "infra.providers.deployment", "infra.providers.manifest_set"),
     ],
 }
-"""By the extra that people install for them; without a name those that need no extra."""
+"""Modules by the extra that they require; the empty name means no extra."""
 
 IMPORT = """
 import importlib, pkgutil, sys
@@ -49,15 +49,15 @@ sys.path[:0] = {path}
 for name in {names}:
     module = importlib.import_module(name)
     for each in pkgutil.walk_packages(getattr(module, "__path__", []), f"{{name}}."):
-        if each.name.rpartition(".")[2] not in {elsewhere}:
+        if each.name.rpartition(".")[2] not in {optional}:
             importlib.import_module(each.name)
 """
-ELSEWHERE = {"webhook"}
-"""Modules of a package that need an extra of their own."""
+OPTIONAL_MODULES = {"webhook"}
+"""Modules that require another extra than their package."""
 
 
 def _installed_by(requirements: list[str]) -> Iterator[str]:
-    """Name what an installer installs for requirements, on this platform."""
+    """Yield the distributions that requirements install on this platform."""
     for text in requirements:
         expected_requirement = Requirement(text)
         extras = expected_requirement.extras or {""}
@@ -88,17 +88,17 @@ def _canonical(name: str) -> str:
 
 def test_every_module_of_a_kind_and_of_a_component_belongs_to_an_extra() -> None:
     assert MODULES.keys() - {""} == EXTRAS.keys() - {"all", "contract"}
-    named = {name for names in MODULES.values() for name in names}
+    listed_modules = {name for names in MODULES.values() for name in names}
     packages = {
         f"{package.__name__}.{each.name}"
         for package in (infra.providers, infra.components)
         for each in pkgutil.iter_modules(package.__path__)
         if each.ispkg
     }
-    assert packages - named == {"infra.providers.composition"}
+    assert packages - listed_modules == {"infra.providers.composition"}
 
 
-def test_all_has_every_extra_that_is_for_people_who_run_it() -> None:
+def test_all_includes_every_extra_for_operators() -> None:
     (everything,) = EXTRAS["all"]
     assert Requirement(everything).extras == EXTRAS.keys() - {"all", "contract", "http"}
 
@@ -117,7 +117,7 @@ def test_an_extra_installs_what_its_modules_import(
                 (tmp_path / top).symlink_to(
                     str(importlib.metadata.distribution(name).locate_file(top))
                 )
-    code = IMPORT.format(names=names, path=[str(tmp_path), str(ROOT)], elsewhere=ELSEWHERE)
+    code = IMPORT.format(names=names, path=[str(tmp_path), str(ROOT)], optional=OPTIONAL_MODULES)
     process = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
     )

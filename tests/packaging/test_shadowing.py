@@ -1,4 +1,4 @@
-"""Other packages of our names are told at the start, in one line that names both places."""
+"""Foreign packages with our names are reported at startup, in one line with both paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _start(installed: Installed, cwd: Path, **more: str) -> subprocess.Completed
     )
 
 
-def _one_error(process: subprocess.CompletedProcess[str]) -> str:
+def _read_error(process: subprocess.CompletedProcess[str]) -> str:
     assert process.returncode == 1
     assert process.stdout == ""
     [line] = process.stderr.splitlines()
@@ -34,8 +34,8 @@ def _one_error(process: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def mixed(installed: Installed, tmp_path: Path) -> Iterator[Path]:
-    """Our installed ``events``, which the test may spoil."""
+def events_package(installed: Installed, tmp_path: Path) -> Iterator[Path]:
+    """The installed package ``events``, which the test may damage."""
     package = installed.site_packages / "events"
     shutil.copytree(package, tmp_path / "kept")
     yield package
@@ -43,11 +43,11 @@ def mixed(installed: Installed, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(tmp_path / "kept", package)
 
 
-def test_a_checkout_is_its_own() -> None:
+def test_a_checkout_is_accepted() -> None:
     check_packages()
 
 
-def test_what_is_installed_alone_is_accepted(installed: Installed, tmp_path: Path) -> None:
+def test_a_clean_installation_is_accepted(installed: Installed, tmp_path: Path) -> None:
     process = _start(installed, tmp_path)
     assert (process.returncode, process.stderr) == (0, "")
 
@@ -60,31 +60,31 @@ def test_a_package_earlier_on_the_path_is_an_error(
     foreign = tmp_path / form.format(name)
     foreign.parent.mkdir(exist_ok=True)
     foreign.touch()
-    line = _one_error(_start(installed, tmp_path, PYTHONPATH=str(tmp_path)))
+    line = _read_error(_start(installed, tmp_path, PYTHONPATH=str(tmp_path)))
     assert str(foreign) in line
     assert str(installed.site_packages / name / "__init__.py") in line
 
 
-def test_a_distribution_that_overwrote_ours_is_named(
-    installed: Installed, mixed: Path, tmp_path: Path
+def test_a_distribution_that_overwrote_our_package_is_named(
+    installed: Installed, events_package: Path, tmp_path: Path
 ) -> None:
-    (mixed / "__init__.py").write_text("class Events: ...\n")
+    (events_package / "__init__.py").write_text("class Events: ...\n")
     record = installed.site_packages / "Events-0.5.dist-info"
     record.mkdir()
     try:
         (record / "METADATA").write_text("Metadata-Version: 2.1\nName: Events\nVersion: 0.5\n")
         (record / "RECORD").write_text("events/__init__.py,,\nEvents-0.5.dist-info/METADATA,,\n")
-        line = _one_error(_start(installed, tmp_path))
+        line = _read_error(_start(installed, tmp_path))
     finally:
         shutil.rmtree(record)
-    assert str(mixed / "__init__.py") in line
+    assert str(events_package / "__init__.py") in line
     assert "Events 0.5" in line
 
 
-def test_a_package_that_somebody_removed_is_an_error(
-    installed: Installed, mixed: Path, tmp_path: Path
+def test_a_removed_package_is_an_error(
+    installed: Installed, events_package: Path, tmp_path: Path
 ) -> None:
-    (mixed / "__init__.py").unlink()
-    line = _one_error(_start(installed, tmp_path))
-    assert str(mixed / "__init__.py") in line
+    (events_package / "__init__.py").unlink()
+    line = _read_error(_start(installed, tmp_path))
+    assert str(events_package / "__init__.py") in line
     assert "missing" in line

@@ -1,4 +1,4 @@
-"""The wheel has everything in it, and what is installed from it works."""
+"""The wheel is complete, and an installation from it works."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PACKAGES = ("events", "infra", "projections", "reconciler")
 STOP_SECONDS = 90.0
 
 
-def _in_the_checkout() -> set[str]:
-    """Every file of the packages that is not written by Python itself."""
+def _list_checkout() -> set[str]:
+    """Return the files of the packages, except those that Python itself writes."""
     return {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -30,18 +30,18 @@ def _in_the_checkout() -> set[str]:
     }
 
 
-def test_the_wheel_has_every_file_of_the_packages_and_the_licence(wheel: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_packages_and_the_license(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    inside = {name for name in names if ".dist-info/" not in name}
-    assert inside == _in_the_checkout()
-    assert inside >= {f"{package}/py.typed" for package in PACKAGES}
+    packaged_files = {name for name in names if ".dist-info/" not in name}
+    assert packaged_files == _list_checkout()
+    assert packaged_files >= {f"{package}/py.typed" for package in PACKAGES}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 @contextmanager
 def _up(installed: Installed, folder: Path) -> Generator[dict[str, Any]]:
-    """Run ``up`` in a folder, and stop it in order."""
+    """Run ``up`` in a folder, and stop it with SIGTERM."""
     with (
         (folder / "up.log").open("wb") as log,
         subprocess.Popen(
@@ -67,13 +67,15 @@ def _up(installed: Installed, folder: Path) -> Generator[dict[str, Any]]:
             process.kill()
 
 
-def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_path: Path) -> None:
+def test_the_installed_command_starts_responds_and_stops(
+    installed: Installed, tmp_path: Path
+) -> None:
     reconciler = installed.bin / "reconciler"
     with _up(installed, tmp_path) as ready:
         assert (ready["ready"], ready["apiUrl"]) == (True, None)
         assert ready["notes"] == [WITHOUT_EXAMPLE_API]
-        listed = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
-        assert "Shape" not in {each["kind"] for each in json.loads(listed)}
+        kinds = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
+        assert "Shape" not in {kind["kind"] for kind in json.loads(kinds)}
         output = run(reconciler, "init-example", cwd=tmp_path)
         assert "shape.yaml" not in output
         run(reconciler, "apply", "-f", "example/file.yaml", "--wait", cwd=tmp_path)
@@ -94,7 +96,7 @@ def test_the_example_api_starts_where_it_is_installed(
 def test_a_component_whose_kinds_lack_their_extra_is_not_started(
     installed: Installed, tmp_path: Path
 ) -> None:
-    ended = subprocess.run(
+    process = subprocess.run(
         [installed.bin / "reconciler", "up", "--port", "0", "--with", "postgres"],
         cwd=tmp_path,
         env=environment(),
@@ -102,33 +104,33 @@ def test_a_component_whose_kinds_lack_their_extra_is_not_started(
         text=True,
         check=False,
     )
-    assert ended.returncode == 1
-    assert ended.stderr == (
+    assert process.returncode == 1
+    assert process.stderr == (
         "error: psycopg is not installed; run pip install 'event-sourced-reconciler[postgres]'\n"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_example_api_is_a_wheel_of_its_own(wheel: Path, wheel_of_example_api: Path) -> None:
+def test_the_example_api_has_its_own_wheel(wheel: Path, wheel_of_example_api: Path) -> None:
     with zipfile.ZipFile(wheel_of_example_api) as archive:
         names = set(archive.namelist())
         [entry_points] = [name for name in names if name.endswith("/entry_points.txt")]
         kinds = archive.read(entry_points).decode()
     package = ROOT / "examples" / "shapes_api"
-    in_the_checkout = {
+    checkout_files = {
         path.relative_to(package).as_posix()
         for path in (package / "shapes_api").rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
-    assert {name for name in names if ".dist-info/" not in name} == in_the_checkout
+    assert {name for name in names if ".dist-info/" not in name} == checkout_files
     assert "shapes_api/openapi.yaml" in names
     assert "Shape = shapes_api.kinds.shapes:SHAPE" in kinds
     with zipfile.ZipFile(wheel) as archive:
         assert not any("shapes_api" in name for name in archive.namelist())
 
 
-def test_the_installed_modules_are_the_wheels_own(installed: Installed, tmp_path: Path) -> None:
-    """Not those of the checkout, which an editable installation would have put on the path."""
+def test_the_installed_modules_come_from_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    """Not from the checkout, which an editable installation would add to the path."""
     program = "import events, infra, projections, reconciler as r; print(r.__file__)"
     output = run(installed.bin / "python", "-I", "-c", program, cwd=tmp_path)
     assert Path(output.strip()).is_relative_to(installed.folder)

@@ -25,7 +25,7 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, module_bus_url: str) -> Iterator[Stack]:
-    """All of it, its roles on an event loop of their own."""
+    """Run all parts, with the roles on their own event loop."""
     folder = tmp_path_factory.mktemp("stack")
     api = FaultyApi()
     asyncio.run(api.start(folder / "api"))

@@ -1,4 +1,4 @@
-"""Declaring and withdrawing through the SDK: answers, refusals, and what is never sent."""
+"""Declaring and withdrawing through the SDK: replies, refusals, and messages that are not sent."""
 
 from typing import Any
 
@@ -62,9 +62,7 @@ async def test_withdrawn_resource_is_deleted(client: Client, name: str) -> None:
     assert (outcome.outcome, outcome.generation) == ("Deleted", 2)
 
 
-async def test_answers_of_many_come_in_order_with_refusals_in_their_place(
-    client: Client, name: str
-) -> None:
+async def test_the_replies_to_many_declarations_are_in_order(client: Client, name: str) -> None:
     manifests = [shape(f"{name}-{index}") for index in range(40)]
     manifests[7] = shape(f"{name}-7", color="Mauve")
     answers = await client.declare_many(manifests)
@@ -80,14 +78,14 @@ async def test_answers_of_many_come_in_order_with_refusals_in_their_place(
     ) == 39
 
 
-async def test_nothing_to_declare_is_done_at_once(client: Client) -> None:
+async def test_an_empty_list_of_declarations_is_done_immediately(client: Client) -> None:
     assert await client.declare_many([]) == []
     assert await client.withdraw_many([]) == []
     await client.publish([])
 
 
-async def test_two_thousand_are_answered(client: Client, name: str) -> None:
-    """Paused, so that no worker takes part; how fast it is, the benchmarks say."""
+async def test_two_thousand_declarations_get_replies(client: Client, name: str) -> None:
+    """The resources are paused, so no worker is involved. The benchmarks measure the speed."""
     manifests = [shape(f"{name}-{index}", policy={"paused": True}) for index in range(2_000)]
     answers = await client.declare_many(manifests)
 
@@ -95,7 +93,7 @@ async def test_two_thousand_are_answered(client: Client, name: str) -> None:
     await client.withdraw_many([manifest.key for manifest in manifests])
 
 
-async def test_published_resources_are_decided_without_an_answer(client: Client, name: str) -> None:
+async def test_published_resources_are_decided_without_a_reply(client: Client, name: str) -> None:
     async with client.outcomes(name=name) as outcomes:
         await client.publish([shape(name)])
         async for outcome in outcomes:
@@ -142,5 +140,5 @@ async def test_source_must_be_usable(stack: Stack) -> None:
                 pass
 
 
-def test_longest_message_is_what_the_decider_takes() -> None:
+def test_the_longest_message_fits_the_limit_of_the_decider() -> None:
     assert refusals.MAX_MESSAGE_BYTES == MAX_MESSAGE_BYTES

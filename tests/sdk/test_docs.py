@@ -44,12 +44,12 @@ JSON_BLOCKS: list[tuple[str, str]] = re.findall(
 )
 
 
-def quiet(*_: object) -> None:
-    """What the page prints."""
+def ignore_output(*_: object) -> None:
+    """Ignore the output of the page."""
 
 
-async def test_python_is_run_from_the_top_to_the_end(stack: Stack, client: Client) -> None:
-    names: dict[str, Any] = {"client": client, "print": quiet}
+async def test_the_python_code_of_the_page_runs(stack: Stack, client: Client) -> None:
+    names: dict[str, Any] = {"client": client, "print": ignore_output}
     for block in blocks("python"):
         code = compile(
             block.replace(URL, stack.bus_url),
@@ -79,7 +79,7 @@ def test_every_block_of_json_names_its_schema() -> None:
 
 
 @pytest.mark.parametrize(("name", "block"), JSON_BLOCKS, ids=[name for name, _ in JSON_BLOCKS])
-def test_json_fits_its_schema(name: str, block: str) -> None:
+def test_json_matches_its_schema(name: str, block: str) -> None:
     schema = {**json_schema(), "$ref": f"#/$defs/{name}"}
     jsonschema_rs.validator_for(schema).validate(json.loads(block))
 
@@ -176,7 +176,7 @@ def test_links_lead_to_a_file(target: str) -> None:
     assert (PATH.parent / target).exists()
 
 
-async def test_what_cannot_be_read_is_answered(stack: Stack) -> None:
+async def test_an_unreadable_message_gets_a_reply(stack: Stack) -> None:
     nc = await connect_bus(stack.bus_url, name="test")
     inbox = nc.new_inbox()
     answers = await nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]

@@ -1,4 +1,4 @@
-"""Publishing what was observed: one object, and whole listings."""
+"""Publishing observations: of one object, and complete listings."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ async def test_observation_of_one_resource_is_recorded(client: Client, name: str
     assert (outcome.outcome, outcome.actor) == ("Unowned", "test")
 
 
-async def test_completed_listing_shows_what_is_there(client: Client, name: str) -> None:
+async def test_a_complete_listing_records_existing_objects(client: Client, name: str) -> None:
     async with client.outcomes(name=name) as outcomes:
         async with client.listing("default", "Shape") as listing:
             await listing.add(thing(name))
@@ -66,7 +66,7 @@ async def test_names_are_checked(client: Client) -> None:
         await client.publish_observation("default/Shape/a", Observed("a b", "a"))
 
 
-async def test_object_that_comes_twice_counts_once(client: Client, name: str) -> None:
+async def test_a_duplicate_object_counts_once(client: Client, name: str) -> None:
     async with client.outcomes(name=name) as outcomes:
         async with client.listing("default", "Shape") as listing:
             await listing.add(thing(name))

@@ -27,7 +27,7 @@ from tests.sdk.conftest import shape
 
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    """A bus of the test's own, without a decider."""
+    """Run the test's own bus, without a decider."""
     server = EmbeddedServer()
     async with open_connection(await server.start(tmp_path / "nats")) as nc:
         await initialize(nc)
@@ -35,7 +35,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     await server.stop()
 
 
-async def test_without_a_decider_the_answer_does_not_come(bus: EmbeddedServer) -> None:
+async def test_without_a_decider_a_declaration_times_out(bus: EmbeddedServer) -> None:
     async with connect(bus.url, source="test") as client:
         with pytest.raises(
             WaitTimeoutError, match=r"default/Shape/foo.*sending them again is safe"
@@ -66,8 +66,8 @@ async def test_messages_that_the_server_does_not_confirm_are_reported_before_the
         assert retries == [1]
 
 
-async def test_a_lost_answer_is_requested_again(bus: EmbeddedServer) -> None:
-    """The server goes away after storing the question; the decider comes later still."""
+async def test_a_lost_reply_is_requested_again(bus: EmbeddedServer) -> None:
+    """The server stops after storing the request, and the decider starts even later."""
     async with connect(bus.url, source="test") as client:
         asking = asyncio.ensure_future(client.declare(shape("foo"), timeout_seconds=30))
         async with asyncio.timeout(20):
@@ -84,7 +84,7 @@ async def test_a_lost_answer_is_requested_again(bus: EmbeddedServer) -> None:
     assert [each.event.data.__class__.__name__ for each in declared].count("SpecDeclared") == 1
 
 
-async def test_bus_that_is_away_is_an_error(tmp_path: Path) -> None:
+async def test_an_unreachable_bus_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BusError, match="cannot reach"):
         async with connect("nats://127.0.0.1:1", source="test", timeout_seconds=0.3):
             pass

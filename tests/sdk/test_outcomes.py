@@ -1,4 +1,4 @@
-"""Following outcomes: nothing between subscribing and reading is lost, durable ones remember."""
+"""Following outcomes: none is lost after subscribing, and durable streams keep their position."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ async def test_loop_needs_no_block(client: Client, name: str) -> None:
         break
 
 
-async def test_after_a_position_only_what_is_newer_comes(client: Client, name: str) -> None:
+async def test_after_a_position_only_newer_outcomes_are_returned(client: Client, name: str) -> None:
     await converge(client, name)
     first = (await take(client, 1, name, after=0))[0]
     await converge(client, name, "Blue")
@@ -82,8 +82,8 @@ async def test_a_subscriber_that_continues_from_a_rejection_misses_nothing(
     assert max(each.generation for each in later) == 2
 
 
-async def test_past_outcomes_come_in_the_order_of_time(client: Client, name: str) -> None:
-    """So that who stops anywhere has had what was rejected by then."""
+async def test_past_outcomes_are_returned_in_order_of_time(client: Client, name: str) -> None:
+    """So a subscriber that stops anywhere has received all earlier rejections."""
     for color in ("Red", "Green", "Blue"):
         await reject(client, name)
         await converge(client, name, color)
@@ -92,7 +92,7 @@ async def test_past_outcomes_come_in_the_order_of_time(client: Client, name: str
     assert outcome_names == ["Rejected", "Converged"] * 3
 
 
-async def test_rejections_that_were_overtaken_come_again(client: Client, name: str) -> None:
+async def test_overtaken_rejections_are_returned_again(client: Client, name: str) -> None:
     """A rejection may be handed out after an outcome that was stored later."""
     first = await converge(client, name)
     rejected = await reject(client, name)
@@ -110,7 +110,7 @@ async def test_a_position_behind_the_logs_end_is_refused(client: Client) -> None
             pass
 
 
-async def test_durable_stream_remembers_rejections_too(client: Client, name: str) -> None:
+async def test_a_durable_stream_also_remembers_rejections(client: Client, name: str) -> None:
     async with client.outcomes(name=name, durable=name):
         pass
     await reject(client, name)
@@ -124,7 +124,7 @@ async def test_durable_stream_remembers_rejections_too(client: Client, name: str
     assert sorted(names) == ["Converged", "Rejected"]
 
 
-async def test_durable_stream_continues_where_it_was(
+async def test_a_durable_stream_continues_at_its_position(
     stack: Stack, client: Client, name: str
 ) -> None:
     colors = ["Red", "Green", "Blue"]

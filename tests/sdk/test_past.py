@@ -15,7 +15,7 @@ from tests.sdk.conftest import Stack, shape
 
 
 async def create_history(client: Client, name: str) -> None:
-    """Have a resource with a past: made, changed, withdrawn."""
+    """Create, change and withdraw a resource."""
     for color in ("Red", "Blue"):
         answer = await client.declare(shape(name, color))
         await client.wait_for(shape(name).key, generation=answer.generation)
@@ -69,6 +69,6 @@ async def test_a_program_that_is_connected_reads_over_its_own_connection(
     assert (nothing.version, nothing.events) == (0, ())
 
 
-async def test_a_loop_does_not_wait_for_itself() -> None:
+async def test_an_event_loop_does_not_wait_for_itself() -> None:
     with pytest.raises(InterfaceError, match=r"asyncio\.to_thread"):
         RunningLoop().call(asyncio.sleep(0))

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def until(read: Callable[[], Awaitable[T]], is_right: Callable[[T], object]) -> T:
-    """Read until it is right: read models are a moment behind the log."""
+    """Read until the value is as expected, because read models lag behind the log."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not is_right(value := await read()):  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.02)
@@ -39,7 +39,7 @@ async def test_history_lists_everything_in_order(client: Client, name: str) -> N
     assert await client.history("default/Shape/never") == []
 
 
-async def test_how_it_stood_is_read_at_any_position_and_time(client: Client, name: str) -> None:
+async def test_an_earlier_state_is_read_at_any_position_and_time(client: Client, name: str) -> None:
     key = shape(name).key
     rows: list[StatusRow] = []
     for color in ("Red", "Blue"):
@@ -70,7 +70,7 @@ async def test_how_it_stood_is_read_at_any_position_and_time(client: Client, nam
             await client.statuses(at=when)
 
 
-async def test_events_of_the_fleet_are_chosen_and_the_newest_come_last(
+async def test_events_of_the_fleet_are_filtered_and_the_newest_are_last(
     client: Client, name: str
 ) -> None:
     await client.declare(shape(name))

@@ -1,4 +1,4 @@
-"""Waiting for outcomes: present ones count, later ones come, and a time-out says what was seen."""
+"""Waiting for outcomes: present and later ones count, and a timeout names the received ones."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from tests.sdk.conftest import shape
 KEY = ResourceKey("default", "Shape", "foo")
 
 
-async def test_outcome_that_is_there_ends_the_wait_at_once(client: Client, name: str) -> None:
+async def test_a_present_outcome_ends_the_wait_immediately(client: Client, name: str) -> None:
     key = shape(name).key
     await client.declare(shape(name))
     first = await client.wait_for(key, generation=1)
@@ -69,7 +69,7 @@ async def test_wait_begins_before_the_declaration(client: Client, name: str) -> 
     assert (await waiting).generation == 2
 
 
-async def test_many_are_waited_for_with_progress(client: Client, name: str) -> None:
+async def test_a_wait_for_many_resources_reports_progress(client: Client, name: str) -> None:
     manifests = [shape(f"{name}-{index}") for index in range(40)]
     names: list[str] = []
     await client.publish(manifests)
@@ -112,7 +112,7 @@ def outcome(name: OutcomeName, generation: int, version: int) -> Outcome:
     return Outcome(0, KEY, name, generation, "Because", "", (), at, event_id, version)
 
 
-def test_newer_generation_ends_the_wait_too() -> None:
+def test_a_newer_generation_also_ends_the_wait() -> None:
     waiting = Waiting({KEY: 2}, SETTLED)
     waiting.record(outcome("Converged", 1, 3))
     assert not waiting.is_over

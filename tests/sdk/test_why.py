@@ -1,4 +1,4 @@
-"""Why a resource stands as it does: the chain of causes, the values of a field, and fights."""
+"""Why a resource has its state: the chain of causes, the values of a field, and contention."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_repair_leads_back_to_the_observation():
     ]
 
 
-def test_an_attempt_that_failed_is_passed_on_the_way():
+def test_a_failed_attempt_is_part_of_the_chain():
     story = converged_story()
     story.declare({"type": "Square", "color": "Green"})
     story.fail("NotDone")
@@ -76,7 +76,7 @@ def test_a_chain_goes_forward_and_ends():
         assert all(before < after for before, after in pairwise(chain))
 
 
-def test_a_field_has_its_values_each_with_who_made_it_so():
+def test_each_value_of_a_field_has_its_cause():
     story = converged_story()
     story.declare({"type": "Square", "color": "Green"})
     story.succeed()
@@ -110,7 +110,7 @@ def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
     assert not why("x", history(story), "type").repeated_drifts
 
 
-def test_changes_of_long_ago_are_no_contention():
+def test_old_changes_are_no_contention():
     story = converged_story()
     for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
@@ -151,7 +151,7 @@ def kinds(story: Story, parent: Parent) -> list[str]:
     return [type(story.log[version - 1].data).__name__ for version in parent.chain]
 
 
-async def test_33_a_part_leads_up_to_the_top_with_the_declaration_of_each_parent():
+async def test_33_the_chain_of_a_part_includes_the_declaration_of_each_parent():
     source = declare_by(None, "source", reason="release 7")
     web = declare_by(source, "web", part_of="default.Block.source", reason="commit c0ffee by Ada")
     box = declare_by(web, "box", part_of="default.Block.web", reason="part of default/Block/web")
@@ -200,7 +200,7 @@ async def test_a_walk_ends_at_a_circle_and_at_a_parent_that_nobody_knows():
     assert await parents(declare_by(None, "box", part_of="default.Block.nobody")) == []
 
 
-async def test_a_walk_has_an_end():
+async def test_the_number_of_parents_is_limited():
     chain = [declare_by(None, "b0")]
     for number in range(40):
         chain.append(declare_by(chain[-1], f"b{number + 1}", part_of=f"default.Block.b{number}"))

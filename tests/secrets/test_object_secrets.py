@@ -1,4 +1,4 @@
-"""What is recorded of an object that repeats a secret: all the rest, and no other object."""
+"""An object that repeats a secret is recorded without it, and is not confused with others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES, build_size_let
 from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.runtime.search_turns import SearchTurns
 from reconciler.secrecy import HIDDEN, Secrecy, complete
-from tests.security.encodings import every_way
+from tests.security.encodings import encode_in_every_way
 
 TOKEN = "planted&token<7f3a91c2>"
 CONFIG = ProviderConfigSpec("shapes", "http://shapes")
@@ -59,23 +59,25 @@ async def observed(
     return [each for _, each in findings.observed]
 
 
-@pytest.mark.parametrize("way", every_way(TOKEN).values(), ids=every_way(TOKEN))
-def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
+@pytest.mark.parametrize(
+    "encoding", encode_in_every_way(TOKEN).values(), ids=encode_in_every_way(TOKEN)
+)
+def test_a_secret_is_hidden_in_all_parts_of_an_object(encoding: str) -> None:
     observed_object = ExternalObject(
         "foo",
-        {"a": [{"b": f"<{way}>"}], f"key {way}": 1},
+        {"a": [{"b": f"<{encoding}>"}], f"key {encoding}": 1},
         "u1",
-        version=f"v {way}",
-        labels={"seen": f"Bearer {way}", f"{way}": "x"},
-        outputs={"url": f"http://h/?{way}"},
+        version=f"v {encoding}",
+        labels={"seen": f"Bearer {encoding}", f"{encoding}": "x"},
+        outputs={"url": f"http://h/?{encoding}"},
     )
     hidden = complete(hide_secrets(observed_object, Secrecy(TOKEN)))
     assert hidden is not None
     assert (hidden.name, hidden.uid) == ("foo", "u1")
     for part in (hidden.fields, hidden.labels, hidden.outputs, hidden.version):
         assert HIDDEN in str(part)
-        assert way not in str(part)
-        assert json.dumps(way) not in json.dumps(part)
+        assert encoding not in str(part)
+        assert json.dumps(encoding) not in json.dumps(part)
 
 
 def test_an_object_without_a_secret_stays_the_same_object() -> None:
@@ -116,7 +118,7 @@ async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -
     assert await observed(shape(uid=TOKEN), known_row) == []
 
 
-async def test_an_object_too_large_to_search_is_shown_nowhere() -> None:
+async def test_an_object_that_is_too_large_to_search_is_not_shown() -> None:
     """A search takes up to two seconds per MiB, so one response would slow all other work."""
     secrecy = Secrecy(TOKEN)
     huge = shape(text="%2561" * (MAX_SEARCHED_BYTES // 5) + TOKEN)
@@ -162,7 +164,7 @@ def test_an_object_with_a_long_name_or_id_is_too_large() -> None:
     assert is_too_large(shape(uid="u" * 2049))
 
 
-def test_what_the_action_itself_contains_stays() -> None:
+def test_content_of_the_action_itself_is_not_hidden() -> None:
     secrecy = Secrecy("postgres")
     observed_object = ExternalObject(
         "postgres", {"owner": "postgres", "url": "postgres://x"}, "postgres"

@@ -1,4 +1,4 @@
-"""Searches for secrets take turns: none of them, and no other work, waits for a long one."""
+"""Searches for secrets alternate, so that no other search or work waits for a long one."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ from tests.security.encodings import (
     ENCODED_ONCE,
     ESCAPES,
     Encoding,
-    base64_of,
+    base64_between,
     dump_of_xxd,
-    every_way,
+    encode_in_every_way,
 )
 
 TOKEN = "pl\"an'ted-in/a+var&able=<7f3a> 91c2%41\\n"
@@ -52,7 +52,9 @@ PEM = f"-----BEGIN PRIVATE KEY-----\n{base64.encodebytes(bytes(range(200))).deco
 
 def test_a_secret_is_hidden_in_every_encoding() -> None:
     secrecy = Secrecy(TOKEN)
-    hidden_texts = {name: secrecy.hide(f"«{way}»") for name, way in every_way(TOKEN).items()}
+    hidden_texts = {
+        name: secrecy.hide(f"«{encoding}»") for name, encoding in encode_in_every_way(TOKEN).items()
+    }
     assert [name for name, hidden in hidden_texts.items() if HIDDEN not in hidden] == []
     assert {hidden_texts[name] for name in ESCAPES} == {f"«{HIDDEN}»"}
 
@@ -66,7 +68,7 @@ def test_a_soft_line_break_of_mail_within_an_escape_hides_no_secret(inner: str) 
 
 
 @given(secret=_SECRETS, outer=_OUTER, inner=_ESCAPES)
-def test_any_secret_is_hidden_whole_in_escapes_of_escapes(
+def test_any_secret_is_completely_hidden_in_nested_escapes(
     secret: str, outer: Encoding, inner: Encoding
 ) -> None:
     assert Secrecy(secret).hide(f"«{outer(inner(secret))}»") == f"«{HIDDEN}»"
@@ -82,7 +84,7 @@ def test_any_secret_is_hidden_whole_in_escapes_of_escapes(
 def test_any_secret_is_hidden_in_base64_at_any_place(
     secret: str, outer: Encoding, before: bytes, after: bytes, url: bool
 ) -> None:
-    encoded = base64_of(before, after, url=url)(secret)
+    encoded = base64_between(before, after, url=url)(secret)
     hidden = Secrecy(secret).hide(f"«{outer(encoded)}»")
     assert HIDDEN in hidden
     edges = len(encoded) - len(secret.encode()) * 8 // 6 + 2  # characters that are shared
@@ -161,12 +163,12 @@ def test_a_search_lets_other_work_run_every_few_milliseconds(text: str) -> None:
     assert longest < 40 * once  # a whole one takes 100 to 500
 
 
-@pytest.mark.parametrize("way", ["as it is", "percent of every byte", "a hexadecimal dump"])
-def test_hiding_a_secret_lets_other_work_run_every_few_milliseconds(way: str) -> None:
+@pytest.mark.parametrize("encoding", ["as it is", "percent of every byte", "a hexadecimal dump"])
+def test_hiding_a_secret_lets_other_work_run_every_few_milliseconds(encoding: str) -> None:
     secret = "kQ7vTz0mXw3pLr9bNc5hJd2gSf8yWe4u"
     secrecy = Secrecy(secret)
     once = min(_longest_piece(secrecy.search("hello world, " * 19_000))[1] for _ in range(5))
-    text = (f"{ESCAPES[way](secret)} " * 8_000)[:250_000]
+    text = (f"{ESCAPES[encoding](secret)} " * 8_000)[:250_000]
     longest = min(_longest_piece(secrecy.search_and_hide({"a": text}))[0] for _ in range(3))
     assert longest < 40 * once
 
@@ -199,7 +201,7 @@ def test_text_without_a_secret_stays_the_same_object(text: str) -> None:
     assert Secrecy("0123456789ABCDEF").hide(text) is text
 
 
-def test_a_beginning_that_is_a_word_of_its_own_stays() -> None:
+def test_a_prefix_that_is_a_separate_word_is_not_hidden() -> None:
     secrecy = Secrecy("reconciler-token-7f3a91")
     for text in ("the reconciler", "reconciler-", "reconciler-token-of-ann"):
         assert secrecy.hide(text) == text
@@ -220,7 +222,7 @@ def test_the_marks_of_a_pem_file_stay_in_other_files() -> None:
     assert Secrecy(PEM).hide(public) == public
 
 
-def test_many_secrets_with_one_beginning_cost_no_more_than_one() -> None:
+def test_many_secrets_with_a_common_prefix_cost_no_more_than_one() -> None:
     secrecy = Secrecy()
     for number in range(50):
         secrecy.add(PEM.replace("\n", f"\n{number:08}", 1))
@@ -251,8 +253,10 @@ _PASSWORD = "gT5xQ8vL/m2Rz7Kp%4Wn9"
 )
 def test_a_password_is_a_secret_of_its_own_in_every_encoding(secret: str) -> None:
     secrecy = Secrecy(secret)
-    ways = every_way(_PASSWORD)
-    unhidden = [name for name, way in ways.items() if HIDDEN not in secrecy.hide(f"«{way}»")]
+    ways = encode_in_every_way(_PASSWORD)
+    unhidden = [
+        name for name, encoding in ways.items() if HIDDEN not in secrecy.hide(f"«{encoding}»")
+    ]
     assert unhidden == []
 
 
@@ -345,7 +349,7 @@ def test_above_the_bound_the_secrets_that_were_replaced_long_ago_are_dropped() -
     now[0] = GRACE_SECONDS + 1
     secrecy.add("used-token")
     secrecy.add("new-token")
-    assert secrecy.is_in("old-token")  # there is room
+    assert secrecy.is_in("old-token")  # there is space
     secrecy.add("newest-token")
     assert [secrecy.is_in(f"{each}-token") for each in ("old", "used", "new", "newest")] == [
         False,

@@ -1,4 +1,4 @@
-"""Stores of secrets: who may read them, and what errors say."""
+"""Secret stores: permissions and error messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_file_that_others_may_read_is_refused(folder: Path) -> None:
     assert await secrets(folder).value(SecretRef("db"), "billing") == "s3cr3t-value"
 
 
-def test_a_folder_that_others_may_look_into_is_refused(folder: Path) -> None:
+def test_a_folder_that_others_may_list_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     with pytest.raises(ConfigurationError, match="chmod 700 on it"):
         open_stores(folder)
@@ -108,7 +108,7 @@ async def test_a_listed_variable_is_read_for_its_namespace_and_never_written(
     assert stores.secrecy.is_in("s3cr3t-value")
 
 
-async def test_without_a_list_there_is_no_store_env(
+async def test_without_a_list_the_env_store_does_not_exist(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
@@ -293,13 +293,13 @@ async def test_a_link_out_of_its_namespace_is_refused(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "s3cr3t value"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="never the secret itself") as caught:
         SecretRef(name)
     assert "s3cr3t" not in str(caught.value)
 
 
-async def test_an_error_never_repeats_what_was_read(folder: Path) -> None:
+async def test_an_error_never_repeats_the_content_of_a_file(folder: Path) -> None:
     stores = secrets(folder)
     await stores.store(SecretRef("db"), "s3cr3t-value", "billing")
     assert stores.secrecy.hide("refused: s3cr3t-value") == "refused: ***"

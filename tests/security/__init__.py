@@ -1,1 +1,1 @@
-"""Who may do what, proved against a server with the permissions that the product prints."""
+"""Permissions and secrecy, tested on a server with the permissions that the product prints."""

@@ -1,4 +1,4 @@
-"""A shapes API that repeats every secret it was ever sent, in every encoding and every place."""
+"""A shapes API that repeats every secret it received, in every encoding and every response."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from tests.security.encodings import every_way, json_of_go
+from tests.security.encodings import encode_in_every_way, json_of_go
 
 
 class CanaryApi:
-    """Refuses the first write of each shape under each token; ``s3`` gets secrets in a third way.
+    """Refuses the first write of each shape under each token.
 
     Shapes of even numbers are refused permanently. A listing shows a foreign shape whose labels
-    contain everything. ``secrets``: those that the API was sent, and those that a test has added.
-    ``newest``: those that it repeats to `doctor`, a new process.
+    contain everything. ``secrets``: secrets that the API received or a test added.
+    ``newest``: secrets that it repeats to `doctor`, a new process.
     """
 
     def __init__(self) -> None:
         self.secrets: list[str] = []
         self.newest: tuple[str, ...] = ()
         self.refused: Counter[tuple[str, str]] = Counter()
-        self.listings: Counter[int] = Counter()  # by how many secrets there were; the first fails
+        self.listings: Counter[int] = Counter()  # by the number of secrets; the first one fails
         self.url = ""
         self._shapes: dict[str, dict[str, Any]] = {}
         self._runner: web.AppRunner | None = None
@@ -53,25 +53,29 @@ class CanaryApi:
         assert self._runner is not None
         await self._runner.cleanup()
 
-    def _hear(self, request: web.Request) -> str:
+    def _record_token(self, request: web.Request) -> str:
         token = request.headers["Authorization"].removeprefix("Bearer ")
         if token not in self.secrets:
             self.secrets.append(token)
         return token
 
     async def _list(self, request: web.Request) -> web.Response:
-        self._hear(request)
+        self._record_token(request)
         if request.query.get("limit") == "1":  # as `doctor` asks
-            encodings = [way for secret in self.newest for way in every_way(secret).values()]
-            return _refusal(HTTPStatus.FORBIDDEN, encodings)
+            encodings = [
+                way for secret in self.newest for way in encode_in_every_way(secret).values()
+            ]
+            return _refuse(HTTPStatus.FORBIDDEN, encodings)
         self.listings[len(self.secrets)] += 1
         if self.listings[len(self.secrets)] == 1:
-            encodings = [way for secret in self.secrets for way in every_way(secret).values()]
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, encodings[::-1])
+            encodings = [
+                way for secret in self.secrets for way in encode_in_every_way(secret).values()
+            ]
+            return _refuse(HTTPStatus.INTERNAL_SERVER_ERROR, encodings[::-1])
         labels = {
             f"s{number}-{name} {way}": f"Bearer {way}"
             for number, secret in enumerate(self.secrets)
-            for name, way in every_way(secret).items()
+            for name, way in encode_in_every_way(secret).items()
         }
         unmanaged_shape = {
             "name": "stray",
@@ -80,35 +84,35 @@ class CanaryApi:
             "labels": labels,
             "uid": "u",
         }
-        return _answer(HTTPStatus.OK, {"items": [unmanaged_shape, *self._shapes.values()]})
+        return _respond(HTTPStatus.OK, {"items": [unmanaged_shape, *self._shapes.values()]})
 
     async def _read(self, request: web.Request) -> web.Response:
-        self._hear(request)
+        self._record_token(request)
         shape = self._shapes.get(request.match_info["name"])
         if shape is None:
-            return _refusal(HTTPStatus.NOT_FOUND, self.secrets)
-        return _answer(HTTPStatus.OK, shape)
+            return _refuse(HTTPStatus.NOT_FOUND, self.secrets)
+        return _respond(HTTPStatus.OK, shape)
 
     async def _write(self, request: web.Request) -> web.Response:
-        token, body = self._hear(request), json.loads(await request.text())
+        token, body = self._record_token(request), json.loads(await request.text())
         name = body["name"]
         number = int(name.removeprefix("s"))
         self.refused[token, name] += 1
-        encodings = [list(every_way(secret).values())[number] for secret in self.secrets]
+        encodings = [list(encode_in_every_way(secret).values())[number] for secret in self.secrets]
         if number % 2 == 0:
-            return _refusal(HTTPStatus.BAD_REQUEST, encodings)
+            return _refuse(HTTPStatus.BAD_REQUEST, encodings)
         if self.refused[token, name] == 1:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, encodings)
+            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, encodings)
         version = self._shapes.get(name, {}).get("version", 0) + 1
         self._shapes[name] = {**body, "uid": f"u-{name}", "version": version}
-        return _answer(HTTPStatus.OK, self._shapes[name])
+        return _respond(HTTPStatus.OK, self._shapes[name])
 
 
-def _refusal(status: HTTPStatus, encodings: Sequence[str]) -> web.Response:
-    return _answer(status, {"title": "no", "detail": f"you sent {' and '.join(encodings)}"})
+def _refuse(status: HTTPStatus, encodings: Sequence[str]) -> web.Response:
+    return _respond(status, {"title": "no", "detail": f"you sent {' and '.join(encodings)}"})
 
 
-def _answer(status: HTTPStatus, content: object) -> web.Response:
+def _respond(status: HTTPStatus, content: object) -> web.Response:
     """Write JSON as Go does."""
     return web.Response(status=status, text=_json(content), content_type="application/json")
 

@@ -13,7 +13,7 @@ from tests.security.guarded import PATIENCE_SECONDS, Guarded
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """One for all tests, its roles on an event loop of their own; take names of your own."""
+    """Run one for all tests, with the roles on their own event loop; tests use unique names."""
     guarded = Guarded(tmp_path_factory.mktemp("guarded"))
     loop = asyncio.new_event_loop()
     asyncio.run(guarded.start())
@@ -42,7 +42,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture
 async def admin(guarded: Guarded) -> AsyncIterator[Client]:
-    """Who may do everything, to see what the others did."""
+    """Connect as an unrestricted user, who inspects the results."""
     nc = await connect(guarded.admin_url, name="admin")
     yield nc
     await nc.close()

@@ -1,4 +1,4 @@
-"""An API that refuses, and repeats what it was sent: headers and all, in every way that it can."""
+"""An API that refuses every call and repeats the credentials in its responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 
 class EchoApi:
-    """Answers every call with the given status, and the Authorization header in the body."""
+    """Responds to every call with a status, and the Authorization header in the body."""
 
     def __init__(self, status: int) -> None:
         self.received: list[str] = []
@@ -20,7 +20,7 @@ class EchoApi:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._respond)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -37,11 +37,11 @@ class EchoApi:
         assert self._runner is not None
         await self._runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.Response:
         header = request.headers.get("Authorization", "")
         self.received.append(header)
         if request.method == "GET" and request.path == "/shapes":
-            # A listing that shows the header as a label: what is seen goes into the log.
+            # The listing shows the header as a label, which is recorded in the log.
             shape = {"name": "echo", "type": "Square", "color": "Red", "labels": {"seen": header}}
             return web.json_response({"items": [shape]})
         detail = f"you sent {header} and {json.dumps(header)}"

@@ -1,4 +1,4 @@
-"""Ways in which an API, a library or a person repeats a secret, each as text."""
+"""Encodings in which an API, a library or a user may repeat a secret."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ ESCAPES: Final[Mapping[str, Encoding]] = {
     "JSON of bytes": lambda text: ",".join(str(each) for each in text.encode()),
     "Python's list of bytes": lambda text: str(list(text.encode()))[1:-1],
 }
-"""Encodings that leave nothing of a secret but itself."""
+"""Encodings of a secret by itself."""
 
 
 ENCODED_ONCE: Final = frozenset(
@@ -106,32 +106,32 @@ ENCODED_ONCE: Final = frozenset(
         "Python's list of bytes",
     }
 )
-"""Those that are found around a secret, and not around another encoding of it."""
+"""Encodings that are found around a secret, but not around another encoding of it."""
 
 
-def base64_of(before: bytes, after: bytes, *, url: bool = False) -> Encoding:
-    """Encode a secret within other bytes."""
+def base64_between(before: bytes, after: bytes, *, url: bool = False) -> Encoding:
+    """Return an encoding of a secret between other bytes."""
     encode = base64.urlsafe_b64encode if url else base64.b64encode
     return lambda text: encode(before + text.encode() + after).decode()
 
 
 BASE64: Final[Mapping[str, Encoding]] = {
-    "Base64": base64_of(b"", b""),
-    "Base64 of a login": base64_of(b"user:", b""),
-    "Base64 behind one byte": base64_of(b"u", b"s"),
-    "Base64 behind two bytes": base64_of(b"u:", b"ss"),
-    "Base64 in JSON": base64_of(b'{"sub": "', b'"}'),
-    "Base64 for URLs": base64_of(b"user:", b" and more", url=True),
-    "Base64 without padding": lambda text: base64_of(b"", b"x")(text).rstrip("="),
+    "Base64": base64_between(b"", b""),
+    "Base64 of a login": base64_between(b"user:", b""),
+    "Base64 behind one byte": base64_between(b"u", b"s"),
+    "Base64 behind two bytes": base64_between(b"u:", b"ss"),
+    "Base64 in JSON": base64_between(b'{"sub": "', b'"}'),
+    "Base64 for URLs": base64_between(b"user:", b" and more", url=True),
+    "Base64 without padding": lambda text: base64_between(b"", b"x")(text).rstrip("="),
     "Base64 in lines": lambda text: base64.encodebytes(b"." * 40 + text.encode()).decode(),
 }
-"""Encodings that share their first and last character with what is around a secret."""
+"""Encodings that share their first and last character with the text around a secret."""
 
 
 _DUMP_BYTES = 16  # in one line
 
 
-def _lines_of(content: bytes) -> list[tuple[int, bytes, str]]:
+def _split_lines(content: bytes) -> list[tuple[int, bytes, str]]:
     """Return the offset, the bytes and the text of each line of a dump."""
     starts = range(0, len(content), _DUMP_BYTES)
     lines = [(start, content[start : start + _DUMP_BYTES]) for start in starts]
@@ -145,7 +145,7 @@ def dump_of_go(content: bytes) -> str:
     """Dump bytes as Go's ``hex.Dump`` and ``hexdump -C`` do."""
     return "".join(
         f"{start:08x}  {line[:8].hex(' '):23}  {line[8:].hex(' '):23}  |{text}|\n"
-        for start, line, text in _lines_of(content)
+        for start, line, text in _split_lines(content)
     )
 
 
@@ -154,7 +154,7 @@ def dump_of_xxd(content: bytes, *, group: int = 2) -> str:
     width = 2 * _DUMP_BYTES + _DUMP_BYTES // group
     return "".join(
         f"{start:08x}: {line.hex(' ', -group):{width}} {text}\n"
-        for start, line, text in _lines_of(content)
+        for start, line, text in _split_lines(content)
     )
 
 
@@ -169,16 +169,16 @@ DUMPS: Final[Mapping[str, Callable[[bytes], str]]] = {
     ),
     "tcpdump": lambda content: "".join(
         f"\t0x{start:04x}:  {line.hex(' ', -2):40} {text}\n"
-        for start, line, text in _lines_of(content)
+        for start, line, text in _split_lines(content)
     ),
     "Wireshark": lambda content: "".join(
-        f"{start:04x}   {line.hex(' '):48}  {text}\n" for start, line, text in _lines_of(content)
+        f"{start:04x}   {line.hex(' '):48}  {text}\n" for start, line, text in _split_lines(content)
     ),
     "od -t x1": lambda content: "".join(
-        f"{start:07o} {line.hex(' ')}\n" for start, line, _ in _lines_of(content)
+        f"{start:07o} {line.hex(' ')}\n" for start, line, _ in _split_lines(content)
     ),
     "od -An -t x1": lambda content: "".join(
-        f" {line.hex(' ')}\n" for _, line, _ in _lines_of(content)
+        f" {line.hex(' ')}\n" for _, line, _ in _split_lines(content)
     ),
     "hex.Dump in capitals": lambda content: dump_of_go(content).upper(),
     "code points": lambda content: " ".join(f"U+{each:04X}" for each in content),
@@ -191,14 +191,14 @@ DUMPS: Final[Mapping[str, Callable[[bytes], str]]] = {
 """How programs show bytes, with a secret anywhere among them."""
 
 
-def every_way(secret: str) -> dict[str, str]:
-    """Return a secret in every encoding, and in some within others."""
+def encode_in_every_way(secret: str) -> dict[str, str]:
+    """Return a secret in every encoding, and in some nested ones."""
     ways = {name: encode(secret) for name, encode in {**ESCAPES, **BASE64}.items()}
     request = f"Authorization: Bearer {secret}\r\nfee: be ef\r\n".encode()
     ways |= {f"a request in {name}": dump(request) for name, dump in DUMPS.items()}
     ways["JSON in JSON"] = json_of_go(json_of_go(f'"{secret}"'))
     ways["a URL in JSON"] = json_of_go(f"https://h/?key={quote(secret, safe='')}")
-    ways["Base64 in a URL"] = quote(base64_of(b"user:", b"")(secret), safe="")
+    ways["Base64 in a URL"] = quote(base64_between(b"user:", b"")(secret), safe="")
     ways["HTML in JSON"] = json_of_go(html.escape(f"<b>{secret}</b>"))
     ways["cut at its end"] = secret[: len(secret) * 3 // 4]
     ways["lower case"] = secret.lower()

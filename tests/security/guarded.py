@@ -1,4 +1,4 @@
-"""A reconciler whose principals have users of their own, on a server with printed permissions."""
+"""A reconciler with a user for each principal, on a server with the printed permissions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Guarded:
         return self.folder / f"{name}.nk"
 
     def access(self, name: str) -> Access:
-        """Only a key: the inbox is found from it."""
+        """Return only a key, from which the client derives the inbox."""
         return Access(nkey=self.key(name))
 
     async def start(self) -> None:
@@ -62,7 +62,7 @@ class Guarded:
         self.admin_url = self.bus.url.replace("//", "//admin:unrestricted@")
 
     def configuration(self) -> str:
-        """The printed block, and one user who may do everything, to look at what happened."""
+        """Return the printed block, with an unrestricted user who inspects the results."""
         first = 'users: [\n      { user: "admin", password: "unrestricted" }\n'
         return server_configuration(self.users()).replace("users: [\n", first, 1)
 
@@ -71,7 +71,7 @@ class Guarded:
         await self.bus.stop()
 
     def violations(self) -> list[str]:
-        """What the server has denied, by its own log."""
+        """Return the denials in the server's log."""
         log = (self.bus.data_dir / "nats.log").read_text()
         return [line for line in log.splitlines() if "Violation" in line]
 
@@ -89,7 +89,7 @@ class Guarded:
             yield client
 
     async def run(self, ready: threading.Event, stop: asyncio.Event) -> None:
-        """Run every principal on a connection of its own."""
+        """Run each principal on its own connection."""
         async with AsyncExitStack() as stack:
             async with open_connection(self.bus.url, access=self.access("installer")) as nc:
                 await initialize(nc, namespaces=NAMESPACES)

@@ -42,8 +42,8 @@ class Pair:
         return bytes(nkeys.from_seed(bytearray(self._seed)).sign(text.encode()))
 
 
-def signed(issuer: Pair, subject: Pair, name: str, claims: dict[str, Any], *, seconds: int = 0):
-    """Sign a JWT; with ``seconds`` it is valid for so long."""
+def sign_jwt(issuer: Pair, subject: Pair, name: str, claims: dict[str, Any], *, seconds: int = 0):
+    """Sign a JWT, which is valid for ``seconds`` (0: without expiry)."""
     body: dict[str, Any] = {
         "iat": int(time.time()),
         "iss": issuer.public,
@@ -54,7 +54,7 @@ def signed(issuer: Pair, subject: Pair, name: str, claims: dict[str, Any], *, se
     if seconds:
         body["exp"] = int(time.time()) + seconds
     body["jti"] = base64.b32encode(hashlib.sha256(json.dumps(body).encode()).digest()).decode()[:52]
-    text = f"{_encoded({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encoded(body)}"
+    text = f"{_encode({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encode(body)}"
     return f"{text}.{base64.urlsafe_b64encode(issuer.sign(text)).rstrip(b'=').decode()}"
 
 
@@ -71,5 +71,5 @@ def write_credentials(path: Path, jwt: str, user: Pair) -> Path:
     return path
 
 
-def _encoded(part: dict[str, Any]) -> str:
+def _encode(part: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()

@@ -1,4 +1,4 @@
-"""A server in operator mode: accounts and users by the claims that the product prints."""
+"""A server in operator mode: accounts and users with the claims that the product prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import nkeys
 
 from infra.bus.permission_files import ACCOUNT, PLACEHOLDER, User, claims
-from tests.security.keys import Pair, signed, write_credentials
+from tests.security.keys import Pair, sign_jwt, write_credentials
 
 _UNLIMITED = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
 _LIMITS = {
@@ -37,31 +37,31 @@ class Operator:
 
     @property
     def configuration(self) -> str:
-        """Give what the server's file needs."""
+        """Return the lines for the server's configuration file."""
         accounts: dict[str, dict[str, Any]] = {"SYS": {}}
         accounts |= {each["name"]: each["nats"] for each in self._claims["accounts"]}
         preloaded = "\n".join(
-            f"  {self._accounts[name].public}: {self._account_jwt(name, found)}"
-            for name, found in accounts.items()
+            f"  {self._accounts[name].public}: {self._account_jwt(name, account)}"
+            for name, account in accounts.items()
         )
-        operator = signed(self._pair, self._pair, "operator", {"type": "operator"})
+        operator = sign_jwt(self._pair, self._pair, "operator", {"type": "operator"})
         return (
             f"operator: {operator}\nsystem_account: {self._accounts['SYS'].public}\n"
             f"resolver: MEMORY\nresolver_preload: {{\n{preloaded}\n}}\n"
         )
 
     def write_credentials(self, path: Path, name: str, *, seconds: int = 0) -> Path:
-        """Sign a user again, valid for some seconds (0: without an end), with a new key."""
+        """Sign a user with a new key, valid for ``seconds`` (0: without expiry)."""
         user = Pair.of_user()
         user_claims = next(each for each in self._claims["users"] if each["name"] == name)
         issuer = self._accounts[user_claims["account"]]
         body = {"type": "user", **user_claims["nats"], **_USER_LIMITS}
-        jwt = signed(issuer, user, name, body, seconds=seconds)
+        jwt = sign_jwt(issuer, user, name, body, seconds=seconds)
         return write_credentials(path, jwt, user)
 
-    def _account_jwt(self, name: str, found: dict[str, Any]) -> str:
+    def _account_jwt(self, name: str, account: dict[str, Any]) -> str:
         owner = self._accounts[ACCOUNT].public
-        text = json.dumps(found).replace(f"{PLACEHOLDER}-{ACCOUNT}", owner)
+        text = json.dumps(account).replace(f"{PLACEHOLDER}-{ACCOUNT}", owner)
         storage = _UNLIMITED if name == ACCOUNT else {}
         body = {"type": "account", "limits": {**_LIMITS, **storage}, **json.loads(text)}
-        return signed(self._pair, self._accounts[name], name, body)
+        return sign_jwt(self._pair, self._accounts[name], name, body)

@@ -1,4 +1,4 @@
-"""Keys that expire, are revoked, replaced or damaged: told clearly, repaired by a fresh file."""
+"""Keys that expire, are revoked, replaced or damaged are reported, and a new file repairs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT_SECONDS = 3
 
 
 @dataclass
-class Signed:
+class JwtBus:
     """A server in operator mode, and a `.creds` file for each user."""
 
     folder: Path
@@ -51,10 +51,10 @@ class Signed:
 
 
 @pytest.fixture
-async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
+async def jwt_bus(tmp_path: Path) -> AsyncIterator[JwtBus]:
     roles = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     services = [User(name, "service", namespace=name) for name in NAMESPACES]
-    bus = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
+    bus = JwtBus(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
     for user in (*roles, *services):
         bus.renew(user.name)
     await bus.bus.start(tmp_path / "nats", extra_config=bus.operator.configuration)
@@ -64,48 +64,48 @@ async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
     await bus.bus.stop()
 
 
-async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+async def wait_until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            value = is_so()
+            value = condition()
             if value if isinstance(value, bool) else await value:
                 return
             await asyncio.sleep(0.02)
 
 
 async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
-    by_jwt: Signed, caplog: pytest.LogCaptureFixture
+    jwt_bus: JwtBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every principal, the operator and a service by `.creds`, until the worker's time is over."""
+    """All principals and a service use `.creds` files, and that of the worker expires."""
     caplog.set_level(logging.WARNING)
-    url = by_jwt.bus.url
+    url = jwt_bus.bus.url
     async with AsyncExitStack() as stack:
-        async with open_connection(url, access=by_jwt.access("installer")) as nc:
+        async with open_connection(url, access=jwt_bus.access("installer")) as nc:
             await initialize(nc, namespaces=["acme"])
         connections: dict[str, Client] = {}
         for principal in RUNNING_ROLES:
             seconds = SHORT_SECONDS if principal == "worker" else 0
-            access = by_jwt.renew(principal, seconds=seconds)
+            access = jwt_bus.renew(principal, seconds=seconds)
             nc = await stack.enter_async_context(open_connection(url, access=access))
             connections[principal] = nc
             await stack.enter_async_context(running(nc, (principal,)))
         client = await stack.enter_async_context(
-            connect_sdk(url, source="acme", access=by_jwt.access("acme"))
+            connect_sdk(url, source="acme", access=jwt_bus.access("acme"))
         )
-        async with connect_sdk(url, source="op", access=by_jwt.access("operator")) as operator:
-            await operator.declare(provider_config(by_jwt.api.url))
-        await until(lambda: not connections["worker"].is_connected)
+        async with connect_sdk(url, source="op", access=jwt_bus.access("operator")) as operator:
+            await operator.declare(provider_config(jwt_bus.api.url))
+        await wait_until(lambda: not connections["worker"].is_connected)
 
         answer = await client.declare(shape("acme", "waiting"))
         assert answer.accepted  # decided, although no worker may call the API
-        await until(lambda: caplog.text.count("rejects user worker of") > 0)
-        assert f"rejects user worker of {by_jwt.folder / 'worker.creds'}" in caplog.text
+        await wait_until(lambda: caplog.text.count("rejects user worker of") > 0)
+        assert f"rejects user worker of {jwt_bus.folder / 'worker.creds'}" in caplog.text
         assert not connections["worker"].is_closed
 
-        (by_jwt.folder / "worker.creds").write_text("-----BEGIN NATS USER JWT-----\n")
-        await until(lambda: "worker.creds is not a .creds file" in caplog.text)
+        (jwt_bus.folder / "worker.creds").write_text("-----BEGIN NATS USER JWT-----\n")
+        await wait_until(lambda: "worker.creds is not a .creds file" in caplog.text)
 
-        by_jwt.renew("worker")
+        jwt_bus.renew("worker")
         outcome = await client.wait_for("acme/Shape/waiting", generation=1)
         assert outcome.outcome == "Converged"
         assert all(nc.is_connected for nc in connections.values())
@@ -118,19 +118,19 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
     key = old.write(tmp_path / "all.nk")
     bus, api = EmbeddedServer(), FaultyApi()
 
-    def only(pair: Pair) -> str:
+    def allow_only(pair: Pair) -> str:
         return f'authorization {{ users: [ {{ nkey: "{pair.public}" }} ] }}'
 
-    url = await bus.start(tmp_path / "nats", extra_config=only(old))
+    url = await bus.start(tmp_path / "nats", extra_config=allow_only(old))
     await api.start(tmp_path / "api")
     try:
         async with open_connection(url, access=Access(nkey=key)) as nc:
             await initialize(nc, namespaces=["acme"])
             async with running(nc, RUNNING_ROLES):
                 config = bus.data_dir / "nats.conf"
-                config.write_text(config.read_text().replace(only(old), only(fresh)))
+                config.write_text(config.read_text().replace(allow_only(old), allow_only(fresh)))
                 os.kill(bus.pid, signal.SIGHUP)
-                await until(lambda: "rejects user" in caplog.text and not nc.is_connected)
+                await wait_until(lambda: "rejects user" in caplog.text and not nc.is_connected)
 
                 fresh.write(key)
                 async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
@@ -143,7 +143,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
         await bus.stop()
 
 
-def test_every_principals_jwt_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
+def test_the_jwt_of_every_principal_fits_into_a_protocol_line(tmp_path: Path) -> None:
     """`max_control_line` is 4,096 bytes by default, and the JWT is part of a line."""
     users = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     users.append(User("accounting", "service", namespace="accounting"))
@@ -153,21 +153,21 @@ def test_every_principals_jwt_fits_into_the_servers_longest_line(tmp_path: Path)
         assert len(KeyFile(path, with_jwt=True).read().jwt) < 3_600, user.name
 
 
-async def test_a_refused_login_names_its_user_immediately(by_jwt: Signed, tmp_path: Path) -> None:
+async def test_a_refused_login_names_its_user_immediately(jwt_bus: JwtBus, tmp_path: Path) -> None:
     stranger = Pair.of_user().write(tmp_path / "stranger.nk")
     with pytest.raises(BusAccessError, match=rf"rejects user U\w+ of {stranger}"):
-        await connect(by_jwt.bus.url, name="stranger", access=Access(nkey=stranger))
-    ran = await asyncio.to_thread(
-        Cli(tmp_path).run, "get", "--nats-url", by_jwt.bus.url, RECONCILER_NKEY=str(stranger)
+        await connect(jwt_bus.bus.url, name="stranger", access=Access(nkey=stranger))
+    result = await asyncio.to_thread(
+        Cli(tmp_path).run, "get", "--nats-url", jwt_bus.bus.url, RECONCILER_NKEY=str(stranger)
     )
-    assert ran.status == 1
-    assert ran.err.startswith("error: cannot use nats://")
-    assert "rejects user" in ran.err
-    assert ran.err.count("\n") == 1
+    assert result.status == 1
+    assert result.err.startswith("error: cannot use nats://")
+    assert "rejects user" in result.err
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (None, "cannot read"),
         ("", "is not a .creds file"),
@@ -175,18 +175,18 @@ async def test_a_refused_login_names_its_user_immediately(by_jwt: Signed, tmp_pa
         ("\x00\xff", "is not a key file"),
     ],
 )
-async def test_credentials_that_cannot_be_used_are_named(
-    tmp_path: Path, content: str | None, told: str
+async def test_unusable_credentials_are_named(
+    tmp_path: Path, content: str | None, expected: str
 ) -> None:
     path = tmp_path / "my.creds"
     if content is not None:
         path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(BusAccessError, match=told) as error:
+    with pytest.raises(BusAccessError, match=expected) as error:
         await connect("nats://127.0.0.1:1", name="t", access=Access(credentials=path))
     assert str(path) in str(error.value)
 
 
-def test_options_come_before_the_environment() -> None:
+def test_options_override_the_environment() -> None:
     environment = {
         "RECONCILER_CREDENTIALS": "/env.creds",
         "RECONCILER_INBOX_PREFIX": "_INBOX.me",
@@ -206,7 +206,7 @@ def test_options_come_before_the_environment() -> None:
         Access(tls_key=Path("/k")).with_environment({})
 
 
-def test_the_inbox_is_the_users_own(tmp_path: Path) -> None:
+def test_the_inbox_prefix_is_derived_from_the_user(tmp_path: Path) -> None:
     pair = Pair.of_user()
     nkey = pair.write(tmp_path / "a.nk")
     operator = Operator([User("ann", "operator")])
@@ -218,6 +218,6 @@ def test_the_inbox_is_the_users_own(tmp_path: Path) -> None:
     assert Identity(["nats://a-token@h"], Access()).inbox_prefix == "_INBOX"
     assert Identity(url, Access()).inbox_prefix == "_INBOX"
     assert Identity(url, Access(inbox_prefix="_INBOX_eve")).inbox_prefix == "_INBOX_eve"
-    for wrong in ("INBOX", "_INBOX.>", "_INBOX.*", "_INBOX. x", "_INBOX."):
+    for invalid_prefix in ("INBOX", "_INBOX.>", "_INBOX.*", "_INBOX. x", "_INBOX."):
         with pytest.raises(BusAccessError, match="inbox prefix"):
-            Identity(url, Access(inbox_prefix=wrong))
+            Identity(url, Access(inbox_prefix=invalid_prefix))

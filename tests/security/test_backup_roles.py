@@ -1,4 +1,4 @@
-"""Backups and restorations, each under a user that may do that and nothing else."""
+"""Backup and restore, each under a user that has only the required permissions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from infra.bus.permission_files import User, server_configuration
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from reconciler.sdk import connect
-from tests.cli.runner import Inside, Ran
+from tests.cli.runner import CommandResult, InProcessCli
 from tests.security.guarded import Guarded, shape
 from tests.security.keys import Pair
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 USERS = (
     User("restore", "restore"),
     User("backup", "backup"),
@@ -33,14 +33,14 @@ def violations(server: EmbeddedServer) -> list[str]:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server without a log, which lets in these users only."""
-    keyed: list[User] = []
+    """Run a server without a log that accepts only these users."""
+    users_with_keys: list[User] = []
     for user in USERS:
         pair = Pair.of_user()
         pair.write(tmp_path / f"{user.name}.nk")
-        keyed.append(User(user.name, user.principal, pair.public, user.namespace))
+        users_with_keys.append(User(user.name, user.principal, pair.public, user.namespace))
     server = EmbeddedServer()
-    configuration = server_configuration(keyed)
+    configuration = server_configuration(users_with_keys)
     asyncio.run(server.start(tmp_path / "empty", extra_config=configuration))
     yield server
     asyncio.run(server.stop())
@@ -50,49 +50,51 @@ def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
 def run_as(empty: EmbeddedServer, tmp_path: Path) -> Run:
     """Run a command on the empty server as one of its users."""
 
-    def run(user: str, *arguments: str) -> Ran:
+    def run(user: str, *arguments: str) -> CommandResult:
         key = str(tmp_path / f"{user}.nk")
-        return Inside(tmp_path).run(*arguments, "--nkey", key, "--nats-url", empty.url)
+        return InProcessCli(tmp_path).run(*arguments, "--nkey", key, "--nats-url", empty.url)
 
     return run
 
 
 @pytest.fixture
-def saved(guarded: Guarded, tmp_path: Path, name: str) -> str:
-    """A backup of the running reconciler, made under the user for it."""
-    asyncio.run(_declared(guarded, name))
+def backup_file(guarded: Guarded, tmp_path: Path, name: str) -> str:
+    """Back up the running reconciler as the backup user; return the path."""
+    asyncio.run(_declare(guarded, name))
     violations_before = guarded.violations()
     key = str(guarded.key("backup"))
     file = str(tmp_path / "monday.backup")
-    ran = Inside(tmp_path).run("backup", file, "--nkey", key, "--nats-url", guarded.bus.url)
-    assert ran.status == 0, ran
+    result = InProcessCli(tmp_path).run(
+        "backup", file, "--nkey", key, "--nats-url", guarded.bus.url
+    )
+    assert result.status == 0, result
     assert guarded.violations() == violations_before
     return file
 
 
-async def _declared(guarded: Guarded, name: str) -> None:
+async def _declare(guarded: Guarded, name: str) -> None:
     async with guarded.sdk_as("acme") as client:
         await client.declare(shape("acme", name))
         await client.wait_for(f"acme/Shape/{name}", generation=1)
 
 
-def test_a_backup_is_restored_to_an_empty_server_and_nothing_is_denied(
-    saved: str, run_as: Run, empty: EmbeddedServer, name: str
+def test_a_backup_is_restored_to_an_empty_server_without_denials(
+    backup_file: str, run_as: Run, empty: EmbeddedServer, name: str
 ) -> None:
-    ran = run_as("restore", "restore", saved)
-    assert ran.status == 0, ran
-    assert run_as("restore", "restore", saved).out.endswith("nothing was changed\n")
+    result = run_as("restore", "restore", backup_file)
+    assert result.status == 0, result
+    assert run_as("restore", "restore", backup_file).out.endswith("nothing was changed\n")
     history = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
     assert " is Converged" in history[-1]["what"]
-    assert run_as("backup", "backup", f"{saved}.again").status == 0
+    assert run_as("backup", "backup", f"{backup_file}.again").status == 0
     assert violations(empty) == []
 
 
 def test_a_restored_service_reads_its_outcomes_from_the_beginning(
-    saved: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path, name: str
+    backup_file: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path, name: str
 ) -> None:
-    """Its consumers are gone with the log, and it cannot create any."""
-    assert run_as("restore", "restore", saved).status == 0
+    """Its consumers were deleted with the log, and a service cannot create any."""
+    assert run_as("restore", "restore", backup_file).status == 0
 
     async def first_outcome() -> str:
         access = Access(nkey=tmp_path / "acme.nk")
@@ -112,29 +114,29 @@ def test_a_restored_service_reads_its_outcomes_from_the_beginning(
 
 
 def test_the_restore_role_cannot_replace_a_log(
-    saved: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path
+    backup_file: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path
 ) -> None:
     assert run_as("installer", "init").status == 0
-    ran = run_as("restore", "restore", saved)
-    assert (ran.status, ran.out) == (1, "")
-    bus, lines = ran.err.splitlines()
+    result = run_as("restore", "restore", backup_file)
+    assert (result.status, result.out) == (1, "")
+    bus, lines = result.err.splitlines()
     assert bus.startswith("bus: ")
     assert "permission denied: user" in lines
     assert violations(empty) != []
     assert run_as("operator", "get", "-A").err == "no resources\n"
-    assert run_as("installer", "init").status == 0  # nothing is half done
+    assert run_as("installer", "init").status == 0  # nothing is half restored
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_the_backup_role_cannot_restore(saved: str, run_as: Run) -> None:
-    ran = run_as("backup", "restore", saved)
-    assert (ran.status, ran.out) == (1, "")
-    assert "permission denied: user" in ran.err
+def test_the_backup_role_cannot_restore(backup_file: str, run_as: Run) -> None:
+    result = run_as("backup", "restore", backup_file)
+    assert (result.status, result.out) == (1, "")
+    assert "permission denied: user" in result.err
     assert "no event log yet" in run_as("operator", "get").err
 
 
-def test_the_role_that_restores_is_printed_only_by_name(tmp_path: Path) -> None:
-    everybody = Inside(tmp_path).ok("permissions").out
-    assert "# backup, backup:" in everybody
-    assert "# restore, restore:" not in everybody
-    assert "# restore, restore:" in Inside(tmp_path).ok("permissions", "restore").out
+def test_the_restore_role_is_printed_only_when_it_is_named(tmp_path: Path) -> None:
+    all_permissions = InProcessCli(tmp_path).ok("permissions").out
+    assert "# backup, backup:" in all_permissions
+    assert "# restore, restore:" not in all_permissions
+    assert "# restore, restore:" in InProcessCli(tmp_path).ok("permissions", "restore").out

@@ -1,6 +1,6 @@
-"""A whole story with an API that repeats each secret, and a rotation: then everything is searched.
+"""An API repeats every secret before and after a rotation, and no secret leaks.
 
-The bus's files, what `up` wrote, every command that reads, and a backup.
+Searched are the bus's files, the output of `up` and of all reading commands, and a backup.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from reconciler.cli.connection import DATA_DIRECTORY, SECRETS_DIRECTORY, UP_FILE
 from reconciler.provider.secrets import SecretKey
 from tests.cli.runner import COMMAND, Cli
 from tests.security.canary_api import CanaryApi
-from tests.security.encodings import every_way
+from tests.security.encodings import encode_in_every_way
 
 PATIENCE_SECONDS = 120
 TOKENS = ("tok&en/<7f3a91c2d4>+x", "tok&en/<b85e60f7a9>+y")
 PASSWORDS = ("pass'wo rd%41=c4d2e8f1", "pass'wo rd%41=93b7a05e")
-SHAPES = len(every_way(TOKENS[0]))
+SHAPE_COUNT = len(encode_in_every_way(TOKENS[0]))
 ROOT_MARKER = ".reconciler-root"
 
 
@@ -43,21 +43,21 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
     async with CanaryApi() as api, _up(cli):
         cli.write("story.yaml", _manifests(api.url, token, root, "Red"))
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
-        await _until(lambda: _written(root) == PASSWORDS[0])
-        api.secrets.append(PASSWORDS[0])  # that process has read it: as if the API had it, too
-        await _until(lambda: _has_repeated_all(api, TOKENS[0]))
+        await _wait_until(lambda: _read_password(root) == PASSWORDS[0])
+        api.secrets.append(PASSWORDS[0])  # `up` has read it, as if it had sent it to the API
+        await _wait_until(lambda: _has_repeated_all(api, TOKENS[0]))
 
         await store.write(SecretKey("default", "password"), PASSWORDS[1])
-        await _until(lambda: _written(root) == PASSWORDS[1])
+        await _wait_until(lambda: _read_password(root) == PASSWORDS[1])
         api.secrets.append(PASSWORDS[1])
         _replace(token, TOKENS[1])
         cli.write("story.yaml", _manifests(api.url, token, root, "Blue"))
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
-        await _until(lambda: _has_repeated_all(api, TOKENS[1]))
+        await _wait_until(lambda: _has_repeated_all(api, TOKENS[1]))
         assert sorted(api.secrets) == sorted([*TOKENS, *PASSWORDS])
-        outputs = await asyncio.to_thread(_until_recorded, cli)
+        outputs = await asyncio.to_thread(_wait_until_recorded, cli)
         api.newest = (TOKENS[1], PASSWORDS[1])
-        outputs |= await asyncio.to_thread(_commands, cli)
+        outputs |= await asyncio.to_thread(_run_commands, cli)
     outputs |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_DIRECTORY)}
     outputs |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
     leaks = [
@@ -77,30 +77,30 @@ def _replace(path: Path, content: str) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def _written(root: Path) -> str:
+def _read_password(root: Path) -> str:
     file = root / "password"
     return file.read_text() if file.exists() else ""
 
 
 def _has_repeated_all(api: CanaryApi, token: str) -> bool:
     """Whether the API has repeated all secrets, after each shape was written under a token."""
-    writes = [api.refused[token, f"s{number}"] for number in range(SHAPES)]
+    writes = [api.refused[token, f"s{number}"] for number in range(SHAPE_COUNT)]
     is_written = all(count > number % 2 for number, count in enumerate(writes))
     return is_written and api.listings[len(api.secrets)] > 2
 
 
 def _manifests(url: str, token: Path, root: Path, color: str) -> str:
-    often = {"resyncSeconds": 0.3, "retry": {"initialSeconds": 0.05, "maxSeconds": 0.2}}
-    often |= {"breaker": {"failures": 10_000}}
+    frequent = {"resyncSeconds": 0.3, "retry": {"initialSeconds": 0.05, "maxSeconds": 0.2}}
+    frequent |= {"breaker": {"failures": 10_000}}
     shapes = {"provider": "shapes", "endpoint": url, "credentialsRef": {"file": str(token)}}
     files = {"provider": "file", "endpoint": root.as_uri()}
     secret = {"content": {"$secret": "password"}, "providerConfigRef": {"name": "files"}}
     documents = [
-        _manifest("reconciler/v1", "ProviderConfig", "default", {**shapes, **often}, "system"),
-        _manifest("reconciler/v1", "ProviderConfig", "files", {**files, **often}, "system"),
+        _manifest("reconciler/v1", "ProviderConfig", "default", {**shapes, **frequent}, "system"),
+        _manifest("reconciler/v1", "ProviderConfig", "files", {**files, **frequent}, "system"),
         _manifest("files/v1", "File", "password", secret),
     ]
-    for number in range(SHAPES):
+    for number in range(SHAPE_COUNT):
         spec = {"type": "Square", "color": color}
         documents.append(_manifest("shapes/v1", "Shape", f"s{number}", spec))
     return "\n---\n".join(documents)
@@ -117,35 +117,35 @@ def _manifest(
 
 @asynccontextmanager
 async def _up(cli: Cli) -> AsyncGenerator[None]:
-    """Run all roles, with all that they log in files."""
+    """Run all roles, and write their output to files."""
     command = [*COMMAND, "up", "--port", "0", "--no-api", "--log-level", "debug"]
     with (cli.folder / "up.out").open("wb") as out, (cli.folder / "up.err").open("wb") as err:
         process = subprocess.Popen(  # noqa: ASYNC220 - it only starts
             command, cwd=cli.folder, stdout=out, stderr=err, env=cli.environment()
         )
     try:
-        await _until((cli.folder / DATA_DIRECTORY / UP_FILE).exists)
+        await _wait_until((cli.folder / DATA_DIRECTORY / UP_FILE).exists)
         yield
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
 
 
-async def _until(holds: Callable[[], bool]) -> None:
+async def _wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(PATIENCE_SECONDS * 10):
-        if holds():
+        if condition():
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"not within {PATIENCE_SECONDS} s")
+    raise AssertionError(f"condition not met within {PATIENCE_SECONDS} s")
 
 
-def _until_recorded(cli: Cli) -> dict[str, bytes]:
-    """Wait until the second generation of each shape has an outcome; return all that was shown."""
+def _wait_until_recorded(cli: Cli) -> dict[str, bytes]:
+    """Wait until the second generation of each shape has an outcome; return the output."""
     while True:
-        ran = cli.ok("get", "Shape", "-o", "json")
-        rows = [each for each in ran.json if each["metadata"]["name"] != "stray"]
-        if len(rows) == SHAPES and all(map(_is_settled, rows)):
-            return {"get json": ran.out.encode()}
+        result = cli.ok("get", "Shape", "-o", "json")
+        rows = [each for each in result.json if each["metadata"]["name"] != "stray"]
+        if len(rows) == SHAPE_COUNT and all(map(_is_settled, rows)):
+            return {"get json": result.out.encode()}
 
 
 def _is_settled(row: Any) -> bool:
@@ -153,8 +153,8 @@ def _is_settled(row: Any) -> bool:
     return row["metadata"]["generation"] == 2 and status.get("outcome") in ("Converged", "Failed")
 
 
-def _commands(cli: Cli) -> dict[str, bytes]:
-    """Return what each command that reads writes."""
+def _run_commands(cli: Cli) -> dict[str, bytes]:
+    """Return the output of each command that reads."""
     commands = [
         ("get", "-o", "json"),
         ("get", "-o", "yaml"),
@@ -171,9 +171,9 @@ def _commands(cli: Cli) -> dict[str, bytes]:
     ]
     outputs: dict[str, bytes] = {}
     for command in commands:
-        ran = cli.run(*command)
-        assert ran.out, ran.err
-        outputs[" ".join(command)] = f"{ran.out}\n{ran.err}".encode()
+        result = cli.run(*command)
+        assert result.out, result.err
+        outputs[" ".join(command)] = f"{result.out}\n{result.err}".encode()
     assert "you sent ***" in outputs["history Shape/s1"].decode()
     assert "you sent ***" in outputs["doctor --log-level debug"].decode()
     backup = Backup(cli.folder / "log.backup")
@@ -194,9 +194,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _needles(secret: str) -> dict[str, bytes]:
-    """Return what must be found nowhere: every way, within JSON too, and the secret's own core."""
+    """Return the bytes that must not appear: every encoding, also within JSON, and the core."""
     needles: dict[str, bytes] = {}
-    for name, way in every_way(secret).items():
+    for name, way in encode_in_every_way(secret).items():
         escaped = json.dumps(way, ensure_ascii=False)[1:-1]
         needles |= {name: way.encode(), f"{name}, escaped": escaped.encode()}
         needles[f"{name}, escaped twice"] = json.dumps(escaped, ensure_ascii=False)[1:-1].encode()

@@ -1,4 +1,4 @@
-"""The page about security says what the code does."""
+"""The page about security agrees with the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from events.provider_config import Tls
 from infra.bus.permission_files import User, server_configuration
 from infra.bus.permissions import PRINCIPALS, Principal, principal_permissions, service_permissions
 from infra.jetstream.access import VARIABLE_PREFIX, Access
-from tests.cli.runner import Cli, Inside
+from tests.cli.runner import Cli, InProcessCli
 
 KEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
@@ -25,7 +25,7 @@ def _row(principal: Principal) -> list[str]:
 
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
-def test_the_table_names_all_that_a_role_may_write(principal: Principal) -> None:
+def test_the_table_names_every_subject_that_a_role_may_write(principal: Principal) -> None:
     if principal == "service":
         published = service_permissions("namespace", ["user"]).publish
     else:
@@ -35,7 +35,7 @@ def test_the_table_names_all_that_a_role_may_write(principal: Principal) -> None
     assert {re.sub("<([a-z]+)>", r"\1", each) for each in documented} == messages
 
 
-def test_every_option_and_variable_is_there() -> None:
+def test_every_option_and_variable_is_documented() -> None:
     for each in fields(Access):
         assert f"`--{each.name.replace('_', '-')}`" in PAGE
         assert f"`{VARIABLE_PREFIX}{each.name.upper()}`" in PAGE
@@ -45,18 +45,18 @@ def test_every_option_and_variable_is_there() -> None:
 
 
 def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None:
-    cli: Cli = Inside(tmp_path)
+    cli: Cli = InProcessCli(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if "reconciler" in line]
     assert len(lines) == 4
     for line in lines:
-        ran = cli.run(*line.split(" > ")[0].split()[1:])
-        assert ran.status == 0, ran
-        assert "RECONCILER" in ran.out
+        result = cli.run(*line.split(" > ")[0].split()[1:])
+        assert result.status == 0, result
+        assert "RECONCILER" in result.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("service",), "missing option --namespace, which a service requires"),
         (("worker", "--namespace", "a"), "--namespace: allowed only for a service"),
@@ -75,15 +75,15 @@ def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None
     ],
 )
 def test_impossible_options_are_refused_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], told: str
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
-    ran = Inside(tmp_path).run("permissions", *arguments)
-    assert ran.status == 2
-    assert told in ran.err
-    assert ran.err.count("\n") == 1
-    assert ran.out == ""
+    result = InProcessCli(tmp_path).run("permissions", *arguments)
+    assert result.status == 2
+    assert expected in result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""
 
 
-def test_placeholders_that_were_not_filled_in_stand_out() -> None:
+def test_missing_keys_are_printed_as_placeholders() -> None:
     text = server_configuration([User("worker", "worker")])
     assert 'nkey: "PUT-THE-PUBLIC-KEY-HERE-OF-worker"' in text

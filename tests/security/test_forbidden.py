@@ -1,4 +1,4 @@
-"""What is forbidden is denied: at once, and saying what and to whom."""
+"""Forbidden requests are denied immediately; the error names the subject and the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from infra.jetstream.reads import last_from_leader, read_subject, stream_state
 from infra.jetstream.wire import on_denial, request, subscribe
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
-WRITTEN_BY_OTHERS = [
+FOREIGN_SUBJECTS = [
     "rec.desired.acme.Shape.foo",
     "rec.desired=other.acme.Shape.foo",
     "rec.desired=acme.other.Shape.foo",
@@ -59,14 +59,14 @@ TARGETS = [
     f"$JS.API.CONSUMER.MSG.NEXT.{LOG}.other",
     "discarded",
 ]
-BEYOND = [
+FOREIGN_REQUESTS = [
     "$JS.API.STREAM.LIST",
     "$JS.API.STREAM.INFO.LOG_1",  # with a filter, it names the resources of all users
     "$JS.API.STREAM.INFO.REJECTIONS",
     "$JS.API.STREAM.CREATE.MINE",
     *(
-        f"$JS.API.STREAM.{what}.{stream}"
-        for what in ("UPDATE", "DELETE", "PURGE", "SNAPSHOT", "MSG.GET", "MSG.DELETE")
+        f"$JS.API.STREAM.{verb}.{stream}"
+        for verb in ("UPDATE", "DELETE", "PURGE", "SNAPSHOT", "MSG.GET", "MSG.DELETE")
         for stream in (LOG, REJECTIONS)
     ),
     "$JS.API.DIRECT.GET.LOG_1",
@@ -112,7 +112,7 @@ BEYOND = [
     "$JS.ACK.LOG_1.workers=default.1.1.1.1.1",
 ]
 
-FOR_ROLES = {
+FORBIDDEN_TO_ROLES = {
     "decider": ["rec.desired.acme.Shape.foo", "rec.result.acme.Shape.foo", "$KV.reconciler.x"],
     "worker": ["log.acme.Shape.foo.fact", "rec.desired.acme.Shape.foo", "rec.timer.acme.Shape.foo"],
     "observer": ["rec.result.acme.Shape.foo", "log.acme.Shape.foo.fact", "$KV.reconciler.x"],
@@ -146,13 +146,13 @@ FOR_ROLES = {
         "rejection.acme.Shape.foo",
         "deadletter.handled",
         "$KV.reconciler.x",
-        *(f"$JS.API.STREAM.{what}.INTAKE" for what in ("DELETE", "PURGE", "MSG.DELETE")),
+        *(f"$JS.API.STREAM.{verb}.INTAKE" for verb in ("DELETE", "PURGE", "MSG.DELETE")),
         "$JS.API.CONSUMER.MSG.NEXT.INTAKE.decider-0",
     ],
 }
 DESTRUCTIVE = [
-    f"$JS.API.{what}.{stream}"
-    for what in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE")
+    f"$JS.API.{verb}.{stream}"
+    for verb in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE")
     for stream in (LOG, REJECTIONS, DEADLETTERS)
 ] + [
     "$JS.API.CONSUMER.DELETE.LOG_1.workers=default",
@@ -160,8 +160,10 @@ DESTRUCTIVE = [
 ]
 
 
-@pytest.mark.parametrize("subject", WRITTEN_BY_OTHERS + BEYOND)
-async def test_a_service_may_not(guarded: Guarded, subject: str) -> None:
+@pytest.mark.parametrize("subject", FOREIGN_SUBJECTS + FOREIGN_REQUESTS)
+async def test_a_service_may_not_publish_to_a_foreign_subject(
+    guarded: Guarded, subject: str
+) -> None:
     async with guarded.bus_as("acme") as nc:
         with pytest.raises(BusDeniedError) as denied:
             await request(nc, subject, b"{}", timeout=PATIENCE_SECONDS)
@@ -170,11 +172,13 @@ async def test_a_service_may_not(guarded: Guarded, subject: str) -> None:
     assert guarded.pairs["acme"].public in str(denied.value)
 
 
-@pytest.mark.parametrize("role", FOR_ROLES)
-async def test_a_role_may_not_do_what_another_does(guarded: Guarded, role: str) -> None:
+@pytest.mark.parametrize("role", FORBIDDEN_TO_ROLES)
+async def test_a_role_may_not_publish_what_only_another_role_may(
+    guarded: Guarded, role: str
+) -> None:
     allowed = DESTRUCTIVE[-1:] if role in ("installer", "restore") else []
     async with guarded.bus_as(role) as nc:
-        for subject in [*FOR_ROLES[role], *DESTRUCTIVE]:
+        for subject in [*FORBIDDEN_TO_ROLES[role], *DESTRUCTIVE]:
             if subject in allowed:
                 continue
             with pytest.raises(BusDeniedError):
@@ -184,7 +188,9 @@ async def test_a_role_may_not_do_what_another_does(guarded: Guarded, role: str) 
 @pytest.mark.parametrize(
     "subject", [">", "rejection.>", "_INBOX.>", "_INBOX.other.>", "rec.>", "$JS.EVENT.>", "_R_.>"]
 )
-async def test_a_service_may_not_listen(guarded: Guarded, subject: str) -> None:
+async def test_a_service_may_not_subscribe_to_a_foreign_subject(
+    guarded: Guarded, subject: str
+) -> None:
     async with guarded.bus_as("acme") as nc:
         denied: list[str] = []
 
@@ -194,20 +200,22 @@ async def test_a_service_may_not_listen(guarded: Guarded, subject: str) -> None:
 
         with on_denial(nc, listen):
             await subscribe(nc, subject, _never)
-            await request(nc, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)  # sent behind it
+            await request(
+                nc, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS
+            )  # sent after the subscription
         assert denied == [subject]
 
 
 def _never(_message: object) -> None:
-    raise AssertionError("nothing may come")
+    raise AssertionError("no message may arrive")
 
 
 @pytest.mark.parametrize("consumer", ["acme", "=acme=0"])
 @pytest.mark.parametrize("target", TARGETS)
-async def test_a_service_has_the_server_deliver_nothing_to_another_subject(
+async def test_a_consumer_of_a_service_cannot_deliver_to_another_subject(
     guarded: Guarded, consumer: str, target: str
 ) -> None:
-    """A request for messages that the server publishes itself would take another's actions."""
+    """A pull request that the server itself publishes would take another user's actions."""
     config = {
         "name": consumer,
         "filter_subject": OUTCOMES,
@@ -234,14 +242,14 @@ async def test_a_service_has_the_server_deliver_nothing_to_another_subject(
         {"batch": 10, "seq": 1, "next_by_subj": "log.>"},
     ],
 )
-async def test_a_read_of_something_else_inside_the_request_gives_nothing(
+async def test_the_body_of_a_read_request_cannot_name_another_subject(
     guarded: Guarded, body: dict[str, Any]
 ) -> None:
     subject = f"$JS.API.DIRECT.GET.{LOG}.log.acme.Shape.nothing.outcome.*"
     async with guarded.bus_as("acme") as nc:
-        answer = await request(nc, subject, json.dumps(body).encode(), timeout=PATIENCE_SECONDS)
-    assert (answer.headers or {}).get("Status") in ("404", "408")
-    assert answer.data == b""
+        reply = await request(nc, subject, json.dumps(body).encode(), timeout=PATIENCE_SECONDS)
+    assert (reply.headers or {}).get("Status") in ("404", "408")
+    assert reply.data == b""
 
 
 @pytest.mark.parametrize(
@@ -255,16 +263,16 @@ async def test_a_read_of_something_else_inside_the_request_gives_nothing(
         "_INBOX.other.victim",
     ],
 )
-async def test_the_servers_answer_cannot_be_sent_to_another_client(
+async def test_the_servers_response_cannot_be_sent_to_another_client(
     guarded: Guarded, admin: Client, name: str, target: str
 ) -> None:
-    """In one account, the acknowledgement of my message would be stored in another's log."""
+    """Within an account, a message's acknowledgement could be stored in another user's log."""
     received: list[str] = []
 
-    def hear(message: Any) -> None:
+    def record(message: Any) -> None:
         received.append(message.subject)
 
-    await subscribe(admin, target, hear)
+    await subscribe(admin, target, record)
     await admin.flush()
     first = (await stream_state(admin, INTAKE)).first_seq
     async with guarded.bus_as("acme") as nc:
@@ -278,12 +286,12 @@ async def test_the_servers_answer_cannot_be_sent_to_another_client(
     assert (await stream_state(admin, INTAKE)).first_seq == first
 
 
-async def test_many_at_once_are_denied_each_in_its_place(guarded: Guarded, name: str) -> None:
-    mine = OutgoingMessage(f"rec.desired=acme.acme.Shape.{name}", b"{}")
-    others = OutgoingMessage(f"rec.desired.other.Shape.{name}", b"{}")
+async def test_only_the_denied_messages_of_a_batch_fail(guarded: Guarded, name: str) -> None:
+    own_message = OutgoingMessage(f"rec.desired=acme.acme.Shape.{name}", b"{}")
+    foreign_message = OutgoingMessage(f"rec.desired.other.Shape.{name}", b"{}")
     async with guarded.bus_as("acme") as nc:
         for store in (publish_many, publish_in_batches):
-            first, denied, last = await store(nc, [mine, others, mine])
+            first, denied, last = await store(nc, [own_message, foreign_message, own_message])
             assert isinstance(denied, BusDeniedError)
             assert not isinstance(first, Exception)
             assert not isinstance(last, Exception)
@@ -318,10 +326,10 @@ async def test_the_sdk_names_the_data_that_a_service_may_not_read(
 
 
 @pytest.mark.parametrize("kind", sorted(COMPOSED_KINDS))
-async def test_a_service_cannot_declare_what_only_reconciler_does(
+async def test_a_service_cannot_declare_a_composed_kind(
     guarded: Guarded, name: str, kind: str
 ) -> None:
-    """A set says which resources are its parts, and shows the outputs of these."""
+    """A set names the resources that are its parts, and shows their outputs."""
     async with guarded.bus_as("acme") as nc:
         with pytest.raises(BusDeniedError):
             await publish(nc, f"rec.desired=acme.acme.{kind}.Deployment-{name}", b"{}")
@@ -330,21 +338,21 @@ async def test_a_service_cannot_declare_what_only_reconciler_does(
 async def test_forged_results_of_an_admitted_worker_name_no_action(
     guarded: Guarded, admin: Client, name: str
 ) -> None:
-    """Defence in depth: what the server lets through is checked again by the aggregate."""
+    """Defense in depth: the aggregate also checks the messages that the server accepts."""
 
     async with guarded.sdk_as("acme") as client:
         await client.declare(shape("acme", name))
         await client.wait_for(f"acme/Shape/{name}", generation=1)
     now = datetime.now(UTC)
-    before = await last_from_leader(admin, LOG, f"log.acme.Shape.{name}.>")
-    assert before is not None
+    newest_before = await last_from_leader(admin, LOG, f"log.acme.Shape.{name}.>")
+    assert newest_before is not None
     forged = Reported("no-such-action", 1, now, now, "forger")
     await publish(
         admin, f"rec.result.acme.Shape.{name}", encode_intake("f1", "forger", forged, time=now)
     )
-    await _decided(admin)
-    after = await last_from_leader(admin, LOG, f"log.acme.Shape.{name}.>")
-    assert after == before
+    await _wait_until_decided(admin)
+    newest_after = await last_from_leader(admin, LOG, f"log.acme.Shape.{name}.>")
+    assert newest_after == newest_before
 
 
 async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
@@ -366,10 +374,10 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
     }
     async with guarded.bus_as("acme") as nc:
         await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
-        await _decided(admin)
+        await _wait_until_decided(admin)
         messages = await read_subject(admin, DEADLETTERS, "deadletter.intake.acme.>", start_seq=1)
-        reasons = [json.loads(each.payload)["reason"] for each in messages]
-        (reason,) = [each for each in reasons if f"other/Shape/{name}" in each]
+        reasons = [json.loads(message.payload)["reason"] for message in messages]
+        (reason,) = [reason for reason in reasons if f"other/Shape/{name}" in reason]
         assert f"published for acme/Shape/{name}" in reason
         event |= {"subject": f"acme/Shape/{name}", "id": f"{name}-2"}
         await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
@@ -377,7 +385,7 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
         assert (await client.wait_for(f"acme/Shape/{name}", generation=1)).outcome == "Converged"
 
 
-async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
+async def test_a_reply_goes_only_to_an_inbox_of_the_requesting_user(
     guarded: Guarded, admin: Client, name: str
 ) -> None:
     manifest = {
@@ -386,10 +394,10 @@ async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
         "metadata": {"namespace": "acme", "name": name},
         "spec": {"type": "Square", "color": "Red"},
     }
-    answers: list[Incoming] = []
+    replies: list[Incoming] = []
     async with guarded.bus_as("acme") as acme, guarded.bus_as("other") as other_client:
-        await subscribe(other_client, "_INBOX.other.>", answers.append)
-        await subscribe(acme, "_INBOX.acme.>", answers.append)
+        await subscribe(other_client, "_INBOX.other.>", replies.append)
+        await subscribe(acme, "_INBOX.acme.>", replies.append)
         for user in ("other", "acme"):
             headers = {"Nats-Msg-Id": f"{name}-{user}", REPLY_HEADER: f"_INBOX.{user}.{name}"}
             await publish(
@@ -398,19 +406,19 @@ async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
                 json.dumps(manifest).encode(),
                 headers=headers,
             )
-        await _decided(admin)
+        await _wait_until_decided(admin)
         await request(
             other_client, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS
-        )  # behind all answers
+        )  # after all replies
         await request(acme, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)
-    received = [each for each in answers if each.subject.endswith(name)]
-    assert [each.subject for each in received] == [f"_INBOX.acme.{name}"]
-    answer = json.loads(received[0].data)
-    assert (answer["resource"], answer["id"]) == (f"acme/Shape/{name}", f"{name}-acme")
+    received = [reply for reply in replies if reply.subject.endswith(name)]
+    assert [reply.subject for reply in received] == [f"_INBOX.acme.{name}"]
+    reply = json.loads(received[0].data)
+    assert (reply["resource"], reply["id"]) == (f"acme/Shape/{name}", f"{name}-acme")
 
 
-async def _decided(admin: Client) -> None:
-    """Wait until nothing waits to be decided."""
+async def _wait_until_decided(admin: Client) -> None:
+    """Wait until no message in the intake is pending."""
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

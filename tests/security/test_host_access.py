@@ -1,4 +1,4 @@
-"""Host access by declaration: what each kind can reach of the host, and what stops it."""
+"""Host access through declarations: what each kind can reach, and what prevents it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from reconciler.provider.kind import PROVIDER_CONFIG, Kind, installed_kinds
 from tests.cli.runner import REPOSITORY
 
 
-def refused(kind: Kind, fields: Fields, **allow: tuple[str, ...]) -> str | None:
-    """Return the field that is refused, as ``FIELD: CATEGORY VALUE``; None if all is allowed."""
+def find_refusal(kind: Kind, fields: Fields, **allow: tuple[str, ...]) -> str | None:
+    """Return the forbidden use as ``FIELD: CATEGORY VALUE``, or None if all uses are allowed."""
     checked = kind.check_declared(fields)
     use = find_refused_use(kind.find_host_uses(checked), Allow(**allow))
     return None if use is None else f"{use.path}: {use.category} {use.value}"
@@ -64,7 +64,7 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     (CONTAINER, bind("//etc/./ssl//"), "spec.mounts.source: binds /etc/ssl"),
     (
         CONTAINER,
-        container(mounts=[{"target": "/x", "source": "/etc"}]),  # of a volume
+        container(mounts=[{"target": "/x", "source": "/etc"}]),  # the source of a volume
         "spec.mounts.source: binds /etc",
     ),
     (CONTAINER, container(networks=[{"name": "host"}]), "spec.networks.name: networks host"),
@@ -74,11 +74,11 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     (CONTAINER, container(user="root"), "spec.user: users root"),
     (CONTAINER, container(user="app"), "spec.user: users app"),  # the image may give it any number
     (CONTAINER, container(user="1000:0"), "spec.user: users 1000:0"),
-    # The Engine takes these from the image's /etc/passwd and hands on 32 bits of them: 0.
+    # The Engine reads these from the image's /etc/passwd and passes on 32 bits of them: 0.
     (CONTAINER, container(user="4294967296"), "spec.user: users 4294967296"),
     (CONTAINER, container(user="1000:8589934592"), "spec.user: users 1000:8589934592"),
     (CONTAINER, container(user="2147483648"), "spec.user: users 2147483648"),
-    (CONTAINER, {"image": "busybox:1"}, "spec.user: users 0"),  # as the image says
+    (CONTAINER, {"image": "busybox:1"}, "spec.user: users 0"),  # the image's user
     (
         CONTAINER,
         container(ports=[{"container": 80, "host": 80}]),
@@ -130,7 +130,7 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     (ROUTE, {"backends": ["0.0.0.0:2019"]}, "spec.backends: addresses 0.0.0.0:2019"),
     (
         ROUTE,
-        {"backends": ["rebound.test:2019"]},  # Caddy resolves it, and as often as it likes
+        {"backends": ["rebound.test:2019"]},  # Caddy resolves it, possibly several times
         "spec.backends: addresses rebound.test:2019",
     ),
     (ROUTE, {"backends": ["127.1:2019"]}, "spec.backends: addresses 127.1:2019"),
@@ -170,7 +170,7 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     (DATABASE_ROLE, {"replication": True}, "spec.replication: privileges replication"),
     (
         DATABASE,
-        {"extensions": ["hstore", "dblink"]},  # connects to the machine itself, for every role
+        {"extensions": ["hstore", "dblink"]},  # lets every role connect to the host
         "spec.extensions: privileges extension:dblink",
     ),
     (DATABASE, {"extensions": ["plpython3u"]}, "spec.extensions: privileges extension:plpython3u"),
@@ -178,14 +178,16 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "told"), ATTACKS, ids=[f"{kind.name} {told}" for kind, _, told in ATTACKS]
+    ("kind", "fields", "expected"),
+    ATTACKS,
+    ids=[f"{kind.name} {expected}" for kind, _, expected in ATTACKS],
 )
-def test_nothing_of_the_host_is_used_unless_it_is_allowed(kind: Kind, fields: Fields, told: str):
-    assert refused(kind, fields) == told
-    category, _, value = told.partition(": ")[2].partition(" ")
+def test_host_access_requires_permission(kind: Kind, fields: Fields, expected: str):
+    assert find_refusal(kind, fields) == expected
+    category, _, value = expected.partition(": ")[2].partition(" ")
     if ".." not in value and kind is not ROUTE:
-        assert refused(kind, fields, **{category: (value,)}) is None
-    assert refused(kind, fields, **{category: (f"{value}x", f"x{value}")}) == told
+        assert find_refusal(kind, fields, **{category: (value,)}) is None
+    assert find_refusal(kind, fields, **{category: (f"{value}x", f"x{value}")}) == expected
 
 
 @pytest.mark.parametrize(
@@ -212,11 +214,11 @@ def test_nothing_of_the_host_is_used_unless_it_is_allowed(kind: Kind, fields: Fi
     ],
 )
 def test_fields_without_host_access_need_no_permission(kind: Kind, fields: Fields):
-    assert refused(kind, fields) is None
+    assert find_refusal(kind, fields) is None
 
 
-def _documents(page: Path) -> list[Manifest]:
-    """Return the manifests of a page, or of an example's directory."""
+def _read_manifests(page: Path) -> list[Manifest]:
+    """Return the manifests on a page, or in the directory of an example."""
     if page.is_dir():
         text = "\n---\n".join(each.read_text() for each in sorted(page.rglob("*.yaml")))
     else:
@@ -236,9 +238,9 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[each.name for each in PAGES])
-def test_every_page_and_example_allows_what_it_uses(page: Path):
-    """Visibly: in a ProviderConfig of its own, or in the one that `up` declares."""
-    manifests, kinds = _documents(page), installed_kinds()
+def test_every_page_and_example_allows_its_host_access(page: Path):
+    """In its own ProviderConfig, or in the one that `up` declares."""
+    manifests, kinds = _read_manifests(page), installed_kinds()
     allowed = {name: offer.allow for name, offer in COMPONENTS.items()}
     allowed |= BUS_APIS
     for each in manifests:
@@ -249,9 +251,9 @@ def test_every_page_and_example_allows_what_it_uses(page: Path):
         if kind is None or not kind.is_external:
             continue
         declared = split_manifest(each)
-        # A reference stands for something that another manifest of the page declares.
+        # Another manifest on the page declares the target of a reference.
         resolved_fields = {
-            name: it for name, it in declared.fields.items() if not has_reference(it)
+            name: value for name, value in declared.fields.items() if not has_reference(value)
         }
         try:
             fields = kind.checked_fields(resolved_fields)
@@ -261,37 +263,37 @@ def test_every_page_and_example_allows_what_it_uses(page: Path):
         assert use is None, f"{each.kind}/{each.metadata.name}: {use}"
 
 
-def test_root_is_allowed_explicitly_and_stands_for_every_user():
+def test_permission_for_root_includes_every_user():
     for user in ("0", "root", "app", "1000:0"):
-        assert refused(CONTAINER, container(user=user), users=("0",)) is None
-    assert refused(CONTAINER, {"image": "busybox:1"}, users=("0",)) is None
-    assert refused(CONTAINER, {"image": "busybox:1"}, users=("app",)) is not None
+        assert find_refusal(CONTAINER, container(user=user), users=("0",)) is None
+    assert find_refusal(CONTAINER, {"image": "busybox:1"}, users=("0",)) is None
+    assert find_refusal(CONTAINER, {"image": "busybox:1"}, users=("app",)) is not None
 
 
 def test_images_can_be_restricted():
-    assert refused(CONTAINER, container(), images=("registry.test/**",)) == (
+    assert find_refusal(CONTAINER, container(), images=("registry.test/**",)) == (
         "spec.image: images busybox:1"
     )
     allowed = container(image="registry.test/team/app:1")
-    assert refused(CONTAINER, allowed, images=("registry.test/**",)) is None
-    assert refused(CONTAINER, allowed, images=("registry.test/*",)) is not None
+    assert find_refusal(CONTAINER, allowed, images=("registry.test/**",)) is None
+    assert find_refusal(CONTAINER, allowed, images=("registry.test/*",)) is not None
 
 
-def test_no_field_of_a_container_is_overlooked():
-    """A new field needs a decision here: does it reach the host?"""
-    judged = {"image", "user", "mounts", "ports", "networks"}
+def test_every_field_of_a_container_is_classified():
+    """A new field must be classified: does it give access to the host?"""
+    restricted = {"image", "user", "mounts", "ports", "networks"}
     harmless = {
         *("command", "entrypoint", "env", "workingDir", "memoryBytes", "cpus", "healthCheck"),
         *("restart", "maxRestarts", "stopSeconds", "running"),
     }
-    assert set(CONTAINER.schema.__struct_encode_fields__) == judged | harmless
+    assert set(CONTAINER.schema.__struct_encode_fields__) == restricted | harmless
 
 
-def test_no_kind_is_overlooked():
-    """A new kind needs a decision here: does it reach the host?"""
+def test_every_kind_is_classified():
+    """A new kind must be classified: does it give access to the host?"""
     kinds = [kind for kind in installed_kinds().values() if kind.is_external]
-    using = {kind.name for kind in kinds if kind.find_host_uses is not uses_nothing}
-    assert using == {
+    kinds_with_access = {kind.name for kind in kinds if kind.find_host_uses is not uses_nothing}
+    assert kinds_with_access == {
         *(
             "Container",
             "Database",
@@ -304,15 +306,15 @@ def test_no_kind_is_overlooked():
             "Volume",
         )
     }
-    assert {kind.name for kind in kinds} - using == {
-        *("Bucket", "Consumer", "Grant", "Record", "Shape", "Stream"),  # of their API
+    assert {kind.name for kind in kinds} - kinds_with_access == {
+        *("Bucket", "Consumer", "Grant", "Record", "Shape", "Stream"),  # in their API
         *("Attachment", "Certificate", "Disk"),  # beneath the root of their configuration
-        *("Deployment", "ManifestSet"),  # their parts are judged
+        *("Deployment", "ManifestSet"),  # their parts are checked
     }
 
 
 @pytest.mark.parametrize("source", ["/srv/../etc", "/srv/..", "/../etc"])
-def test_a_bind_never_leads_back(source: str):
+def test_a_bind_must_not_contain_parent_directories(source: str):
     with pytest.raises(InvalidManifestError, match=r"must not contain '\.\.'"):
         CONTAINER.check_declared(bind(source))
     assert not Allow(binds=("/srv/**", "/**")).permits("binds", source)
@@ -322,7 +324,7 @@ def test_a_bind_never_leads_back(source: str):
     ("pattern", "path", "allowed"),
     [
         ("/srv/data", "/srv/data", True),
-        ("/srv/data", "/srv/data/x", False),  # a container may have made a link of it
+        ("/srv/data", "/srv/data/x", False),  # a container may have replaced it with a link
         ("/srv/*", "/srv/data", True),
         ("/srv/*", "/srv/data/x", False),
         ("/srv/*", "/srv", False),
@@ -352,7 +354,7 @@ def test_patterns_match_a_value_as_a_whole(pattern: str, path: str, allowed: boo
         ("/srv//x",),
     ],
 )
-def test_a_configuration_may_not_allow_what_leads_elsewhere(binds: tuple[str, ...]):
+def test_a_configuration_may_not_allow_ambiguous_paths(binds: tuple[str, ...]):
     with pytest.raises(InvalidManifestError, match=r"spec\.allow\.binds"):
         check_allow(Allow(binds=binds))
     spec = {"provider": "docker", "endpoint": "unix:///d.sock", "allow": {"binds": list(binds)}}
@@ -375,7 +377,7 @@ def test_separate_paths_may_be_allowed(binds: tuple[str, ...]):
         *("168.63.129.16", "fd20:ce::254", "64:ff9b:1::7f00:1", "::ffff:0:127.0.0.1"),
     ],
 )
-def test_addresses_of_the_host(address: str):
+def test_addresses_of_the_host_are_recognized(address: str):
     assert is_host_address(address)
     assert names_host(address)
     assert names_host(f"[{address}]") or ":" not in address
@@ -388,5 +390,5 @@ def test_addresses_of_the_host(address: str):
         *("fd00::1", "2001:db8::1", "::ffff:10.0.0.1", "64:ff9b::a00:1"),
     ],
 )
-def test_addresses_of_other_machines(address: str):
+def test_addresses_of_other_machines_are_not_host_addresses(address: str):
     assert not is_host_address(address)

@@ -30,7 +30,7 @@ async def declare_raw(nc: Client, namespace: str, name: str, message_id: str) ->
     return ack.duplicate
 
 
-async def test_46_two_services_may_use_the_same_id(guarded: Guarded, name: str) -> None:
+async def test_46_services_may_use_the_same_id(guarded: Guarded, name: str) -> None:
     for namespace in ("acme", "other"):
         async with guarded.bus_as(namespace) as nc:
             assert not await declare_raw(nc, namespace, f"{name}-{namespace}", "order-1")
@@ -40,10 +40,10 @@ async def test_46_two_services_may_use_the_same_id(guarded: Guarded, name: str) 
             assert outcome.outcome == "Converged"
 
 
-async def test_46_a_service_cannot_suppress_the_result_of_anothers_action(
+async def test_46_a_service_cannot_suppress_a_result_of_another_service(
     guarded: Guarded, name: str
 ) -> None:
-    """Ids of results can be computed: they consist of the action, the attempt and the worker."""
+    """Ids of results are predictable: they consist of the action, the attempt and the worker."""
     victim = f"other/Shape/{name}"
     async with guarded.sdk_as("other") as service, guarded.sdk_as("operator") as operator:
         await service.declare(shape("other", name))
@@ -58,7 +58,7 @@ async def test_46_a_service_cannot_suppress_the_result_of_anothers_action(
         assert (await service.wait_for(victim, generation=2)).outcome == "Converged"
 
 
-async def test_the_same_id_twice_is_one_generation(guarded: Guarded, name: str) -> None:
+async def test_a_repeated_id_creates_one_generation(guarded: Guarded, name: str) -> None:
     async with guarded.bus_as("acme") as nc:
         for _ in range(2):
             assert not await declare_raw(nc, "acme", name, f"{name}-1")

@@ -1,4 +1,4 @@
-"""The main job, with every role under a user that may do its part and nothing else."""
+"""The main workflow, with each role under a user that has only the required permissions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from reconciler.ports import DeadLetter, IntakeDelivery
 from reconciler.sdk import Client, OutcomeStream
 from reconciler.wiring import ROLES as RUNNING_ROLES
 from reconciler.wiring import Role, open_connection, running
-from tests.cli.runner import Cli, Inside, Ran
+from tests.cli.runner import Cli, CommandResult, InProcessCli
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-async def test_a_service_declares_drifts_and_withdraws_and_nothing_is_denied(
+async def test_a_service_declares_and_withdraws_without_denials(
     guarded: Guarded, name: str
 ) -> None:
     violations_before = guarded.violations()
@@ -43,19 +43,19 @@ async def test_a_service_declares_drifts_and_withdraws_and_nothing_is_denied(
         assert outcome.outcome == "Converged"
 
         (await api.delete(f"/shapes/{name}")).raise_for_status()
-        await _until_there(api, name)
+        await _wait_until_exists(api, name)
 
         answer = await client.withdraw(key)
         deleted_outcome = await client.wait_for(key, generation=answer.generation)
         assert deleted_outcome.outcome == "Deleted"
         assert (await api.get(f"/shapes/{name}")).status_code == 404
-    # The client tries once each whether it may read the format of the log, and follow freely.
+    # The client tries once to read the format of the log, and once to follow it freely.
     requests = [line for line in guarded.violations() if line not in violations_before]
     assert [line for line in requests if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
     assert len(requests) == 2
 
 
-async def _until_there(api: httpx.AsyncClient, name: str) -> None:
+async def _wait_until_exists(api: httpx.AsyncClient, name: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await api.get(f"/shapes/{name}")).status_code == 404:  # noqa: ASYNC110 - a poll
             await asyncio.sleep(0.05)
@@ -102,15 +102,18 @@ async def test_the_examples_run_as_a_service(guarded: Guarded, name: str) -> Non
 
 
 async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]:
-    """Run a program as people do, with nothing but a key in its environment."""
-    keyed = {"RECONCILER_NATS_URL": guarded.bus.url, "RECONCILER_NKEY": str(guarded.key("default"))}
+    """Run a program as a user does, with only a key in its environment."""
+    key_variables = {
+        "RECONCILER_NATS_URL": guarded.bus.url,
+        "RECONCILER_NKEY": str(guarded.key("default")),
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(EXAMPLES / program),
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **keyed},
+        env={**os.environ, **key_variables},
     )
     try:
         async with asyncio.timeout(2 * PATIENCE_SECONDS):
@@ -123,9 +126,7 @@ async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]
 
 
 @pytest.mark.parametrize("role", RUNNING_ROLES)
-async def test_a_role_starts_again_beside_a_log_with_a_history(
-    guarded: Guarded, role: Role
-) -> None:
+async def test_a_role_restarts_on_a_log_with_a_history(guarded: Guarded, role: Role) -> None:
     count_before = len(guarded.violations())
     async with (
         open_connection(guarded.bus.url, access=guarded.access(role)) as nc,
@@ -144,7 +145,7 @@ async def test_a_role_starts_again_beside_a_log_with_a_history(
         ("observer", "observation"),
     ],
 )
-async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
+async def test_a_role_stores_dead_letters_and_counts_discarded_messages(
     guarded: Guarded, name: str, role: str, stage: Stage
 ) -> None:
     subject = intake("observed", ResourceKey("acme", "Shape", name))
@@ -158,48 +159,52 @@ async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
         await discard(nc, dead_letters)
     async with guarded.bus_as("operator") as nc:
         counts = await read_discarded(nc)
-        assert ("acme", stage) in {(each.namespace, each.stage) for each in counts}
+        assert ("acme", stage) in {(count.namespace, count.stage) for count in counts}
 
 
-async def test_two_services_do_not_see_each_other(guarded: Guarded, name: str) -> None:
+async def test_services_do_not_receive_the_outcomes_of_other_services(
+    guarded: Guarded, name: str
+) -> None:
     async with (
         guarded.sdk_as("acme") as acme,
         guarded.sdk_as("other") as other_client,
         other_client.outcomes("other") as outcomes,
         asyncio.timeout(PATIENCE_SECONDS),
     ):
-        await _converged(acme, "acme", name)
-        await _converged(other_client, "other", f"{name}-o")
+        await _declare_and_wait(acme, "acme", name)
+        await _declare_and_wait(other_client, "other", f"{name}-o")
         async for outcome in outcomes:
             assert outcome.key.namespace == "other"
             if outcome.key.name == f"{name}-o":
                 break
 
 
-async def _converged(client: Client, namespace: str, name: str) -> None:
+async def _declare_and_wait(client: Client, namespace: str, name: str) -> None:
     answer = await client.declare(shape(namespace, name))
     await client.wait_for(f"{namespace}/Shape/{name}", generation=answer.generation)
 
 
 @pytest.fixture
 def commands(guarded: Guarded, tmp_path: Path) -> Run:
-    """Run the command line as a user; nothing may be denied."""
-    cli: Cli = Inside(tmp_path)
+    """Run commands as a user; fail if the server denies a request."""
+    cli: Cli = InProcessCli(tmp_path)
 
-    def run_as(user: str, *arguments: str, text: str | None = None, status: int = 0) -> Ran:
+    def run_as(
+        user: str, *arguments: str, text: str | None = None, status: int = 0
+    ) -> CommandResult:
         count_before = len(guarded.violations())
-        ran = cli.run(
+        result = cli.run(
             *arguments, "--nkey", str(guarded.key(user)), "--nats-url", guarded.bus.url, text=text
         )
-        assert ran.status == status, f"{arguments}: {ran}"
+        assert result.status == status, f"{arguments}: {result}"
         assert guarded.violations()[count_before:] == []
-        return ran
+        return result
 
     return run_as
 
 
 def circle(name: str) -> str:
-    """Write a manifest as people do."""
+    """Return the manifest of a circle as JSON."""
     return json.dumps(
         {
             "apiVersion": "shapes/v1",
@@ -221,7 +226,7 @@ def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
     commands("operator", "delete", "Shape", name, "--wait")
 
 
-def test_an_operator_decides_about_what_is_held(commands: Run, name: str) -> None:
+def test_an_operator_decides_about_held_resources(commands: Run, name: str) -> None:
     commands("operator", "apply", "-f", "-", "--wait", text=circle(name))
     commands("operator", "finalizer", "add", "Shape", name, "billing/last-invoice")
     commands("operator", "delete", "Shape", name, "--wait", status=1)
@@ -231,26 +236,26 @@ def test_an_operator_decides_about_what_is_held(commands: Run, name: str) -> Non
     commands("operator", "release", "Shape", name, "--reason", "billing is shut down")
 
 
-def test_an_operator_deals_with_dead_letters(commands: Run, guarded: Guarded, name: str) -> None:
-    asyncio.run(_refused(guarded, name))
+def test_an_operator_handles_dead_letters(commands: Run, guarded: Guarded, name: str) -> None:
+    asyncio.run(_declare_invalid_shape(guarded, name))
     key = ("--resource", f"acme/Shape/{name}")
     deadline = time.monotonic() + PATIENCE_SECONDS
     number = 0
     while not number and time.monotonic() < deadline:
-        listed = commands("operator", "deadletters", "list", *key, "-o", "json").json
-        number = listed[-1]["number"] if listed else 0
+        dead_letters = commands("operator", "deadletters", "list", *key, "-o", "json").json
+        number = dead_letters[-1]["number"] if dead_letters else 0
     commands("operator", "deadletters", "show", str(number))
     commands("operator", "deadletters", "retry", str(number), status=1)
     commands("operator", "deadletters", "dismiss", str(number), "--note", "a test")
 
 
-async def _refused(guarded: Guarded, name: str) -> None:
+async def _declare_invalid_shape(guarded: Guarded, name: str) -> None:
     async with guarded.sdk_as("acme") as client:
         with pytest.raises(DeclarationRefusedError):
             await client.declare(shape("acme", name, "Mauve"))
 
 
-OF_OPERATORS = [
+OPERATOR_COMMANDS = [
     ("approve", "Shape", "foo", "--hold", "LossGuard"),
     ("approve", "--all", "--hold", "LossGuard"),
     ("finalizer", "add", "Shape", "foo", "billing/last-invoice"),
@@ -264,16 +269,23 @@ OF_OPERATORS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", OF_OPERATORS, ids=" ".join)
-def test_a_service_gets_one_line_about_each_forbidden_request(
+@pytest.mark.parametrize("arguments", OPERATOR_COMMANDS, ids=" ".join)
+def test_a_service_gets_a_one_line_error_for_each_forbidden_command(
     guarded: Guarded, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    elsewhere = () if arguments[0] in ("deadletters", "doctor", "backup") else ("-n", "other")
-    ran = Inside(tmp_path).run(
-        *arguments, *elsewhere, "--nkey", str(guarded.key("acme")), "--nats-url", guarded.bus.url
+    namespace_option = (
+        () if arguments[0] in ("deadletters", "doctor", "backup") else ("-n", "other")
     )
-    assert (ran.status, ran.out) == (1, "")
-    first_line = ran.err.removeprefix(f"bus: {guarded.bus.url} (flag --nats-url)\n")
+    result = InProcessCli(tmp_path).run(
+        *arguments,
+        *namespace_option,
+        "--nkey",
+        str(guarded.key("acme")),
+        "--nats-url",
+        guarded.bus.url,
+    )
+    assert (result.status, result.out) == (1, "")
+    first_line = result.err.removeprefix(f"bus: {guarded.bus.url} (flag --nats-url)\n")
     assert first_line.startswith("error: ")
     assert guarded.pairs["acme"].public in first_line
     assert "may not" in first_line
@@ -282,31 +294,31 @@ def test_a_service_gets_one_line_about_each_forbidden_request(
 
 
 @pytest.mark.parametrize("user", ["operator", "auditor"])
-def test_outcomes_are_watched(guarded: Guarded, cli: Cli, user: str) -> None:
+def test_operators_and_auditors_watch_outcomes(guarded: Guarded, cli: Cli, user: str) -> None:
     key = str(guarded.key(user))
-    watching = cli.start(
+    process = cli.start(
         "watch", "--since-start", "-o", "json", "--nats-url", guarded.bus.url, "--nkey", key
     )
-    assert watching.stdout is not None
-    assert json.loads(watching.stdout.readline())["outcome"]
-    watching.terminate()
-    watching.communicate(timeout=PATIENCE_SECONDS)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["outcome"]
+    process.terminate()
+    process.communicate(timeout=PATIENCE_SECONDS)
 
 
-def test_a_denied_document_hides_no_result_of_the_others(
+def test_a_denied_document_does_not_hide_the_results_of_the_others(
     guarded: Guarded, tmp_path: Path, name: str
 ) -> None:
-    """Otherwise the user believes that nothing was declared or deleted."""
-    cli, key = Inside(tmp_path), str(guarded.key("acme"))
+    """Otherwise it would look as if nothing was declared or deleted."""
+    cli, key = InProcessCli(tmp_path), str(guarded.key("acme"))
     both = "\n---\n".join(
         circle(name).replace('"name"', f'"namespace": "{namespace}", "name"', 1)
         for namespace in ("acme", "other")
     )
     options = ("-f", "-", "-o", "json", "--nkey", key, "--nats-url", guarded.bus.url)
     for command in ("apply", "delete"):
-        ran = cli.run(command, *options, text=both)
-        assert ran.status == 1
-        accepted, denied = ran.json
+        result = cli.run(command, *options, text=both)
+        assert result.status == 1
+        accepted, denied = result.json
         assert accepted["resource"] == f"acme/Shape/{name}"
         assert accepted["accepted"]
         assert (denied["resource"], denied["reason"]) == (f"other/Shape/{name}", "Denied")
@@ -316,14 +328,14 @@ def test_a_denied_document_hides_no_result_of_the_others(
 def test_a_service_sends_a_kind_whose_name_resembles_an_installed_one(
     guarded: Guarded, tmp_path: Path, name: str
 ) -> None:
-    """It may not read the definitions, by which a misspelled name is recognized."""
+    """A service may not read the definitions, which are needed to recognize a typo."""
     text = circle(name).replace("Shape", "Shapes").replace('"name"', '"namespace": "acme", "name"')
     options = ("-f", "-", "--nkey", str(guarded.key("acme")), "--nats-url", guarded.bus.url)
-    ran = Inside(tmp_path).run("apply", *options, text=text)
-    assert "kind 'Shapes' is not registered" in ran.out  # the decider's answer
+    result = InProcessCli(tmp_path).run("apply", *options, text=text)
+    assert "kind 'Shapes' is not registered" in result.out  # the decider's reply
 
 
-def test_an_installer_upgrades(commands: Run) -> None:
+def test_an_installer_can_run_init(commands: Run) -> None:
     commands("installer", "init")
 
 
@@ -355,13 +367,13 @@ def test_checks_that_an_auditor_may_not_read_are_skipped_by_doctor(
     guarded: Guarded, tmp_path: Path
 ) -> None:
     key = ("--nkey", str(guarded.key("auditor")), "--nats-url", guarded.bus.url)
-    checks = Inside(tmp_path).ok("doctor", "-o", "json", *key).json
-    skipped = [each for each in checks if each["status"] == "skip"]
+    checks = InProcessCli(tmp_path).ok("doctor", "-o", "json", *key).json
+    skipped = [check for check in checks if check["status"] == "skip"]
     assert skipped
-    assert all("may not" in each["details"] for each in skipped)
-    assert "log" in {each["check"] for each in checks if each["status"] == "ok"}
-    unread = {"streams", "replicas", "stream limits", "stages", "dead letters", "discarded"}
-    assert {each["check"] for each in skipped} == unread, "as docs/how-to/operate.md says"
+    assert all("may not" in check["details"] for check in skipped)
+    assert "log" in {check["check"] for check in checks if check["status"] == "ok"}
+    unreadable = {"streams", "replicas", "stream limits", "stages", "dead letters", "discarded"}
+    assert {check["check"] for check in skipped} == unreadable, "as docs/how-to/operate.md says"
 
 
 def test_a_service_that_applies_a_set_learns_which_role_it_needs(

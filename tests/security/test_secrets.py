@@ -1,4 +1,4 @@
-"""Secrets stay where they are: not in a stream, a log line, an error or a command's output."""
+"""No secret appears in a stream, a log line, an error or a command's output."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _shape(name: str, config: str) -> Manifest:
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    """A server that wants a password, as the URL with it."""
+    """Run a server that requires a password; yield its URL with the password."""
     server = EmbeddedServer()
     users = f'authorization {{ user: "reconciler", password: "{PASSWORD}" }}'
     await server.start(tmp_path / "nats", extra_config=users)
@@ -66,7 +66,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
     await server.stop()
 
 
-async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
+async def test_a_secret_that_an_api_repeats_appears_nowhere(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLANTED_TOKEN", FROM_VARIABLE)
@@ -88,9 +88,9 @@ async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
             await _wait_for_listing(client)
         received_headers = {header for api in apis.values() for header in api.received}
         assert received_headers == {f"Bearer {FROM_VARIABLE}", f"Bearer {FROM_FILE}"}
-        stored = await _everything_stored(nc)
-        output_lines = await asyncio.to_thread(_commands, tmp_path, url)
-    assert b"you sent Bearer ***" in stored  # the API's words are there, without the secret
+        stored = await _read_all_streams(nc)
+        output_lines = await asyncio.to_thread(_run_commands, tmp_path, url)
+    assert b"you sent Bearer ***" in stored  # the API's message is stored without the secret
     logs = "\n".join(logged) + "".join(capfd.readouterr())
     for secret in SECRETS:
         for form in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
@@ -100,30 +100,30 @@ async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
 
 
 def _log_everything() -> list[str]:
-    """Have everything logged at debug level, as `--log-level debug` does, and keep it."""
+    """Log at debug level, as `--log-level debug` does; return the list that receives the lines."""
     configure_logs("debug")
     lines: list[str] = []
 
-    class Keeping(logging.Handler):
+    class LineHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(f"{record.getMessage()} {record.exc_info}")
 
     root = logging.getLogger()
-    root.addHandler(Keeping())
+    root.addHandler(LineHandler())
     return lines
 
 
 async def _wait_for_failure(client: Sdk, shape: str) -> None:
     """Wait until a call has failed, and its reason is in the log."""
-    await _until(client, shape, "reconciler.log.ActionFailed")
+    await _wait_for_event(client, shape, "reconciler.log.ActionFailed")
 
 
 async def _wait_for_listing(client: Sdk) -> None:
     """Wait until the listing with the header in a label is in the log."""
-    await _until(client, "default/Shape/echo", "")
+    await _wait_for_event(client, "default/Shape/echo", "")
 
 
-async def _until(client: Sdk, shape: str, event_type: str) -> None:
+async def _wait_for_event(client: Sdk, shape: str, event_type: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.replay(follow=True)) as batches:
         async for batch in batches:
             for _, event in batch:
@@ -131,8 +131,8 @@ async def _until(client: Sdk, shape: str, event_type: str) -> None:
                     return
 
 
-async def _everything_stored(nc: Client) -> bytes:
-    """Every message of every stream, headers and all."""
+async def _read_all_streams(nc: Client) -> bytes:
+    """Return the messages of all streams with their headers."""
     payloads: list[bytes] = []
     for stream in ALL_STREAMS:
         for message in await read_subject(nc, stream, ">"):
@@ -141,21 +141,21 @@ async def _everything_stored(nc: Client) -> bytes:
     return b"\n".join(payloads)
 
 
-def _commands(folder: Path, url: str) -> str:
-    """What every command that reads shows, its errors and tracebacks included."""
+def _run_commands(folder: Path, url: str) -> str:
+    """Return the output of commands that read, with errors and tracebacks."""
     cli = Cli(folder)
     outputs: list[str] = []
     for arguments in (("describe", "Shape/s400"), ("history", "Shape/s500"), ("doctor",)):
-        ran = cli.run(
+        result = cli.run(
             *arguments, "--nats-url", url, "--log-level", "debug", PLANTED_TOKEN=FROM_VARIABLE
         )
-        outputs += [ran.out, ran.err]
-    wrong = cli.run("get", "--nats-url", url.replace(PASSWORD, f"{PASSWORD}x"), "--debug")
-    assert wrong.status == 1
-    return "\n".join([*outputs, wrong.out, wrong.err])
+        outputs += [result.out, result.err]
+    failed = cli.run("get", "--nats-url", url.replace(PASSWORD, f"{PASSWORD}x"), "--debug")
+    assert failed.status == 1
+    return "\n".join([*outputs, failed.out, failed.err])
 
 
-async def test_a_secret_in_the_place_of_its_reference_is_refused_and_erased(
+async def test_a_secret_in_place_of_a_reference_is_refused_and_erased(
     guarded: Guarded, admin: Client, name: str
 ) -> None:
     misplaced = "sk-live-planted-4711"
@@ -166,52 +166,52 @@ async def test_a_secret_in_the_place_of_its_reference_is_refused_and_erased(
             assert misplaced not in str(refused.value)
         with pytest.raises(DeclarationRefusedError):
             await operator.declare(_config(name, f"http://u:{misplaced}@127.0.0.1:1", {}))
-    stored = await _everything_stored(admin)
+    stored = await _read_all_streams(admin)
     assert misplaced.encode() not in stored
-    assert f"ProviderConfig.{name}".encode() in stored  # of the dead letters that say why
+    assert f"ProviderConfig.{name}".encode() in stored  # the dead letters give the reason
 
 
-async def test_a_seed_is_shown_by_no_error_and_no_log(
+async def test_no_error_and_no_log_line_shows_a_seed(
     tmp_path: Path, guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     stranger = Pair.of_user()
     key = stranger.write(tmp_path / "stranger.nk")
     outputs: list[str] = []
-    for path in (key, _damaged(tmp_path, stranger), _halved(tmp_path, stranger)):
+    for path in (key, _write_damaged(tmp_path, stranger), _write_half(tmp_path, stranger)):
         with pytest.raises(BusAccessError) as refused:
             await connect(guarded.bus.url, name="stranger", access=Access(nkey=path))
         outputs += traceback.format_exception(refused.value)
     assert stranger.seed[:20] not in "\n".join([*outputs, caplog.text])
 
 
-def _damaged(folder: Path, pair: Pair) -> Path:
+def _write_damaged(folder: Path, pair: Pair) -> Path:
     path = folder / "damaged.nk"
     path.write_text(pair.seed[:-1] + ("A" if pair.seed[-1] != "A" else "B"))
     return path
 
 
-def _halved(folder: Path, pair: Pair) -> Path:
+def _write_half(folder: Path, pair: Pair) -> Path:
     path = folder / "halved.nk"
     path.write_text(pair.seed[:30])
     return path
 
 
 def test_a_url_is_shown_without_its_secrets() -> None:
-    for url_given, expected in (
+    for url, expected in (
         ("nats://u:p@h:1", "nats://h:1"),
         ("nats://token@h:1,tls://u:p@i:2", "nats://h:1,tls://i:2"),
         ("u:p@h:1", "h:1"),
         ("nats://u:p@ss@h:1", "nats://h:1"),
         ("nats://h:1", "nats://h:1"),
     ):
-        assert redact_url(url_given) == expected
+        assert redact_url(url) == expected
 
 
-async def test_a_server_that_is_away_is_named_without_the_password() -> None:
-    with pytest.raises(BusError) as away:
+async def test_an_unreachable_server_is_named_without_the_password() -> None:
+    with pytest.raises(BusError) as raised:
         await connect(f"nats://u:{PASSWORD}@127.0.0.1:1", name="t", timeout_seconds=0.2)
-    assert PASSWORD not in str(away.value)
+    assert PASSWORD not in str(raised.value)
 
 
 def test_an_unexpected_error_is_reported_without_the_secret() -> None:
@@ -229,18 +229,18 @@ def test_an_unexpected_error_is_reported_without_the_secret() -> None:
 
 
 def test_a_long_error_is_cut_before_it_is_searched() -> None:
-    """An API may repeat megabytes in its answer, and searching them would stop the event loop."""
+    """An API may repeat megabytes in its response; searching them would block the event loop."""
     secrecy = Secrecy(FROM_VARIABLE)
     long = "\\u1234" * 500_000
     began = time.process_time()
     assert not secrecy.is_in(long[:MAX_ERROR_CHARACTERS])
-    once, began = time.process_time() - began, time.process_time()
+    search_seconds, began = time.process_time() - began, time.process_time()
     for error in (ProviderError(long), ConfigurationError(long), ValueError(long)):
         with pytest.raises(Exception, match="u1234") as caught, mask_secrets(secrecy):
             raise error from ProviderError(f"{long} {FROM_VARIABLE}")
         assert len(str(caught.value)) <= MAX_ERROR_CHARACTERS + len("ValueError: ")
         assert caught.value.__cause__ is None
-    assert time.process_time() - began < 100 * once  # whole, each takes 180 times as long
+    assert time.process_time() - began < 100 * search_seconds  # without the cut 180 times
 
 
 def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
@@ -263,7 +263,7 @@ def _fail_with(text: str) -> None:
     raise KeyError(f"header {text}")
 
 
-def test_a_secret_is_hidden_in_every_form_in_which_it_is_repeated() -> None:
+def test_a_secret_is_hidden_in_every_encoding() -> None:
     secrecy = Secrecy(FROM_VARIABLE)
     text = f"{FROM_VARIABLE} {json.dumps({'a': FROM_VARIABLE})} planted-in%2Fa%2Bvariable%3D7f3a"
     hidden = secrecy.hide(f"{text} cGxhbnRlZC1pbi9hK3ZhcmlhYmxlPTdmM2E=")

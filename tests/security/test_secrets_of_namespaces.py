@@ -59,12 +59,12 @@ async def world(
     return world
 
 
-def file(of: str, called: str, **secret: str) -> Manifest:
+def file(own_namespace: str, file_name: str, **secret: str) -> Manifest:
     content = {"$secret" if key == "secret" else key: value for key, value in secret.items()}
     plain: dict[str, Any] = {
         "apiVersion": "files/v1",
         "kind": "File",
-        "metadata": {"name": called, "namespace": of},
+        "metadata": {"name": file_name, "namespace": own_namespace},
         "spec": {"providerConfigRef": {"name": "files"}, "content": content},
     }
     return msgspec.convert(plain, Manifest)
@@ -74,7 +74,7 @@ def key_of(manifest: Manifest) -> ResourceKey:
     return ResourceKey(manifest.metadata.namespace, manifest.kind, manifest.metadata.name)
 
 
-async def test_no_declarer_reads_the_environment_of_the_roles(world: World, root: Path) -> None:
+async def test_no_declaration_reads_the_environment_of_the_roles(world: World, root: Path) -> None:
     hostile = [
         file("shop", "url", secret="RECONCILER_PLANTED_URL", store="env"),
         file("shop", "cloud", secret="AWS_SECRET_ACCESS_KEY", store="env"),

@@ -1,4 +1,4 @@
-"""TLS to the bus and to the APIs: verified always, insisted on, and its failures are told."""
+"""TLS to the bus and to the APIs is always verified, and its failures are reported."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -34,13 +34,13 @@ from tests.security.tls_proxy import TlsProxy
 
 
 @dataclass(frozen=True)
-class Papers:
-    """An authority with its certificates, and another, untrusted authority."""
+class Certificates:
+    """A CA with a server certificate, and an untrusted CA."""
 
     folder: Path
-    authority: trustme.CA
+    trusted_ca: trustme.CA
     server: trustme.LeafCert
-    stranger: trustme.CA
+    untrusted_ca: trustme.CA
 
     def write(self, name: str, blob: trustme.Blob) -> Path:
         path = self.folder / name
@@ -48,8 +48,8 @@ class Papers:
         return path
 
     @property
-    def ca(self) -> Path:
-        return self.write("ca.pem", self.authority.cert_pem)
+    def ca_path(self) -> Path:
+        return self.write("ca.pem", self.trusted_ca.cert_pem)
 
     def pair(self, name: str, leaf: trustme.LeafCert) -> tuple[Path, Path]:
         return (
@@ -59,41 +59,43 @@ class Papers:
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> Papers:
-    authority = trustme.CA()
-    return Papers(tmp_path, authority, authority.issue_cert("127.0.0.1"), trustme.CA())
+def certificates(tmp_path: Path) -> Certificates:
+    trusted_ca = trustme.CA()
+    return Certificates(tmp_path, trusted_ca, trusted_ca.issue_cert("127.0.0.1"), trustme.CA())
 
 
-async def _server(papers: Papers, more: str = "", users: str = "") -> EmbeddedServer:
-    certificate, key = papers.pair("server", papers.server)
+async def _start_server(
+    certificates: Certificates, more: str = "", users: str = ""
+) -> EmbeddedServer:
+    certificate, key = certificates.pair("server", certificates.server)
     server = EmbeddedServer()
     tls = f'tls {{ cert_file: "{certificate}", key_file: "{key}", {more} }}\n{users}'
-    await server.start(papers.folder / "nats", extra_config=tls)
+    await server.start(certificates.folder / "nats", extra_config=tls)
     return server
 
 
 CLUSTER = 'name: c, listen: "127.0.0.1:-1", routes: ["nats://127.0.0.1:1"]'
 
 
-async def test_the_configuration_of_the_guide_requires_tls_of_clients_and_routes(
-    papers: Papers,
+async def test_the_configuration_in_the_guide_requires_tls_from_clients_and_routes(
+    certificates: Certificates,
 ) -> None:
     (text,) = blocks(DOCS / "security.md", "conf")
-    certificate, key = papers.pair("server", papers.server)
-    here = {
+    certificate, key = certificates.pair("server", certificates.server)
+    replacements = {
         "/etc/nats/server.pem": str(certificate),
         "/etc/nats/server.key": str(key),
-        "/etc/nats/ca.pem": str(papers.ca),
+        "/etc/nats/ca.pem": str(certificates.ca_path),
         "cluster {": f"server_name: a\ncluster {{\n{CLUSTER}",
     }
-    for old, new in here.items():
+    for old, new in replacements.items():
         assert old in text
         text = text.replace(old, new)
     server = EmbeddedServer()
-    await server.start(papers.folder / "nats", extra_config=text)
+    await server.start(certificates.folder / "nats", extra_config=text)
     url = server.url.replace("nats://", "tls://")
     try:
-        await (await connect(url, name="guide", access=Access(tls_ca=papers.ca))).close()
+        await (await connect(url, name="guide", access=Access(tls_ca=certificates.ca_path))).close()
         with pytest.raises(BusAccessError, match="certificate is not trusted"):
             await connect(url, name="guide", access=Access())
     finally:
@@ -101,9 +103,9 @@ async def test_the_configuration_of_the_guide_requires_tls_of_clients_and_routes
 
 
 @pytest.fixture
-async def bus(papers: Papers) -> AsyncIterator[str]:
-    """A server that demands TLS, and a certificate of its clients."""
-    server = await _server(papers, f'ca_file: "{papers.ca}", verify: true')
+async def bus(certificates: Certificates) -> AsyncIterator[str]:
+    """Run a server that requires TLS with client certificates; yield its URL."""
+    server = await _start_server(certificates, f'ca_file: "{certificates.ca_path}", verify: true')
     yield server.url.replace("nats://", "tls://")
     await server.stop()
 
@@ -116,13 +118,13 @@ async def api(tmp_path: Path) -> AsyncIterator[FaultyApi]:
     await process.stop()
 
 
-async def test_the_main_job_over_tls_on_both_sides(
-    papers: Papers, bus: str, api: FaultyApi
+async def test_the_main_workflow_runs_over_tls_on_both_sides(
+    certificates: Certificates, bus: str, api: FaultyApi
 ) -> None:
-    certificate, key = papers.pair("client", papers.authority.issue_cert("reconciler"))
-    access = Access(tls_ca=papers.ca, tls_cert=certificate, tls_key=key)
+    certificate, key = certificates.pair("client", certificates.trusted_ca.issue_cert("reconciler"))
+    access = Access(tls_ca=certificates.ca_path, tls_cert=certificate, tls_key=key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    papers.server.configure_cert(context)
+    certificates.server.configure_cert(context)
     async with open_connection(bus, access=access) as nc:
         await initialize(nc)
     async with (
@@ -131,68 +133,74 @@ async def test_the_main_job_over_tls_on_both_sides(
         connect_sdk(bus, source="test", access=access) as client,
         running(nc, ROLES),
     ):
-        trusted = provider_config(proxy.url, tls={"caFile": str(papers.ca)})
+        trusted = provider_config(proxy.url, tls={"caFile": str(certificates.ca_path)})
         await client.declare(trusted)
         await client.declare(shape("default", "over-tls"))
         outcome = await client.wait_for("default/Shape/over-tls", generation=1)
         assert outcome.outcome == "Converged"
         assert proxy.connections > 0
         environment = {
-            "RECONCILER_TLS_CA": str(papers.ca),
+            "RECONCILER_TLS_CA": str(certificates.ca_path),
             "RECONCILER_TLS_CERT": str(certificate),
             "RECONCILER_TLS_KEY": str(key),
         }
-        cli = Cli(papers.folder)
-        ran = await asyncio.to_thread(cli.run, "get", "-A", "--nats-url", bus, **environment)
-        assert ran.status == 0, ran
-        assert "over-tls" in ran.out
+        cli = Cli(certificates.folder)
+        result = await asyncio.to_thread(cli.run, "get", "-A", "--nats-url", bus, **environment)
+        assert result.status == 0, result
+        assert "over-tls" in result.out
 
 
-async def test_an_authority_that_is_not_trusted_is_reported_at_once(
-    papers: Papers, bus: str
+async def test_an_untrusted_ca_is_reported_immediately(
+    certificates: Certificates, bus: str
 ) -> None:
-    other_ca = papers.write("other.pem", papers.stranger.cert_pem)
+    other_ca = certificates.write("other.pem", certificates.untrusted_ca.cert_pem)
     with pytest.raises(BusAccessError, match=r"certificate is not trusted.*--tls-ca"):
         await connect(bus, name="t", access=Access(tls_ca=other_ca))
     with pytest.raises(BusAccessError, match="certificate is not trusted"):
-        await connect(bus, name="t")  # the system's authorities
+        await connect(bus, name="t")  # the system's CAs
 
 
-async def test_a_name_that_is_not_in_the_certificate_is_reported(papers: Papers, bus: str) -> None:
-    elsewhere = bus.replace("127.0.0.1", "localhost")
+async def test_a_name_that_is_not_in_the_certificate_is_reported(
+    certificates: Certificates, bus: str
+) -> None:
+    url_with_other_name = bus.replace("127.0.0.1", "localhost")
     with pytest.raises(BusAccessError, match="certificate is not trusted"):
-        await connect(elsewhere, name="t", access=Access(tls_ca=papers.ca))
+        await connect(url_with_other_name, name="t", access=Access(tls_ca=certificates.ca_path))
 
 
 async def test_a_server_that_requires_a_certificate_refuses_clients_without_one(
-    papers: Papers, bus: str
+    certificates: Certificates, bus: str
 ) -> None:
     with pytest.raises((BusUnavailableError, BusAccessError)):
-        await connect(bus, name="t", timeout_seconds=1, access=Access(tls_ca=papers.ca))
+        await connect(bus, name="t", timeout_seconds=1, access=Access(tls_ca=certificates.ca_path))
 
 
-async def test_a_connection_in_vain_comes_to_its_end(papers: Papers, bus: str) -> None:
-    """Whatever nats-py is about when the patience is over: it may swallow the cancellation."""
-
-    async def in_vain(patience: float) -> None:
-        with pytest.raises((BusUnavailableError, BusAccessError)):
-            await connect(bus, name="t", timeout_seconds=patience, access=Access(tls_ca=papers.ca))
-
-    await asyncio.gather(*(in_vain(number / 50) for number in range(1, 31)))
-
-
-@pytest.mark.parametrize("asked_by", ["url", "authority"])
-async def test_no_password_goes_to_a_server_without_tls(
-    papers: Papers, tmp_path: Path, asked_by: str
+async def test_a_failing_connection_ends_after_its_timeout(
+    certificates: Certificates, bus: str
 ) -> None:
-    """A client in between that hides the server's TLS gets nothing."""
+    """At any step of nats-py at the timeout, although it may swallow the cancellation."""
+
+    async def fail_to_connect(seconds: float) -> None:
+        with pytest.raises((BusUnavailableError, BusAccessError)):
+            await connect(
+                bus, name="t", timeout_seconds=seconds, access=Access(tls_ca=certificates.ca_path)
+            )
+
+    await asyncio.gather(*(fail_to_connect(number / 50) for number in range(1, 31)))
+
+
+@pytest.mark.parametrize("required_by", ["url", "ca"])
+async def test_no_password_goes_to_a_server_without_tls(
+    certificates: Certificates, tmp_path: Path, required_by: str
+) -> None:
+    """An attacker in between who hides the server's TLS gets no password."""
     server = EmbeddedServer()
     url = await server.start(tmp_path / "plain")
     with_password = url.replace("//", "//u:secret@")
-    if asked_by == "url":
+    if required_by == "url":
         with_password, access = with_password.replace("nats:", "tls:"), Access()
     else:
-        access = Access(tls_ca=papers.ca)
+        access = Access(tls_ca=certificates.ca_path)
     try:
         with pytest.raises(BusAccessError, match="does not offer the required TLS"):
             await connect(with_password, name="t", access=access)
@@ -200,14 +208,16 @@ async def test_no_password_goes_to_a_server_without_tls(
         await server.stop()
 
 
-async def test_a_renewed_certificate_is_used_at_the_next_connection(papers: Papers) -> None:
-    server = await _server(papers, f'ca_file: "{papers.ca}", verify: true')
-    certificate, key = papers.pair("client", papers.authority.issue_cert("one"))
-    access = Access(tls_ca=papers.ca, tls_cert=certificate, tls_key=key)
+async def test_a_renewed_certificate_is_used_at_the_next_connection(
+    certificates: Certificates,
+) -> None:
+    server = await _start_server(certificates, f'ca_file: "{certificates.ca_path}", verify: true')
+    certificate, key = certificates.pair("client", certificates.trusted_ca.issue_cert("one"))
+    access = Access(tls_ca=certificates.ca_path, tls_cert=certificate, tls_key=key)
     nc = await connect(server.url, name="t", access=access)
     try:
         previous_context = nc.ssl_context
-        papers.pair("client", papers.authority.issue_cert("two"))
+        certificates.pair("client", certificates.trusted_ca.issue_cert("two"))
         assert nc.ssl_context is not previous_context
         await server.kill()
         await server.start(
@@ -225,7 +235,7 @@ def _tls_lines(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
-async def test_files_that_cannot_be_used_are_named(tmp_path: Path, content: str | None) -> None:
+async def test_unusable_files_are_named(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "wrong.pem"
     if content is not None:
         path.write_text(content)
@@ -235,12 +245,12 @@ async def test_files_that_cannot_be_used_are_named(tmp_path: Path, content: str 
         await connect("tls://127.0.0.1:1", name="t", access=Access(tls_cert=path))
     for tls in (Tls(ca_file=str(path)), Tls(certificate_file=str(path))):
         with pytest.raises(ConfigurationError, match=r"spec\.tls\..*wrong\.pem"):
-            _provider("https://127.0.0.1:1", tls)
+            _build_provider("https://127.0.0.1:1", tls)
     with pytest.raises(ConfigurationError, match="certificateFile"):
-        _provider("https://127.0.0.1:1", Tls(key_file=str(path)))
+        _build_provider("https://127.0.0.1:1", Tls(key_file=str(path)))
 
 
-def _provider(endpoint: str, tls: Tls | None) -> ShapesProvider:
+def _build_provider(endpoint: str, tls: Tls | None) -> ShapesProvider:
     config = ProviderConfigSpec(
         "shapes", endpoint, tls=tls, limits=Limits(request_timeout_seconds=10)
     )
@@ -248,37 +258,37 @@ def _provider(endpoint: str, tls: Tls | None) -> ShapesProvider:
 
 
 async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
-    papers: Papers, api: FaultyApi
+    certificates: Certificates, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    papers.server.configure_cert(context)
-    other_ca = papers.write("other.pem", papers.stranger.cert_pem)
+    certificates.server.configure_cert(context)
+    other_ca = certificates.write("other.pem", certificates.untrusted_ca.cert_pem)
     async with TlsProxy(api.port, context) as proxy:
         for endpoint, tls in (
             (proxy.url, None),
             (proxy.url, Tls(ca_file=str(other_ca))),
-            (proxy.url.replace("127.0.0.1", "localhost"), Tls(ca_file=str(papers.ca))),
+            (proxy.url.replace("127.0.0.1", "localhost"), Tls(ca_file=str(certificates.ca_path))),
         ):
-            provider = _provider(endpoint, tls)
+            provider = _build_provider(endpoint, tls)
             with pytest.raises(UntrustedApiError, match="because its certificate is not trusted"):
                 await provider.read("foo")
             await provider.close()
         assert proxy.connections == 0
-        provider = _provider(proxy.url, Tls(ca_file=str(papers.ca)))
+        provider = _build_provider(proxy.url, Tls(ca_file=str(certificates.ca_path)))
         assert [page async for page in provider.pages(Scope(), page_size=10)] == [[]]
         await provider.close()
 
 
 async def test_an_api_that_requires_a_certificate_receives_ours(
-    papers: Papers, api: FaultyApi
+    certificates: Certificates, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    papers.server.configure_cert(context)
-    papers.authority.configure_trust(context)
+    certificates.server.configure_cert(context)
+    certificates.trusted_ca.configure_trust(context)
     context.verify_mode = ssl.CERT_REQUIRED
-    certificate, key = papers.pair("worker", papers.authority.issue_cert("worker"))
+    certificate, key = certificates.pair("worker", certificates.trusted_ca.issue_cert("worker"))
     async with TlsProxy(api.port, context) as proxy:
-        own_tls = Tls(str(papers.ca), str(certificate), str(key))
-        provider = _provider(proxy.url, own_tls)
+        own_tls = Tls(str(certificates.ca_path), str(certificate), str(key))
+        provider = _build_provider(proxy.url, own_tls)
         assert await provider.read("foo") is None
         await provider.close()

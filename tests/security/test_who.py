@@ -1,4 +1,4 @@
-"""Who published is what the server vouches for, and nothing else is believed."""
+"""Only the server's authentication determines the sender of a message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_a_services_name_is_in_the_history(guarded: Guarded, name: str) ->
         assert any(each.actor.startswith("operator=") for each in newest)
 
 
-async def test_a_user_finds_its_name_by_its_own_permissions_alone(guarded: Guarded) -> None:
+async def test_a_user_finds_its_name_with_its_own_permissions(guarded: Guarded) -> None:
     for user in ("acme", "operator"):
         async with guarded.bus_as(user) as nc:
             assert await user_of_connection(nc) == user
@@ -38,7 +38,7 @@ async def test_a_user_finds_its_name_by_its_own_permissions_alone(guarded: Guard
         assert await user_of_connection(nc) == ""
 
 
-async def test_without_authentication_no_name_is_believed(tmp_path: Path) -> None:
+async def test_without_authentication_no_name_is_accepted(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
     nc: Client = await connect(server.url, name="test")
@@ -55,7 +55,7 @@ async def test_without_authentication_no_name_is_believed(tmp_path: Path) -> Non
     await server.stop()
 
 
-def test_a_source_that_looks_vouched_for_is_anonymous() -> None:
+def test_a_source_that_looks_authenticated_is_anonymous() -> None:
     assert actor("ann", "cli:root") == "ann=cli:root"
     assert actor("", "cli:root") == "cli:root"
     assert actor("", "ann=cli:root") == "anonymous=ann=cli:root"

@@ -1,4 +1,4 @@
-"""An HTTPS front of an HTTP API: it ends TLS, and hands the bytes on."""
+"""An HTTPS proxy for an HTTP API: it terminates TLS and forwards the bytes."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class TlsProxy:
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        while some := await reader.read(65_536):
-            writer.write(some)
+        while chunk := await reader.read(65_536):
+            writer.write(chunk)
             await writer.drain()
     except (OSError, ssl.SSLError):
-        pass  # either side went away
+        pass  # either side has disconnected
     finally:
         writer.close()

@@ -1,4 +1,4 @@
-"""`approve`, `finalizer`, `release` on a running stack: who holds what, and who lets it go."""
+"""`approve`, `finalizer` and `release` on a running stack."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from infra.jetstream.connection import connect as connect_to_bus
 from infra.jetstream.reads import stream_state
 from reconciler.cli.requests.approvals import HoldName
 from reconciler.sdk import connect
-from tests.cli.runner import PATIENCE_SECONDS, STOP_SECONDS, Cli, Inside, Up, shape, until
+from tests.cli.runner import (
+    PATIENCE_SECONDS,
+    STOP_SECONDS,
+    Cli,
+    InProcessCli,
+    Up,
+    shape,
+    wait_until,
+)
 
 INVOICE = "billing/last-invoice"
 
 
-def until_outcome(live: Cli, name: str, outcome: str) -> Any:
-    """Wait until a resource has a state, by its history: a deleted one has no row."""
-    return until(
+def wait_for_outcome(live: Cli, name: str, outcome: str) -> Any:
+    """Wait for an outcome in the history, because a deleted resource has no row."""
+    return wait_until(
         live,
         ("history", f"default/Shape/{name}"),
         lambda lines: any(f" is {outcome}" in line["what"] for line in lines[-1:]),
@@ -30,26 +38,26 @@ def until_outcome(live: Cli, name: str, outcome: str) -> Any:
 
 
 def events(live: Cli, key: str, event: str) -> list[dict[str, Any]]:
-    return [one for one in live.ok("history", key, "-o", "json").json if one["event"] == event]
+    return [line for line in live.ok("history", key, "-o", "json").json if line["event"] == event]
 
 
-def held_by_billing(url: str, name: str) -> None:
-    """Put a finalizer of another service on a resource."""
+def add_billing_finalizer(url: str, name: str) -> None:
+    """Add the finalizer of another service to a resource."""
 
-    async def ask() -> None:
+    async def request() -> None:
         async with connect(url, source="billing") as billing:
             await billing.request_finalizer(f"default/Shape/{name}", INVOICE)
 
-    asyncio.run(ask())
+    asyncio.run(request())
 
 
-def test_whatever_can_be_approved_can_be_named_to_the_command():
-    assert set(get_args(HoldName)) == {each for each in Hold if each.is_approvable}
+def test_every_approvable_hold_is_an_option_of_the_command():
+    assert set(get_args(HoldName)) == {hold for hold in Hold if hold.is_approvable}
 
 
 @pytest.fixture
 def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
-    """Three undeclared objects, in an exclusive scope whose guard allows one deletion."""
+    """Create three undeclared objects in an exclusive scope whose guard allows one deletion."""
     name = unique.lower()
     api_url = running_up[1].ready["apiUrl"]
     for number in range(3):
@@ -62,84 +70,89 @@ def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
         "deletionGuard: {maxCount: 1}}\n"
     )
     live.ok("apply", "-f", "-", "--wait", text=config)
-    until(live, ("get", "-n", name, "--outcome", "Held"), lambda rows: len(rows) == 3)
+    wait_until(live, ("get", "-n", name, "--outcome", "Held"), lambda rows: len(rows) == 3)
     return name
 
 
 def test_held_deletions_are_reported_and_approved_by_name_and_all_together(
     live: Cli, unmanaged: str
 ) -> None:
-    doctor = {one["check"]: one for one in live.run("doctor", "-o", "json").json}
+    doctor = {check["check"]: check for check in live.run("doctor", "-o", "json").json}
     assert doctor["held"]["status"] == "warn"
     assert "DeletionGuard" in doctor["held"]["details"]
 
     first = f"{unmanaged}/Shape/{unmanaged}-0"
-    ran = live.run("approve", first, "--hold", "LossGuard")
-    assert ran.status == 1
-    assert "the resource is not held by 'LossGuard' but by 'DeletionGuard'" in ran.out
+    result = live.run("approve", first, "--hold", "LossGuard")
+    assert result.status == 1
+    assert "the resource is not held by 'LossGuard' but by 'DeletionGuard'" in result.out
 
-    ran = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old objects")
-    assert [row[:2] for row in ran.rows] == [[first, "Accepted"]]
-    until(live, ("get", "-n", unmanaged), lambda rows: len(rows) == 2)
+    result = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old objects")
+    assert [row[:2] for row in result.rows] == [[first, "Accepted"]]
+    wait_until(live, ("get", "-n", unmanaged), lambda rows: len(rows) == 2)
     (approved,) = events(live, first, "HoldApproved")
     assert approved["what"].endswith(" approved DeletionGuard (reason: old objects)")
     assert approved["actor"].startswith("cli")
-    ran = live.run("approve", first, "--hold", "DeletionGuard")
+    result = live.run("approve", first, "--hold", "DeletionGuard")
     assert (
-        ran.status,
-        "the resource is not held by 'DeletionGuard'; its outcome is Deleted" in ran.out,
+        result.status,
+        "the resource is not held by 'DeletionGuard'; its outcome is Deleted" in result.out,
     ) == (1, True)
 
-    everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", unmanaged)
-    replies = live.ok(*everything, "-o", "json").json
-    assert {one["resource"] for one in replies} == {
+    approve_all = ("approve", "--all", "--hold", "DeletionGuard", "--config", unmanaged)
+    replies = live.ok(*approve_all, "-o", "json").json
+    assert {reply["resource"] for reply in replies} == {
         f"{unmanaged}/Shape/{unmanaged}-{n}" for n in (1, 2)
     }
-    until(live, ("get", "-n", unmanaged), lambda rows: rows == [])
-    ran = live.run(*everything)
-    assert ran.status == 1
-    assert f"no resource of ProviderConfig {unmanaged} is held by DeletionGuard" in ran.err
+    wait_until(live, ("get", "-n", unmanaged), lambda rows: rows == [])
+    result = live.run(*approve_all)
+    assert result.status == 1
+    assert f"no resource of ProviderConfig {unmanaged} is held by DeletionGuard" in result.err
 
 
-def test_an_unknown_name_cannot_be_approved(live: Cli) -> None:
-    ran = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
-    assert ran.status == 1
-    assert "the resource is not held by 'UnknownResult'; the log has no events for it" in ran.out
+def test_an_unknown_resource_cannot_be_approved(live: Cli) -> None:
+    result = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
+    assert result.status == 1
+    assert "the resource is not held by 'UnknownResult'; the log has no events for it" in result.out
     assert live.run("history", "unheard-of").status == 1
 
 
-def test_a_finalizer_holds_until_it_is_taken_off(live: Cli) -> None:
+def test_a_finalizer_blocks_the_deletion_until_it_is_removed(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("final"))
     added = live.ok("finalizer", "add", "Shape", "final", INVOICE)
     assert f"finalizer {INVOICE} added" in added.out
-    again = live.ok("finalizer", "add", "default/Shape/final", INVOICE, "-o", "json").json
-    assert [one["reason"] for one in again] == ["Unchanged"]
+    replies = live.ok("finalizer", "add", "default/Shape/final", INVOICE, "-o", "json").json
+    assert [reply["reason"] for reply in replies] == ["Unchanged"]
 
-    ran = live.run("delete", "Shape", "final", "--wait", "-o", "json")
-    assert (ran.status, ran.json[0]["outcome"], ran.json[0]["reason"]) == (1, "Held", "Finalizers")
-    ran = live.ok("finalizer", "remove", "Shape", "final", "billing/first-invoice")
+    result = live.run("delete", "Shape", "final", "--wait", "-o", "json")
+    assert (result.status, result.json[0]["outcome"], result.json[0]["reason"]) == (
+        1,
+        "Held",
+        "Finalizers",
+    )
+    result = live.ok("finalizer", "remove", "Shape", "final", "billing/first-invoice")
     assert (
-        "the resource has no such finalizer; `reconciler describe` lists its finalizers" in ran.out
+        "the resource has no such finalizer; `reconciler describe` lists its finalizers"
+        in result.out
     )
 
-    paid = ("--reason", "it is paid")
-    removed = live.ok("finalizer", "remove", "Shape", "final", INVOICE, *paid)
+    reason = ("--reason", "it is paid")
+    removed = live.ok("finalizer", "remove", "Shape", "final", INVOICE, *reason)
     assert f"finalizer {INVOICE} removed" in removed.out
-    until_outcome(live, "final", "Deleted")
+    wait_for_outcome(live, "final", "Deleted")
     (event,) = events(live, "default/Shape/final", "FinalizerRemoved")
     assert event["what"].endswith(f" removed the finalizer {INVOICE} (reason: it is paid)")
 
 
-def test_anothers_finalizer_is_taken_off_by_force_only(
+def test_the_finalizer_of_another_service_is_removed_only_by_force(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("forced"))
-    held_by_billing(running_up[1].ready["natsUrl"], "forced")
+    add_billing_finalizer(running_up[1].ready["natsUrl"], "forced")
 
     for verb in ("add", "remove"):
-        ran = live.run("finalizer", verb, "Shape", "forced", INVOICE)
-        assert ran.status == 1
-        assert f"'{INVOICE}' belongs to billing" in ran.out
+        result = live.run("finalizer", verb, "Shape", "forced", INVOICE)
+        assert result.status == 1
+        assert f"'{INVOICE}' belongs to billing" in result.out
     assert events(live, "default/Shape/forced", "FinalizerRemoved") == []
 
     live.ok("finalizer", "remove", "Shape", "forced", INVOICE, "--force", "--reason", "shut down")
@@ -151,27 +164,27 @@ def test_anothers_finalizer_is_taken_off_by_force_only(
 @pytest.mark.parametrize(
     ("options", "outcome", "status"), [((), "Deleted", 404), (("--orphan",), "Released", 200)]
 )
-def test_a_forced_release_takes_off_all_and_leaves_the_object_only_if_told(
+def test_a_forced_release_removes_all_holds_and_keeps_the_object_only_with_orphan(
     live: Cli, running_up: tuple[Cli, Up], options: tuple[str, ...], outcome: str, status: int
 ) -> None:
     name = f"let-go-{outcome.lower()}"
     api_url = running_up[1].ready["apiUrl"]
     live.ok("apply", "-f", "-", "--wait", text=shape(name))
-    held_by_billing(running_up[1].ready["natsUrl"], name)
-    ran = live.run("release", "Shape", name, "--reason", "billing is shut down")
-    assert ran.status == 1
-    assert "the resource is still declared; withdraw it before you release it" in ran.out
+    add_billing_finalizer(running_up[1].ready["natsUrl"], name)
+    result = live.run("release", "Shape", name, "--reason", "billing is shut down")
+    assert result.status == 1
+    assert "the resource is still declared; withdraw it before you release it" in result.out
 
     live.run("delete", "Shape", name, "--wait")
     assert httpx.get(f"{api_url}/shapes/{name}").status_code == 200
     live.ok("release", "Shape", name, "--reason", "billing is shut down", *options)
 
-    until_outcome(live, name, outcome)
+    wait_for_outcome(live, name, outcome)
     assert httpx.get(f"{api_url}/shapes/{name}").status_code == status
     (forced,) = events(live, f"default/Shape/{name}", "ReleaseForced")
     assert "billing is shut down" in forced["what"]
-    ran = live.ok("release", "Shape", name, "--reason", "once more")
-    assert "nothing blocks the resource, and it owns no object; nothing to release" in ran.out
+    result = live.ok("release", "Shape", name, "--reason", "once more")
+    assert "nothing blocks the resource, and it owns no object; nothing to release" in result.out
 
 
 @pytest.mark.parametrize(
@@ -182,8 +195,8 @@ def test_a_forced_release_takes_off_all_and_leaves_the_object_only_if_told(
     ],
 )
 def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[str, ...]) -> None:
-    ran = live.run(*command, "-o", "json")
-    assert (ran.status, ran.json[0]["reason"]) == (1, "NotFound")
+    result = live.run(*command, "-o", "json")
+    assert (result.status, result.json[0]["reason"]) == (1, "NotFound")
 
 
 @pytest.mark.parametrize(
@@ -216,32 +229,34 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
     ],
 )
 def test_ambiguous_arguments_are_refused_before_anything_is_sent(
-    inside: Cli, command: str, status: int, message: str
+    local_cli: Cli, command: str, status: int, message: str
 ) -> None:
-    ran = inside.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
-    assert (ran.status, ran.out) == (status, "")
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
-    assert "cannot reach" not in ran.err
+    result = local_cli.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
+    assert (result.status, result.out) == (status, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert "cannot reach" not in result.err
 
 
-def test_an_interrupted_question_is_reported_as_interrupted(idle: Inside, idle_url: str) -> None:
+def test_an_interrupted_request_is_reported_as_interrupted(
+    idle: InProcessCli, idle_url: str
+) -> None:
     count_before = asyncio.run(_count_messages(idle_url, 0))
-    asking = idle.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
+    process = idle.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
     asyncio.run(_count_messages(idle_url, count_before + 1))
-    asking.send_signal(signal.SIGINT)
-    out, err = asking.communicate(timeout=STOP_SECONDS)
-    assert (asking.returncode, out) == (130, "")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=STOP_SECONDS)
+    assert (process.returncode, out) == (130, "")
     bus = f"bus: {idle_url} (environment RECONCILER_NATS_URL)\n"
     assert err == f"{bus}error: interrupted; requests that were sent may still take effect\n"
 
 
-async def _count_messages(url: str, least: int) -> int:
-    """Wait until so many messages are in the intake; gives how many there are."""
+async def _count_messages(url: str, minimum: int) -> int:
+    """Wait until the intake has at least ``minimum`` messages; return their number."""
     nc = await connect_to_bus(url, name="test")
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (count := (await stream_state(nc, INTAKE)).messages) < least:  # noqa: ASYNC110 - a poll
+            while (count := (await stream_state(nc, INTAKE)).messages) < minimum:  # noqa: ASYNC110 - a poll
                 await asyncio.sleep(0.05)
         return count
     finally:

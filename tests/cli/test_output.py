@@ -1,4 +1,4 @@
-"""What people read: lines about events, tables, durations, errors, the first page of help."""
+"""Output for users: durations, tables, errors and help."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ SUBCOMMANDS = (
 @pytest.mark.parametrize(
     ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("2m", 120), ("1.5h", 5400), ("7", 7)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5x", "-1s", "s", "1 s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a duration"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["87601h", "9" * 400 + "s"])
-def test_a_duration_that_no_date_can_be_moved_by_is_refused(text: str) -> None:
+def test_a_duration_that_exceeds_the_range_of_dates_is_refused(text: str) -> None:
     assert parse_duration("87600h") == 315_360_000
     with pytest.raises(UsageError, match="must be at most 87600h"):
         parse_duration(text)
@@ -60,16 +60,16 @@ def test_a_table_in_a_pipe_is_fit_for_awk(capsys: pytest.CaptureFixture[str]) ->
     assert lines == ["NAME    MESSAGE", "a       Failed", f"longer  {'x' * 300}"]
 
 
-def test_no_color_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_without_a_terminal_has_no_color(capsys: pytest.CaptureFixture[str]) -> None:
     console().print("ready", style="bold green")
     assert capsys.readouterr().out == "ready\n"
 
 
-def test_yaml_keeps_the_order() -> None:
+def test_yaml_keeps_the_order_of_keys() -> None:
     assert as_yaml({"b": 1, "a": ["x"]}) == "b: 1\na:\n- x\n"
 
 
-def test_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     group = ExceptionGroup(
         "many", [BusUnavailableError("away\nfrom here"), ExceptionGroup("in", [KeyError("x")])]
     )
@@ -82,7 +82,7 @@ def test_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_timeout_has_a_status_of_its_own() -> None:
+def test_a_timeout_has_its_own_exit_status() -> None:
     assert report(WaitTimeoutError("late")) == Exit.TIMEOUT
     assert format_error(WaitTimeoutError("late")) == "late"
 
@@ -97,11 +97,11 @@ def test_a_timeout_has_a_status_of_its_own() -> None:
         ([Result("a", True, "", timed_out=True), Result("b", True, "", outcome="Failed")], 1),
     ],
 )
-def test_the_worst_result_is_the_status(results: list[Result], status: int) -> None:
+def test_the_worst_result_determines_the_exit_status(results: list[Result], status: int) -> None:
     assert exit_status(results, ("Converged",)) == status
 
 
-def test_the_first_page_names_every_command_and_imports_nothing(
+def test_the_help_overview_names_every_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--help"]) == 0
@@ -110,7 +110,7 @@ def test_the_first_page_names_every_command_and_imports_nothing(
     assert max(map(len, first_page().splitlines())) <= COLUMNS
 
 
-def test_help_is_fast() -> None:
+def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys; from reconciler.cli.main import main; main(['--help']);"
         "print([m for m in ('cyclopts', 'rich', 'nats', 'msgspec') if m in sys.modules])"
@@ -161,24 +161,29 @@ def test_wrong_usage_is_reported_in_one_line(
 
 
 def _integers(app: App) -> Iterator[Argument]:
-    """Give every option and argument that takes integers."""
+    """Yield every option and argument that takes integers."""
     for name in app:
         if not name.startswith("-"):
             yield from _integers(app[name])
     if app.default_command is not None:
-        for each in app.assemble_argument_collection():
-            if re.search(r"\bint\b", str(each.hint)) and "datetime" not in str(each.hint):
-                yield each
+        for argument in app.assemble_argument_collection():
+            if re.search(r"\bint\b", str(argument.hint)) and "datetime" not in str(argument.hint):
+                yield argument
 
 
 def test_no_fraction_is_rounded_to_an_integer() -> None:
     integer_options = list(_integers(build_app()))
-    assert {each.name for each in integer_options} >= {"--replicas", "--port", "--limit", "NUMBERS"}
-    for each in integer_options:
-        read = cast("Callable[..., object] | None", each.parameter.converter)
-        assert read is not None, f"{each.name}: use `Integer`"
+    assert {option.name for option in integer_options} >= {
+        "--replicas",
+        "--port",
+        "--limit",
+        "NUMBERS",
+    }
+    for option in integer_options:
+        convert = cast("Callable[..., object] | None", option.parameter.converter)
+        assert convert is not None, f"{option.name}: use `Integer`"
         with pytest.raises(UsageError, match=r"'1.5': must be an integer"):
-            read(each.hint, [Token(keyword=each.name, value="1.5")])
+            convert(option.hint, [Token(keyword=option.name, value="1.5")])
 
 
 def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +191,7 @@ def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()[0].isdigit()
 
 
-def test_a_command_reports_once_that_the_server_does_not_confirm_what_it_sends(
+def test_a_command_reports_once_that_its_messages_are_not_confirmed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     notice = RetryNotice()

@@ -1,4 +1,4 @@
-"""Apply, get, describe, delete, watch, history: on one running stack, with names of their own."""
+"""Commands on one running stack; each test uses its own names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import api_request, close, connect
-from tests.cli.runner import COMMAND, STOP_SECONDS, Cli, Inside, Up, empty_bus, shape
+from tests.cli.runner import COMMAND, STOP_SECONDS, Cli, InProcessCli, Up, empty_bus, shape
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
 
-def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
+def test_invalid_documents_do_not_block_the_others(live: Cli) -> None:
     live.write(
         "mixed.yaml",
         "---\n".join(
@@ -34,13 +34,13 @@ def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
             )
         ),
     )
-    ran = live.run("apply", "-f", "mixed.yaml", "--wait", "-o", "json")
-    assert ran.status == 1
-    assert {(one["resource"], one.get("outcome", ""), one["reason"]) for one in ran.json} == {
+    result = live.run("apply", "-f", "mixed.yaml", "--wait", "-o", "json")
+    assert result.status == 1
+    assert {(row["resource"], row.get("outcome", ""), row["reason"]) for row in result.json} == {
         ("default/Shape/mixed-good", "Converged", "AsDeclared"),
         ("default/Nothing/mixed", "", "UnknownKind"),
     }
-    assert ran.err.splitlines() == [
+    assert result.err.splitlines() == [
         "error: mixed.yaml, document 2: not YAML: line 7, column 1: "
         "did not find expected ',' or ']'",
         "error: mixed.yaml, document 3: metadata.name: must be a string, not an integer; "
@@ -62,9 +62,9 @@ def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_referenc
         "{apiVersion: badges/v1, kind: Badge, metadata: {name: dry-b},"
         " spec: {shade: {$ref: Badge/dry-a, field: outputs.shade}}}\n",
     )
-    ran = live.run("apply", "-f", "dry-badge", "--dry-run")
-    assert ran.status == 1
-    assert ran.err == (
+    result = live.run("apply", "-f", "dry-badge", "--dry-run")
+    assert result.status == 1
+    assert result.err == (
         "error: dry-badge/more.yaml, document 1: default/Badge/dry-a: "
         "spec.shade: 'Mauve' is not allowed; use one of Red, Blue\n"
         "5 resources: 4 Accepted, 1 invalid (dry run)\n"
@@ -74,13 +74,13 @@ def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_referenc
 def test_a_dry_run_checks_and_sends_nothing(live: Cli) -> None:
     live.write("dry/a.yaml", shape("dry"))
     live.write("dry/below/b.yaml", shape("dry-mauve", "Mauve"))
-    ran = live.run("apply", "-f", "dry", "--dry-run")
-    assert ran.status == 1
-    assert "dry/below/b.yaml, document 1: default/Shape/dry-mauve: spec.color: 'Ma" in ran.err
+    result = live.run("apply", "-f", "dry", "--dry-run")
+    assert result.status == 1
+    assert "dry/below/b.yaml, document 1: default/Shape/dry-mauve: spec.color: 'Ma" in result.err
     assert live.run("history", "dry").status == 1
 
 
-def test_standard_input_and_namespaces(live: Cli) -> None:
+def test_apply_reads_standard_input_into_a_namespace(live: Cli) -> None:
     live.ok("apply", "-f", "-", "-n", "team", "--wait", text=shape("input"))
     assert live.ok("get", "-A", "-o", "name").out.count("team/Shape/input\n") == 1
     assert live.ok("get", "shapes", "input", "-n", "team", "-o", "yaml").out.startswith(
@@ -111,30 +111,32 @@ def test_history_reports_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
     ]
 
 
-def test_delete_names_the_resources_that_it_does_not_know(live: Cli) -> None:
+def test_delete_names_unknown_resources(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("leaving"))
-    ran = live.run("delete", "Shape", "leaving", "never", "--wait", "-o", "json")
-    assert ran.status == 1
-    assert [(one["resource"], one["reason"]) for one in ran.json] == [
+    result = live.run("delete", "Shape", "leaving", "never", "--wait", "-o", "json")
+    assert result.status == 1
+    assert [(row["resource"], row["reason"]) for row in result.json] == [
         ("default/Shape/leaving", "Gone"),
         ("default/Shape/never", "NotFound"),
     ]
     assert live.run("delete").status == 2
 
 
-def test_what_does_not_settle_in_time_ends_with_3(live: Cli) -> None:
+def test_wait_exits_with_3_after_its_timeout(live: Cli) -> None:
     config = (
         "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: away}\n"
         "spec: {provider: shapes, endpoint: 'http://127.0.0.1:1', resyncSeconds: 3600}\n"
     )
     waiting = shape("waiting").replace("spec: {", "spec: {providerConfigRef: {name: away}, ")
-    ran = live.run("apply", "-f", "-", "--wait", "--timeout", "1s", text=f"{waiting}---\n{config}")
-    assert ran.status == 3, ran
-    assert "timed out" in ran.out
+    result = live.run(
+        "apply", "-f", "-", "--wait", "--timeout", "1s", text=f"{waiting}---\n{config}"
+    )
+    assert result.status == 3, result
+    assert "timed out" in result.out
     live.ok("delete", "Shape", "waiting")
     doctor = live.run("doctor", "-o", "json")
     assert doctor.status == 1
-    checks = {one["check"]: one for one in doctor.json}
+    checks = {check["check"]: check for check in doctor.json}
     assert checks["API away"]["status"] == "fail"
     assert checks["API default"]["status"] == "ok"
     live.ok("delete", "ProviderConfig", "away", "--wait", "--timeout", "10s")
@@ -154,7 +156,7 @@ def test_watch_shows_outcomes_until_it_is_interrupted(live: Cli) -> None:
     assert (process.returncode, err) == (0, "")
 
 
-def test_a_reader_that_went_away_is_no_error(live: Cli) -> None:
+def test_a_closed_output_pipe_is_no_error(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("piped"))
     process = live.start("watch", "--since-start")
     assert process.stdout is not None
@@ -164,7 +166,7 @@ def test_a_reader_that_went_away_is_no_error(live: Cli) -> None:
     assert process.wait(timeout=STOP_SECONDS) == 0
 
 
-def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
+def test_replay_prints_every_row_and_the_fleet(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("replayed"))
     rows = [json.loads(line) for line in live.ok("replay", "--dump").out.splitlines()]
     by_name = {row["row"]: row["value"] for row in rows}
@@ -175,17 +177,17 @@ def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["get", "doctor", "init", "replay", "history foo"])
 def test_an_unreachable_bus_is_reported_in_one_line(
-    inside: Cli, command: str, monkeypatch: pytest.MonkeyPatch
+    local_cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.2)
-    ran = inside.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
-    assert ran.status == 1
-    assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")
-    assert ran.err.count("\n") == 1
+    result = local_cli.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
+    assert result.status == 1
+    assert result.err.startswith("error: cannot reach nats://127.0.0.1:1")
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("command", "what"),
+    ("command", "part"),
     [
         ("get -n a.b", "namespace"),
         ("get Shape foo -n a.b", "namespace"),
@@ -207,85 +209,88 @@ def test_an_unreachable_bus_is_reported_in_one_line(
         ("deadletters retry --resource default/Shape/a.b", "name"),
     ],
 )
-def test_a_name_that_cannot_be_one_is_wrong_usage_in_the_same_words_everywhere(
-    inside: Cli, command: str, what: str
+def test_every_command_reports_an_invalid_name_in_the_same_words(
+    local_cli: Cli, command: str, part: str
 ) -> None:
-    ran = inside.run(*command.split(), RECONCILER_NATS_URL="nats://127.0.0.1:1")
-    assert (ran.status, ran.out, ran.err) == (
+    result = local_cli.run(*command.split(), RECONCILER_NATS_URL="nats://127.0.0.1:1")
+    assert (result.status, result.out, result.err) == (
         2,
         "",
-        f"error: {what} 'a.b' is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -\n",
+        f"error: {part} 'a.b' is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -\n",
     )
 
 
 @pytest.mark.parametrize("command", ["history", "describe"])
-def test_what_has_too_many_parts_to_be_a_resource_is_wrong_usage(inside: Cli, command: str) -> None:
-    ran = inside.run(command, "a/b/c/d", RECONCILER_NATS_URL="nats://127.0.0.1:1")
-    assert ran.status == 2
-    assert "use NAME, KIND/NAME or NAMESPACE/KIND/NAME" in ran.err
+def test_a_resource_with_too_many_parts_is_wrong_usage(local_cli: Cli, command: str) -> None:
+    result = local_cli.run(command, "a/b/c/d", RECONCILER_NATS_URL="nats://127.0.0.1:1")
+    assert result.status == 2
+    assert "use NAME, KIND/NAME or NAMESPACE/KIND/NAME" in result.err
 
 
 def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
-    ran = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://me:hunter2@127.0.0.1:1")
-    assert ran.status == 1
-    assert "Traceback" in ran.err
-    assert "cannot reach nats://127.0.0.1:1: " in ran.err
-    assert "hunter2" not in ran.err
+    result = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://me:hunter2@127.0.0.1:1")
+    assert result.status == 1
+    assert "Traceback" in result.err
+    assert "cannot reach nats://127.0.0.1:1: " in result.err
+    assert "hunter2" not in result.err
 
 
-def test_no_decider_is_reported(idle: Inside) -> None:
-    ran = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
-    assert ran.status == 3
-    assert "shows whether a decider is running" in ran.err
+def test_a_missing_decider_is_reported(idle: InProcessCli) -> None:
+    result = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
+    assert result.status == 3
+    assert "shows whether a decider is running" in result.err
     assert idle.run("get").status == 0
-    checks = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
+    checks = {check["check"]: check for check in idle.run("doctor", "-o", "json").json}
     assert "no decider pulls messages" in checks["intake"]["details"]
     assert checks["intake"]["status"] == "fail"
 
 
 @pytest.mark.parametrize(
-    ("form", "has"), [((), "$defs"), (("json-schema",), "$defs"), (("asyncapi",), "channels")]
+    ("form", "expected_key"),
+    [((), "$defs"), (("json-schema",), "$defs"), (("asyncapi",), "channels")],
 )
 def test_schemas_are_printed_without_a_server(
-    inside: Inside, form: tuple[str, ...], has: str
+    local_cli: InProcessCli, form: tuple[str, ...], expected_key: str
 ) -> None:
-    result = inside.run("schema", *form)
+    result = local_cli.run("schema", *form)
     assert result.status == 0
-    assert has in result.json
+    assert expected_key in result.json
 
 
-def test_a_kind_that_is_defined_at_run_time_is_no_typing_error(live: Cli) -> None:
+def test_a_kind_defined_at_run_time_is_not_reported_as_a_typo(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
     definition = page.split(BADGE)[1].split("---")[0].replace("name: Badge", "name: Shapely")
     definition = definition.replace("badge", "shapely")
     live.ok("apply", "-f", "-", "--wait", text=definition)
     shapely = "{apiVersion: shapelys/v1, kind: %s, metadata: {name: like}, spec: {shade: Red}}"
     assert live.run("apply", "-f", "-", text=shapely % "Shapely").err == ""
-    ran = live.run("apply", "-f", "-", text=shapely % "Shapley")
-    assert (ran.status, ran.out) == (1, "")
-    assert "did you mean Shape" in ran.err
-    assert "use --validate server to send it anyway" in ran.err
+    result = live.run("apply", "-f", "-", text=shapely % "Shapley")
+    assert (result.status, result.out) == (1, "")
+    assert "did you mean Shape" in result.err
+    assert "use --validate server to send it anyway" in result.err
     live.ok("delete", "Shapely/like", "--wait")
     live.ok("delete", "KindDefinition", "Shapely", "--wait")
 
 
-def test_a_role_without_streams_says_what_to_do(inside: Inside, tmp_path: Path) -> None:
+def test_a_role_without_streams_names_the_command_that_creates_them(
+    local_cli: InProcessCli, tmp_path: Path
+) -> None:
     with empty_bus(tmp_path / "bus") as url:
-        inside.url = url
+        local_cli.url = url
         for command in ("run decider", "run worker", "run observer", "run projector", "get"):
-            ran = inside.run(*command.split())
-            assert (ran.status, ran.err) == (
+            result = local_cli.run(*command.split())
+            assert (result.status, result.err) == (
                 1,
                 "error: this server has no event log yet; create it with `reconciler init`, or "
                 "start everything with `reconciler up`\n",
             )
-        assert inside.run("init").status == 0
+        assert local_cli.run("init").status == 0
         asyncio.run(delete_stream(url, INTAKE))
-        ran = inside.run("run", "decider")
-        *logged, lines = ran.err.splitlines()
-        assert (ran.status, [json.loads(line)["level"] for line in logged]) == (1, ["info"])
-        assert lines.startswith("error: ")
-        assert lines.endswith("; `reconciler init` creates missing streams and consumers")
+        result = local_cli.run("run", "decider")
+        *log_lines, error = result.err.splitlines()
+        assert (result.status, [json.loads(line)["level"] for line in log_lines]) == (1, ["info"])
+        assert error.startswith("error: ")
+        assert error.endswith("; `reconciler init` creates missing streams and consumers")
 
 
 async def delete_stream(url: str, name: str) -> None:
@@ -330,23 +335,27 @@ WITHOUT_LOG = (
 )
 
 
-def test_each_command_on_an_empty_server_says_what_to_do(inside: Inside, tmp_path: Path) -> None:
-    inside.write("foo.yaml", shape("foo"))
+def test_every_command_on_an_empty_server_refers_to_init(
+    local_cli: InProcessCli, tmp_path: Path
+) -> None:
+    local_cli.write("foo.yaml", shape("foo"))
     with empty_bus(tmp_path / "bus") as url:
-        inside.url = url
+        local_cli.url = url
         for command in WITHOUT_LOG:
-            ran = inside.run(*command.split())
-            error_text = [line for line in ran.err.splitlines() if not line.startswith("bus: ")]
-            assert (ran.status, ran.out, len(error_text)) == (1, "", 1), (command, ran)
+            result = local_cli.run(*command.split())
+            error_text = [line for line in result.err.splitlines() if not line.startswith("bus: ")]
+            assert (result.status, result.out, len(error_text)) == (1, "", 1), (command, result)
             assert error_text[0].startswith("error: this server has no event log"), command
             assert "`reconciler init`" in error_text[0], command
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("command", ["kinds", "doctor", "schema", "get --help"])
-def test_an_output_on_a_full_disk_is_reported_in_plain_words(idle: Inside, command: str) -> None:
+def test_a_full_disk_under_the_output_is_reported_in_one_line(
+    idle: InProcessCli, command: str
+) -> None:
     with Path("/dev/full").open("w") as full:
-        ran = subprocess.run(
+        result = subprocess.run(
             [*COMMAND, *command.split()],
             cwd=idle.folder,
             stdout=full,
@@ -356,7 +365,7 @@ def test_an_output_on_a_full_disk_is_reported_in_plain_words(idle: Inside, comma
             timeout=100,
             check=False,
         )
-    assert ran.returncode == 1
-    assert ran.stderr == (
+    assert result.returncode == 1
+    assert result.stderr == (
         "error: cannot write: No space left on device; free disk space, or write to another disk\n"
     )
