@@ -234,7 +234,7 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
     # A listing shows every change in its scope, so the scope holds no objects of other tests.
     live.ok("apply", "-f", "-", "--wait", text=config(running, "refreshed"))
     live.ok("apply", "-f", "-", "--wait", text=json.dumps(private))
-    live.write("own.yaml", of_config("refreshed-own", "refreshed"))
+    live.write("own.yaml", shape_with_config("refreshed-own", "refreshed"))
     live.ok("apply", "-f", "own.yaml", "--wait")
     try:
         result = live.run("plan", "-f", "own.yaml", "--refresh", "-o", "json")

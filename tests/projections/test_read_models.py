@@ -438,7 +438,7 @@ def test_rows_that_cannot_be_used_are_reported(broken: dict[str, bytes]):
 
 
 def test_rows_are_incomplete_if_any_of_them_is_lost():
-    stored = dict(rebuild(of(converged())).rows())
+    stored = dict(rebuild(of(converged_story())).rows())
     assert len(stored) > 2
     for count in range(len(stored)):
         for names in itertools.combinations(stored, count):

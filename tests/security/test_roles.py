@@ -380,11 +380,11 @@ def test_a_service_that_applies_a_set_learns_which_role_it_needs(
     guarded: Guarded, tmp_path: Path, name: str
 ) -> None:
     options = ("-f", "-", "-n", "acme", "--nkey", str(guarded.key("acme")))
-    ran = Inside(tmp_path).run(
+    result = InProcessCli(tmp_path).run(
         "apply", *options, "--set", name, "--nats-url", guarded.bus.url, text=circle(name)
     )
-    assert (ran.status, ran.out) == (1, "")
-    _, error = ran.err.splitlines()
+    assert (result.status, result.out) == (1, "")
+    _, error = result.err.splitlines()
     assert error.startswith(
         "error: nothing was declared: --set reads the members of the set from the log, so it "
         "requires the user of an operator: permission denied: "
