@@ -199,4 +199,4 @@ def test_a_command_reports_once_that_its_messages_are_not_confirmed(
     notice(1)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("waiting: the server has not confirmed 2 messages")
-    assert "disk" in line
+    assert "full or missing" in line

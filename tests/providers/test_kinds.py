@@ -119,7 +119,7 @@ def test_a_file_of_unclosed_places_is_checked_in_linear_time() -> None:
 
 def test_the_size_of_a_filled_file_is_checked_before_it_is_filled() -> None:
     """A declaration of 900 KB would fill 60 GiB of the decider's memory."""
-    with pytest.raises(InvalidManifestError, match="must have at most 1048576 bytes"):
+    with pytest.raises(InvalidManifestError, match="must be at most 1048576 bytes"):
         FILE.check_declared({"content": "${A}" * 150_000, "values": {"A": "x" * 400_000}})
 
 
