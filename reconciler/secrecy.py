@@ -66,10 +66,7 @@ _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV,
 _CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 _CODE_POINTS: Final = 0x110000
 
-_LOGIN: Final = re.compile(r"[^:/\s]+:(?!//)([^\r\n]+)")
-"""``USER:PASSWORD``."""
-
-_IN_URL: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+_IN_URL: Final = re.compile(r"://[^/\s:]*:([^/\s]+)@")
 """The password in a URL."""
 
 _MAX_PARTS: Final = 64
@@ -310,6 +307,22 @@ class Secrecy:
                 yield start, end
 
 
+class SplitLogin(NamedTuple):
+    """The parts of a secret ``USER:PASSWORD``."""
+
+    user: str
+    password: str
+
+
+def split_login(secret: str) -> SplitLogin | None:
+    """Split ``USER:PASSWORD`` at the first colon; None without a colon.
+
+    Providers must use this function, because it determines which password is hidden.
+    """
+    user, colon, password = secret.partition(":")
+    return SplitLogin(user, password) if colon else None
+
+
 def complete(search: Search[_T]) -> _T:
     """Run a search to its end without a pause, and return its result."""
     while True:
@@ -372,9 +385,11 @@ def _forms(secret: str) -> Iterable[bytes]:
 
 def _passwords(secret: str) -> Iterator[str]:
     """Return the parts of a secret that are secrets on their own."""
-    login = _LOGIN.fullmatch(secret)
-    found = [] if login is None else [login[1]]
-    for each in (*found, *islice(_IN_URL.findall(secret), _MAX_PARTS)):
+    login = split_login(secret)
+    found = [] if login is None else [login.password]
+    for in_url in islice(_IN_URL.findall(secret), _MAX_PARTS):
+        found += [in_url, in_url.partition("@")[0]]  # parsers disagree which @ ends it
+    for each in found:
         for password in (each, each.strip(), unquote(each)):
             if len(password) >= MIN_CHARACTERS:
                 yield password

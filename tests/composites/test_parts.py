@@ -452,6 +452,21 @@ def test_expressions_take_no_more_time_than_others_can_spare():
         content(by_index, dots=dots)
 
 
+def test_long_texts_and_patterns_count_for_each_item():
+    dots = [str(number) for number in range(200)]
+    for label, color in (
+        ("= spec.color + spec.color == '' ? 'a' : 'b'", "Red" * 50_000),
+        ("= spec.color.matches('^(a|b){2,9}$') ? 'a' : 'b'", "Red" * 5_000),
+        ("= 'a'.matches(spec.color) ? 'a' : 'b'", r"\w{9}\W{180}"),
+    ):
+        definition = deepcopy(SPEC)
+        definition["fields"]["color"] = {"default": "Red"}
+        definition["composition"]["parts"][2]["manifest"]["metadata"]["labels"]["x"] = label
+        content(definition, dots=dots)
+        with pytest.raises(InvalidManifestError, match=r"\(dots\): its expressions would take too"):
+            content(definition, dots=dots, color=color)
+
+
 # --- one resource's story
 
 

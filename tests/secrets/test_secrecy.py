@@ -24,6 +24,7 @@ from reconciler.secrecy import (
     Search,
     Secrecy,
     complete,
+    split_login,
     strings_in,
 )
 from tests.security.encodings import (
@@ -242,11 +243,24 @@ def test_the_password_of_a_login_is_hidden_without_its_user() -> None:
 _PASSWORD = "gT5xQ8vL/m2Rz7Kp%4Wn9"
 
 
+@given(user=st.text(), password=st.text(min_size=MIN_CHARACTERS))
+def test_the_password_that_a_provider_uses_is_hidden_whatever_its_user(
+    user: str, password: str
+) -> None:
+    secret = f"{user}:{password}".strip()
+    login = split_login(secret)
+    assert login is not None
+    if len(login.password.strip()) >= MIN_CHARACTERS:
+        assert login.password.strip() not in Secrecy(secret).hide(f"«{login.password}»")
+
+
 @pytest.mark.parametrize(
     "secret",
     [
         f"git:{_PASSWORD}",
         f"git: {_PASSWORD}",
+        *(f"{user}:{_PASSWORD}" for user in ("", "team/bot", "John Doe", "a\tb", "é", "a@b", "//")),
+        f"postgresql://a@b:{quote(_PASSWORD, safe='')}@db:5432/orders",
         f"postgresql://app:{quote(_PASSWORD, safe='')}@db:5432/orders",
         f"# the databases\nURL=postgresql://app:{quote(_PASSWORD, safe='')}@db/a\nTIMEOUT=1\n",
     ],

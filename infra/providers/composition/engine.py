@@ -29,6 +29,7 @@ from infra.providers.composition.parts import (
     expression,
 )
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, name_problem
+from infra.providers.rest.cost import Work
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.protocol import OUTPUT_TYPES
 from reconciler.composites import components
@@ -137,7 +138,7 @@ def _compose(
         **resource,
         _CHILDREN: child_statuses(are_many, observed_fields, children_of(observed)),
     }
-    budget = Budget(variables)
+    budget = Budget()
     contents = [each.component(variables, budget) for each in parts]
     content = components.compose_components(contents, observed)
     return (
@@ -179,16 +180,17 @@ class _DefinedOutputs:
         resource = cast("Fields", inputs) if isinstance(inputs, dict) else {}
         variables = {**resource, _CHILDREN: statuses}
         problems: list[str] = []
+        work = Work()
         for name, (compiled, output) in self._outputs.items():
             try:
-                value = compiled.value(variables)
+                value = compiled.value(variables, work)
                 result[name] = msgspec.convert(value, OUTPUT_TYPES[output.type])
             except (ExpressionError, msgspec.ValidationError) as error:
                 problems.append(f"{_LOCATION}.outputs.{name}: {error}")
         if self._ready is not None:
             result[READY] = False
             try:
-                result[READY] = self._ready.value(variables) is True
+                result[READY] = self._ready.value(variables, work) is True
             except ExpressionError as error:
                 problems.insert(0, f"{_LOCATION}.ready: {error}")
         return {**result, PROBLEM: problems[0]} if problems else result

@@ -7,7 +7,7 @@ until that part is ready. Any other failure is an error in the definition or the
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -17,14 +17,12 @@ from events.composition_definition import PartDefinition, PartState
 from events.excerpt import list_first
 from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
-from infra.providers.rest.expressions import Expression, ExpressionError, count_values
+from infra.providers.rest.cost import Work
+from infra.providers.rest.expressions import Expression, ExpressionError, ExpressionWorkError
 from infra.providers.rest.json_paths import Template
 from reconciler.composites.components import Component, CompositionRecord, Part, is_usable
 
 MAX_RESOURCES: Final = 500
-MAX_WORK: Final = 200_000
-"""Approximate maximum time for all expressions of an object, in microseconds."""
-
 CHILDREN: Final = "children"
 ITEM: Final = "item"
 RESOURCE_VARIABLES: Final = ("name", "namespace", "spec")
@@ -40,9 +38,9 @@ _REFERENCE: Final = re.compile(
 class Budget:
     """The remaining resources and time of an object, so that no definition delays others."""
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
-        self._sizes = {name: count_values(each) for name, each in variables.items()}
-        self._resources, self._work = MAX_RESOURCES, MAX_WORK
+    def __init__(self) -> None:
+        self._resources = MAX_RESOURCES
+        self.work = Work()
 
     def count_resources(self, location: str, resources: int) -> None:
         """Count a number of resources. Raises ``InvalidManifestError`` if there are too many."""
@@ -50,19 +48,6 @@ class Budget:
         if self._resources < 0:
             raise InvalidManifestError(
                 f"{location}: exceeds the limit of {MAX_RESOURCES} resources; divide the resource"
-            )
-
-    def count_time(
-        self, location: str, expressions: Iterable[Expression], items: Sequence[Any]
-    ) -> None:
-        """Count the time of expressions, each for all items. Raises ``InvalidManifestError``."""
-        sizes = {**self._sizes, ITEM: sum(map(count_values, items)) // max(1, len(items))}
-        work = sum(each.work(sum(sizes[name] for name in each.variables)) for each in expressions)
-        self._work -= work * len(items)
-        if self._work < 0:
-            raise InvalidManifestError(
-                f"{location}: its expressions would take too long; let them read fewer values, "
-                "such as only item"
             )
 
 
@@ -89,8 +74,8 @@ class PartTemplate:
                 )
         tree: Fields = msgspec.to_builtins(part.manifest)
         self._template = Template(tree, f"{self._location}.manifest", variables, (CHILDREN,))
-        self._switches = [each for each in (self._when, self._for_each) if each is not None]
-        expressions = [*self._template.expressions.values(), *self._switches]
+        switches = [each for each in (self._when, self._for_each) if each is not None]
+        expressions = [*self._template.expressions.values(), *switches]
         self._references = {
             each.text: frozenset(self._find_mentions(each, names)) for each in expressions
         }
@@ -121,6 +106,11 @@ class PartTemplate:
         """
         try:
             return self._component(variables, budget)
+        except ExpressionWorkError as error:
+            raise InvalidManifestError(
+                f"{self._location}: its expressions would take too long, at {error.text!r}; let "
+                "them read fewer values, such as only item, or match simpler patterns"
+            ) from None
         except ExpressionError as error:
             children: Mapping[str, Any] = variables[CHILDREN]
             referenced = self._references.get(error.text, ())
@@ -131,25 +121,24 @@ class PartTemplate:
             return Component(self.name, _no_parts, waiting_for=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
-        budget.count_time(self._location, self._switches, [None])
-        is_enabled: Any = True if self._when is None else self._when.value(variables)
+        work = budget.work
+        is_enabled: Any = True if self._when is None else self._when.value(variables, work)
         if not isinstance(is_enabled, bool):
             raise self._build_type_error("when", self._when, is_enabled, "true or false")
         if not is_enabled or self._state == "Absent":
             return Component(self.name, _no_parts, enabled=False)
         items: list[Any] = [None]
         if self._for_each is not None:
-            value: Any = self._for_each.value(variables)
+            value: Any = self._for_each.value(variables, work)
             if not isinstance(value, list):
                 raise self._build_type_error("forEach", self._for_each, value, "a list")
             items = cast("list[Any]", value)
         budget.count_resources(self._location, len(items))
-        budget.count_time(self._location, self._template.expressions.values(), items)
-        parts = [self._part({**variables, ITEM: item}) for item in items]
+        parts = [self._part({**variables, ITEM: item}, work) for item in items]
         return Component(self.name, lambda _values: parts)
 
-    def _part(self, variables: Mapping[str, Any]) -> Part:
-        fields: Fields = self._template.build(variables)
+    def _part(self, variables: Mapping[str, Any], work: Work) -> Part:
+        fields: Fields = self._template.build(variables, work)
         metadata: Fields = {**fields.get("metadata", {}), "namespace": variables["namespace"]}
         if self.is_named_by_part:
             metadata["name"] = f"{variables['name']}-{self.name}"

@@ -37,6 +37,7 @@ from infra.providers.guarded_urllib3 import guard_pools
 from infra.providers.host_guard import HostGuard
 from reconciler.composites.git_source import PORTS, repository_uses
 from reconciler.provider.host_access import find_refused_use, url_host
+from reconciler.secrecy import SplitLogin, split_login
 
 MAX_FETCHED_COMMITS: Final = 50
 """Number of commits to fetch in order to find the previous commit among the new one's ancestors."""
@@ -218,12 +219,9 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
     empty_config = ConfigDict()  # without any user's configuration
     with _open_memory_file() as key:
         if scheme in ("http", "https"):
-            user, colon, password = remote.credential.partition(":")
             if remote.credential:
-                options = {
-                    "username": user if colon else "git",
-                    "password": password if colon else user,
-                }
+                login = split_login(remote.credential) or SplitLogin("git", remote.credential)
+                options = {"username": login.user, "password": login.password}
             pool = default_urllib3_manager(
                 empty_config, base_url=remote.url, timeout=remote.timeout_seconds
             )

@@ -12,9 +12,14 @@ from typing import Any, Final, Protocol, cast
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
 
 MAX_COPIES: Final = 2_500_000
-"""Values that an expression may copy. Copying one takes 80 ns, so this many take 0.2 s."""
+"""Values that an expression may copy, which takes 0.2 s."""
 
-_CHARACTERS_PER_VALUE: Final = 256
+MAX_WORK: Final = 200_000
+"""Approximate maximum time of expressions that belong together, in microseconds."""
+
+COPIES_PER_MICROSECOND: Final = 12
+
+CHARACTERS_PER_VALUE: Final = 256
 """Copying this many characters takes as long as copying a value."""
 
 _SCALAR_FUNCTIONS: Final = frozenset(
@@ -23,6 +28,23 @@ _SCALAR_FUNCTIONS: Final = frozenset(
 
 _SELECTING_FUNCTIONS: Final = frozenset({"dyn", "min", "max"})
 """Functions that return an argument."""
+
+
+class WorkLimitError(ValueError):
+    """Expressions would take too long."""
+
+
+class Work:
+    """The remaining time of expressions that belong together, such as all those of an object."""
+
+    def __init__(self) -> None:
+        self._remaining = MAX_WORK
+
+    def add(self, microseconds: int) -> None:
+        """Count time. Once it is used up, each call raises ``WorkLimitError``."""
+        self._remaining -= microseconds
+        if self._remaining < 0:
+            raise WorkLimitError
 
 
 class _Value(Protocol):
@@ -55,6 +77,7 @@ class _Input:
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
         self._size = 0
+        self._fields: dict[str, _Value] = {}
 
     def size(self) -> int:
         self._size = self._size or max(map(_size, self._values), default=1)
@@ -67,8 +90,10 @@ class _Input:
         return _Input([one for each in self._values for one in _elements(each)])
 
     def field(self, name: str) -> _Value:
-        maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
-        return _Input([each[name] for each in maps if name in each])
+        if name not in self._fields:  # determining the size of a large value is slow
+            maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
+            self._fields[name] = _Input([each[name] for each in maps if name in each])
+        return self._fields[name]
 
     def items(self) -> _Value:
         maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
@@ -146,13 +171,13 @@ class Cost:
     def _value(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         match node.kind:
             case "Literal":
-                return _ComputedValue(1 + len(node.name) // _CHARACTERS_PER_VALUE)
+                return _ComputedValue(1 + len(node.name) // CHARACTERS_PER_VALUE)
             case "Name":
                 return variables.get(node.name.removeprefix(".")) or _ComputedValue(1)
             case "Field":
-                return self._value(node.parts[0], variables).field(node.name)
+                return self._container(node.parts[0], variables).field(node.name)
             case "Index":
-                container = self._value(node.parts[0], variables)
+                container = self._container(node.parts[0], variables)
                 self._count(node.parts[1], variables)
                 return container.items()
             case "Choice":
@@ -176,6 +201,10 @@ class Cost:
                     members = sum(each.members() for each in values)
                     return _ComputedValue(size, members, [each.element() for each in values])
                 return _ComputedValue(size, len(values), values)
+
+    def _container(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
+        """Return the value of a container, which is copied unless it is a variable."""
+        return (self._value if node.kind == "Name" else self._count)(node, variables)
 
     def _count_all(self, nodes: Iterable[Node], variables: Mapping[str, _Value]) -> list[_Value]:
         return [self._count(each, variables) for each in nodes]
@@ -205,7 +234,7 @@ def _size(value: Any) -> int:
         each = pending.pop()
         count += 1
         if isinstance(each, str):
-            count += len(each) // _CHARACTERS_PER_VALUE
+            count += len(each) // CHARACTERS_PER_VALUE
         elif isinstance(each, dict):
             mapping = cast("dict[str, Any]", each)
             count += len(mapping)

@@ -13,7 +13,15 @@ from typing import Any, Final, cast
 import cel
 
 from events.manifest import InvalidManifestError
-from infra.providers.rest.cost import MAX_COPIES, Cost
+from infra.providers.rest.cost import (
+    CHARACTERS_PER_VALUE,
+    COPIES_PER_MICROSECOND,
+    MAX_COPIES,
+    Cost,
+    Work,
+    WorkLimitError,
+)
+from infra.providers.rest.patterns import PatternError, read_pattern
 from infra.providers.rest.syntax import LISTING_LOOPS, ExpressionSyntaxError, Node, loops_in, parse
 
 MAX_CHARACTERS: Final = 1000
@@ -34,7 +42,10 @@ FUNCTIONS: Final = frozenset(
 )
 """Functions that may be called: they are pure, and return the same result on every machine."""
 
+_MATCHES: Final = "matches"
 _SORT_FUNCTION: Final = "__ordered"
+_MATCH_FUNCTION: Final = f"__{_MATCHES}"
+_REFERENCES_PER_COPY: Final = 8
 _INT64: Final = 2**63
 
 
@@ -48,6 +59,10 @@ class ExpressionError(ValueError):
 
 class MissingValueError(ExpressionError):
     """An expression reads a field or an item that does not exist."""
+
+
+class ExpressionWorkError(ExpressionError):
+    """An expression would take too long, alone or after others."""
 
 
 class Expression:
@@ -79,8 +94,17 @@ class Expression:
         self._members = MAX_NESTED_MEMBERS if self._nesting >= MAX_NESTED_LOOPS else MAX_MEMBERS
         if problem := _find_problem(tree, len(loops), self._nesting):
             raise InvalidManifestError(f"{location}: {problem}")
-        listing = [each for each, _ in loops if each.name in LISTING_LOOPS]
-        self._program = cel.compile(_with_order(self.text, listing)) if listing else program
+        self._copies = 1 + sum(len(each.parts) - 1 for each in tree.walk() if each.kind == "Sum")
+        references = sum(each.kind == "Name" for each in tree.walk())
+        self._copies *= 1 + references // _REFERENCES_PER_COPY
+        calls = [each for each in tree.walk() if each.kind == "Call" and each.name == _MATCHES]
+        for each in calls:
+            _check_pattern(each, location)
+        insertions = {each.at: "__" for each in calls}
+        insertions |= {
+            each.at: f".{_SORT_FUNCTION}()" for each, _ in loops if each.name in LISTING_LOOPS
+        }
+        self._program = cel.compile(_insert(self.text, insertions)) if insertions else program
         self._check_names(location, variables, {each.variable for each, _ in loops})
 
     def _check_names(self, location: str, variables: Collection[str], bound: set[str]) -> None:
@@ -93,37 +117,58 @@ class Expression:
         functions = {
             each for each in references["functions"] if not each.startswith(("_", "@", "!", "-"))
         }
-        if unknown_functions := sorted(functions - FUNCTIONS):
+        # The library's own ``matches`` has no limits, so each call must have been replaced.
+        if unknown_functions := sorted(functions - (FUNCTIONS - {_MATCHES})):
             names = ", ".join(sorted(FUNCTIONS))
             raise InvalidManifestError(
                 f"{location}: unknown function {unknown_functions[0]!r}; use {names}"
             )
 
-    def work(self, values: int) -> int:
-        """Return the approximate maximum time in microseconds for a number of values."""
-        loop_work = values * values // 10 if self._nesting else 0
-        return 20 + values + loop_work * (200 if self._nesting >= MAX_NESTED_LOOPS else 1)
-
-    def value(self, variables: Mapping[str, Any]) -> Any:
-        """Evaluate the expression to JSON. Raises ``ExpressionError``."""
+    def value(self, variables: Mapping[str, Any], work: Work | None = None) -> Any:
+        """Evaluate the expression to JSON, and count its work. Raises ``ExpressionError``."""
         inputs = {name: variables[name] for name in self.variables if name in variables}
-        _check_input(self.text, inputs, self._members)
-        if self._nesting and Cost(self._tree, inputs).copies > MAX_COPIES:
+        values = _check_input(self.text, inputs, self._members)
+        try:
+            return self._evaluate(inputs, values, work or Work())
+        except WorkLimitError:
+            raise ExpressionWorkError(
+                f"{self.text!r} would take too long; let it read fewer values, or match simpler "
+                "patterns",
+                self.text,
+            ) from None
+
+    def _evaluate(self, inputs: dict[str, Any], values: int, work: Work) -> Any:
+        work.add(20 + values * self._copies)
+        self._count_loops(inputs, work)
+        matcher = _Matcher(work)
+        functions = {_SORT_FUNCTION: _sort_keys, _MATCH_FUNCTION: matcher.is_match}
+        try:
+            result = self._program.execute(cel.Context(variables=inputs, functions=functions))
+        except LookupError as error:
+            raise MissingValueError(f"{self.text!r} has no value at {error}", self.text) from None
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise ExpressionError(f"evaluating {self.text!r} failed: {error}", self.text) from None
+        if isinstance(matcher.error, WorkLimitError):
+            raise matcher.error
+        if matcher.error is not None:
+            message = f"evaluating {self.text!r} failed: {matcher.error}"
+            raise ExpressionError(message, self.text) from None
+        if not _is_json(result):
+            message = f"{self.text!r} returns {type(result).__name__}, which is not JSON"
+            raise ExpressionError(message, self.text)
+        return result
+
+    def _count_loops(self, inputs: Mapping[str, Any], work: Work) -> None:
+        if not self._nesting:
+            return
+        copies = Cost(self._tree, inputs).copies
+        if copies > MAX_COPIES:
             raise ExpressionError(
                 f"{self.text!r} would copy more than {MAX_COPIES} values in loops; loop "
                 "over fewer items, or keep less of each",
                 self.text,
             )
-        try:
-            result = self._program.execute(cel.Context(variables=inputs, functions=_FUNCTIONS))
-        except LookupError as error:
-            raise MissingValueError(f"{self.text!r} has no value at {error}", self.text) from None
-        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-            raise ExpressionError(f"evaluating {self.text!r} failed: {error}", self.text) from None
-        if not _is_json(result):
-            message = f"{self.text!r} returns {type(result).__name__}, which is not JSON"
-            raise ExpressionError(message, self.text)
-        return result
+        work.add(copies // COPIES_PER_MICROSECOND)
 
 
 def _tree(text: str) -> tuple[Node | None, str]:
@@ -134,11 +179,52 @@ def _tree(text: str) -> tuple[Node | None, str]:
         return None, str(problem)
 
 
-def _with_order(text: str, loops: Collection[Node]) -> str:
-    """Return the expression with loops that iterate over a map's keys in sorted order."""
-    for at in sorted((each.at for each in loops), reverse=True):
-        text = f"{text[:at]}.{_SORT_FUNCTION}(){text[at:]}"
+def _insert(text: str, insertions: Mapping[int, str]) -> str:
+    """Return a text with other texts inserted at their positions."""
+    for at, inserted in sorted(insertions.items(), reverse=True):
+        text = f"{text[:at]}{inserted}{text[at:]}"
     return text
+
+
+def _check_pattern(call: Node, location: str) -> None:
+    """Raise ``InvalidManifestError`` for an invalid pattern that is a literal."""
+    if not call.parts or call.parts[-1].kind != "Literal":
+        return
+    pattern = cel.evaluate(call.parts[-1].name)
+    if isinstance(pattern, str):
+        try:
+            read_pattern(pattern).is_in("")
+        except PatternError as error:
+            raise InvalidManifestError(f"{location}: pattern {pattern!r} {error}") from None
+
+
+class _Matcher:
+    """The function ``matches`` of one evaluation.
+
+    ``error`` is its first error. The function does not raise it, because the library would log it.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.error: ValueError | None = None
+
+    def is_match(self, text: Any, pattern: Any) -> bool:
+        """Return whether a text contains a match; False after an error."""
+        if self.error is not None:
+            return False
+        if not isinstance(text, str) or not isinstance(pattern, str):
+            self.error = ValueError("matches: the text and the pattern must be strings")
+            return False
+        try:
+            self._work.add(len(pattern))
+            compiled = read_pattern(pattern)
+            self._work.add(compiled.work(text))
+            return compiled.is_in(text)
+        except PatternError as error:
+            self.error = ValueError(f"pattern {pattern[:100]!r} {error}")
+        except WorkLimitError as error:
+            self.error = error
+        return False
 
 
 def _sort_keys(members: Any) -> Any:
@@ -146,9 +232,6 @@ def _sort_keys(members: Any) -> Any:
         return members
     keys = cast("dict[Any, Any]", members)
     return sorted(keys, key=lambda each: (type(each).__name__, each))
-
-
-_FUNCTIONS: Final = {_SORT_FUNCTION: _sort_keys}
 
 
 def _find_problem(tree: Node, loops: int, nesting: int) -> str:
@@ -160,17 +243,11 @@ def _find_problem(tree: Node, loops: int, nesting: int) -> str:
     return f"{sums} operators +, but at most {MAX_SUMS} are allowed" if sums > MAX_SUMS else ""
 
 
-def count_values(value: Any) -> int:
-    """Count the values in JSON."""
-    if isinstance(value, dict):
-        return 1 + sum(map(count_values, cast("dict[str, Any]", value).values()))
-    if isinstance(value, list):
-        return 1 + sum(map(count_values, cast("list[Any]", value)))
-    return 1
+def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> int:
+    """Return the number of values. Raises ``ExpressionError`` for an input that is too large.
 
-
-def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> None:
-    """Raise ``ExpressionError`` for an input that is too large."""
+    A number of characters counts as a value.
+    """
     values = characters = 0
     pending: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
     while pending:
@@ -198,6 +275,7 @@ def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> N
                 f"{MAX_INPUT_CHARACTERS} characters",
                 text,
             )
+    return values + characters // CHARACTERS_PER_VALUE
 
 
 def _is_json(value: Any) -> bool:

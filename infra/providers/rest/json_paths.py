@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 from events.manifest import Fields, InvalidManifestError
+from infra.providers.rest.cost import Work
 from infra.providers.rest.expressions import Expression, MissingValueError
 
 WHOLE_DOCUMENT: Final = "."
@@ -120,24 +121,26 @@ class Template:
                 is_plain = _PLAIN_REFERENCE.fullmatch(node) is not None and names[0] not in required
                 self._compiled[node] = names if is_plain else expression
 
-    def build(self, variables: Mapping[str, Any]) -> Any:
+    def build(self, variables: Mapping[str, Any], work: Work | None = None) -> Any:
         """Return the JSON, or ``MISSING`` if it has no value. Raises ``ExpressionError``."""
-        return self._build_node(self._tree, variables)
+        return self._build_node(self._tree, variables, work or Work())
 
-    def _build_node(self, node: Any, variables: Mapping[str, Any]) -> Any:
+    def _build_node(self, node: Any, variables: Mapping[str, Any], work: Work) -> Any:
         if isinstance(node, dict):
             mapping = cast("dict[str, Any]", node)
-            members = {name: self._build_node(each, variables) for name, each in mapping.items()}
+            members = {
+                name: self._build_node(each, variables, work) for name, each in mapping.items()
+            }
             present = {name: each for name, each in members.items() if each is not MISSING}
             return present if present or not mapping else MISSING
         if isinstance(node, list):
-            items = [self._build_node(each, variables) for each in cast("list[Any]", node)]
+            items = [self._build_node(each, variables, work) for each in cast("list[Any]", node)]
             return [each for each in items if each is not MISSING]
         if not isinstance(node, str) or not is_expression(node):
             return node
         compiled = self._compiled[node]
         if isinstance(compiled, Expression):
-            return compiled.value(variables)
+            return compiled.value(variables, work)
         return value_at(variables, compiled)
 
 

@@ -35,6 +35,7 @@ from infra.providers.rest.json_paths import (
     is_expression,
 )
 from infra.providers.rest.marks import Marking, ObjectMarks
+from infra.providers.rest.patterns import Pattern, PatternError, read_pattern
 from reconciler.provider import Capabilities
 
 _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
@@ -164,10 +165,15 @@ class Protocol:
             if rest.changes and rest.changes.at
             else None
         )
-        self._matches = None
+        self._name_pattern: Pattern | None = None
         if rest.name.matches:
-            self._matches = Expression("name.matches(pattern)", location, ("name", "pattern"))
-            self._check_pattern(rest.name.matches)
+            try:
+                self._name_pattern = read_pattern(rest.name.matches)
+                self._name_pattern.is_in("a")
+            except PatternError as error:
+                raise InvalidManifestError(
+                    f"{location}.name.matches: {rest.name.matches!r} {error}"
+                ) from None
         _check(self)
 
     @property
@@ -211,21 +217,9 @@ class Protocol:
         is_path = "/" in name or leads_elsewhere(name)
         if is_path or not name.isprintable() or name != name.strip():
             return "do not use /, control characters, surrounding spaces, or the names . and .."
-        if self._matches is None:
+        if self._name_pattern is None or self._name_pattern.is_in(name):
             return None
-        pattern = self.rest.name.matches
-        matches = self._matches.value({"name": name, "pattern": pattern})
-        return None if matches else f"it must match {pattern}"
-
-    def _check_pattern(self, pattern: str) -> None:
-        assert self._matches is not None
-        try:
-            self._matches.value({"name": "a", "pattern": pattern})
-        except ExpressionError:
-            raise InvalidManifestError(
-                f"spec.rest.name.matches: {pattern!r} is not an RE2 regular expression (no "
-                "backreferences, no lookaround)"
-            ) from None
+        return f"it must match {self.rest.name.matches}"
 
     def is_of_kind(self, content: Any) -> bool:
         """Return whether a listed object has this kind. Raises ``UnusableObjectError``."""

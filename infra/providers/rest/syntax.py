@@ -60,7 +60,8 @@ class Node:
 
     ``name`` is the name of a variable, field, function or loop, or the text of a literal. ``parts``
     are the operands: the object of a field or method comes first, and the list of a loop before its
-    body. Only a loop has a ``variable`` and ``at``, the position of its dot.
+    body. Only a loop has a ``variable``. ``at`` is the position of a loop's dot, or of the name of
+    a function.
     """
 
     kind: Kind
@@ -167,9 +168,10 @@ class _Parser:
         while True:
             at = self._tokens[self._at].at if self._at < len(self._tokens) else 0
             if self._accept("."):
+                name_at = self._tokens[self._at].at if self._at < len(self._tokens) else 0
                 name = self._name()
                 operand = (
-                    self._parse_call(name, operand, at)
+                    self._parse_call(name, operand, at, name_at)
                     if self._accept("(")
                     else _node("Field", name, (operand,))
                 )
@@ -181,10 +183,10 @@ class _Parser:
             else:
                 return operand
 
-    def _parse_call(self, name: str, operand: Node, at: int) -> Node:
+    def _parse_call(self, name: str, operand: Node, at: int, name_at: int) -> Node:
         arguments = self._list(")")
         if name not in LOOPS:
-            return _node("Call", name, (operand, *arguments))
+            return _node("Call", name, (operand, *arguments), at=name_at)
         if not arguments or arguments[0].kind != "Name":
             raise ExpressionSyntaxError(f".{name}(...): requires a variable, as in {name}(x, ...)")
         variable, *body = arguments
@@ -200,7 +202,7 @@ class _Parser:
             token = Token("name", f".{self._name()}", token.at)
         if token.kind == "name":
             if self._accept("("):
-                return _node("Call", token.text, self._list(")"))
+                return _node("Call", token.text, self._list(")"), at=token.at)
             return _node("Name", token.text)
         match token.text:
             case "(":
