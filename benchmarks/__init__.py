@@ -1,1 +1,1 @@
-"""Measurements of the whole system as people run it; what each measures is in README.md."""
+"""Measurements of the whole system as users run it; README.md describes each."""

@@ -1,4 +1,4 @@
-"""The command: `./run python -m benchmarks.fairness`: a fast API alone, and beside a slow one."""
+"""The command: `./run python -m benchmarks.fairness`: a fast API alone, and next to a slow one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.converge import settings
-from benchmarks.converge.client import PATIENCE_SECONDS, Bus
+from benchmarks.converge.client import TIMEOUT_SECONDS, Bus
 from benchmarks.converge.stack import ALL_IN_ONE, running_stack
 from benchmarks.latencies import latencies, percentile
 from infra.bus.streams import worker_consumer, worker_consumers
@@ -27,17 +27,17 @@ from reconciler.wiring import open_connection
 from tests.faulty_api import FaultyApi
 
 TARGET = 2.0
-"""The fast API's p99 beside the slow one may be so many times that alone (fault 29)."""
+"""Maximum ratio of the fast API's p99 next to a slow one to its p99 alone (fault 29)."""
 
 _SLOW = "slow"
 _WARM_UP = 10
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 app = App(name="benchmarks.fairness", help_format="plaintext", result_action="return_value")
 
 
 class Phase(NamedTuple):
-    """Latencies of the fast API, and what the slow one's queue was like meanwhile."""
+    """Latencies of the fast API, and the length of the slow one's queue."""
 
     name: str
     milliseconds: Sequence[float]
@@ -47,18 +47,18 @@ class Phase(NamedTuple):
 
 @app.default
 def fairness(*, slow: int = 6_000, call_seconds: float = 2.0, samples: int = 300) -> int:
-    """Measure declared to Converged at a fast API, alone and beside a slow one, in the same run.
+    """Measure the time to Converged at a fast API, alone and next to a slow one, in the same run.
 
-    The exit status is 0 whatever was measured: times are printed beside their target.
+    The exit status is always 0; times are only printed with their target.
 
     Parameters
     ----------
     slow
-        How many resources are declared at the slow API.
+        Number of resources to declare at the slow API.
     call_seconds
-        How long each call to the slow API takes.
+        Duration of each call to the slow API.
     samples
-        How many resources are declared at the fast API in each phase, one after another.
+        Number of resources to declare at the fast API in each phase, one after another.
     """
     load = os.getloadavg()[0]
     phases = uvloop.run(_run(slow, call_seconds, samples))
@@ -75,16 +75,16 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)
-            async with bus.following():
+            async with bus.follow_outcomes():
                 await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
                 slow_config = settings.config(slow_url, settings.RARE_RESYNC_SECONDS)
                 await bus.configure(slow_config, _SLOW)
                 await latencies(bus, "warm-up", _WARM_UP)
                 alone = Phase("alone", await latencies(bus, "alone", samples))
                 await bus.declare([f"slow-{number}" for number in range(slow)], _SLOW)
-                await _until_queue_is_long(bus, slow)
+                await _wait_until_queue_is_long(bus, slow)
                 beside = await latencies(bus, "beside", samples)
-                queue = await _queue(bus)
+                queue = await _read_queue(bus)
                 leased = int(queue["num_ack_pending"])
                 waiting = int(queue["num_pending"]) + leased
                 return [alone, Phase("beside", beside, waiting, leased)]
@@ -99,18 +99,18 @@ async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
         await api.stop()
 
 
-async def _until_queue_is_long(bus: Bus, slow: int) -> None:
-    """Wait until as many actions wait for the slow API as the decider begins."""
+async def _wait_until_queue_is_long(bus: Bus, slow: int) -> None:
+    """Wait until nearly as many actions wait for the slow API as the decider starts at most."""
     expected = 0.9 * min(slow, MAX_ACTIONS)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
-            queue = await _queue(bus)
+            queue = await _read_queue(bus)
             if queue["num_pending"] + queue["num_ack_pending"] >= expected:
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _queue(bus: Bus) -> dict[str, Any]:
+async def _read_queue(bus: Bus) -> dict[str, Any]:
     name = worker_consumer(_SLOW)
     return next(each for each in await worker_consumers(bus.nc) if each["name"] == name)
 

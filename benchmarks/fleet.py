@@ -42,7 +42,7 @@ from reconciler.roles.sweeper.sweeper import Sweeper
 
 EVENT_MS: Final = 1.0
 SWEEP_MS: Final = 5.0
-HOLD_MS: Final = 50.0
+BLOCK_MS: Final = 50.0
 
 _KIND, _CONFIG = "Shape", "default"
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,13 +53,13 @@ app = App(name="benchmarks.fleet", help_format="plaintext", result_action="retur
 
 
 class Costs(NamedTuple):
-    """What was measured with so many resources; times in milliseconds of CPU: others may run."""
+    """Measurements for one fleet size; times are CPU milliseconds, as other processes may run."""
 
     shapes: int
     event: float
     sweep: float
     compared: float
-    held: float
+    blocked: float
     kilobytes: float
 
 
@@ -67,12 +67,11 @@ class Costs(NamedTuple):
 def fleet(*, shapes: str = "1000,100000") -> int:
     """Measure an event, a sweep with nothing to do, and an unchanged listing, without any server.
 
-    The smallest fleet is what the others are compared with: nothing but the listing may grow. The
-    exit status is 0 whatever was measured.
+    The smallest fleet is the baseline; only the listing may grow. The exit status is always 0.
 
     Parameters
     ----------
-    resources
+    shapes
         Numbers of converged resources, separated by commas.
     """
     _show([uvloop.run(_measure(int(each))) for each in shapes.split(",")])
@@ -84,19 +83,19 @@ async def _measure(shapes: int) -> Costs:
     memory_before = resident_mb()
     models, position = ReadModels(), 0
     for name in _names(shapes):
-        for version, data in enumerate(_life(name), 1):
+        for version, data in enumerate(_lifecycle(name), 1):
             position += 1
             models.apply(position, _event(name, version, data))
     models.take_all()
     gc.collect()
-    gc.freeze()  # as roles do: what is there at the start is never looked at again
+    gc.freeze()  # as roles do: the collector never scans the initial objects again
     kilobytes = (resident_mb() - memory_before) * 1_024 / shapes
     event = await _event_costs(models, position)
-    sweep = await _timed(_sweeper(models).sweep)
+    sweep = await _cpu_milliseconds(_create_sweeper(models).sweep)
     objects = {name: _object(name) for name in _names(shapes)}
-    async with _longest_hold() as held:
-        compared = await _timed(lambda: _compare(models, objects))
-    return Costs(shapes, event, sweep, compared, held(), kilobytes)
+    async with _measure_longest_block() as blocked:
+        compared = await _cpu_milliseconds(lambda: _compare(models, objects))
+    return Costs(shapes, event, sweep, compared, blocked(), kilobytes)
 
 
 def _names(shapes: int) -> Sequence[str]:
@@ -107,8 +106,8 @@ def _object(name: str) -> ExternalObject:
     return ExternalObject(name, {"type": "Square", "color": "Red"}, uid=f"uid-{name}", version="1")
 
 
-def _life(name: str) -> Sequence[ResourceEvent]:
-    """Everything from a declaration until it has converged."""
+def _lifecycle(name: str) -> Sequence[ResourceEvent]:
+    """Return all events of a resource from its declaration to Converged."""
     fields = {"type": "Square", "color": "Red"}
     action = Action(f"{name}@1", f"{name}@1", "Create", 1, _CONFIG, name, ("declared",), fields)
     return (
@@ -126,7 +125,7 @@ def _event(name: str, version: int, data: ResourceEvent) -> LogEvent:
 
 
 class _Store:
-    """Implements ``reconciler.ports.RowStore``: the projector's own work is what is measured."""
+    """Implements ``reconciler.ports.RowStore`` in memory, to measure only the projector."""
 
     rows_per_save = 900
 
@@ -150,28 +149,28 @@ class _Store:
 
 
 class _Intake:
-    """Implements ``reconciler.ports.IntakeWriter``: there is nothing to say."""
+    """Implements ``reconciler.ports.IntakeWriter``, and expects no messages."""
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        assert not messages, "an unchanged fleet is left alone"
+        assert not messages, "an unchanged fleet needs no messages"
 
     async def last_position(self) -> int:
         return 0
 
 
 async def _event_costs(models: ReadModels, position: int) -> float:
-    """Fold and write single events; give the 99th percentile."""
-    projector, took = Projector(models, _Store()), list[float]()
+    """Fold and write single events; return the 99th percentile of the milliseconds."""
+    projector, durations = Projector(models, _Store()), list[float]()
     for number in range(1, _SAMPLES + 1):
         event = _event("resource-0", 4 + number, OutcomeRecorded("Converged", 1, "", str(number)))
         began = time.thread_time()
         projector.apply(position + number, event)
         await projector.flush()
-        took.append((time.thread_time() - began) * 1_000)
-    return sorted(took)[int(0.99 * _SAMPLES)]
+        durations.append((time.thread_time() - began) * 1_000)
+    return sorted(durations)[int(0.99 * _SAMPLES)]
 
 
-def _sweeper(models: ReadModels) -> Sweeper:
+def _create_sweeper(models: ReadModels) -> Sweeper:
     return Sweeper(
         intake=_Intake(),
         configurations=Configurations(),
@@ -191,17 +190,17 @@ async def _compare(models: ReadModels, objects: Mapping[str, ExternalObject]) ->
     assert not findings.observed, "nothing has changed"
 
 
-async def _timed(work: Callable[[], object]) -> float:
+async def _cpu_milliseconds(work: Callable[[], object]) -> float:
     began = time.thread_time()
-    doing = work()
-    assert asyncio.iscoroutine(doing)
-    await doing
+    coroutine = work()
+    assert asyncio.iscoroutine(coroutine)
+    await coroutine
     return (time.thread_time() - began) * 1_000
 
 
 @asynccontextmanager
-async def _longest_hold() -> AsyncGenerator[Callable[[], float]]:
-    """Watch the event loop; the longest time that it did not come round is in milliseconds."""
+async def _measure_longest_block() -> AsyncGenerator[Callable[[], float]]:
+    """Yield a function that returns the longest block of the event loop, in milliseconds."""
     longest, last_time = 0.0, time.thread_time()
 
     async def watch() -> None:
@@ -211,14 +210,14 @@ async def _longest_hold() -> AsyncGenerator[Callable[[], float]]:
             now = time.thread_time()
             longest, last_time = max(longest, now - last_time), now
 
-    watching = asyncio.create_task(watch())
+    task = asyncio.create_task(watch())
     await asyncio.sleep(0)
     yield lambda: longest * 1_000
-    watching.cancel()
+    task.cancel()
 
 
 def _show(costs: Sequence[Costs]) -> None:
-    table = Table("ms of CPU", title="What a fleet costs")
+    table = Table("ms of CPU", title="Cost of a fleet")
     for each in costs:
         table.add_column(f"{each.shapes:,} resources", justify="right")
     table.add_column("target", justify="right")
@@ -228,12 +227,14 @@ def _show(costs: Sequence[Costs]) -> None:
     table.add_row("a sweep with nothing to do", *(f"{e.sweep:.3f}" for e in costs), f"{SWEEP_MS}")
     table.add_row("an unchanged listing compared", *(f"{e.compared:,.0f}" for e in costs), "-")
     table.add_row(
-        "  the longest that it held the event loop", *(f"{e.held:.1f}" for e in costs), f"{HOLD_MS}"
+        "  longest block of the event loop", *(f"{e.blocked:.1f}" for e in costs), f"{BLOCK_MS}"
     )
-    table.add_row("memory of the rows, KB a resource", *(f"{e.kilobytes:.2f}" for e in costs), "-")
+    table.add_row(
+        "memory of the rows, KB per resource", *(f"{e.kilobytes:.2f}" for e in costs), "-"
+    )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     largest = costs[-1]
-    met = largest.event < EVENT_MS and largest.sweep < SWEEP_MS and largest.held < HOLD_MS
+    met = largest.event < EVENT_MS and largest.sweep < SWEEP_MS and largest.blocked < BLOCK_MS
     print(f"targets at {largest.shapes:,} resources: {'met' if met else 'missed'}")
 
 

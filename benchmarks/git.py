@@ -1,4 +1,4 @@
-"""The command: `./run python -m benchmarks.git`: a commit of many, and the same applied."""
+"""The command: `./run python -m benchmarks.git`: a large commit, and the same applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.converge import settings
-from benchmarks.converge.client import PATIENCE_SECONDS, Bus
+from benchmarks.converge.client import TIMEOUT_SECONDS, Bus
 from benchmarks.converge.stack import ALL_IN_ONE, Stack, running_stack
 from benchmarks.converge.usage import Meter
 from events.manifest import Manifest, Metadata
@@ -34,7 +34,7 @@ app = App(name="benchmarks.git", help_format="plaintext", result_action="return_
 
 
 class Phase(NamedTuple):
-    """What a step took: until the last resource was Converged."""
+    """The cost of a step, until the last resource was Converged."""
 
     name: str
     resources: int
@@ -53,7 +53,7 @@ class Pusher:
 
     @property
     def url(self) -> str:
-        """Where it is pushed to."""
+        """The URL of the repository."""
         return f"file://{self._folder}"
 
     def push(self, names: Sequence[str], color: str) -> None:
@@ -73,14 +73,14 @@ class Pusher:
 
 @app.default
 def git(*, manifests: int = 1_000) -> int:
-    """Measure a commit from the push until all is converged, beside declaring the same directly.
+    """Measure a commit from the push until all has converged, and the same declared directly.
 
-    Times never decide: the exit status is 0 unless something went wrong.
+    The exit status is 0 unless an error occurs; times do not affect it.
 
     Parameters
     ----------
     manifests
-        How many resources, a file each.
+        Number of resources, one file each.
     """
     load = os.getloadavg()[0]
     phases = uvloop.run(_run(manifests))
@@ -96,7 +96,7 @@ async def _run(manifests: int) -> list[Phase]:
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)
-            async with bus.following():
+            async with bus.follow_outcomes():
                 rare = settings.RARE_RESYNC_SECONDS
                 await bus.configure(settings.config(stack.api.url, rare))
                 own = ProviderConfigSpec(COMPOSITION, stack.server.url, resync_seconds=rare)
@@ -110,12 +110,12 @@ async def _phases(
     async def measured(
         name: str, names: Sequence[str], step: Callable[[], Awaitable[None]]
     ) -> Phase:
-        await bus.until_nothing_waits()
+        await bus.wait_until_idle()
         bus.expect(names, "Converged")
         position_before, meter = await bus.log_position(), Meter(stack.pids)
         began = time.perf_counter()
         await step()
-        await bus.expected()
+        await bus.wait_for_expected()
         seconds = time.perf_counter() - began
         cpu = sum(each.cpu_seconds for each in meter.read())
         return Phase(name, len(names), seconds, cpu, await bus.log_position() - position_before)
@@ -147,7 +147,7 @@ async def _declare(client: Client, names: Sequence[str], color: str) -> None:
             Manifest("shapes/v1", "Shape", Metadata(name), {"type": "Square", "color": color})
             for name in names
         ],
-        timeout_seconds=PATIENCE_SECONDS,
+        timeout_seconds=TIMEOUT_SECONDS,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command: `./run python -m benchmarks.tenants`: one tenant beside another one that floods."""
+"""The command: `./run python -m benchmarks.tenants`: one tenant during another tenant's flood."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from reconciler.sdk import client_on
 from reconciler.wiring import open_connection
 
 TARGET = 2.0
-"""The p99 of a tenant beside one that floods, relative to the same load of many tenants."""
+"""Maximum ratio of a tenant's p99 during one tenant's flood to that with many tenants."""
 
 _RESOURCES = 20_000
-_AT_ONCE = 500
+_BATCH_SIZE = 500
 _COLORS = ("Red", "Blue", "Green")
 _WARM_UP = 10
 _SETTLE_SECONDS = 3.0
@@ -50,7 +50,7 @@ app = App(name="benchmarks.tenants", help_format="plaintext", result_action="ret
 
 
 class Load(NamedTuple):
-    """What a process of its own publishes."""
+    """The load that a separate process publishes."""
 
     namespaces: int
     a_second: int
@@ -58,7 +58,7 @@ class Load(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Latencies of the quiet tenant, and what was published and refused meanwhile."""
+    """Latencies of the quiet tenant, and numbers of published and refused declarations."""
 
     name: str
     milliseconds: Sequence[float]
@@ -68,20 +68,19 @@ class Phase(NamedTuple):
 
 @app.default
 def tenants(*, samples: int = 100, a_second: int = 10_000, manifest_bytes: int = 0) -> int:
-    """Measure declared to Converged of one tenant: alone, and beside the load of others.
+    """Measure the time to Converged of one tenant, alone and with the load of other tenants.
 
-    A process of its own publishes declarations: first in the namespaces of 100 tenants, one after
-    another, then all of them in one namespace. The load is published until the samples of the phase
-    are taken. The exit status is 0 whatever was measured.
+    A separate process publishes declarations, first in the namespaces of 100 tenants in turn, then
+    all in one namespace, until the phase has all samples. The exit status is always 0.
 
     Parameters
     ----------
     samples
-        How many resources the quiet tenant declares in each phase, one after another.
+        Number of resources that the quiet tenant declares in each phase, one after another.
     a_second
-        How many declarations the load has in a second.
+        Number of declarations per second in the load.
     manifest_bytes
-        Length of a text in each manifest of the load.
+        Length of an annotation in each manifest of the load.
     """
     load = os.getloadavg()[0]
     phases = uvloop.run(_run(samples, a_second, manifest_bytes))
@@ -97,55 +96,62 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)
-            async with bus.following():
+            async with bus.follow_outcomes():
                 rare = settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS)
                 await bus.configure(rare)
                 await latencies(bus, "warm-up", _WARM_UP)
                 phases = [Phase("alone", await latencies(bus, "alone", samples))]
                 for name, namespaces in (("100 namespaces", 100), ("1 namespace", 1)):
                     load = Load(namespaces, a_second, manifest_bytes)
-                    phases.append(await _beside(bus, nc, stack.server.url, name, load, samples))
+                    phases.append(
+                        await _measure_beside(bus, nc, stack.server.url, name, load, samples)
+                    )
                 return phases
 
 
-async def _beside(bus: Bus, nc: Connection, url: str, name: str, load: Load, samples: int) -> Phase:
-    sequence_before, refused_before = (await stream_state(nc, INTAKE)).last_seq, await _refused(nc)
+async def _measure_beside(
+    bus: Bus, nc: Connection, url: str, name: str, load: Load, samples: int
+) -> Phase:
+    sequence_before, refused_before = (
+        (await stream_state(nc, INTAKE)).last_seq,
+        await _count_refused(nc),
+    )
     spawn = multiprocessing.get_context("spawn")
-    ended = spawn.Event()
-    process = spawn.Process(target=_flood, args=(url, load, ended), daemon=True)
+    stopped = spawn.Event()
+    process = spawn.Process(target=_run_flood, args=(url, load, stopped), daemon=True)
     process.start()
     try:
         await asyncio.sleep(_SETTLE_SECONDS)
-        found = await latencies(bus, f"beside-{load.namespaces}", samples)
+        milliseconds = await latencies(bus, f"beside-{load.namespaces}", samples)
     finally:
-        ended.set()
+        stopped.set()
         await asyncio.to_thread(process.join)
     published = (await stream_state(nc, INTAKE)).last_seq - sequence_before
-    await _until_decided(bus)
-    return Phase(name, found, published, await _refused(nc) - refused_before)
+    await _wait_until_decided(bus)
+    return Phase(name, milliseconds, published, await _count_refused(nc) - refused_before)
 
 
-async def _until_decided(bus: Bus) -> None:
-    """Wait until the load is decided, which may take longer than one wait's patience."""
+async def _wait_until_decided(bus: Bus) -> None:
+    """Wait until the load is decided, which may take longer than one timeout."""
     while True:
         with suppress(TimeoutError):
-            await bus.until_nothing_waits()
+            await bus.wait_until_idle()
             return
 
 
-def _flood(url: str, load: Load, ended: Event) -> None:
-    uvloop.run(_publish_until(url, load, ended))
+def _run_flood(url: str, load: Load, stopped: Event) -> None:
+    uvloop.run(_publish_until(url, load, stopped))
 
 
-async def _publish_until(url: str, load: Load, ended: Event) -> None:
-    """Publish declarations of some resources, each with another content than before."""
+async def _publish_until(url: str, load: Load, stopped: Event) -> None:
+    """Publish declarations of resources, each with a different content than before."""
     number, began = 0, time.monotonic()
     async with open_connection(url) as nc:
-        while not ended.is_set():
+        while not stopped.is_set():
             await asyncio.sleep(began + number / load.a_second - time.monotonic())
-            some = [_declaration(each, load) for each in range(number, number + _AT_ONCE)]
-            await publish_in_batches(nc, some)
-            number += _AT_ONCE
+            messages = [_declaration(each, load) for each in range(number, number + _BATCH_SIZE)]
+            await publish_in_batches(nc, messages)
+            number += _BATCH_SIZE
 
 
 def _declaration(number: int, load: Load) -> OutgoingMessage:
@@ -159,7 +165,7 @@ def _declaration(number: int, load: Load) -> OutgoingMessage:
     return OutgoingMessage(intake("desired", manifest.key), payload)
 
 
-async def _refused(nc: Connection) -> int:
+async def _count_refused(nc: Connection) -> int:
     return sum(each.count for each in await read_discarded(nc) if each.stage == "quota")
 
 

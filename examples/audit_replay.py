@@ -1,4 +1,4 @@
-"""What did we own at a time? Answered from the log alone, with the event that made it ours.
+"""Print the objects that Reconciler owned at a time, from the log alone, with the claiming event.
 
 python examples/audit_replay.py 2026-11-21T12:00:00Z
 """
@@ -17,7 +17,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 
 
 async def owned_at(moment: datetime) -> ReadModels:
-    """Fold the log up to a moment: the read models as they were then."""
+    """Return the read models as of a moment, by folding the log up to it."""
     models = ReadModels()
     async with connect(NATS_URL, source="examples/audit_replay", timeout_seconds=5) as client:
         async for batch in client.replay():
@@ -37,12 +37,18 @@ async def main(moment: datetime) -> None:
 
 if __name__ == "__main__":
     try:
-        given = datetime.fromisoformat(sys.argv[1]) if len(sys.argv) > 1 else datetime.now(UTC)
+        moment_argument = (
+            datetime.fromisoformat(sys.argv[1]) if len(sys.argv) > 1 else datetime.now(UTC)
+        )
     except ValueError as error:
         sys.exit(f"{error}\nusage: python examples/audit_replay.py [2026-11-21T12:00:00Z]")
     try:
-        asyncio.run(main(given if given.tzinfo else given.replace(tzinfo=UTC)))
+        asyncio.run(
+            main(moment_argument if moment_argument.tzinfo else moment_argument.replace(tzinfo=UTC))
+        )
     except BusError as error:
-        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+        sys.exit(
+            f"{error} (start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
+        )
     except ReconcilerError as error:
         sys.exit(str(error))

@@ -1,8 +1,8 @@
-"""Declare a resource, wait until it exists, change its colour, and withdraw it again.
+"""Declare a resource, wait until it exists, change its color, and withdraw it.
 
     python examples/declare_and_wait.py [name]
 
-The bus is that of the environment variable RECONCILER_NATS_URL.
+The environment variable RECONCILER_NATS_URL sets the URL of the bus.
 """
 
 import asyncio
@@ -41,6 +41,8 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
     except BusError as error:
-        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
-    except ReconcilerError as error:  # refused, or not in time
+        sys.exit(
+            f"{error} (start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
+        )
+    except ReconcilerError as error:  # rejected, or a timeout
         sys.exit(str(error))

@@ -1,9 +1,9 @@
-"""A read model of your own, with the `eventsourcing` library: how often calls failed, by resource.
+"""A read model of your own, with the `eventsourcing` library: the failed calls of each resource.
 
 python examples/failure_counts.py failures.db
 
-A count and the position that it is as of are stored in one transaction: the next run goes on where
-this one ended, and counts nothing twice.
+Each count is stored in one transaction with the position of its event. The next run continues from
+there and counts nothing twice.
 """
 
 import os
@@ -21,11 +21,11 @@ from reconciler.sdk.history import ResourceLog
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
     "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
 )
-PATIENCE_SECONDS = 600
+TIMEOUT_SECONDS = 600
 
 
 class FailureCounts(SQLiteTrackingRecorder):
-    """The counts, beside the library's table of positions."""
+    """The counts, next to the library's table of positions."""
 
     def construct_create_table_statements(self) -> list[str]:
         return [
@@ -49,7 +49,7 @@ class FailureCounts(SQLiteTrackingRecorder):
 
 
 class CountFailures(Projection[FailureCounts]):
-    """Takes every event of the log, in order."""
+    """Processes every event of the log in order."""
 
     @singledispatchmethod
     def process_event(self, domain_event: Any, tracking: Tracking) -> None:
@@ -73,7 +73,7 @@ def main(file: str) -> None:
         env=env,
     ) as runner:
         end = runner.app.recorder.max_notification_id()
-        runner.wait(end, timeout=PATIENCE_SECONDS)
+        runner.wait(end, timeout=TIMEOUT_SECONDS)
         for resource, count in runner.view.all():
             print(f"{resource}: {count} calls failed")
         print(f"as of position {end or 0} of the log")
@@ -85,4 +85,6 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1])
     except EventSourcingError as error:
-        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+        sys.exit(
+            f"{error} (start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
+        )

@@ -1,9 +1,9 @@
-"""Follow all outcomes, going on where the last run ended: one line each, as JSON.
+"""Follow all outcomes from where the last run ended, and print each as a line of JSON.
 
-    python examples/follow_outcomes.py <durable name> [how many]
+    python examples/follow_outcomes.py <durable name> [limit]
 
-The server remembers under the durable name what was dealt with. A crash between printing and the
-next step of the loop prints an outcome twice, and never loses one.
+The server stores under the durable name which outcomes were processed. After a crash between
+printing and the next iteration, an outcome is printed twice, but none is lost.
 """
 
 import asyncio
@@ -19,27 +19,29 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 )
 
 
-async def main(durable: str, how_many: int) -> None:
-    position = 0
+async def main(durable: str, limit: int) -> None:
+    printed = 0
     async with (
         connect(NATS_URL, source="examples/follow_outcomes", timeout_seconds=5) as client,
         client.outcomes(after=0, durable=durable) as outcomes,
     ):
         async for outcome in outcomes:
             print(msgspec.json.encode(outcome).decode(), flush=True)
-            position += 1
-            if position == how_many:
-                await outcomes.ack()  # a loop that is left has not asked for the next one
+            printed += 1
+            if printed == limit:
+                await outcomes.ack()  # only requesting the next outcome acknowledges this one
                 break
 
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
     if len(arguments) not in (1, 2) or not all(text.isdecimal() for text in arguments[1:]):
-        sys.exit("usage: python examples/follow_outcomes.py <durable name> [how many]")
+        sys.exit("usage: python examples/follow_outcomes.py <durable name> [limit]")
     try:
         asyncio.run(main(arguments[0], int(arguments[1]) if len(arguments) > 1 else 0))
     except BusError as error:
-        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+        sys.exit(
+            f"{error} (start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
+        )
     except ReconcilerError as error:
         sys.exit(str(error))

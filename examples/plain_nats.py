@@ -1,5 +1,4 @@
-"""Declare a resource and read its outcomes with nats-py and JSON alone: nothing of ours is
-imported.
+"""Declare a resource and read its outcomes with only nats-py and JSON, without the SDK.
 
 python examples/plain_nats.py [name]
 """
@@ -22,11 +21,11 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 
 
 async def ignore(_error: Exception) -> None:
-    """What ends the program is raised, and need not be logged, too."""
+    """Log nothing: each error that ends the program is also raised."""
 
 
 async def main(name: str) -> None:
-    # A program that stays would try for longer than this one: the default is two minutes.
+    # A long-running program would keep the default, which retries for two minutes.
     nc = await nats.connect(NATS_URL, max_reconnect_attempts=1, error_cb=ignore)
     js = nc.jetstream()
     outcomes = await js.subscribe(
@@ -68,5 +67,5 @@ if __name__ == "__main__":
     except (OSError, nats.errors.Error) as error:
         sys.exit(
             f"cannot reach {NATS_URL}: {error} "
-            "(`./run up` starts a server, RECONCILER_NATS_URL names another)"
+            "(start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
         )

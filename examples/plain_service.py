@@ -92,5 +92,5 @@ if __name__ == "__main__":
     except (OSError, nats.errors.Error) as error:
         sys.exit(
             f"cannot reach {NATS_URL}: {error} "
-            "(`./run up` starts a server, RECONCILER_NATS_URL names another)"
+            "(start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
         )

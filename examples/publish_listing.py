@@ -1,9 +1,9 @@
-"""Publish what an API holds, as an observer of another team does: a complete listing of a scope.
+"""Publish a complete listing of an API's objects in a scope, like the observer of another team.
 
     python examples/publish_listing.py default Shape < objects.json
 
 The input is a JSON array of objects with a name, a uid, fields and labels. The listing is
-completed only when all were read: one that breaks off proves nothing, and deletes nothing.
+completed only after all objects were read. An aborted listing proves nothing and deletes nothing.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ async def main(provider_config: str, kind: str) -> None:
         connect(NATS_URL, source="examples/publish_listing", timeout_seconds=5) as client,
         client.listing(provider_config, kind) as listing,
     ):
-        # Read the API inside the block: its beginning is the logical time of what is seen.
+        # Read the API inside the block, because its start is the logical time of the observations.
         for existing in msgspec.json.decode(sys.stdin.buffer.read(), type=list[ExternalObject]):
             await listing.add(existing)
     print(f"published {listing.count} objects")
@@ -36,6 +36,8 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(sys.argv[1], sys.argv[2]))
     except BusError as error:
-        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+        sys.exit(
+            f"{error} (start a server with `./run up`, or set RECONCILER_NATS_URL to another one)"
+        )
     except ReconcilerError as error:
         sys.exit(str(error))

@@ -1,5 +1,5 @@
-"""How fast declared resources come to exist, and what an unchanged fleet costs.
+"""How fast declared resources are created, and what an unchanged fleet costs.
 
 Everything runs as real processes: nats-server, the shapes API, `reconciler up`. The benchmark is
-one client of the bus, as another team's service would be, and looks at the API's own journal.
+a client of the bus, like another team's service, and reads the API's own journal.
 """

@@ -18,7 +18,7 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 from benchmarks.converge.case import run_case
-from benchmarks.converge.history import changes, costs_of, recorded
+from benchmarks.converge.history import changes, costs_by_case, recorded
 from benchmarks.converge.history import record as write_costs
 from benchmarks.converge.results import Case, Report
 from benchmarks.converge.stack import ALL_IN_ONE, WORKER_APART
@@ -46,24 +46,24 @@ def converge(
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     record: bool = False,
 ) -> int:
-    """Measure how declared resources come to exist, and what an unchanged fleet costs.
+    """Measure how fast declared resources are created, and what an unchanged fleet costs.
 
-    The exit status is 1 if something that must hold on any machine does not; times never matter.
+    The exit status is 1 if a target that must hold on any machine is missed; times never matter.
 
     Parameters
     ----------
-    resources
+    shapes
         Numbers of resources, separated by commas.
     latency_ms
-        How long every request to the API takes at least, in milliseconds, separated by commas.
+        Minimum duration of every API request in milliseconds; several values separated by commas.
     quick
-        One small case, to see that everything works.
+        Run one small case, to check that everything works.
     worker_apart
-        Run the worker in a process of its own.
+        Run the worker in a separate process.
     python
-        Measure the reconciler of another checkout, by the Python of its environment.
+        Measure the reconciler of another checkout, with the Python of its environment.
     rounds
-        Measure each case so often, in turns; the medians are compared with what is recorded.
+        Number of alternating runs of each case; their medians are compared with the record.
     record
         Write the medians to benchmarks/history.json.
     """
@@ -76,7 +76,7 @@ def converge(
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as every command does
     report = uvloop.run(_run(sizes, latencies, samples, console, layout, interpreter))
     show(report, console)
-    costs = costs_of(report.cases, report.layout)
+    costs = costs_by_case(report.cases, report.layout)
     show_changes([(each.case, changes(each, recorded())) for each in costs], console)
     if record:
         write_costs(costs)

@@ -1,4 +1,4 @@
-"""The shapes API as the benchmark uses it: its counts, its journal, and deletions by hand."""
+"""The shapes API as the benchmark uses it: counts, journal, and out-of-band deletions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from tests.faulty_api.app import Statistics
 from tests.faulty_api.journal import JournalEntry
 
-_ENTRIES_AT_ONCE = 1_000
-_DELETIONS_AT_ONCE = 16
+_ENTRIES_PER_PAGE = 1_000
+_CONCURRENT_DELETIONS = 16
 _WRITES = ("POST", "PUT", "DELETE")
 
 
@@ -22,27 +22,27 @@ class _Journal(msgspec.Struct):
 
 
 class Api:
-    """A client of the API's controls; ``requests`` to them are not counted by the API."""
+    """A client of the API's control routes, whose requests the API does not count."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._read_up_to = 0
 
     async def statistics(self) -> Statistics:
-        """Give what was counted since the last reset."""
+        """Return the counts since the last reset."""
         async with self._session.get("/_stats") as answer:
             return msgspec.json.decode(await answer.read(), type=Statistics)
 
-    async def forget_counts(self) -> None:
-        """Have it count from zero."""
+    async def reset_counts(self) -> None:
+        """Reset the counts to zero."""
         async with self._session.delete("/_stats") as answer:
             answer.raise_for_status()
 
     async def new_effects(self) -> list[JournalEntry]:
-        """Give the effects that really happened since the last call."""
+        """Return the effects since the last call."""
         entries: list[JournalEntry] = []
         while True:
-            query = {"after": str(self._read_up_to), "limit": str(_ENTRIES_AT_ONCE)}
+            query = {"after": str(self._read_up_to), "limit": str(_ENTRIES_PER_PAGE)}
             async with self._session.get("/_journal", params=query) as answer:
                 page = msgspec.json.decode(await answer.read(), type=_Journal).entries
             if not page:
@@ -52,7 +52,7 @@ class Api:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects directly in the API, as an out-of-band change."""
-        free = asyncio.Semaphore(_DELETIONS_AT_ONCE)
+        free = asyncio.Semaphore(_CONCURRENT_DELETIONS)
 
         async def delete(name: str) -> None:
             async with free, self._session.delete(f"/shapes/{name}") as answer:
@@ -62,20 +62,20 @@ class Api:
 
 
 def writes(statistics: Statistics) -> int:
-    """Count the requests that could change something, whatever was answered."""
+    """Count the requests that could change an object, regardless of the response."""
     return sum(sum(statistics.requests.get(method, {}).values()) for method in _WRITES)
 
 
 def reads(statistics: Statistics) -> int:
-    """Count the requests that only read: pages of listings, and single resources."""
+    """Count the read requests: listing pages and single resources."""
     return sum(statistics.requests.get("GET", {}).values())
 
 
 def moment(entry: JournalEntry) -> float:
-    """Give when an effect happened, in seconds since 1970."""
+    """Return the time of an effect, in seconds since 1970."""
     return datetime.fromisoformat(entry.time).timestamp()
 
 
 def last_moment(entries: Sequence[JournalEntry]) -> float:
-    """Give when the last of some effects happened."""
+    """Return the time of the last effect, in seconds since 1970."""
     return max(moment(entry) for entry in entries)

@@ -1,4 +1,4 @@
-"""The ceiling for appends: atomic batches to a stream of their own, and nothing else."""
+"""The ceiling for appends: atomic batches to a separate stream, without other load."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SCRATCH = "BENCHMARK"
 
 
 async def append_ceiling(nc: Client, payload_bytes: int) -> float:
-    """Append batches one after another; give the events a second.
+    """Append batches one after another, and return the events per second.
 
-    The server is the one of the whole case: file storage, a sync at each acknowledgement.
+    The server is that of the case, with file storage and a sync before each acknowledgement.
     """
     await ensure_stream(
         nc, {"name": _SCRATCH, "subjects": ["benchmark.>"], "storage": "file", "allow_atomic": True}

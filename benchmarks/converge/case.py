@@ -1,4 +1,4 @@
-"""One case from an empty folder to its results."""
+"""Runs one case, from an empty folder to the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reconciler.wiring import open_connection
 async def run_case(
     shapes: int, latency_ms: float, *, idle_samples: int, layout: Sequence[str], python: str
 ) -> Case:
-    """Run every phase on a stack of its own."""
+    """Run every phase on a separate stack."""
     with tempfile.TemporaryDirectory(prefix="converge-") as folder:
         async with (
             running_stack(
@@ -35,7 +35,7 @@ async def run_case(
             aiohttp.ClientSession(stack.api.url) as session,
         ):
             bus = Bus(client, nc)
-            async with bus.following():
+            async with bus.follow_outcomes():
                 await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
                 samples = 0 if latency_ms else idle_samples
                 return await _measure(stack, bus, Api(session), shapes, latency_ms, samples)

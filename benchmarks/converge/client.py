@@ -1,4 +1,4 @@
-"""The benchmark's client of the bus: the SDK, as another team's service uses it."""
+"""The benchmark's client of the bus, which uses the SDK like another team's service."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import Client, OutcomeStream
 
-PATIENCE_SECONDS = 120.0
-_LOOK_SECONDS = 0.02
+TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.02
 
 
 class Bus:
-    """One client that declares, and sees every outcome from its beginning on.
+    """A client that declares resources and follows all outcomes.
 
-    ``nc`` is its connection: for what no service would look at.
+    ``nc`` is its connection, for data that no service would read.
     """
 
     def __init__(self, client: Client, nc: Connection) -> None:
@@ -34,73 +34,73 @@ class Bus:
         self._client = client
         self._awaited: set[ResourceKey] = set()
         self._outcome: OutcomeName = "Converged"
-        self._all_came = asyncio.Event()
+        self._all_received = asyncio.Event()
 
-    # --- declaring
+    # --- declarations
 
     async def declare(self, names: Sequence[str], config: str = "default") -> None:
         """Declare resources, and return when all declarations are stored."""
         await self._client.publish(
-            [_manifest(name, config) for name in names], timeout_seconds=PATIENCE_SECONDS
+            [_manifest(name, config) for name in names], timeout_seconds=TIMEOUT_SECONDS
         )
 
     async def withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw resources, and return when that is accepted."""
+        """Withdraw resources, and return when all withdrawals are accepted."""
         shapes = [_key(name) for name in names]
-        await self._client.withdraw_many(shapes, timeout_seconds=PATIENCE_SECONDS)
+        await self._client.withdraw_many(shapes, timeout_seconds=TIMEOUT_SECONDS)
 
     async def configure(self, spec: ProviderConfigSpec, name: str = "default") -> None:
-        """Declare a ProviderConfig, and wait until it is taken in."""
+        """Declare a ProviderConfig, and wait until it has converged."""
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self._expect([config.key], "Converged")
         await self._client.declare(config)
-        await self.expected()
+        await self.wait_for_expected()
 
     # --- outcomes
 
     def expect(self, names: Iterable[str], outcome: OutcomeName) -> None:
-        """Await an outcome of each of these resources from now on."""
+        """Set the outcome that ``wait_for_expected`` awaits for each of these resources."""
         self._expect((_key(name) for name in names), outcome)
 
     def _expect(self, keys: Iterable[ResourceKey], outcome: OutcomeName) -> None:
         self._awaited = set(keys)
         self._outcome = outcome
-        self._all_came.clear()
+        self._all_received.clear()
 
-    async def expected(self) -> None:
-        """Wait for the last of the outcomes that are awaited."""
+    async def wait_for_expected(self) -> None:
+        """Wait until every expected outcome was received."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._all_came.wait()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await self._all_received.wait()
         except TimeoutError:
-            some = [str(key) for key in sorted(self._awaited)[:5]]
+            examples = [str(key) for key in sorted(self._awaited)[:5]]
             raise TimeoutError(
                 f"{len(self._awaited)} resources are not {self._outcome} after "
-                f"{PATIENCE_SECONDS:.0f} s: {some}"
+                f"{TIMEOUT_SECONDS:.0f} s: {examples}"
             ) from None
 
-    async def _take(self, stream: OutcomeStream) -> None:
+    async def _process_outcomes(self, stream: OutcomeStream) -> None:
         async for outcome in stream:
             if outcome.outcome == self._outcome:
                 self._awaited.discard(outcome.key)
                 if not self._awaited:
-                    self._all_came.set()
+                    self._all_received.set()
 
-    # --- looking
+    # --- reading
 
     async def log_position(self) -> int:
-        """Give the number of events in the log."""
+        """Return the number of events in the log."""
         return (await stream_state(self.nc, LOG)).last_seq
 
-    async def until_nothing_waits(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until all messages are decided and all actions executed."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while await self._waiting():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"messages still wait after {PATIENCE_SECONDS:.0f} s")
-            await asyncio.sleep(_LOOK_SECONDS)
+                raise TimeoutError(f"messages still wait after {TIMEOUT_SECONDS:.0f} s")
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _waiting(self) -> int:
         deciders = (await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {}))["consumers"]
@@ -108,10 +108,10 @@ class Bus:
         return sum(each["num_pending"] + each["num_ack_pending"] for each in consumers)
 
     @asynccontextmanager
-    async def following(self) -> AsyncGenerator[None]:
-        """Follow the outcomes while the context lasts."""
+    async def follow_outcomes(self) -> AsyncGenerator[None]:
+        """Follow the outcomes inside the context."""
         async with self._client.outcomes() as stream:
-            task = asyncio.create_task(self._take(stream))
+            task = asyncio.create_task(self._process_outcomes(stream))
             try:
                 yield
             finally:

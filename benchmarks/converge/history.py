@@ -1,9 +1,9 @@
-"""What earlier runs have cost, in a unit that every machine brings along.
+"""Costs of earlier runs, in a unit that does not depend on the machine.
 
-A figure is a cost, less is better: seconds times the append ceiling of the same run, so the events
-that this machine could have appended meanwhile, for each resource; of replay, the ordered
-consumer's speed over ours. So runs on other days and machines can be compared, as far as noise
-allows.
+A figure is a cost per resource, and less is better: the seconds times the append ceiling of the
+same run, which is the number of events that the machine could have appended in that time. For
+replay, it is the speed of the ordered consumer divided by ours. Runs on different days and machines
+can therefore be compared, as far as noise allows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 from benchmarks.converge.results import Case, ProcessUsage
 
 FILE = Path(__file__).parents[1] / "history.json"
-WORSE_FROM = 1.10
-"""From this change on a figure counts as worse."""
+WORSE_RATIO = 1.10
+"""Minimum ratio to the record at which a figure counts as worse."""
 
-_COUNTED = ("nats-server", "reconciler")
+_COUNTED_PROCESSES = ("nats-server", "reconciler")
 
 
 class Entry(msgspec.Struct, frozen=True, rename="camel"):
-    """The figures of one case, medians of some rounds, on one day."""
+    """The figures of one case on one day, as medians of several rounds."""
 
     recorded: str
     case: str
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One figure beside the one that was recorded last."""
+    """A figure and the last recorded one."""
 
     name: str
     recorded: float
@@ -42,17 +42,17 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """How much it costs now of what it did."""
+        """The new cost divided by the recorded one."""
         return self.now / self.recorded
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is more than noise, and not for the better."""
-        return self.ratio >= WORSE_FROM
+        """Whether the cost increased by more than noise."""
+        return self.ratio >= WORSE_RATIO
 
 
 def figures(case: Case) -> dict[str, float]:
-    """Give the costs of one round."""
+    """Return the costs of one round."""
     each = case.ceiling.events_per_second / case.shapes
     figures_by_name = {
         "converge, CPU": _cpu(case.converge.usage) * each,
@@ -72,33 +72,33 @@ def figures(case: Case) -> dict[str, float]:
     return figures_by_name
 
 
-def costs_of(cases: Iterable[Case], layout: str) -> list[Entry]:
-    """Give an entry for each case, whose rounds are among these."""
+def costs_by_case(cases: Iterable[Case], layout: str) -> list[Entry]:
+    """Return an entry for each case, from all of its rounds."""
     rounds: dict[str, list[Case]] = {}
     for case in cases:
         rounds.setdefault(case_name(case, layout), []).append(case)
-    return [entry(some, layout) for some in rounds.values()]
+    return [entry(case_rounds, layout) for case_rounds in rounds.values()]
 
 
 def entry(rounds: Sequence[Case], layout: str) -> Entry:
-    """Take the median of each figure over rounds of one case."""
+    """Return the median of each figure over the rounds of one case."""
     costs = [figures(case) for case in rounds]
     middle = {name: round(median(each[name] for each in costs), 3) for name in costs[0]}
     return Entry(date.today().isoformat(), case_name(rounds[0], layout), len(rounds), middle)  # noqa: DTZ011 - the day where it ran
 
 
 def case_name(case: Case, layout: str) -> str:
-    """Name what can be compared."""
+    """Return the name of a case; entries of the same name can be compared."""
     return f"{case.shapes} resources, {case.latency_ms:g} ms, {layout}"
 
 
 def recorded(file: Path = FILE) -> list[Entry]:
-    """Read what was recorded, oldest first."""
+    """Read the recorded entries, oldest first."""
     return msgspec.json.decode(file.read_bytes(), type=list[Entry]) if file.exists() else []
 
 
 def record(entries: Sequence[Entry], file: Path = FILE) -> None:
-    """Write further entries behind those that are there."""
+    """Append entries to the file."""
     text = msgspec.json.format(msgspec.json.encode([*recorded(file), *entries]), indent=2)
     file.write_bytes(text + b"\n")
 
@@ -116,4 +116,4 @@ def changes(now: Entry, before: Iterable[Entry]) -> list[Change]:
 
 
 def _cpu(usage: Iterable[ProcessUsage]) -> float:
-    return sum(each.cpu_seconds for each in usage if each.process in _COUNTED)
+    return sum(each.cpu_seconds for each in usage if each.process in _COUNTED_PROCESSES)

@@ -1,4 +1,4 @@
-"""Which listing saw that a resource was gone: as the observer told the intake."""
+"""The listings that first missed deleted objects, from the observer's messages in the intake."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from infra.bus.streams import INTAKE
 from infra.jetstream.follow import follow
 
 
-async def listings_that_saw(nc: Client, after: int) -> dict[str, float]:
-    """Return when the first listing began that missed each resource, by its name in the API."""
+async def read_listing_times(nc: Client, after: int) -> dict[str, float]:
+    """Return the start of the first listing that missed each object, by external name."""
     listing_times: dict[str, float] = {}
     filters = ["in.*.observed.>"]
     async with follow(nc, INTAKE, filters=filters, start_seq=after + 1) as messages:

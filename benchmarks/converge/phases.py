@@ -1,4 +1,4 @@
-"""The phases of one case, in their order; each leaves the system at rest."""
+"""The phases of one case in order; each leaves the system idle."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.converge import settings
 from benchmarks.converge.api import Api, last_moment, moment, reads, writes
-from benchmarks.converge.client import PATIENCE_SECONDS, Bus
-from benchmarks.converge.listings import listings_that_saw
+from benchmarks.converge.client import TIMEOUT_SECONDS, Bus
+from benchmarks.converge.listings import read_listing_times
 from benchmarks.converge.results import Converge, Drift, Latency, Restart, Withdrawal
 from benchmarks.converge.stack import Stack
-from benchmarks.converge.usage import Meter, since_start
+from benchmarks.converge.usage import Meter, usage_since_start
 from infra.bus.streams import INTAKE
 from infra.jetstream.reads import stream_state
 from tests.faulty_api.app import Statistics
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _WARM_UP = 5
 
 
 async def converge(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Converge:
-    """Declare everything at once."""
-    await _until_read(api, 1)  # the first listing, of nothing
-    await bus.until_nothing_waits()
+    """Declare all resources in one batch."""
+    await _wait_until_read(api, 1)  # the first listing, of nothing
+    await bus.wait_until_idle()
     await api.new_effects()
-    await api.forget_counts()
+    await api.reset_counts()
     events_before = await bus.log_position()
     meter = Meter(stack.pids)
     bus.expect(names, "Converged")
-    clock, began = time.time(), time.perf_counter()
+    start_time, began = time.time(), time.perf_counter()
     await bus.declare(names)
     declared = time.perf_counter() - began
-    await bus.expected()
+    await bus.wait_for_expected()
     seconds = time.perf_counter() - began
     usage = meter.read()
     statistics = await api.statistics()
@@ -42,7 +42,7 @@ async def converge(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Co
     return Converge(
         seconds=round(seconds, 3),
         shapes_per_second=round(len(names) / seconds),
-        exist_seconds=round(last_moment(await api.new_effects()) - clock, 3),
+        exist_seconds=round(last_moment(await api.new_effects()) - start_time, 3),
         declare_seconds=round(declared, 3),
         events=events,
         events_per_second=round(events / seconds),
@@ -55,22 +55,22 @@ async def converge(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Co
 async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
     """Stop and start the reconciler while nothing changes.
 
-    The API counts requests by method, not by path. With one listing in the phase (the next one is
-    an hour away) every GET beyond its pages is a read of a single resource.
+    The API counts requests by method, not by path. The phase has one listing (the next one is an
+    hour away), so every GET beyond its pages reads a single resource.
     """
-    await bus.until_nothing_waits()
+    await bus.wait_until_idle()
     events_before = await bus.log_position()
     stopped = await stack.stop_reconcilers()
-    await api.forget_counts()
+    await api.reset_counts()
     others = Meter({name: stack.pids[name] for name in ("nats-server", "example-api")})
     began = time.perf_counter()
     ready = await stack.start_reconcilers()
-    await _until_read(api, settings.pages(shapes))
-    await bus.until_nothing_waits()
+    await _wait_until_read(api, settings.pages(shapes))
+    await bus.wait_until_idle()
     settled = time.perf_counter() - began
-    usage = others.read() + since_start(stack.reconciler_pids)
+    usage = others.read() + usage_since_start(stack.reconciler_pids)
     await asyncio.sleep(settings.SETTLE_SECONDS)
-    await bus.until_nothing_waits()
+    await bus.wait_until_idle()
     statistics = await api.statistics()
     return Restart(
         stop_seconds=round(stopped, 3),
@@ -85,18 +85,20 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
 
 
 async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift:
-    """Delete a tenth behind the reconciler's back, while it lists often."""
+    """Delete a tenth of the objects out of band, while the reconciler lists often."""
     victims = random.Random(len(names)).sample(list(names), max(1, len(names) // 10))
     await bus.configure(settings.config(stack.api.url, settings.SHORT_RESYNC_SECONDS))
-    await api.forget_counts()
-    await _until_read(api, 2 * settings.pages(len(names)))
+    await api.reset_counts()
+    await _wait_until_read(api, 2 * settings.pages(len(names)))
     await api.new_effects()
     intake_before = (await stream_state(bus.nc, INTAKE)).last_seq
     meter, began = Meter(stack.pids), time.perf_counter()
     await api.delete(victims)
     deleting = time.perf_counter() - began
-    await _until(api, lambda found: found.shapes == len(names), "all resources again")
-    await bus.until_nothing_waits()
+    await _wait_until(
+        api, lambda statistics: statistics.shapes == len(names), "all resources again"
+    )
+    await bus.wait_until_idle()
     usage = meter.read()
     effects = await api.new_effects()
     deletions = [each for each in effects if each.idempotency_key is None]
@@ -105,7 +107,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         for each in effects
         if each.idempotency_key is not None and each.method == "POST"
     }
-    listing_times = await listings_that_saw(bus.nc, intake_before)
+    listing_times = await read_listing_times(bus.nc, intake_before)
     await _list_rarely(stack, bus, api, len(names))
     return Drift(
         resync_seconds=settings.SHORT_RESYNC_SECONDS,
@@ -120,22 +122,22 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
 
 
 async def withdraw(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Withdrawal:
-    """Take every declaration back."""
-    await bus.until_nothing_waits()
+    """Withdraw all resources."""
+    await bus.wait_until_idle()
     await api.new_effects()
-    await api.forget_counts()
+    await api.reset_counts()
     bus.expect(names, "Deleted")
     meter = Meter(stack.pids)
-    clock, began = time.time(), time.perf_counter()
+    start_time, began = time.time(), time.perf_counter()
     await bus.withdraw(names)
-    await bus.expected()
+    await bus.wait_for_expected()
     seconds = time.perf_counter() - began
     usage = meter.read()
     statistics = await api.statistics()
     return Withdrawal(
         seconds=round(seconds, 3),
         shapes_per_second=round(len(names) / seconds),
-        empty_seconds=round(last_moment(await api.new_effects()) - clock, 3),
+        empty_seconds=round(last_moment(await api.new_effects()) - start_time, 3),
         shapes_in_api=statistics.shapes,
         requests=statistics.requests,
         usage=usage,
@@ -143,23 +145,23 @@ async def withdraw(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Wi
 
 
 async def idle(bus: Bus, api: Api, samples: int) -> Latency:
-    """Declare single resources, one after another, with nothing else to do.
+    """Declare single resources one after another, without other load.
 
-    A resource exists from the moment in the API's journal, which is in the transaction that makes
-    it; one machine, so one clock. Nothing polls.
+    The API's journal records the time of a creation in the same transaction, and all processes use
+    the same clock, so nothing is polled.
     """
-    await bus.until_nothing_waits()
+    await bus.wait_until_idle()
     await api.new_effects()
     published: dict[str, float] = {}
     outcomes: list[float] = []
     for number in range(_WARM_UP + samples):
         name = f"idle-{number}"
         bus.expect([name], "Converged")
-        clock, began = time.time(), time.perf_counter()
+        start_time, began = time.time(), time.perf_counter()
         await bus.declare([name])
-        await bus.expected()
+        await bus.wait_for_expected()
         if number >= _WARM_UP:
-            published[name] = clock
+            published[name] = start_time
             outcomes.append((time.perf_counter() - began) * 1_000)
         await asyncio.sleep(random.uniform(0.01, 0.03))
     exists = [
@@ -177,23 +179,23 @@ async def idle(bus: Bus, api: Api, samples: int) -> Latency:
 
 
 async def _list_rarely(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
-    """Go back to rare listings; the change itself leads to one more."""
-    await api.forget_counts()
+    """Return to rare listings; the change itself causes one more listing."""
+    await api.reset_counts()
     await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
-    await _until_read(api, settings.pages(shapes))
+    await _wait_until_read(api, settings.pages(shapes))
     await asyncio.sleep(settings.SETTLE_SECONDS)
 
 
-async def _until_read(api: Api, requests: int) -> None:
-    await _until(api, lambda statistics: reads(statistics) >= requests, f"{requests} reads")
+async def _wait_until_read(api: Api, requests: int) -> None:
+    await _wait_until(api, lambda statistics: reads(statistics) >= requests, f"{requests} reads")
 
 
-async def _until(api: Api, holds: Callable[[Statistics], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+async def _wait_until(api: Api, holds: Callable[[Statistics], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not holds(await api.statistics()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the API has not had {what} after {PATIENCE_SECONDS:.0f} s")
-        await asyncio.sleep(_LOOK_SECONDS)
+            raise TimeoutError(f"the API has not had {what} after {TIMEOUT_SECONDS:.0f} s")
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 def _longest(listing_times: Mapping[str, float], restored: Mapping[str, float]) -> float:

@@ -1,4 +1,4 @@
-"""Reading the log back: folded into read models, only followed, and by nats-py's own consumer."""
+"""Reading the log: into read models, with only our follower, and with nats-py's consumer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDS = 3
 
 
 async def replay(nc: Client, url: str) -> Replay:
-    """Read everything in each way, in turns, and take each way's best round."""
+    """Read the whole log alternately in each way, and return the best round of each."""
     plain = Client()
     await plain.connect(url)  # pyright: ignore[reportUnknownMemberType]
     try:
@@ -56,7 +56,7 @@ async def _compare(nc: Client, plain: Client) -> Replay:
 
 
 async def _rebuild(nc: Client) -> int:
-    """Fold the whole log into all read models, down to the bytes of their rows."""
+    """Fold the whole log into all read models, and encode their rows."""
     log = await open_log(nc)
     models, count = ReadModels(), 0
     async with log.follow() as feed:
@@ -77,18 +77,18 @@ async def _follow(nc: Client) -> int:
 
 
 async def _ordered_consumer(plain: Client, total: int) -> int:
-    """Read with nothing of ours: the client as it is, and its ordered consumer with a callback."""
-    count, all_came = 0, asyncio.Event()
+    """Read without our code: nats-py's ordered consumer with a callback."""
+    count, all_received = 0, asyncio.Event()
 
     async def take(_message: Msg) -> None:
         nonlocal count
         count += 1
         if count == total:
-            all_came.set()
+            all_received.set()
 
     reading = await JetStreamContext(plain).subscribe(
         "log.>", stream=LOG, ordered_consumer=True, cb=take
     )
-    await all_came.wait()
+    await all_received.wait()
     await reading.unsubscribe()
     return count

@@ -1,4 +1,4 @@
-"""What one run found out, as it is written to JSON."""
+"""The results of one run, as they are written to JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class _Result(msgspec.Struct, frozen=True, rename="camel"):
-    """How every result is written: camelCase."""
+    """Base class of all results, which are written in camelCase."""
 
 
 class ProcessUsage(_Result, frozen=True):
-    """What one process took: CPU seconds of a phase, and its peak memory (VmHWM) by then."""
+    """Usage of one process: CPU seconds in a phase, and peak memory (VmHWM) until its end."""
 
     process: str
     cpu_seconds: float
@@ -18,11 +18,11 @@ class ProcessUsage(_Result, frozen=True):
 
 
 class Converge(_Result, frozen=True):
-    """All resources declared at once.
+    """All resources were declared in one batch.
 
     ``seconds``: from before the first publish until the last outcome Converged was received.
-    ``exist_seconds``: until the last one was in the API, by its journal. ``declare_seconds``: until
-    the bus had stored all declarations. ``requests``: the API's count by method and status.
+    ``exist_seconds``: until the API's journal had the last creation. ``declare_seconds``: until the
+    bus had stored all declarations. ``requests``: the API's counts by method and status.
     """
 
     seconds: float
@@ -37,9 +37,9 @@ class Converge(_Result, frozen=True):
 
 
 class Restart(_Result, frozen=True):
-    """The reconciler stopped and started again with nothing changed.
+    """The reconciler was restarted without any change.
 
-    ``settled_seconds``: from its start until its first listing was read and nothing waited.
+    ``settled_seconds``: from its start until its first listing was read and no message waited.
     """
 
     stop_seconds: float
@@ -53,11 +53,11 @@ class Restart(_Result, frozen=True):
 
 
 class Drift(_Result, frozen=True):
-    """A tenth of the resources deleted directly in the API.
+    """A tenth of the objects were deleted directly in the API.
 
-    Both times end when the last resource was there again, by the API's journal. ``seconds`` begins
-    with the last deletion, ``since_listing_seconds`` with the listing that saw the deletion (the
-    longest time of all resources). ``other_effects``: writes other than the restorations.
+    Both times end when the API's journal had the last recreation. ``seconds`` begins with the last
+    deletion, ``since_listing_seconds`` with the listing that detected the deletion (the longest
+    time of all resources). ``other_effects``: writes other than the recreations.
     """
 
     resync_seconds: float
@@ -71,7 +71,7 @@ class Drift(_Result, frozen=True):
 
 
 class Withdrawal(_Result, frozen=True):
-    """All declarations withdrawn at once; the times are those of ``Converge``."""
+    """All resources were withdrawn in one batch; the times are as in ``Converge``."""
 
     seconds: float
     shapes_per_second: float
@@ -82,7 +82,7 @@ class Withdrawal(_Result, frozen=True):
 
 
 class Latency(_Result, frozen=True):
-    """Milliseconds from before a declaration's publish, for single resources one after another."""
+    """Milliseconds from before the publish of single declarations, one after another."""
 
     samples: int
     exists_p50_ms: float
@@ -92,7 +92,7 @@ class Latency(_Result, frozen=True):
 
 
 class Replay(_Result, frozen=True):
-    """The whole log read and folded, beside the ways to only read it; the best of some rounds."""
+    """Speed of folding the whole log and of only reading it; the best of several rounds."""
 
     events: int
     bytes_per_event: int
@@ -104,7 +104,7 @@ class Replay(_Result, frozen=True):
 
 
 class Ceiling(_Result, frozen=True):
-    """The fastest that this client appends to this server: atomic batches, nothing else running."""
+    """The maximum append rate of this client and server, with atomic batches and no other load."""
 
     batch: int
     bytes_per_event: int
@@ -113,7 +113,7 @@ class Ceiling(_Result, frozen=True):
 
 
 class Case(_Result, frozen=True):
-    """Everything about one number of resources at one latency of the API."""
+    """All results for one number of resources at one API latency."""
 
     shapes: int
     latency_ms: float
@@ -130,7 +130,7 @@ class Case(_Result, frozen=True):
 
 
 class Target(_Result, frozen=True):
-    """A figure that was promised, and what was measured; ``is_fact``: it holds on any machine."""
+    """A target and its measured value; ``is_fact`` targets must hold on any machine."""
 
     name: str
     wanted: str
@@ -140,7 +140,7 @@ class Target(_Result, frozen=True):
 
 
 class Report(_Result, frozen=True):
-    """One run."""
+    """The results of one run."""
 
     started: str
     python: str

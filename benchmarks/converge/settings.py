@@ -1,26 +1,26 @@
-"""How the fleet is set up in every case, where it is not the default."""
+"""Settings of the fleet that differ from the defaults, for every case."""
 
 from __future__ import annotations
 
 from events.provider_config import Limits, ProviderConfigSpec
 
 RARE_RESYNC_SECONDS = 3_600.0
-"""So long that no listing comes in between: what is counted belongs to the phase."""
+"""Long enough that no listing runs during a phase, so all counts belong to the phase."""
 
 SHORT_RESYNC_SECONDS = 1.0
-"""Between two listings while resources are deleted behind the reconciler's back."""
+"""Interval of listings while objects are deleted out of band."""
 
 SETTLE_SECONDS = 0.5
-"""A phase that must do nothing is watched so long after it came to rest."""
+"""Time to observe an idle phase after the system has become idle."""
 
 PAGE_SIZE = Limits().page_size
 
 
 def config(endpoint: str, resync_seconds: float) -> ProviderConfigSpec:
-    """Give the declaration of the one API; all that is not named is the default."""
+    """Return the configuration of the API, with defaults for all other fields."""
     return ProviderConfigSpec("shapes", endpoint, resync_seconds=resync_seconds)
 
 
 def pages(shapes: int) -> int:
-    """Count the requests of one listing."""
+    """Return the number of requests that one listing takes."""
     return max(1, -(-shapes // PAGE_SIZE))

@@ -22,11 +22,11 @@ _STOP_SECONDS = 30.0
 
 
 class ReconcilerFailedError(Exception):
-    """`reconciler up` did not get ready; the message has the end of its log."""
+    """`reconciler up` did not become ready; the message contains the end of its log."""
 
 
 class ReconcilerProcess:
-    """One `reconciler up` on a bus that runs already."""
+    """One `reconciler up` on a running bus."""
 
     def __init__(
         self, roles: str, nats_url: str, folder: Path, *, python: str = sys.executable
@@ -44,24 +44,24 @@ class ReconcilerProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, and wait for the line that says it is ready."""
+        """Start the process, and wait for its ready message."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                cwd=self._log.parent,  # not here: Python would import what lies around
+                cwd=self._log.parent,  # elsewhere, Python could import the modules of this checkout
             )
         assert self._process.stdout is not None
         async with asyncio.timeout(_READY_SECONDS):
             line = await self._process.stdout.readline()
         if not line:
-            words = self._log.read_text(errors="replace")[-2_000:]
-            raise ReconcilerFailedError(f"reconciler up --roles {self.roles}: {words}")
+            log_end = self._log.read_text(errors="replace")[-2_000:]
+            raise ReconcilerFailedError(f"reconciler up --roles {self.roles}: {log_end}")
 
     async def stop(self) -> None:
-        """Stop it in order; kill it when that takes too long."""
+        """Stop the process with SIGTERM, or kill it after a timeout."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -74,7 +74,7 @@ class ReconcilerProcess:
 
 
 class Stack:
-    """All processes of one case; ``reconcilers`` can be stopped and started again."""
+    """All processes of one case; ``reconcilers`` can be restarted."""
 
     def __init__(
         self, server: EmbeddedServer, api: FaultyApi, reconcilers: Sequence[ReconcilerProcess]
@@ -85,13 +85,13 @@ class Stack:
 
     @property
     def reconciler_pids(self) -> dict[str, int]:
-        """Process ids of the reconcilers as they run now, by name."""
+        """Process IDs of the running reconcilers by name."""
         names = ["reconciler", *(f"reconciler ({each.roles})" for each in self.reconcilers[1:])]
         return {name: each.pid for name, each in zip(names, self.reconcilers, strict=True)}
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name; the client is this process."""
+        """Process IDs by name; the client is this process."""
         return {
             "nats-server": self.server.pid,
             "example-api": self.api.pid,
@@ -100,14 +100,14 @@ class Stack:
         }
 
     async def start_reconcilers(self) -> float:
-        """Start them one after another; give the seconds until all were ready."""
+        """Start the reconcilers one after another, and return the seconds until all are ready."""
         began = time.perf_counter()
         for each in self.reconcilers:
             await each.start()
         return time.perf_counter() - began
 
     async def stop_reconcilers(self) -> float:
-        """Stop them all; give the seconds."""
+        """Stop all reconcilers, and return the seconds taken."""
         began = time.perf_counter()
         await asyncio.gather(*(each.stop() for each in self.reconcilers))
         return time.perf_counter() - began
@@ -117,9 +117,9 @@ class Stack:
 async def running_stack(
     folder: Path, *, latency_ms: float, layout: Sequence[str], python: str = sys.executable
 ) -> AsyncGenerator[Stack]:
-    """Start everything in an empty folder.
+    """Start all processes in an empty folder.
 
-    ``layout``: the roles of each reconciler process. ``python``: whose environment they run in.
+    ``layout``: the roles of each reconciler process. ``python``: their interpreter.
     """
     server, api = EmbeddedServer(), FaultyApi()
     reconcilers: list[ReconcilerProcess] = []

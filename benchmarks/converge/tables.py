@@ -59,7 +59,7 @@ _ROWS: tuple[_Row, ...] = (
 
 
 def show(report: Report, console: Console) -> None:
-    """Print everything."""
+    """Print all results."""
     console.print(_results(report.cases))
     console.print(_usage(report.cases))
     console.print(_targets(report))
@@ -71,11 +71,13 @@ def show(report: Report, console: Console) -> None:
 
 
 def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Console) -> None:
-    """Print what each case costs beside what was recorded of it, where anything was."""
+    """Print the costs of each case and the recorded ones, for cases that have a record."""
     for case, changes in compared:
         if not changes:
             continue
-        table = Table("cost, in appended events a resource", title=f"{case}: beside the record")
+        table = Table(
+            "cost, in appended events per resource", title=f"{case}: compared with the record"
+        )
         for heading in ("recorded", "now", "of that", ""):
             table.add_column(heading, justify="right")
         for each in changes:
@@ -95,8 +97,8 @@ def _results(cases: Sequence[Case]) -> Table:
 
 
 def _usage(cases: Sequence[Case]) -> Table:
-    """CPU of each phase, and the peak of the whole case."""
-    table = Table("CPU, s: converge / restart / drift / withdrawal", title="What it took")
+    """Return a table with the CPU time of each phase and the peak memory of the case."""
+    table = Table("CPU, s: converge / restart / drift / withdrawal", title="Usage")
     for case in cases:
         table.add_column(f"{case.shapes:,} resources\n{case.latency_ms:g} ms", justify="right")
     for peak in cases[0].peaks:

@@ -1,4 +1,4 @@
-"""What was promised, beside what was measured."""
+"""Targets, compared with the measured values."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ _REPLAY_SHARE = 0.75
 
 
 def targets(cases: Sequence[Case]) -> tuple[Target, ...]:
-    """Judge the cases; a target that no case measures is left out."""
-    existing_targets: list[Target] = []
+    """Return the targets that the cases measure."""
+    results: list[Target] = []
     for case in cases:
         where = f"{case.shapes:,} resources, {case.latency_ms:g} ms"
-        existing_targets += [
+        results += [
             _fact(
                 f"{where}: all exist, then none",
                 case.converge.shapes_in_api == case.shapes and case.withdrawal.shapes_in_api == 0,
             ),
-            _nothing(f"{where}: restart, external writes", case.restart.external_writes),
-            _nothing(f"{where}: restart, reads of single resources", case.restart.resource_reads),
-            _nothing(f"{where}: restart, new events", case.restart.new_events),
+            _zero(f"{where}: restart, external writes", case.restart.external_writes),
+            _zero(f"{where}: restart, reads of single resources", case.restart.resource_reads),
+            _zero(f"{where}: restart, new events", case.restart.new_events),
             _fact(
                 f"{where}: exactly what was deleted is restored",
                 case.drift.restored == case.drift.deleted and case.drift.other_effects == 0,
             ),
-            _most(f"{where}: memory of the stack", case.stack_peak_mb, _STACK_MB, "MB"),
-            _least_share(f"{where}: replay of the ordered consumer", case.replay.rebuild_share),
+            _below(f"{where}: memory of the stack", case.stack_peak_mb, _STACK_MB, "MB"),
+            _at_least_share(f"{where}: replay of the ordered consumer", case.replay.rebuild_share),
         ]
         if case.shapes == _SHAPES and not case.latency_ms:
-            existing_targets.append(
-                _most(f"{where}: converged", case.converge.seconds, _CONVERGE_SECONDS, "s")
+            results.append(
+                _below(f"{where}: converged", case.converge.seconds, _CONVERGE_SECONDS, "s")
             )
         if case.idle is not None:
             p50 = case.idle.exists_p50_ms
-            existing_targets.append(
-                _most(f"{where}: idle, declared to exists, p50", p50, _IDLE_P50_MS, "ms")
+            results.append(
+                _below(f"{where}: idle, declared to exists, p50", p50, _IDLE_P50_MS, "ms")
             )
-    return tuple(existing_targets)
+    return tuple(results)
 
 
 def _fact(name: str, holds: bool) -> Target:
     return Target(name, "yes", "yes" if holds else "no", holds, is_fact=True)
 
 
-def _nothing(name: str, count: int) -> Target:
+def _zero(name: str, count: int) -> Target:
     return Target(name, "0", str(count), count == 0, is_fact=True)
 
 
-def _most(name: str, measured: float, limit: float, unit: str) -> Target:
+def _below(name: str, measured: float, limit: float, unit: str) -> Target:
     return Target(name, f"< {limit:g} {unit}", f"{measured:g} {unit}", measured < limit)
 
 
-def _least_share(name: str, measured: float) -> Target:
+def _at_least_share(name: str, measured: float) -> Target:
     met = measured >= _REPLAY_SHARE
     return Target(name, f"≥ {_REPLAY_SHARE:.0%}", f"{measured:.0%}", met)

@@ -1,4 +1,4 @@
-"""What processes take, as the kernel counts it: /proc, so Linux only."""
+"""CPU time and memory of processes, from /proc (Linux only)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _USER_TICKS, _SYSTEM_TICKS = 11, 12  # fields of /proc/<pid>/stat after the comm
 
 
 def cpu_seconds(pid: int) -> float:
-    """Give the CPU time that a process has had, in steps of 10 ms."""
+    """Return the CPU time of a process, in steps of 10 ms."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[_USER_TICKS]) + int(after_name[_SYSTEM_TICKS])) / _TICKS_PER_SECOND
 
 
 def peak_mb(pid: int) -> float:
-    """Give the most memory that a process has held at any time."""
+    """Return the peak memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -27,20 +27,20 @@ def peak_mb(pid: int) -> float:
 
 
 def resident_mb() -> float:
-    """Give the memory that this process holds now."""
+    """Return the current memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
 
 
 class Meter:
-    """CPU time from now on, of processes by name."""
+    """Measures the CPU time of named processes from its creation on."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = dict(processes)
         self._before = {name: cpu_seconds(pid) for name, pid in self._processes.items()}
 
     def read(self) -> tuple[ProcessUsage, ...]:
-        """Give what was used since the beginning."""
+        """Return the usage since the creation of the meter."""
         return tuple(
             ProcessUsage(
                 name,
@@ -51,8 +51,8 @@ class Meter:
         )
 
 
-def since_start(processes: Mapping[str, int]) -> tuple[ProcessUsage, ...]:
-    """Give what processes have used in all their life."""
+def usage_since_start(processes: Mapping[str, int]) -> tuple[ProcessUsage, ...]:
+    """Return the usage of processes since their start."""
     return tuple(
         ProcessUsage(name, cpu_seconds(pid), round(peak_mb(pid), 1))
         for name, pid in processes.items()
@@ -60,7 +60,7 @@ def since_start(processes: Mapping[str, int]) -> tuple[ProcessUsage, ...]:
 
 
 def highest(*readings: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
-    """Give each process's highest peak; its CPU time is that of the last reading."""
+    """Return each process's highest peak, with the CPU time of the last reading."""
     highest_usage: dict[str, ProcessUsage] = {}
     for reading in readings:
         for usage in reading:

@@ -1,7 +1,7 @@
-"""What crashes cost: effects, duplicates, leaks and losses counted, and the time to recover.
+"""The cost of crashes: numbers of effects, duplicates, leaks and losses, and the recovery time.
 
     ./run python -m benchmarks.faults
 
-Every process is real and dies by SIGKILL; what is counted comes from the log and from the API's own
-journal (``tests.judge``), never from the product's read models.
+Every process is real and dies by SIGKILL. The counts come from the log and the API's own journal
+(``tests.judge``), never from the product's read models.
 """

@@ -55,22 +55,28 @@ def _show(report: Report) -> None:
             f"killed and started with {fleet.shapes:,} converged resources: settled in "
             f"{fleet.settle_seconds} s, {fleet.resource_reads} reads of single resources, "
             f"{fleet.listing_requests} pages of one listing, {fleet.external_writes} writes, "
-            f"{fleet.new_events} new events; reading each resource alone takes "
-            f"{fleet.one_read_each_seconds} s"
+            f"{fleet.new_events} new events; reading each resource individually takes "
+            f"{fleet.individual_reads_seconds} s"
         )
     console.print(f"load average {report.load_average:.1f}")
 
 
 def main() -> int:
-    """Run it; exit with 1 if an effect is a duplicate, leaked or lost, or if reads are single."""
-    parser = argparse.ArgumentParser(prog="benchmarks.faults", description="What crashes cost.")
-    parser.add_argument("--shapes", type=int, default=500, help="objects of the churn; 0: none")
-    parser.add_argument("--kills", type=int, default=20, help="SIGKILLs meanwhile (%(default)s)")
-    parser.add_argument(
-        "--fleet", type=int, default=5_000, help="resources of the restart; 0: none"
+    """Run the benchmark; return 1 after a duplicate, leak, loss, or read of a single resource."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.faults", description="Measure the cost of crashes."
     )
-    parser.add_argument("--no-matrix", action="store_true", help="without the matrix of faults")
-    parser.add_argument("--json", type=Path, help="write the report to this file, too")
+    parser.add_argument(
+        "--shapes", type=int, default=500, help="objects to create and delete; 0: none"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=20, help="SIGKILLs during that time (%(default)s)"
+    )
+    parser.add_argument(
+        "--fleet", type=int, default=5_000, help="converged resources at the restart; 0: none"
+    )
+    parser.add_argument("--no-matrix", action="store_true", help="skip the fault matrix")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
     options = parser.parse_args()
     logging.getLogger("infra.jetstream").setLevel(logging.ERROR)  # the server is killed on purpose
     with (

@@ -1,4 +1,4 @@
-"""SIGKILLs while objects are created and deleted; then a start with many that have converged."""
+"""SIGKILLs while objects are created and deleted; then a start with many converged objects."""
 
 from __future__ import annotations
 
@@ -17,101 +17,102 @@ from tests.crashes.role_process import RoleProcess
 from tests.judge.from_bus import check
 
 PAGE = 1_000
-READS_AT_ONCE = 10
+CONCURRENT_READS = 10
 
 
 async def run_churn(folder: Path, *, shapes: int, kills: int) -> Row:
-    """Create all, then delete all, while the one process of the product is killed at random."""
+    """Create all objects, then delete them, and kill the product's only process at random."""
     names = [f"{PREFIX}{number}" for number in range(shapes)]
-    chance = random.Random(shapes)
+    rng = random.Random(shapes)
     async with Lane(folder).open() as lane:
         await lane.settle()
-        killing = _Killing(lane, chance)
-        seconds = [await killing.during(_declared(lane, names), kills // 2)]
-        seconds.append(await killing.during(_withdrawn(lane, names), kills - kills // 2))
+        killer = _Killer(lane, rng)
+        seconds = [await killer.kill_during(_declare(lane, names), kills // 2)]
+        seconds.append(await killer.kill_during(_withdraw(lane, names), kills - kills // 2))
         findings = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
         effects = await lane.count_effects()
     return row(
         f"{shapes} created, then deleted, {kills} SIGKILLs",
-        kills=killing.count,
+        kills=killer.count,
         effects=effects,
-        found=findings,
+        findings=findings,
         seconds=seconds,
     )
 
 
-class _Killing:
-    """Kills the one process of the product again and again, and starts it anew."""
+class _Killer:
+    """Repeatedly kills and restarts the product's only process."""
 
-    def __init__(self, lane: Lane, chance: random.Random) -> None:
+    def __init__(self, lane: Lane, rng: random.Random) -> None:
         self.count = 0
         self._lane = lane
-        self._chance = chance
+        self._chance = rng
 
-    async def during(self, work: asyncio.Future[None], kills: int) -> float:
-        """Kill so often while the work is done; give the seconds from the last kill to its end."""
+    async def kill_during(self, work: asyncio.Future[None], kills: int) -> float:
+        """Kill this many times during the work; return the seconds after the last kill."""
         process: RoleProcess = self._lane.fork()
         for _ in range(kills):
-            await process.ready()
+            await process.wait_until_ready()
             await asyncio.sleep(self._chance.uniform(0.05, 0.4))
             await process.kill()
             self.count += 1
             process = self._lane.fork()
         began = time.perf_counter()
         await work
-        await self._lane.until_at_rest()
+        await self._lane.wait_until_idle()
         seconds = time.perf_counter() - began
         await process.stop()
         return seconds
 
 
-def _declared(lane: Lane, names: list[str]) -> asyncio.Future[None]:
+def _declare(lane: Lane, names: list[str]) -> asyncio.Future[None]:
     async def work() -> None:
         await lane.declare_all(names)
-        await _until_count(lane, len(names))
+        await _wait_for_count(lane, len(names))
 
     return asyncio.ensure_future(work())
 
 
-def _withdrawn(lane: Lane, names: list[str]) -> asyncio.Future[None]:
+def _withdraw(lane: Lane, names: list[str]) -> asyncio.Future[None]:
     async def work() -> None:
         await lane.declare_all(names, withdrawn=True)
-        await _until_count(lane, 0)
+        await _wait_for_count(lane, 0)
 
     return asyncio.ensure_future(work())
 
 
-async def _until_count(lane: Lane, expected: int) -> None:
-    async def reached() -> bool:
+async def _wait_for_count(lane: Lane, expected: int) -> None:
+    async def is_reached() -> bool:
         return await lane.count_objects() == expected
 
-    await lane.until(reached, f"{expected} objects", seconds=300)
+    await lane.wait_until(is_reached, f"{expected} objects", seconds=300)
 
 
 async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
-    """Kill the product with many converged resources, start it, and count what it asks of the API.
+    """Kill the product when many resources have converged, restart it, and count its API requests.
 
-    The next listing after the start's is an hour away, so that each GET beyond the pages of that
-    one listing is a read of a single resource.
+    The listing after the one at startup is an hour away, so each GET beyond the pages of the first
+    one reads a single resource.
     """
     names = [f"{PREFIX}{number}" for number in range(shapes)]
     async with Lane(folder).open() as lane:
-        await ensure_topology(lane.nc)  # with the product's leases: much is leased at once here
+        # Restore the product's leases, because many messages are leased at the same time here.
+        await ensure_topology(lane.nc)
         await lane.configure("default", PREFIX, resync_seconds=3_600)
         await lane.settle()
         first = lane.fork()
         await lane.declare_all(names)
-        await _until_count(lane, shapes)
-        await lane.until_at_rest()
+        await _wait_for_count(lane, shapes)
+        await lane.wait_until_idle()
         await first.kill()
         events = (await stream_state(lane.nc, LOG)).last_seq
         (await lane.http.delete("/_stats")).raise_for_status()
         began = time.perf_counter()
         second = lane.fork()
-        await second.ready()
+        await second.wait_until_ready()
         pages = max(1, -(-shapes // PAGE))
-        await lane.until(lambda: _has_listed(lane.http, pages), "the listing")
-        await lane.until_at_rest()
+        await lane.wait_until(lambda: _has_listed(lane.http, pages), "the listing")
+        await lane.wait_until_idle()
         seconds = time.perf_counter() - began
         requests = (await lane.http.get("/_stats")).json()["requests"]
         gets = sum(requests.get("GET", {}).values())
@@ -119,7 +120,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         return Fleet(
             shapes=shapes,
             settle_seconds=round(seconds, 2),
-            one_read_each_seconds=round(await _read_all_singly(lane.http, names), 2),
+            individual_reads_seconds=round(await _read_individually(lane.http, names), 2),
             resource_reads=gets - pages,
             listing_requests=pages,
             external_writes=writes,
@@ -127,8 +128,8 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         )
 
 
-async def _read_all_singly(http: httpx.AsyncClient, names: list[str]) -> float:
-    """Read every resource alone, some at once, and give the seconds."""
+async def _read_individually(http: httpx.AsyncClient, names: list[str]) -> float:
+    """Read every resource individually, several concurrently, and return the seconds taken."""
     began = time.perf_counter()
     waiting = iter(names)
 
@@ -136,7 +137,7 @@ async def _read_all_singly(http: httpx.AsyncClient, names: list[str]) -> float:
         for name in waiting:
             (await http.get(f"/shapes/{name}")).raise_for_status()
 
-    await asyncio.gather(*(read() for _ in range(READS_AT_ONCE)))
+    await asyncio.gather(*(read() for _ in range(CONCURRENT_READS)))
     return time.perf_counter() - began
 
 

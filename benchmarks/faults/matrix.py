@@ -1,4 +1,4 @@
-"""The same work with a fault of each sort at several steps, and with none."""
+"""The same work with each fault at several steps, and without a fault."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.faults.results import Row, row
 from reconciler.failpoints import Failpoint
-from tests.crashes.cases import OPERATIONS, Case, Trouble
+from tests.crashes.cases import OPERATIONS, Case, Fault
 from tests.crashes.lane import Lane
 from tests.crashes.matrix import Story, prepare
 from tests.crashes.role_process import RoleProcess
@@ -23,7 +23,7 @@ STEPS = (
     Failpoint.WORKER_CALLED,
     Failpoint.WORKER_REPORTED,
 )
-_FAULTS: tuple[Trouble | None, ...] = (
+_FAULTS: tuple[Fault | None, ...] = (
     None,
     "process killed",
     "server killed",
@@ -35,10 +35,10 @@ _FAULTS: tuple[Trouble | None, ...] = (
 async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Row]:
     """Run every fault at every step with every operation, one after another, on one bus.
 
-    ``advance`` is called after each case with how many there are.
+    ``advance`` is called after each case with the number of cases.
     """
-    cases: list[tuple[Trouble | None, Case]] = [
-        (fault, Case(_trouble(fault), step, operation))
+    cases: list[tuple[Fault | None, Case]] = [
+        (fault, Case(_fault_of_case(fault), step, operation))
         for fault in _FAULTS
         for step in STEPS
         for operation in OPERATIONS
@@ -50,8 +50,8 @@ async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Ro
         await prepare(lane, stories)
         for (fault, _case), story in zip(cases, stories, strict=True):
             name = fault or NO_FAULT
-            await story.begin()
-            await story.cause()
+            await story.record_baseline()
+            await story.trigger()
             times.setdefault(name, []).append(await _seconds(story, fault))
             counts[name] = counts.get(name, 0) + len(await story.new_effects())
             await lane.kill_processes()
@@ -65,31 +65,33 @@ async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Ro
             name,
             kills=0 if name == NO_FAULT else len(seconds),
             effects=counts[name],
-            found=[each for each in findings if by_name.get(each.subject.split("/")[-1]) == name],
+            findings=[
+                each for each in findings if by_name.get(each.subject.split("/")[-1]) == name
+            ],
             seconds=seconds,
         )
         for name, seconds in times.items()
     ]
 
 
-def _trouble(fault: Trouble | None) -> Trouble:
+def _fault_of_case(fault: Fault | None) -> Fault:
     return "process killed" if fault is None else fault
 
 
-async def _seconds(story: Story, fault: Trouble | None) -> float:
-    """Cause the fault, and give the time from then until the resource is as it was asked for."""
+async def _seconds(story: Story, fault: Fault | None) -> float:
+    """Cause the fault, and return the seconds from then until the resource is as requested."""
     lane, point = story.lane, story.case.point
     began = time.perf_counter()
     match fault:
         case None:
             lane.fork()
         case "process killed":
-            await lane.fork(point).killed_at(point)
+            await lane.fork(point).wait_until_killed_at(point)
             began = time.perf_counter()
             lane.fork()
         case "process paused":
             process = lane.fork(f"{point}=stop")
-            await process.paused_at(point)
+            await process.wait_until_paused_at(point)
             began = time.perf_counter()
             lane.fork()
         case _:
@@ -100,8 +102,8 @@ async def _seconds(story: Story, fault: Trouble | None) -> float:
     return time.perf_counter() - began
 
 
-async def _kill_server(lane: Lane, point: Failpoint, fault: Trouble) -> RoleProcess:
+async def _kill_server(lane: Lane, point: Failpoint, fault: Fault) -> RoleProcess:
     pid = lane.server.pid if fault == "server killed" else lane.api.pid
     process = lane.fork(f"{point}=kill:{pid}")
-    await process.reached(point)
+    await process.wait_until_reached(point)
     return process

@@ -1,4 +1,4 @@
-"""What the benchmark reports."""
+"""The results of the fault benchmark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from tests.judge.judging import Finding
 
-_SORTS = {
+_CATEGORIES = {
     "duplicate_effect": "duplicate",
     "duplicate_object": "duplicate",
     "leak": "leak",
@@ -24,9 +24,9 @@ _SORTS = {
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """One fault: how often it was caused, what came of it, and how long until all was well.
+    """One fault: how often it was injected, what it led to, and how long recovery took.
 
-    Seconds are from the kill to the outcome of the last resource; without a fault, from the start
+    Times run from the kill to the outcome of the last resource or, without a fault, from the start
     of the process.
     """
 
@@ -43,15 +43,15 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Fleet(msgspec.Struct, frozen=True, rename="camel"):
-    """A start with many converged resources: until ready and at rest, and what it asked of the API.
+    """A start with many converged resources: the time until it was idle, and its API requests.
 
-    Beside it, on the same API: the seconds in which a program that does nothing else reads each
-    resource alone, as a controller does that keeps no history.
+    For comparison, ``individual_reads_seconds`` is the time that a program that does nothing else
+    takes to read each resource individually, like a controller that keeps no history.
     """
 
     shapes: int
     settle_seconds: float
-    one_read_each_seconds: float
+    individual_reads_seconds: float
     resource_reads: int
     listing_requests: int
     external_writes: int
@@ -59,7 +59,7 @@ class Fleet(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
-    """All of it."""
+    """All results of a run."""
 
     load_average: float
     rows: tuple[Row, ...]
@@ -68,29 +68,29 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def is_sound(self) -> bool:
         """Whether nothing was duplicated, leaked or lost, and the restart requested one listing."""
-        wrong = sum(
+        problems = sum(
             row.duplicates + row.leaks + row.losses + row.other_findings for row in self.rows
         )
         fleet = self.fleet
         if fleet is not None:
-            wrong += fleet.resource_reads + fleet.external_writes + fleet.new_events
-        return wrong == 0
+            problems += fleet.resource_reads + fleet.external_writes + fleet.new_events
+        return problems == 0
 
 
 def row(
-    fault: str, *, kills: int, effects: int, found: Sequence[Finding], seconds: Sequence[float]
+    fault: str, *, kills: int, effects: int, findings: Sequence[Finding], seconds: Sequence[float]
 ) -> Row:
-    """Count what the judge found, by what people would call it."""
-    sorts = Counter(_SORTS.get(each.rule, "other") for each in found)
+    """Count the judge's findings by category."""
+    categories = Counter(_CATEGORIES.get(each.rule, "other") for each in findings)
     return Row(
         fault=fault,
         cases=len(seconds),
         kills=kills,
         effects=effects,
-        duplicates=sorts["duplicate"],
-        leaks=sorts["leak"],
-        losses=sorts["loss"],
-        other_findings=sorts["other"],
+        duplicates=categories["duplicate"],
+        leaks=categories["leak"],
+        losses=categories["loss"],
+        other_findings=categories["other"],
         p50_seconds=round(statistics.median(seconds), 2),
         max_seconds=round(max(seconds), 2),
     )

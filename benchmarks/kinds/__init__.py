@@ -1,1 +1,1 @@
-"""Containers, roles and grants: what declaring, healing and listing cost beside hands."""
+"""The cost of declaring, repairing and listing containers, roles and grants."""

@@ -22,13 +22,13 @@ from benchmarks.kinds.databases import Granting
 from benchmarks.kinds.systems import running
 
 EVENT_SECONDS = 1.0
-"""What healing a container may add to Docker's own time."""
+"""Maximum time that the repair of a container may add to Docker's own time."""
 
 app = App(name="benchmarks.kinds", help_format="plaintext", result_action="return_value")
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How much is measured."""
+    """The numbers of objects and rounds to measure."""
 
     containers: int
     listed: int
@@ -38,7 +38,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything that was measured; times in seconds."""
+    """All measurements; times are in seconds."""
 
     sizes: Sizes
     making: Sequence[Making]
@@ -63,25 +63,25 @@ def kinds(
     quick: bool = False,
     json: Annotated[str | None, Parameter(help="Write JSON to this file; -: to stdout.")] = None,
 ) -> int:
-    """Measure containers, roles and grants beside Docker, compose and SQL used directly.
+    """Measure containers, roles and grants, and compare with direct use of Docker, compose and SQL.
 
-    It needs dockerd (as root) and PostgreSQL's programs. Times never decide: the exit status is 0
-    unless something went wrong.
+    It needs dockerd (as root) and PostgreSQL's programs. The exit status is 0 unless an error
+    occurs; times do not affect it.
 
     Parameters
     ----------
     containers
-        So many are made at once.
+        Number of containers to create concurrently.
     listed
-        So many, only created, are listed.
+        Number of created containers to list.
     roles
-        So many, each with a grant.
+        Number of roles, each with a grant.
     harms
-        So often each harm is done by hand.
+        Number of times to cause each out-of-band change.
     rounds
-        So often each way is measured, in turns; medians are shown.
+        Number of alternating rounds; medians are shown.
     quick
-        Little of everything, to see that it works.
+        Use small numbers, to check that everything works.
     """
     sizes = Sizes(4, 20, 5, 1, 1) if quick else Sizes(containers, listed, roles, harms, rounds)
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 150)
@@ -99,20 +99,20 @@ def kinds(
 async def _run(sizes: Sizes, console: Console) -> Report:
     load = os.getloadavg()[0]
     async with running() as systems:
-        with console.status("containers: made and removed"):
-            making = await containers.making(systems, sizes.containers, sizes.rounds)
-        with console.status("containers: harmed by hand"):
-            healing = await containers.healing(systems, sizes.harms)
-        with console.status("containers: calls of a change"):
-            calls = await containers.calls(systems)
-        with console.status("roles and grants: made and removed"):
-            granting = await databases.granting(systems, sizes.roles, sizes.rounds)
-        with console.status("grants: revoked by hand"):
-            grant_healed = await databases.healing(systems, sizes.harms)
-        with console.status("roles and grants: statements of a change"):
-            statements = await databases.statements(systems)
-        with console.status("containers: listed"):
-            listing = await containers.listing(systems, sizes.listed, sizes.rounds)
+        with console.status("containers: creation and removal"):
+            making = await containers.measure_creation(systems, sizes.containers, sizes.rounds)
+        with console.status("containers: repairs"):
+            healing = await containers.measure_repairs(systems, sizes.harms)
+        with console.status("containers: calls per change"):
+            calls = await containers.count_calls(systems)
+        with console.status("roles and grants: creation and removal"):
+            granting = await databases.measure_grants(systems, sizes.roles, sizes.rounds)
+        with console.status("grants: repairs"):
+            grant_healed = await databases.measure_repair(systems, sizes.harms)
+        with console.status("roles and grants: statements per change"):
+            statements = await databases.count_statements(systems)
+        with console.status("containers: listing"):
+            listing = await containers.measure_listing(systems, sizes.listed, sizes.rounds)
     return Report(
         sizes, making, healing, calls, listing, granting, grant_healed, statements, load,
         os.getloadavg()[0],

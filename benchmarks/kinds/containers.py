@@ -1,4 +1,4 @@
-"""What containers cost: making, healing, changing and listing them, beside doing it by hand."""
+"""The cost of creating, repairing, changing and listing containers, compared with direct calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.kinds.systems import (
     REST_SECONDS,
     Systems,
     manifest,
-    until,
+    wait_until,
 )
 from events.manifest import Manifest
 from events.names import ResourceKey
@@ -36,7 +36,7 @@ _LISTED = "listed-"
 
 
 class Making(msgspec.Struct, frozen=True):
-    """How long so many containers took to run, and to be gone again; by whom."""
+    """Time to start and to remove all containers, in one of the ways."""
 
     by: str
     made_seconds: float
@@ -45,7 +45,7 @@ class Making(msgspec.Struct, frozen=True):
 
 
 class Healing(msgspec.Struct, frozen=True):
-    """How long a harm lasted, and how long Docker itself takes to undo it; medians."""
+    """Time to repair an out-of-band change, and Docker's own time for the repair; medians."""
 
     harm: str
     healed_seconds: float
@@ -53,7 +53,7 @@ class Healing(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What one listing costs; the clock is that of dockerd's log."""
+    """The cost of one listing; the times are from dockerd's log."""
 
     by: str
     seconds: float
@@ -69,14 +69,14 @@ def _body(systems: Systems, **limits: int) -> dict[str, object]:
     return {"Image": systems.image, "Cmd": COMMAND, "StopTimeout": 0, "HostConfig": limits}
 
 
-# --- many at once
+# --- many containers
 
 
-async def making(systems: Systems, count: int, rounds: int) -> list[Making]:
-    """Make and remove the same containers in turns, by each way; the median of each."""
+async def measure_creation(systems: Systems, count: int, rounds: int) -> list[Making]:
+    """Create and remove the same containers alternately in each way; return the medians."""
     await systems.configure(_CONFIG, "docker", _PREFIX)
     ways: dict[str, Callable[[int, int], Awaitable[tuple[float, float]]]] = {
-        "reconciler": lambda count, number: _by_us(systems, count, number),
+        "reconciler": lambda count, number: _by_reconciler(systems, count, number),
         f"the Engine, called directly, {CONCURRENCY} at once": lambda count, _: _directly(
             systems, count
         ),
@@ -86,35 +86,35 @@ async def making(systems: Systems, count: int, rounds: int) -> list[Making]:
     measurements: dict[str, list[Making]] = {name: [] for name in ways}
     for number in range(rounds + 1):  # the first is to warm up
         for name, way in ways.items():
-            cpu_before, children = systems.cpu(), _children_cpu()
+            cpu_before, children = systems.cpu(), _cpu_of_children()
             creation_seconds, removed = await way(count if number else 2, number)
             used = _difference(systems.cpu(), cpu_before)
-            used["compose"] = round(_children_cpu() - children, 2)
+            used["compose"] = round(_cpu_of_children() - children, 2)
             if number:
                 measurements[name].append(Making(name, creation_seconds, removed, used))
     return [_median(each) for each in measurements.values()]
 
 
-async def _by_us(systems: Systems, count: int, number: int) -> tuple[float, float]:
+async def _by_reconciler(systems: Systems, count: int, number: int) -> tuple[float, float]:
     manifests = [_container(systems, f"{_PREFIX}{number}-{each}") for each in range(count)]
-    creation_seconds = await systems.declared(manifests)
-    return creation_seconds, await systems.withdrawn([each.key for each in manifests])
+    creation_seconds = await systems.declare(manifests)
+    return creation_seconds, await systems.withdraw([each.key for each in manifests])
 
 
 async def _directly(systems: Systems, count: int) -> tuple[float, float]:
     async def make(number: int) -> str:
-        answer = await systems.ask(
+        answer = await systems.call_engine(
             "POST", "/containers/create", _body(systems), name=f"direct-{number}"
         )
         uid = msgspec.json.decode(answer)["Id"]
-        await systems.ask("POST", f"/containers/{uid}/start")
+        await systems.call_engine("POST", f"/containers/{uid}/start")
         return uid
 
     began = time.perf_counter()
     uids = await asyncio.gather(*map(make, range(count)))
     creation_seconds = time.perf_counter() - began
     await asyncio.gather(
-        *(systems.ask("DELETE", f"/containers/{uid}", force="true") for uid in uids)
+        *(systems.call_engine("DELETE", f"/containers/{uid}", force="true") for uid in uids)
     )
     return creation_seconds, time.perf_counter() - began - creation_seconds
 
@@ -174,36 +174,38 @@ def _median(rounds: list[Making]) -> Making:
     )
 
 
-# --- one that is harmed
+# --- repairs
 
 
-async def healing(systems: Systems, times: int) -> list[Healing]:
-    """Harm a container so often in each way; beside it Docker's own time for what undoes that."""
+async def measure_repairs(systems: Systems, times: int) -> list[Healing]:
+    """Measure the repair of each out-of-band change, and Docker's own time for it."""
     name = f"{_PREFIX}harmed"
-    await systems.declared([_container(systems, name, memoryBytes=SMALL)])
+    await systems.declare([_container(systems, name, memoryBytes=SMALL)])
     path = f"/containers/{name}"
     limit = {"Memory": LARGE, "MemorySwap": 2 * LARGE}
     harms: dict[str, Callable[[], Awaitable[object]]] = {
-        "docker kill": lambda: systems.ask("POST", f"{path}/kill"),
-        "docker stop": lambda: systems.ask("POST", f"{path}/stop", t="0"),
-        "docker update --memory": lambda: systems.ask("POST", f"{path}/update", limit),
-        "docker rm -f": lambda: systems.ask("DELETE", path, force="true"),
+        "docker kill": lambda: systems.call_engine("POST", f"{path}/kill"),
+        "docker stop": lambda: systems.call_engine("POST", f"{path}/stop", t="0"),
+        "docker update --memory": lambda: systems.call_engine("POST", f"{path}/update", limit),
+        "docker rm -f": lambda: systems.call_engine("DELETE", path, force="true"),
     }
     by_docker = await _by_docker(systems, times)
     healings: list[Healing] = []
     for harm, do in harms.items():
-        took: list[float] = []
+        durations: list[float] = []
         for _ in range(times):
             await asyncio.sleep(REST_SECONDS)
             await do()
-            took.append(await until(lambda: _is_healed(systems, name), f"{harm} is undone"))
-        healings.append(Healing(harm, statistics.median(took), by_docker[harm]))
+            durations.append(
+                await wait_until(lambda: _is_healed(systems, name), f"{harm} is undone")
+            )
+        healings.append(Healing(harm, statistics.median(durations), by_docker[harm]))
     return healings
 
 
 async def _is_healed(systems: Systems, name: str) -> bool:
     container: dict[str, Any] = msgspec.json.decode(
-        await systems.ask("GET", f"/containers/{name}/json")
+        await systems.call_engine("GET", f"/containers/{name}/json")
     )
     return (
         "State" in container
@@ -213,23 +215,25 @@ async def _is_healed(systems: Systems, name: str) -> bool:
 
 
 async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
-    """Return how long the calls take that undo each harm, nothing else being done."""
+    """Return the time of the calls that undo each change, without other load."""
     starts: list[float] = []
     updates: list[float] = []
     makes: list[float] = []
     for number in range(times):
         began = time.perf_counter()
         name = f"direct-{number}"
-        await systems.ask("POST", "/containers/create", _body(systems, Memory=SMALL), name=name)
+        await systems.call_engine(
+            "POST", "/containers/create", _body(systems, Memory=SMALL), name=name
+        )
         created = time.perf_counter()
-        await systems.ask("POST", f"/containers/{name}/start")
+        await systems.call_engine("POST", f"/containers/{name}/start")
         started = time.perf_counter()
         limit = {"Memory": LARGE, "MemorySwap": 2 * LARGE}
-        await systems.ask("POST", f"/containers/{name}/update", limit)
+        await systems.call_engine("POST", f"/containers/{name}/update", limit)
         updates.append(time.perf_counter() - started)
         makes.append(started - began)
         starts.append(started - created)
-        await systems.ask("DELETE", f"/containers/{name}", force="true")
+        await systems.call_engine("DELETE", f"/containers/{name}", force="true")
     start, update, make = map(statistics.median, (starts, updates, makes))
     return {
         "docker kill": start,
@@ -239,23 +243,23 @@ async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
     }
 
 
-# --- what one change takes
+# --- calls per change
 
 
-async def calls(systems: Systems) -> dict[str, Counter[str]]:
-    """Count the Engine's calls for each sort of change, until all is at rest."""
+async def count_calls(systems: Systems) -> dict[str, Counter[str]]:
+    """Count the Engine's calls for each type of change, until the system is idle."""
     name = f"{_PREFIX}counted"
     key = ResourceKey("default", "Container", name)
     changes: dict[str, Callable[[], Awaitable[object]]] = {
-        "made": lambda: systems.declared([_container(systems, name, memoryBytes=SMALL)]),
-        "changed in place (memory)": lambda: systems.declared(
+        "made": lambda: systems.declare([_container(systems, name, memoryBytes=SMALL)]),
+        "changed in place (memory)": lambda: systems.declare(
             [_container(systems, name, memoryBytes=LARGE)], 2
         ),
-        "replaced (command)": lambda: systems.declared(
+        "replaced (command)": lambda: systems.declare(
             [_container(systems, name, memoryBytes=LARGE, command=["/bin/sleep", "7777"])], 3
         ),
-        "killed, and healed": lambda: _killed(systems, name),
-        "withdrawn": lambda: systems.withdrawn([key], 3),
+        "killed, and healed": lambda: _kill(systems, name),
+        "withdrawn": lambda: systems.withdraw([key], 3),
     }
     counters: dict[str, Counter[str]] = {}
     for change, do in changes.items():
@@ -264,82 +268,84 @@ async def calls(systems: Systems) -> dict[str, Counter[str]]:
         await do()
         await asyncio.sleep(REST_SECONDS)
         counters[change] = systems.calls_since(mark)
-    counters["killed, and healed"]["POST /containers/*/kill"] -= 1  # that was the hand
+    counters["killed, and healed"]["POST /containers/*/kill"] -= 1  # our own call
     return {change: +counts for change, counts in counters.items()}
 
 
-async def _killed(systems: Systems, name: str) -> None:
-    await systems.ask("POST", f"/containers/{name}/kill")
+async def _kill(systems: Systems, name: str) -> None:
+    await systems.call_engine("POST", f"/containers/{name}/kill")
     await asyncio.sleep(REST_SECONDS)
 
 
-# --- many that are listed
+# --- listings
 
 
-async def listing(systems: Systems, count: int, times: int) -> list[Listing]:
-    """List containers that are only created: as often by the reconciler as directly."""
-    some = asyncio.Semaphore(CONCURRENCY)
+async def measure_listing(systems: Systems, count: int, times: int) -> list[Listing]:
+    """List created containers, with the reconciler and directly."""
+    limit = asyncio.Semaphore(CONCURRENCY)
 
     async def create(number: int) -> None:
-        async with some:
+        async with limit:
             name = f"{_LISTED}{number}"
-            await systems.ask("POST", "/containers/create", _body(systems), name=name)
+            await systems.call_engine("POST", "/containers/create", _body(systems), name=name)
 
     await asyncio.gather(*map(create, range(count)))
     await systems.configure("listed", "docker", _LISTED)  # what it finds is recorded once
-    await until(lambda: _are_unowned(systems, count), "all are known")
+    await wait_until(lambda: _are_all_unowned(systems, count), "all are known")
     await asyncio.sleep(REST_SECONDS)
     cpu_before, (mark, _) = systems.cpu(), systems.marks()
     await systems.configure("listed", "docker", _LISTED, resync_seconds=1)
-    await until(lambda: _listed(systems, mark, times), f"{times} listings")
+    await wait_until(lambda: _has_been_listed(systems, mark, times), f"{times} listings")
     used = _difference(systems.cpu(), cpu_before)
     own_seconds = systems.listing_seconds(mark)[:times]
     await systems.configure("listed", "docker", _LISTED)
     await asyncio.sleep(REST_SECONDS)
     return [
-        Listing("reconciler", statistics.median(own_seconds), _per_item(used, times)),
+        Listing("reconciler", statistics.median(own_seconds), _divide(used, times)),
         await _listing_directly(systems, times),
     ]
 
 
-async def _are_unowned(systems: Systems, count: int) -> bool:
+async def _are_all_unowned(systems: Systems, count: int) -> bool:
     await asyncio.sleep(0.5)
     counts = (await systems.client.fleet()).counts
     return sum(each.count for each in counts if each.outcome == "Unowned") >= count
 
 
-async def _listed(systems: Systems, mark: int, times: int) -> bool:
+async def _has_been_listed(systems: Systems, mark: int, times: int) -> bool:
     await asyncio.sleep(0.2)
-    return len(systems.listing_seconds(mark)) > times  # so many are at their end
+    return len(systems.listing_seconds(mark)) > times  # this many are complete
 
 
 async def _listing_directly(systems: Systems, times: int) -> Listing:
-    """Do the same calls, eight at once as the provider does, and nothing with the answers."""
-    eight = asyncio.Semaphore(8)
+    """Make the same calls, eight concurrently like the provider, and discard the responses."""
+    limit = asyncio.Semaphore(8)
 
     async def look(uid: str) -> None:
-        async with eight:
-            await systems.ask("GET", f"/containers/{uid}/json")
+        async with limit:
+            await systems.call_engine("GET", f"/containers/{uid}/json")
 
-    cpu_before, took = systems.cpu(), list[float]()
+    cpu_before, durations = systems.cpu(), list[float]()
     for _ in range(times):
         began = time.perf_counter()
-        container = msgspec.json.decode(await systems.ask("GET", "/containers/json", all="true"))
+        container = msgspec.json.decode(
+            await systems.call_engine("GET", "/containers/json", all="true")
+        )
         listed = [each["Id"] for each in container if each["Names"][0].startswith(f"/{_LISTED}")]
         await asyncio.gather(*map(look, listed))
-        took.append(time.perf_counter() - began)
-    used = _per_item(_difference(systems.cpu(), cpu_before), times)
-    return Listing("the same calls, directly", statistics.median(took), used)
+        durations.append(time.perf_counter() - began)
+    used = _divide(_difference(systems.cpu(), cpu_before), times)
+    return Listing("the same calls, directly", statistics.median(durations), used)
 
 
 def _difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     return {name: round(after[name] - before[name], 2) for name in after}
 
 
-def _per_item(used: Mapping[str, float], times: int) -> dict[str, float]:
+def _divide(used: Mapping[str, float], times: int) -> dict[str, float]:
     return {name: round(seconds / times, 3) for name, seconds in used.items()}
 
 
-def _children_cpu() -> float:
+def _cpu_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

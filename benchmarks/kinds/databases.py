@@ -1,4 +1,4 @@
-"""What roles and grants cost, beside the same in plain SQL."""
+"""The cost of roles and grants, compared with plain SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 from psycopg import sql
 
-from benchmarks.kinds.systems import REST_SECONDS, Systems, manifest, until
+from benchmarks.kinds.systems import REST_SECONDS, Systems, manifest, wait_until
 from events.manifest import Manifest
 from events.names import ResourceKey
 from tests.postgres import Connection, connect_superuser
@@ -24,7 +24,7 @@ _RESYNC_SECONDS = 1.0
 
 
 class Granting(msgspec.Struct, frozen=True):
-    """How long so many roles took, each with one grant, and to be gone again; by whom."""
+    """Time to create all roles with one grant each, and to remove them, in one of the ways."""
 
     by: str
     roles_seconds: float
@@ -44,15 +44,15 @@ def _grant(role: str, *privileges: str) -> Manifest:
     return msgspec.structs.replace(created_manifest, metadata=metadata)
 
 
-async def granting(systems: Systems, count: int, rounds: int) -> list[Granting]:
-    """Make the same roles and grants in turns, by each way; the median of each."""
-    await systems.sql("CREATE DATABASE {}", _DATABASE)
+async def measure_grants(systems: Systems, count: int, rounds: int) -> list[Granting]:
+    """Create the same roles and grants alternately in each way; return the medians."""
+    await systems.execute_sql("CREATE DATABASE {}", _DATABASE)
     await systems.configure(_CONFIG, "postgres", _PREFIX)
     connections = [await connect_superuser(systems.postgres) for _ in range(_CONNECTIONS)]
     plain = f"plain SQL, {_CONNECTIONS} at once, grants one by one"
     ways: dict[str, Callable[[int, int], Awaitable[tuple[float, float, float]]]] = {
-        "reconciler": lambda count, number: _by_us(systems, count, number),
-        plain: lambda count, _: _plainly(connections, count),
+        "reconciler": lambda count, number: _by_reconciler(systems, count, number),
+        plain: lambda count, _: _with_plain_sql(connections, count),
     }
     measurements: dict[str, list[Granting]] = {name: [] for name in ways}
     for number in range(rounds + 1):  # the first is to warm up
@@ -68,17 +68,17 @@ async def granting(systems: Systems, count: int, rounds: int) -> list[Granting]:
     return [_median(each) for each in measurements.values()]
 
 
-async def _by_us(systems: Systems, count: int, number: int) -> tuple[float, float, float]:
+async def _by_reconciler(systems: Systems, count: int, number: int) -> tuple[float, float, float]:
     names = [f"{_PREFIX}-{number}-{each}" for each in range(count)]
-    roles = await systems.declared([_role(name) for name in names])
+    roles = await systems.declare([_role(name) for name in names])
     grants = [_grant(name, "CONNECT") for name in names]
-    granted = await systems.declared(grants)
-    removed = await systems.withdrawn([each.key for each in grants])
-    removed += await systems.withdrawn([_role(name).key for name in names])
+    granted = await systems.declare(grants)
+    removed = await systems.withdraw([each.key for each in grants])
+    removed += await systems.withdraw([_role(name).key for name in names])
     return roles, granted, removed
 
 
-async def _plainly(connections: list[Connection], count: int) -> tuple[float, float, float]:
+async def _with_plain_sql(connections: list[Connection], count: int) -> tuple[float, float, float]:
     names = [f"plain-{each}" for each in range(count)]
 
     async def run_for_each(*statements: str, at_once: int = _CONNECTIONS) -> float:
@@ -97,7 +97,7 @@ async def _plainly(connections: list[Connection], count: int) -> tuple[float, fl
 
     return (
         await run_for_each("CREATE ROLE {role} LOGIN", "COMMENT ON ROLE {role} IS {mark}"),
-        # Two at once of one database: "tuple concurrently updated".
+        # Concurrent grants on one database fail: "tuple concurrently updated".
         await run_for_each(f"GRANT CONNECT ON DATABASE {_DATABASE} TO {{role}}", at_once=1),
         await run_for_each(
             f"REVOKE ALL ON DATABASE {_DATABASE} FROM {{role}}", "DROP ROLE {role}", at_once=1
@@ -121,44 +121,44 @@ def _median(rounds: list[Granting]) -> Granting:
     )
 
 
-async def healing(systems: Systems, times: int) -> float:
-    """Revoke a grant by hand so often; return the median until it is back.
+async def measure_repair(systems: Systems, times: int) -> float:
+    """Revoke a grant out of band several times; return the median seconds until it is restored.
 
     PostgreSQL has no notifications, so the listings, a second apart here, detect it.
     """
     name = f"{_PREFIX}-harmed"
-    await systems.declared([_role(name)])
-    await systems.declared([_grant(name, "CONNECT")])
+    await systems.declare([_role(name)])
+    await systems.declare([_grant(name, "CONNECT")])
     await systems.configure(_CONFIG, "postgres", _PREFIX, resync_seconds=_RESYNC_SECONDS)
     granted = (
         "SELECT 1 FROM pg_database, aclexplode(datacl) WHERE datname = 'base'"
         f" AND grantee = '\"{name}\"'::regrole"
     )
 
-    async def is_back() -> object:
-        return await systems.sql(granted)
+    async def is_restored() -> object:
+        return await systems.execute_sql(granted)
 
-    took: list[float] = []
+    durations: list[float] = []
     for number in range(times):
         await asyncio.sleep(REST_SECONDS + number / times)  # anywhere between two listings
-        await systems.sql(f"REVOKE CONNECT ON DATABASE {_DATABASE} FROM {{}}", name)
-        took.append(await until(is_back, "the grant is back"))
+        await systems.execute_sql(f"REVOKE CONNECT ON DATABASE {_DATABASE} FROM {{}}", name)
+        durations.append(await wait_until(is_restored, "the grant is restored"))
     await systems.configure(_CONFIG, "postgres", _PREFIX)
     await asyncio.sleep(2 * _RESYNC_SECONDS)
-    return statistics.median(took)
+    return statistics.median(durations)
 
 
-async def statements(systems: Systems) -> Mapping[str, Counter[str]]:
-    """Count the statements for each sort of change, by their first word, until all is at rest."""
+async def count_statements(systems: Systems) -> Mapping[str, Counter[str]]:
+    """Count the statements for each type of change by first word, until the system is idle."""
     name = f"{_PREFIX}-counted"
     keys = [ResourceKey("default", kind, name) for kind in ("Grant", "DatabaseRole")]
     changes: dict[str, Callable[[], Awaitable[object]]] = {
-        "role made": lambda: systems.declared([_role(name)]),
-        "role changed": lambda: systems.declared([_role(name, 5)], 2),
-        "grant made": lambda: systems.declared([_grant(name, "CONNECT")]),
-        "grant changed": lambda: systems.declared([_grant(name, "CONNECT", "CREATE")], 2),
-        "grant withdrawn": lambda: systems.withdrawn(keys[:1], 2),
-        "role withdrawn": lambda: systems.withdrawn(keys[1:], 2),
+        "role made": lambda: systems.declare([_role(name)]),
+        "role changed": lambda: systems.declare([_role(name, 5)], 2),
+        "grant made": lambda: systems.declare([_grant(name, "CONNECT")]),
+        "grant changed": lambda: systems.declare([_grant(name, "CONNECT", "CREATE")], 2),
+        "grant withdrawn": lambda: systems.withdraw(keys[:1], 2),
+        "role withdrawn": lambda: systems.withdraw(keys[1:], 2),
     }
     counters: dict[str, Counter[str]] = {}
     for change, do in changes.items():

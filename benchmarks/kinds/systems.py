@@ -32,9 +32,9 @@ from tests.folders import short_folder
 from tests.postgres import Superuser
 
 RARELY_SECONDS = 3_600.0
-PATIENCE_SECONDS = 300.0
-LEAST_RESYNC_SECONDS = 0.5
-"""As `up --with docker` declares it: an event leads to a listing no sooner after the last one."""
+TIMEOUT_SECONDS = 300.0
+MIN_RESYNC_SECONDS = 0.5
+"""As in `up --with docker`: minimum time between a listing and the next one after an event."""
 
 CONCURRENCY = Limits().concurrency
 REST_SECONDS = 1.5
@@ -46,7 +46,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Systems:
-    """What runs, who uses it past the reconciler, and what it has been asked."""
+    """The running systems, with direct access to them and their logs."""
 
     def __init__(self, engine: DockerEngine, postgres: Postgres, client: Client) -> None:
         self.engine = engine
@@ -58,67 +58,67 @@ class Systems:
         self.http: aiohttp.ClientSession
         self.pids: Mapping[str, int] = {}
 
-    # --- declaring
+    # --- declarations
 
     async def configure(
         self, name: str, provider: str, prefix: str, resync_seconds: float = RARELY_SECONDS
     ) -> None:
-        """Declare where objects of a prefix are; all else is as `up --with` declares it."""
+        """Declare a configuration for a prefix, otherwise as `up --with` declares it."""
         of = self.engine if provider == "docker" else self.postgres
         scope = Scope(prefix=prefix)
         spec = ProviderConfigSpec(provider, of.endpoint, scope=scope, resync_seconds=resync_seconds)
         if provider == "docker":
             allow = Allow(users=(ROOT,))
-            spec = replace(spec, least_resync_seconds=LEAST_RESYNC_SECONDS, allow=allow)
+            spec = replace(spec, least_resync_seconds=MIN_RESYNC_SECONDS, allow=allow)
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         await self.client.declare(config)
 
-    async def declared(self, manifests: Sequence[Manifest], generation: int = 1) -> float:
-        """Declare, and return the seconds until all are ready."""
+    async def declare(self, manifests: Sequence[Manifest], generation: int = 1) -> float:
+        """Declare resources, and return the seconds until all are ready."""
         began = time.perf_counter()
-        await self.client.publish(manifests, timeout_seconds=PATIENCE_SECONDS)
+        await self.client.publish(manifests, timeout_seconds=TIMEOUT_SECONDS)
         expected = {each.key: generation for each in manifests}
-        outcomes = await self.client.wait_for_many(expected, timeout_seconds=PATIENCE_SECONDS)
+        outcomes = await self.client.wait_for_many(expected, timeout_seconds=TIMEOUT_SECONDS)
         seconds = time.perf_counter() - began
-        wrong = [each for each in outcomes.values() if each.outcome != "Converged"]
-        assert not wrong, wrong[0]
+        failed = [each for each in outcomes.values() if each.outcome != "Converged"]
+        assert not failed, failed[0]
         return seconds
 
-    async def withdrawn(self, keys: Sequence[ResourceKey], generation: int = 1) -> float:
-        """Withdraw, and return the seconds until all are gone."""
+    async def withdraw(self, keys: Sequence[ResourceKey], generation: int = 1) -> float:
+        """Withdraw resources, and return the seconds until all are deleted."""
         began = time.perf_counter()
-        await self.client.withdraw_many(keys, timeout_seconds=PATIENCE_SECONDS)
+        await self.client.withdraw_many(keys, timeout_seconds=TIMEOUT_SECONDS)
         expected = dict.fromkeys(keys, generation)
         await self.client.wait_for_many(
-            expected, outcomes=["Deleted"], timeout_seconds=PATIENCE_SECONDS
+            expected, outcomes=["Deleted"], timeout_seconds=TIMEOUT_SECONDS
         )
         return time.perf_counter() - began
 
-    # --- by hand
+    # --- direct access
 
-    async def ask(self, method: str, path: str, body: object = None, **query: str) -> bytes:
-        """Call the Engine directly; raises if it refuses."""
+    async def call_engine(self, method: str, path: str, body: object = None, **query: str) -> bytes:
+        """Call the Engine directly; raises if it rejects the request."""
         url = f"http://engine/v1.41{path}"
         async with self.http.request(method, url, json=body, params=query) as answer:
             content = await answer.read()
             assert answer.status < 400 or answer.status == 404, content
             return content
 
-    async def sql(self, text: str, *names: str) -> object:
-        """Have the superuser do something to names; gives the first value."""
+    async def execute_sql(self, text: str, *names: str) -> object:
+        """Execute a statement about names as superuser, and return the first value."""
         composed = sql.SQL(text).format(*map(sql.Identifier, names))  # pyright: ignore[reportArgumentType]
         return await self.superuser.value(composed)
 
-    # --- what they were asked, by their own logs
+    # --- requests, from the systems' own logs
 
     def calls_since(self, mark: int) -> Counter[str]:
-        """Count what the Engine was called since a mark, ids left out."""
+        """Count the calls of the Engine since a mark, without IDs."""
         return Counter(f"{method} {_ID.sub('*', path)}" for _, method, path in self._calls(mark))
 
     def listing_seconds(self, mark: int) -> list[float]:
-        """Return how long each listing took that began since a mark, until its last look."""
+        """Return the duration of each listing since a mark, until its last read."""
         found: list[tuple[float, float]] = []
         for moment, method, path in self._calls(mark):
             at = _seconds(moment)
@@ -136,29 +136,29 @@ class Systems:
                     yield call[1], call[2], call[3]
 
     def statements_since(self, mark: int) -> list[str]:
-        """Return what PostgreSQL was asked since a mark."""
+        """Return the statements that PostgreSQL executed since a mark."""
         with self.postgres.log.open("rb") as log:
             log.seek(mark)
             text = log.read().decode(errors="replace").replace("\n\t", " ")
-        lines = text.splitlines()  # a statement of several lines goes on behind tabs
+        lines = text.splitlines()  # the next lines of a statement begin with tabs
         return [match[1] for line in lines if (match := _STATEMENT.match(line)) is not None]
 
     def marks(self) -> tuple[int, int]:
-        """Return how far the logs of Engine and server are."""
+        """Return the current sizes of the Engine's and the server's log."""
         return self.engine.log.stat().st_size, self.postgres.log.stat().st_size
 
     def cpu(self) -> dict[str, float]:
-        """Return the CPU seconds of each system until now, with children that have ended."""
+        """Return the CPU seconds of each system so far, including ended children."""
         return {name: _cpu_of_tree(pid) for name, pid in self.pids.items()}
 
 
 @asynccontextmanager
 async def running() -> AsyncGenerator[Systems]:
-    """Start everything in an empty folder, and end it all."""
+    """Start all systems in an empty folder, and stop them afterwards."""
     with short_folder() as folder:
         folder.chmod(0o755)  # as root PostgreSQL runs as another user
         bus = EmbeddedServer()
-        # Their logs say what they were asked, by whomever.
+        # Their logs contain the requests of all clients.
         engine = DockerEngine("--log-level=debug", isolated=True)
         postgres = Postgres("log_statement=all", "log_line_prefix=%a ")
         up: ReconcilerProcess | None = None
@@ -197,17 +197,17 @@ async def running() -> AsyncGenerator[Systems]:
             await bus.stop()
 
 
-async def until(holds: Callable[[], Awaitable[object]], what: str) -> float:
-    """Wait until something holds; return the seconds, to 5 ms."""
+async def wait_until(holds: Callable[[], Awaitable[object]], what: str) -> float:
+    """Wait until a condition holds; return the seconds, in steps of 5 ms."""
     began = time.perf_counter()
     while not await holds():
-        assert time.perf_counter() - began < PATIENCE_SECONDS, what
+        assert time.perf_counter() - began < TIMEOUT_SECONDS, what
         await asyncio.sleep(0.005)
     return time.perf_counter() - began
 
 
 def manifest(api_version: str, kind: str, name: str, config: str, **spec: object) -> Manifest:
-    """Declare one resource of a configuration."""
+    """Return the manifest of a resource in a configuration."""
     fields: Fields = {"providerConfigRef": {"name": config}, **spec}
     return Manifest(api_version, kind, Metadata(name), fields)
 
@@ -217,7 +217,7 @@ def _pid_of(file: Path) -> int:
 
 
 def _seconds(moment: str) -> float:
-    """Read dockerd's time of day, which has nanoseconds."""
+    """Parse dockerd's time of day, which has nanoseconds."""
     hours, minutes, seconds = moment.partition("T")[2].rstrip("Z").split("+")[0].split(":")
     return int(hours) * 3_600 + int(minutes) * 60 + float(seconds)
 

@@ -1,1 +1,1 @@
-"""What it costs to ask a long log about the past."""
+"""The cost of queries about the past of a long log."""

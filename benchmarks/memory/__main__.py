@@ -1,4 +1,4 @@
-"""The command: `./run python -m benchmarks.memory`: what questions about the past cost."""
+"""The command: `./run python -m benchmarks.memory`: the cost of queries about the past."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.converge.usage import peak_mb
-from benchmarks.memory.long_log import HOT, NAMESPACES, ONCE, Filled, fill
+from benchmarks.memory.long_log import HOT, NAMESPACES, ONE_TIME_ACTOR, LogSummary, fill
 from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from infra.embedded import EmbeddedServer
@@ -27,17 +27,17 @@ from projections.read_models import decode_checkpoint
 from reconciler.wiring import initialize, open_connection, running
 
 SECONDS: Final = 10.0
-"""A question about one resource, or about a few events, is answered in less, whatever the log."""
+"""Maximum time of a query about one resource or a few events, for a log of any length."""
 
-_LOOK_SECONDS: Final = 0.2
-_LOOK_AT_MEMORY_SECONDS: Final = 0.01
+_POLL_SECONDS: Final = 0.2
+_MEMORY_POLL_SECONDS: Final = 0.01
 _DIFFERENT: Final = 2
 
 app = App(name="benchmarks.memory", help_format="plaintext", result_action="return_value")
 
 
 class Answer(NamedTuple):
-    """What one question cost a process, from its start to its end."""
+    """The cost of one query, from the start of its process to its end."""
 
     question: str
     events_read: int
@@ -47,22 +47,22 @@ class Answer(NamedTuple):
 
 
 class Case(NamedTuple):
-    """All answers of one log."""
+    """All measurements on one log."""
 
-    filled: Filled
+    filled: LogSummary
     answers: Sequence[Answer]
 
 
 @app.default
 def memory(*, events: str = "10000,100000") -> int:
-    """Measure questions about the past on logs of several lengths, each with rows that are current.
+    """Measure queries about the past on logs of several lengths, with up-to-date rows.
 
-    The exit status is 1 if a command fails; seconds and memory never decide.
+    The exit status is 1 if a command fails; times and memory do not affect it.
 
     Parameters
     ----------
     events
-        Numbers of events, separated by commas: 10000,100000,1000000 takes some five minutes.
+        Numbers of events, separated by commas: 10000,100000,1000000 takes about five minutes.
     """
     load = os.getloadavg()[0]
     for count in events.split(","):
@@ -80,13 +80,13 @@ async def _measure(folder: Path, count: int) -> Case:
             await initialize(nc)
             began = time.perf_counter()
             filled = await fill(nc, count)
-            _tell(f"{count:,} events written in {time.perf_counter() - began:.0f} s")
+            _print_progress(f"{count:,} events written in {time.perf_counter() - began:.0f} s")
             began = time.perf_counter()
             async with running(nc, ("projector",)):
-                await _until_current(nc)
-            _tell(f"rows are current after {time.perf_counter() - began:.0f} s")
+                await _wait_until_current(nc)
+            _print_progress(f"rows are current after {time.perf_counter() - began:.0f} s")
         answers = [
-            await asyncio.to_thread(_ask, folder, *question)
+            await asyncio.to_thread(_run_query, folder, *question)
             for question in _questions(server.url, filled)
         ]
     finally:
@@ -94,18 +94,18 @@ async def _measure(folder: Path, count: int) -> Case:
     return Case(filled, answers)
 
 
-async def _until_current(nc: Client) -> None:
+async def _wait_until_current(nc: Client) -> None:
     last = await (await open_log(nc)).last_position()
     rows = JetStreamRows(nc)
     while True:
         payload, _ = await rows.checkpoint()
         if payload and decode_checkpoint(payload).position >= last:
             return
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
-def _questions(url: str, filled: Filled) -> list[tuple[str, int, Sequence[str]]]:
-    """Return each question, how much of the log it reads, and the command."""
+def _questions(url: str, filled: LogSummary) -> list[tuple[str, int, Sequence[str]]]:
+    """Return each query, the number of events that it reads, and its command."""
     middle = filled.events // 2
     one, hot, at = str(filled.example), str(HOT), str(middle)
     own, of_hot = filled.events // filled.resources, filled.events // 100
@@ -132,25 +132,25 @@ def _questions(url: str, filled: Filled) -> list[tuple[str, int, Sequence[str]]]
         (
             "events --actor, one of long ago",
             filled.events,
-            [*ask, "events", "--actor", ONCE, *bus],
+            [*ask, "events", "--actor", ONE_TIME_ACTOR, *bus],
         ),
     ]
 
 
-def _ask(folder: Path, question: str, events_read: int, command: Sequence[str]) -> Answer:
-    """Run a command in a process of its own; the kernel says what it used."""
+def _run_query(folder: Path, question: str, events_read: int, command: Sequence[str]) -> Answer:
+    """Run a command in a separate process, and measure its usage with the kernel's counters."""
     root = Path(__file__).parents[2]
     answer_path, errors = folder / "answer", folder / "errors"
     with answer_path.open("wb") as out, errors.open("wb") as err:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err, cwd=root)
-        peak = 0.0  # not of wait4: there it is at least what this process had when it forked
+        peak = 0.0  # not from wait4, whose value is at least this process's memory at the fork
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
             peak = max(peak, peak_mb(process.pid))
-            time.sleep(_LOOK_AT_MEMORY_SECONDS)
+            time.sleep(_MEMORY_POLL_SECONDS)
         seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, _DIFFERENT) or "error" in errors.read_text():
@@ -179,7 +179,7 @@ def _show(case: Case, load: float) -> None:
     )
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

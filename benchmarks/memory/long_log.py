@@ -1,4 +1,4 @@
-"""A long log: synthetic, and true to form in subjects, sizes, digests, and how events follow."""
+"""A long synthetic log with realistic subjects, sizes, digests, and sequences of events."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from events.subjects import log
 from infra.jetstream.append import append
 from infra.jetstream.outgoing import OutgoingMessage
 
-EVENTS_A_RESOURCE: Final = 22
+EVENTS_PER_RESOURCE: Final = 22
 NAMESPACES: Final = 10
 DAYS: Final = 30
 HOT: Final = ResourceKey("team-0", "Shape", "hot")
-"""A resource whose object another client keeps changing: a hundredth of the log."""
+"""A resource whose object another client keeps changing; it has a hundredth of the events."""
 
-ONCE: Final = "cli:ann"
-"""Who did something at the beginning, and never again."""
+ONE_TIME_ACTOR: Final = "cli:ann"
+"""An actor with a single event, at the beginning of the log."""
 
 _BATCH: Final = 500
 _HOT_EVERY: Final = 100
@@ -52,8 +52,8 @@ _CONDITIONS: Final = (
 _COLORS: Final = ("Red", "Blue", "Green", "Purple")
 
 
-class Filled(NamedTuple):
-    """What a filled log has."""
+class LogSummary(NamedTuple):
+    """The size and an example resource of a filled log."""
 
     events: int
     bytes: int
@@ -61,14 +61,14 @@ class Filled(NamedTuple):
     example: ResourceKey
 
 
-async def fill(nc: Client, count: int) -> Filled:
-    """Append so many events, evenly over the last days."""
+async def fill(nc: Client, count: int) -> LogSummary:
+    """Append this many events, spread evenly over the last days."""
     began = datetime.now(UTC) - timedelta(days=DAYS)
     step = timedelta(days=DAYS) / count
     heads: dict[ResourceKey, tuple[int, str]] = {}
     waiting: list[OutgoingMessage] = []
     size = 0
-    for number, (key, data, actor) in zip(range(count), _story(count), strict=False):
+    for number, (key, data, actor) in zip(range(count), _generate_events(count), strict=False):
         version, digest = heads.get(key, (0, ""))
         event = LogEvent(
             id=event_id(key, version + 1),
@@ -93,17 +93,17 @@ async def fill(nc: Client, count: int) -> Filled:
     if waiting:
         await append(nc, waiting)
     example = next(key for key in heads if key != HOT)
-    return Filled(count, size, len(heads), example)
+    return LogSummary(count, size, len(heads), example)
 
 
-def _story(count: int) -> Iterator[tuple[ResourceKey, ResourceEvent, str]]:
-    """Return events without end: each resource is declared, changed, and drifts now and then."""
-    resources = max(1, count // EVENTS_A_RESOURCE)
+def _generate_events(count: int) -> Iterator[tuple[ResourceKey, ResourceEvent, str]]:
+    """Yield events without end: each resource is declared, changed, and drifts."""
+    resources = max(1, count // EVENTS_PER_RESOURCE)
     turn, hot = 0, 0
     while True:
         for number in range(resources):
             key = ResourceKey(f"team-{number % NAMESPACES}", "Shape", f"shape-{number}")
-            by = ONCE if turn == 0 and number == 0 else "deploy"
+            by = ONE_TIME_ACTOR if turn == 0 and number == 0 else "deploy"
             for data in _turn(key.name, turn):
                 yield key, data, by if isinstance(data, SpecDeclared) else "reconciler@host:1"
             if number % (_HOT_EVERY // 4) == 0:
@@ -114,7 +114,7 @@ def _story(count: int) -> Iterator[tuple[ResourceKey, ResourceEvent, str]]:
 
 
 def _turn(name: str, turn: int) -> Sequence[ResourceEvent]:
-    """Return what happens to a resource in one turn: a new generation at first, then drift."""
+    """Return the events of a resource in one turn: first new generations, then drift."""
     if turn >= _GENERATIONS:
         return _drift(name, turn)
     generation = turn + 1

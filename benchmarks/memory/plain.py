@@ -1,4 +1,4 @@
-"""The references, each a process of its own: the same messages, only read."""
+"""Reference programs for separate processes, which only read the same messages."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ async def follower(url: str, count: int) -> None:
 
 async def ordered(url: str, count: int) -> None:
     """Read the first messages with nats-py's own ordered consumer and a callback."""
-    plain, received_count, all_came = Client(), 0, asyncio.Event()
+    plain, received_count, all_received = Client(), 0, asyncio.Event()
     await plain.connect(url)  # pyright: ignore[reportUnknownMemberType]
 
     async def take(_message: Msg) -> None:
         nonlocal received_count
         received_count += 1
         if received_count == count:
-            all_came.set()
+            all_received.set()
 
     reading = await JetStreamContext(plain).subscribe(
         "log.>", stream=LOG, ordered_consumer=True, cb=take
     )
-    await all_came.wait()
+    await all_received.wait()
     await reading.unsubscribe()
     await plain.close()
 

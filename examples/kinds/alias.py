@@ -72,7 +72,7 @@ PAGE = msgspec.json.Decoder(Page)
 
 
 def name_problem(name: str) -> str | None:
-    """Describe why the API cannot have a record of this name."""
+    """Describe why this name is invalid for a record, or return None."""
     if re.fullmatch(r"[a-z0-9]+([-.][a-z0-9]+)*", name) and len(name) <= MAX_NAME_CHARACTERS:
         return None
     return "use at most 63 letters a-z and digits, joined by single - or ."
@@ -146,7 +146,7 @@ class AliasProvider(NamedObjects[Record]):
         return decode_object(action.external_name, response, RECORD)
 
     async def confirm_zone(self) -> None:
-        """List the zone: only if it exists, a 404 proves that a record does not."""
+        """List the zone: a 404 proves the absence of a record only if the zone exists."""
         await self.page(1, "")
 
     async def page(self, size: int, cursor: str) -> Page:

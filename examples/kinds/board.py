@@ -1,4 +1,4 @@
-"""A kind that is made of components, complete: a board of shapes with a frame, corners and a badge.
+"""A complete kind with components: a board of shapes with a frame, corners and a badge.
 
 It is a module of your own package, which registers it under `reconciler.kinds`;
 docs/how-to/compose-kinds.md explains it.

@@ -28,4 +28,4 @@ def test_nothing_is_leaked_or_duplicated_and_a_restart_reads_no_single_resource(
     assert report.fleet is not None
     assert (report.fleet.resource_reads, report.fleet.external_writes) == (0, 0)
     assert report.fleet.new_events == 0
-    assert report.fleet.one_read_each_seconds > 0
+    assert report.fleet.individual_reads_seconds > 0

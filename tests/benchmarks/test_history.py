@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.converge.history import changes, costs_of, figures, record, recorded
+from benchmarks.converge.history import changes, costs_by_case, figures, record, recorded
 from benchmarks.converge.results import (
     Case,
     Ceiling,
@@ -39,31 +39,32 @@ def case(*, cpu: float = 2.0, ceiling: float = 40_000, shapes: int = 2_000) -> C
 
 
 def test_a_machine_of_half_the_speed_costs_the_same() -> None:
-    fast, slow = costs_of([case()], "x"), costs_of([case(cpu=4.0, ceiling=20_000)], "x")
+    fast, slow = costs_by_case([case()], "x"), costs_by_case([case(cpu=4.0, ceiling=20_000)], "x")
     assert fast[0].figures["converge, CPU"] == slow[0].figures["converge, CPU"]
 
 
 def test_a_regression_of_a_tenth_is_detected_and_noise_is_not(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
-    record(costs_of([case(cpu=3.0)], "x"), file)
-    record(costs_of([case()], "x"), file)
+    record(costs_by_case([case(cpu=3.0)], "x"), file)
+    record(costs_by_case([case()], "x"), file)
     assert len(recorded(file)) == 2
     for cpu, is_worse in ((2.3, True), (2.1, False), (1.5, False)):
-        [now] = costs_of([case(cpu=cpu)], "x")
+        [now] = costs_by_case([case(cpu=cpu)], "x")
         changes_by_name = {each.name: each for each in changes(now, recorded(file))}
         assert changes_by_name["converge, CPU"].is_worse is is_worse, cpu
 
 
 def test_only_the_same_case_is_compared_and_of_rounds_the_median(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
-    [now] = costs_of([case(cpu=9.0), case(), case(cpu=2.1)], "x")
+    [now] = costs_by_case([case(cpu=9.0), case(), case(cpu=2.1)], "x")
     assert now.rounds == 3
     record([now], file)
     assert (
-        now.figures["converge, CPU"] == costs_of([case(cpu=2.1)], "x")[0].figures["converge, CPU"]
+        now.figures["converge, CPU"]
+        == costs_by_case([case(cpu=2.1)], "x")[0].figures["converge, CPU"]
     )
-    assert not changes(costs_of([case(shapes=500)], "x")[0], recorded(file))
-    assert not changes(costs_of([case()], "apart")[0], recorded(file))
+    assert not changes(costs_by_case([case(shapes=500)], "x")[0], recorded(file))
+    assert not changes(costs_by_case([case()], "apart")[0], recorded(file))
     assert not changes(replace(now, figures={"new": 1.0}), recorded(file))
 
 

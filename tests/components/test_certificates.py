@@ -1,4 +1,4 @@
-"""An ACME authority of our own: it starts, ends with its parent, and says what is wrong."""
+"""An ACME authority for tests: start, end with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infra.providers.file_root import ROOT_MARKER
 
 pytestmark = [pytest.mark.pebble]
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 
 PARENT = """
 import asyncio, sys
@@ -36,40 +36,40 @@ asyncio.run(main())
 """
 
 
-def lives(pid: int) -> bool:
-    """Whether a process runs; an ended one may still wait for its parent to reap it."""
+def is_running(pid: int) -> bool:
+    """Whether a process is running; an ended one may still be a zombie."""
     try:
         return b"pebble" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
-def killed_parent(folder: Path) -> int:
-    """Have a parent start an authority, and kill the parent; the authority's pid."""
+def start_and_kill_parent(folder: Path) -> int:
+    """Start a server from a parent process, kill the parent, and return the server's pid."""
     command = [sys.executable, "-c", PARENT, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert lives(pid)
+        assert is_running(pid)
         parent.kill()
     return pid
 
 
-def until_ended(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while lives(pid):
+def wait_until_ended(pid: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while is_running(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Certificates]:
-    one = Certificates(isolated=True)
-    yield one
-    await one.stop()
+    server = Certificates(isolated=True)
+    yield server
+    await server.stop()
 
 
-async def test_it_answers_and_its_folder_can_be_used_again(
+async def test_the_acme_server_can_restart_in_its_folder(
     tmp_path: Path, server: Certificates
 ) -> None:
     component: Component = server
@@ -79,7 +79,7 @@ async def test_it_answers_and_its_folder_can_be_used_again(
     assert component.endpoint == (tmp_path / "certificates/root").as_uri()
     assert {path.name for path in server.root.iterdir()} == {ROOT_MARKER, CA_FILE}
     (first,) = certificates_in((await server.authority()).encode())
-    where = (server.directory, server.http01)
+    addresses = (server.directory, server.http01)
     with pytest.raises(ComponentError, match="already running"):
         await server.start(tmp_path / "certificates")
 
@@ -87,18 +87,20 @@ async def test_it_answers_and_its_folder_can_be_used_again(
     assert not component.is_running
     await server.start(tmp_path / "certificates")
     (second,) = certificates_in((await server.authority()).encode())
-    assert first != second, "pebble keeps nothing"
-    assert where == (server.directory, server.http01)
+    assert first != second, "pebble must create a new CA"
+    assert addresses == (server.directory, server.http01)
     await server.stop()
     assert not component.is_running
 
 
-async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
-    pid = await asyncio.to_thread(killed_parent, tmp_path / "certificates")
-    await asyncio.to_thread(until_ended, pid)
+async def test_the_acme_server_exits_with_its_parent(tmp_path: Path) -> None:
+    pid = await asyncio.to_thread(start_and_kill_parent, tmp_path / "certificates")
+    await asyncio.to_thread(wait_until_ended, pid)
 
 
-async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Certificates) -> None:
+async def test_a_port_in_use_is_replaced_by_a_free_one(
+    tmp_path: Path, server: Certificates
+) -> None:
     await server.start(tmp_path / "one")
     (tmp_path / "two").mkdir()
     ports_file = (tmp_path / "one/ports.json").read_bytes()
@@ -112,7 +114,7 @@ async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Ce
         await other_server.stop()
 
 
-async def test_its_defects_are_reported(tmp_path: Path, server: Certificates) -> None:
+async def test_startup_errors_are_reported(tmp_path: Path, server: Certificates) -> None:
     (tmp_path / "certificates").mkdir()
     (tmp_path / "certificates/root").touch()
     with pytest.raises(ComponentError, match="is not usable: File exists"):

@@ -1,4 +1,4 @@
-"""An Engine of our own: it starts, ends with its parent, and says what is wrong."""
+"""An Engine for tests: start, end with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infra.components.docker_engine import MAX_FOLDER_BYTES, DockerEngine
 from tests.engines import EngineAdmin, http_client
 from tests.folders import short_folder
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 PARENT = """
 import asyncio, os, sys
@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
         yield path / "docker"
 
 
-def answers(endpoint: str) -> bool:
+def is_responding(endpoint: str) -> bool:
     with http_client(endpoint) as client:
         try:
             return client.get("/_ping").is_success
@@ -50,8 +50,8 @@ def answers(endpoint: str) -> bool:
             return False
 
 
-def mentioning(folder: Path) -> dict[int, str]:
-    """The processes whose command names a folder."""
+def find_processes(folder: Path) -> dict[int, str]:
+    """Return the processes whose command line contains a folder, by pid."""
     arguments_by_pid: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -62,23 +62,23 @@ def mentioning(folder: Path) -> dict[int, str]:
     return arguments_by_pid
 
 
-def bridges() -> set[str]:
+def find_bridges() -> set[str]:
     return {each.name for each in Path("/sys/class/net").glob("rec*")}
 
 
 def assert_nothing_is_left(folder: Path) -> None:
-    assert mentioning(folder) == {}
+    assert find_processes(folder) == {}
     assert str(folder) not in Path("/proc/mounts").read_text()
-    shutil.rmtree(folder)  # which fails where anything is mounted
+    shutil.rmtree(folder)  # fails if anything is mounted
 
 
 @pytest.mark.own_dockerd
-async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path) -> None:
+async def test_the_engine_can_restart_in_its_folder(folder: Path) -> None:
     engine: Component = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
         assert engine.is_running
-        assert answers(engine.endpoint)
+        assert is_responding(engine.endpoint)
         assert engine.log.exists()
         with pytest.raises(ComponentError, match="already running"):
             await engine.start(folder)
@@ -87,7 +87,7 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
 
         await engine.kill()
         assert not engine.is_running
-        assert mentioning(folder) == {}
+        assert find_processes(folder) == {}
         await engine.start(folder)
         with http_client(engine.endpoint) as client:
             assert client.get("/volumes/kept").is_success
@@ -98,7 +98,7 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
 
 
 @pytest.mark.own_dockerd
-async def test_what_ran_on_after_a_crash_is_ended_with_it(folder: Path) -> None:
+async def test_stop_ends_containers_that_survived_a_crash(folder: Path) -> None:
     engine = DockerEngine(isolated=True)
     await engine.start(folder)
     admin = EngineAdmin(engine.endpoint)
@@ -109,12 +109,12 @@ async def test_what_ran_on_after_a_crash_is_ended_with_it(folder: Path) -> None:
     assert container is not None
     process = Path("/proc") / str(container["State"]["Pid"])
     await engine.kill()
-    assert process.exists(), "as after a crash of any dockerd"
+    assert process.exists(), "the container survives the crash"
     await engine.stop()
     assert_nothing_is_left(folder)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while process.exists():
-        assert time.monotonic() < deadline, "the container still runs"
+        assert time.monotonic() < deadline, "the container is still running"
         await asyncio.sleep(0.05)
 
 
@@ -127,7 +127,7 @@ def start_and_kill_parent(folder: Path) -> None:
 
 
 @pytest.mark.own_dockerd
-async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Path) -> None:
+async def test_a_container_that_was_starting_during_a_crash_can_be_started(folder: Path) -> None:
     engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
@@ -143,8 +143,8 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
         for name in ("runtime", "shim-binary-path", "init.pid", "options.json"):
             (tasks / "moby" / container_id / name).unlink(
                 missing_ok=True
-            )  # those that are written last
-        for process in (*mentioning(folder), container["State"]["Pid"]):
+            )  # the files that are written last
+        for process in (*find_processes(folder), container["State"]["Pid"]):
             os.kill(process, signal.SIGKILL)
         await engine.start(folder)
         admin.post(f"/containers/{container_id}/start")
@@ -154,55 +154,57 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
 
 
 @pytest.mark.own_dockerd
-async def test_nothing_is_left_where_a_folders_name_is_not_plain(folder: Path) -> None:
-    plain = folder.with_name("dö ck")
+async def test_nothing_is_left_in_a_folder_with_special_characters_in_its_name(
+    folder: Path,
+) -> None:
+    special_folder = folder.with_name("dö ck")
     engine = DockerEngine(isolated=True)
     try:
-        await engine.start(plain)
+        await engine.start(special_folder)
         admin = EngineAdmin(engine.endpoint)
         body = {"Image": admin.import_image("reconciler-test:1"), "Cmd": ["/bin/sleep", "1000000"]}
         admin.post(f"/containers/{admin.post('/containers/create', body)['Id']}/start")
         await engine.kill()
     finally:
         await engine.stop()
-    assert_nothing_is_left(plain)
+    assert_nothing_is_left(special_folder)
 
 
 @pytest.mark.own_dockerd
-async def test_the_bridge_of_an_earlier_start_is_not_left(folder: Path) -> None:
-    bridges_before = bridges()
+async def test_stop_removes_the_bridge_of_an_earlier_start(folder: Path) -> None:
+    bridges_before = find_bridges()
     engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
-        new_bridges = bridges() - bridges_before
+        new_bridges = find_bridges() - bridges_before
         await engine.kill()
-        # As at a later start, when no other Engine runs.
+        # As in a later start, when no other Engine is running.
         engine._isolated = False  # pyright: ignore[reportPrivateUsage]
     finally:
         await engine.stop()
-    assert new_bridges, "others may have made one meanwhile, too"
-    assert not new_bridges <= bridges()
+    assert new_bridges, "the start must create a bridge"
+    assert not new_bridges <= find_bridges()
 
 
 @pytest.mark.own_dockerd
-async def test_it_ends_with_its_parent_that_is_killed_and_the_next_one_waits_for_that(
+async def test_the_engine_exits_when_its_parent_is_killed_and_the_next_one_waits(
     folder: Path,
 ) -> None:
     await asyncio.to_thread(start_and_kill_parent, folder)
     engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
-        assert answers(engine.endpoint)
+        assert is_responding(engine.endpoint)
     finally:
         await engine.stop()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while remaining := mentioning(folder):
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while remaining := find_processes(folder):
         assert time.monotonic() < deadline, remaining
         await asyncio.sleep(0.05)
 
 
 @pytest.mark.own_dockerd
-async def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+async def test_a_folder_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     long = tmp_path / ("x" * MAX_FOLDER_BYTES)
     with pytest.raises(ComponentError, match="too long for"):
         await DockerEngine().start(long)
@@ -210,14 +212,14 @@ async def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused(tmp_path:
 
 
 @pytest.mark.own_dockerd
-async def test_a_folder_that_is_none_is_refused() -> None:
+async def test_a_file_instead_of_a_folder_is_refused() -> None:
     with short_folder() as path:
         (path / "file").write_text("")
         with pytest.raises(ComponentError, match="is not usable"):
             await DockerEngine().start(path / "file")
 
 
-async def test_without_dockerd_it_says_what_to_install(
+async def test_a_missing_dockerd_is_reported_with_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

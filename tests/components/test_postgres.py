@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own: it starts, ends with its parent, and says what is wrong."""
+"""A PostgreSQL server for tests: start, end with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.postgres import connect_superuser
 
 pytestmark = [pytest.mark.postgres]
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 PARENT = """
 import asyncio, sys
@@ -41,27 +41,27 @@ asyncio.run(main())
 """
 
 
-def lives(pid: int) -> bool:
-    """Whether a process runs; an ended one may still wait for its parent to reap it."""
+def is_running(pid: int) -> bool:
+    """Whether a process is running; an ended one may still be a zombie."""
     try:
         return b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
-def killed_parent(folder: Path) -> int:
-    """Have a parent start a server, and kill the parent; the server's pid."""
+def start_and_kill_parent(folder: Path) -> int:
+    """Start a server from a parent process, kill the parent, and return the server's pid."""
     command = [sys.executable, "-c", PARENT, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert lives(pid)
+        assert is_running(pid)
         parent.kill()
     return pid
 
 
 def kill_initdb(data: Path) -> None:
-    """Kill it as soon as it has begun."""
+    """Kill initdb as soon as it has started."""
     while not (data / "PG_VERSION").exists():
         time.sleep(0.01)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -73,7 +73,7 @@ def kill_initdb(data: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
-    """A folder whose cluster is made once."""
+    """A folder whose cluster is created once."""
     with short_folder() as path:
         path.chmod(0o755)
         yield path / "postgres"
@@ -81,30 +81,30 @@ def cluster() -> Iterator[Path]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Postgres]:
-    one = Postgres("fsync=off")
-    yield one
-    await one.stop()
+    server = Postgres("fsync=off")
+    yield server
+    await server.stop()
 
 
-async def answers(server: Postgres) -> bool:
+async def is_responding(server: Postgres) -> bool:
     async with await connect_superuser(server) as connection:
         cursor = await connection.execute("SELECT 1")
         return await cursor.fetchone() == (1,)
 
 
-async def test_it_starts_stops_and_starts_again_on_its_folder_and_port(
+async def test_postgres_restarts_in_its_folder_and_on_its_port(
     cluster: Path, server: Postgres
 ) -> None:
     component: Component = server
     await component.start(cluster)
     assert component.is_running
-    assert await answers(server)
+    assert await is_responding(server)
     port = server.port
     async with await connect_superuser(server) as connection:
         await connection.execute("CREATE DATABASE kept")
         began = time.monotonic()
-        await component.stop()  # a session does not keep it
-        assert time.monotonic() - began < PATIENCE_SECONDS / 2
+        await component.stop()  # an open session must not delay it
+        assert time.monotonic() - began < TIMEOUT_SECONDS / 2
     assert not component.is_running
     await component.start(cluster)
     assert server.port == port
@@ -113,7 +113,7 @@ async def test_it_starts_stops_and_starts_again_on_its_folder_and_port(
         await component.start(cluster)
 
 
-async def test_it_can_be_killed_and_its_folder_used_at_once(
+async def test_postgres_can_restart_immediately_after_a_kill(
     cluster: Path, server: Postgres
 ) -> None:
     await server.start(cluster)
@@ -122,20 +122,18 @@ async def test_it_can_be_killed_and_its_folder_used_at_once(
         await server.kill()
         assert not server.is_running
         await server.start(cluster)
-        assert await answers(server)
+        assert await is_responding(server)
         await connection.close()
 
 
-async def test_it_ends_with_its_parent_even_when_that_is_killed(
-    cluster: Path, server: Postgres
-) -> None:
-    pid = await asyncio.to_thread(killed_parent, cluster)
-    await server.start(cluster)  # it waits for the end of the one before
-    assert not lives(pid)
-    assert await answers(server)
+async def test_postgres_exits_when_its_parent_is_killed(cluster: Path, server: Postgres) -> None:
+    pid = await asyncio.to_thread(start_and_kill_parent, cluster)
+    await server.start(cluster)  # waits for the end of the previous server
+    assert not is_running(pid)
+    assert await is_responding(server)
 
 
-async def test_a_pid_file_that_names_another_process_is_no_obstacle(
+async def test_a_pid_file_with_the_pid_of_another_process_is_ignored(
     cluster: Path, server: Postgres
 ) -> None:
     await server.start(cluster)
@@ -144,7 +142,7 @@ async def test_a_pid_file_that_names_another_process_is_no_obstacle(
     lines = pid_file.read_text().splitlines()
     pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
     await server.start(cluster)
-    assert await answers(server)
+    assert await is_responding(server)
 
 
 async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
@@ -162,10 +160,10 @@ async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
         port_before = server.port
         await server.start(cluster)
         assert server.port != port_before
-    assert await answers(server)
+    assert await is_responding(server)
 
 
-async def test_no_client_connects_without_a_password_except_through_its_own_folder(
+async def test_only_the_owner_of_the_folder_connects_without_a_password(
     cluster: Path, server: Postgres
 ) -> None:
     await server.start(cluster)
@@ -188,23 +186,23 @@ def log_in(host: str, server: Postgres, user: str, password: str) -> None:
     ).close()
 
 
-async def test_its_defects_are_reported(cluster: Path, server: Postgres) -> None:
+async def test_startup_errors_are_reported(cluster: Path, server: Postgres) -> None:
     await server.start(cluster)
     await server.stop()
-    wrong = Postgres("shared_buffers=none")
+    misconfigured = Postgres("shared_buffers=none")
     with pytest.raises(ComponentError, match="shared_buffers"):
-        await wrong.start(cluster)
-    assert not wrong.is_running
+        await misconfigured.start(cluster)
+    assert not misconfigured.is_running
 
 
-async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, cluster: Path) -> None:
+async def test_the_error_names_an_unusable_folder(tmp_path: Path, cluster: Path) -> None:
     with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
         await Postgres().start(tmp_path / ("x" * MAX_FOLDER_BYTES))
     if os.geteuid() == 0:
-        closed = cluster.parent / "closed"
-        closed.mkdir(mode=0o700)
-        with pytest.raises(ComponentError, match=f"cannot enter {closed}"):
-            await Postgres().start(closed / "postgres")
+        private_folder = cluster.parent / "closed"
+        private_folder.mkdir(mode=0o700)
+        with pytest.raises(ComponentError, match=f"cannot enter {private_folder}"):
+            await Postgres().start(private_folder / "postgres")
 
 
 def test_a_missing_installation_is_reported(
@@ -231,5 +229,5 @@ async def test_a_killed_initdb_is_repeated(server: Postgres) -> None:
         with pytest.raises(ComponentError, match="initdb"):
             await start
         await server.start(folder / "postgres")
-        assert await answers(server)
+        assert await is_responding(server)
         await server.stop()

@@ -33,7 +33,7 @@ async def reconciler_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
     async with open_connection(url) as nc:
         await initialize(nc)
     process = RoleProcess.fork(url, folder / "roles.log")
-    await process.ready()
+    await process.wait_until_ready()
     yield url
     await process.stop()
     await server.kill()

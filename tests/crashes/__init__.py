@@ -1,1 +1,1 @@
-"""Processes that die at every step, and what must hold afterwards."""
+"""Tests that kill processes at every step, and check that nothing is lost or duplicated."""

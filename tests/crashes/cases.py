@@ -1,4 +1,4 @@
-"""The cases of the matrix: which step, of which operation, and what happens there."""
+"""The cases of the matrix: a step, an operation, and the fault that is injected there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from events.log import Operation
 from reconciler.failpoints import Failpoint
 
-Trouble = Literal["process killed", "server killed", "API killed", "process paused", "clock moved"]
+Fault = Literal["process killed", "server killed", "API killed", "process paused", "clock moved"]
 Row = Literal[
     "",
     "twin",
@@ -32,19 +32,19 @@ Row = Literal[
     "attachment",
     "certificate",
 ]
-"""Subject of a case in addition to a plain shape: see ``tests.crashes.rows`` and ``real_kinds``."""
+"""Subject of a case; "" is a plain shape. See ``tests.crashes.rows`` and ``real_kinds``."""
 
 OPERATIONS: tuple[Operation, ...] = ("Create", "Update", "Delete")
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something happens at a step of an operation; ``arrival`` tells which message's step it is.
+    """A fault at a step of an operation; ``arrival`` counts how often the step was reached.
 
-    The decider comes to its steps twice: with the declaration (1) and with the result (2).
+    The decider reaches each step twice: with the declaration (1) and with the result (2).
     """
 
-    trouble: Trouble
+    fault: Fault
     point: Failpoint
     operation: Operation
     arrival: int = 1
@@ -53,8 +53,8 @@ class Case:
 
     def __str__(self) -> str:
         suffix = ", its reply lost" if self.lost_reply else ""
-        of = f"{self.operation} {self.row}".strip()
-        return f"{self.trouble} at {self.point}:{self.arrival} of {of}{suffix}"
+        subject = f"{self.operation} {self.row}".strip()
+        return f"{self.fault} at {self.point}:{self.arrival} of {subject}{suffix}"
 
 
 DECIDER = (
@@ -73,9 +73,9 @@ WORKER = (
     Failpoint.WORKER_ACKED,
 )
 BETWEEN_CALLS: tuple[Operation, ...] = ("Update", "Delete")
-"""Operations of a shape that need a second request, after a read of what is there."""
+"""Operations of a shape that send a second request, after they read the object."""
 
-OTHERS = (
+OTHER_STEPS = (
     Failpoint.DECIDER_BATCH_HALF_SENT,
     Failpoint.OBSERVER_LISTED,
     Failpoint.OBSERVER_PUBLISHED,
@@ -84,19 +84,19 @@ OTHERS = (
     Failpoint.PROJECTOR_FOLDED,
     Failpoint.PROJECTOR_SAVED,
 )
-ALONE = (Failpoint.INIT_STEP, Failpoint.RESTORE_STEP, Failpoint.DECIDER_DEAD_LETTERED)
-"""Steps that belong to no operation: each has a test of its own."""
+SEPARATE_STEPS = (Failpoint.INIT_STEP, Failpoint.RESTORE_STEP, Failpoint.DECIDER_DEAD_LETTERED)
+"""Steps that belong to no operation; each has its own test."""
 
 _STEPS = [
     *((point, arrival) for point in DECIDER for arrival in (1, 2)),
-    *((point, 1) for point in (*WORKER, *OTHERS)),
+    *((point, 1) for point in (*WORKER, *OTHER_STEPS)),
 ]
 
 
-def _rotating(trouble: Trouble, steps: list[tuple[Failpoint, int]]) -> list[Case]:
-    """Each step once, the operations taking turns: every operation meets every role."""
+def _rotate_operations(fault: Fault, steps: list[tuple[Failpoint, int]]) -> list[Case]:
+    """Return a case for each step, with the operations in turn."""
     return [
-        Case(trouble, point, OPERATIONS[number % len(OPERATIONS)], arrival)
+        Case(fault, point, OPERATIONS[number % len(OPERATIONS)], arrival)
         for number, (point, arrival) in enumerate(steps)
     ]
 
@@ -116,26 +116,26 @@ PROCESS_KILLED = [
         for operation in OPERATIONS
     ),
 ]
-SERVER_KILLED = _rotating("server killed", _STEPS)
+SERVER_KILLED = _rotate_operations("server killed", _STEPS)
 API_KILLED = [
-    *_rotating("API killed", [(point, 1) for point in (*DECIDER, *WORKER)]),
+    *_rotate_operations("API killed", [(point, 1) for point in (*DECIDER, *WORKER)]),
     *(
         Case("API killed", Failpoint.WORKER_CALLED, operation, lost_reply=True)
         for operation in OPERATIONS
     ),
 ]
-PROCESS_PAUSED = _rotating(
+PROCESS_PAUSED = _rotate_operations(
     "process paused",
     [*((point, 1) for point in (*DECIDER, *WORKER)), (Failpoint.DECIDER_DECIDED, 2)],
 )
 CLOCK_MOVED = [
-    *_rotating(
+    *_rotate_operations(
         "clock moved", [(Failpoint.DECIDER_BETWEEN_EVENTS, 1), (Failpoint.WORKER_CALLED, 1)]
     ),
 ]
 
 
-def _of_row(
+def _cases(
     row: Row, operation: Operation, *steps: tuple[Failpoint, int], lost_reply: bool = False
 ) -> list[Case]:
     return [
@@ -148,22 +148,22 @@ def _at(arrivals: int, *points: Failpoint) -> list[tuple[Failpoint, int]]:
     return [(point, arrival) for point in points for arrival in range(1, arrivals + 1)]
 
 
-_TURNS = (Failpoint.DECIDER_BETWEEN_EVENTS, Failpoint.DECIDER_APPENDED)
+_APPENDS = (Failpoint.DECIDER_BETWEEN_EVENTS, Failpoint.DECIDER_APPENDED)
 _CALL = (Failpoint.WORKER_BEFORE_CALL, Failpoint.WORKER_CALLED)
-_LOOKED = (Failpoint.OBSERVER_LISTED, Failpoint.OBSERVER_PUBLISHED)
+_LISTING = (Failpoint.OBSERVER_LISTED, Failpoint.OBSERVER_PUBLISHED)
 _BETWEEN = Failpoint.WORKER_BETWEEN_CALLS
 
 REAL_APIS = [
-    # Two actions: the arrivals at the worker are of the first and of the second.
-    *_of_row("twin", "Update", *_at(2, *WORKER), (_BETWEEN, 1), *_at(3, *_TURNS)),
-    *_of_row("fixed", "Update", *_at(2, *_CALL), (_BETWEEN, 1), *_at(3, *_TURNS)),
-    *_of_row(
+    # Two actions: the worker reaches each step once per action.
+    *_cases("twin", "Update", *_at(2, *WORKER), (_BETWEEN, 1), *_at(3, *_APPENDS)),
+    *_cases("fixed", "Update", *_at(2, *_CALL), (_BETWEEN, 1), *_at(3, *_APPENDS)),
+    *_cases(
         "expiring",
         "Update",
-        *_at(1, *_LOOKED, *WORKER, _BETWEEN),
+        *_at(1, *_LISTING, *WORKER, _BETWEEN),
         *_at(2, Failpoint.DECIDER_BATCH_HALF_SENT, Failpoint.DECIDER_APPENDED),
     ),
-    *_of_row(
+    *_cases(
         "reference",
         "Update",
         *_at(1, Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE, Failpoint.PROJECTOR_SAVED),
@@ -171,38 +171,38 @@ REAL_APIS = [
         *_at(3, Failpoint.DECIDER_BETWEEN_EVENTS),
         *_at(4, Failpoint.DECIDER_APPENDED),
     ),
-    *_of_row("numbered", "Create", *_at(1, *WORKER), *_at(2, *_TURNS)),
-    *_of_row("numbered", "Create", (Failpoint.WORKER_CALLED, 1), lost_reply=True),
-    *_of_row("numbered", "Update", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
-    *_of_row("numbered", "Delete", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
-    *_of_row("unlisted", "Create", *_at(1, *_LOOKED, *_CALL, Failpoint.DECIDER_APPENDED)),
-    *_of_row("unlisted", "Update", *_at(1, *_LOOKED, *_CALL, Failpoint.DECIDER_APPENDED)),
-    *_of_row("white", "Create", *_at(1, *WORKER), *_at(2, _BETWEEN), *_at(2, *_TURNS)),
-    *_of_row("white", "Create", (Failpoint.WORKER_CALLED, 1), (_BETWEEN, 1), lost_reply=True),
-    *_of_row(
+    *_cases("numbered", "Create", *_at(1, *WORKER), *_at(2, *_APPENDS)),
+    *_cases("numbered", "Create", (Failpoint.WORKER_CALLED, 1), lost_reply=True),
+    *_cases("numbered", "Update", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
+    *_cases("numbered", "Delete", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
+    *_cases("unlisted", "Create", *_at(1, *_LISTING, *_CALL, Failpoint.DECIDER_APPENDED)),
+    *_cases("unlisted", "Update", *_at(1, *_LISTING, *_CALL, Failpoint.DECIDER_APPENDED)),
+    *_cases("white", "Create", *_at(1, *WORKER), *_at(2, _BETWEEN), *_at(2, *_APPENDS)),
+    *_cases("white", "Create", (Failpoint.WORKER_CALLED, 1), (_BETWEEN, 1), lost_reply=True),
+    *_cases(
         "defined",
         "Update",
         *_at(1, Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE, *_CALL, _BETWEEN),
         *_at(2, Failpoint.DECIDER_BETWEEN_EVENTS),
         *_at(3, Failpoint.DECIDER_APPENDED),
     ),
-    *_of_row(
+    *_cases(
         "sealed",
         "Update",
         *_at(1, Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE, *_CALL, _BETWEEN),
         *_at(2, Failpoint.DECIDER_APPENDED),
     ),
-    *_of_row("sealed", "Create", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
+    *_cases("sealed", "Create", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
 ]
-"""Requirements of real APIs, a row each: not every step, but each that could go wrong."""
+"""Requirements of real APIs, one row each, with the steps that could go wrong."""
 
-_DONE = ((Failpoint.WORKER_CALLED, 1), (Failpoint.DECIDER_APPENDED, 2))
-_AROUND: dict[Operation, Sequence[tuple[Failpoint, int]]] = {
-    "Create": ((Failpoint.WORKER_BEFORE_CALL, 1), *_DONE),
-    "Update": _DONE,
-    "Delete": _DONE,
+_STEPS_AFTER_CALL = ((Failpoint.WORKER_CALLED, 1), (Failpoint.DECIDER_APPENDED, 2))
+_STEPS_AROUND_CALLS: dict[Operation, Sequence[tuple[Failpoint, int]]] = {
+    "Create": ((Failpoint.WORKER_BEFORE_CALL, 1), *_STEPS_AFTER_CALL),
+    "Update": _STEPS_AFTER_CALL,
+    "Delete": _STEPS_AFTER_CALL,
 }
-_GAPS_OF_KINDS: dict[Row, dict[Operation, int]] = {
+_CALL_GAPS: dict[Row, dict[Operation, int]] = {
     "container": {"Create": 3, "Update": 2, "Delete": 2},
     "volume": {"Create": 0, "Delete": 1},
     "database": {"Create": 7, "Update": 5, "Delete": 1},
@@ -212,16 +212,16 @@ _GAPS_OF_KINDS: dict[Row, dict[Operation, int]] = {
     "attachment": {"Create": 3, "Update": 2, "Delete": 3},
     "certificate": {"Create": 5, "Update": 5, "Delete": 2},
 }
-"""How many gaps there are between the calls of each operation."""
+"""Number of gaps between the calls of each operation."""
 
 REAL_KINDS = [
     *(
         case
-        for row, operations in _GAPS_OF_KINDS.items()
+        for row, operations in _CALL_GAPS.items()
         for operation, gaps in operations.items()
-        for case in _of_row(row, operation, *_AROUND[operation], *_at(gaps, _BETWEEN))
+        for case in _cases(row, operation, *_STEPS_AROUND_CALLS[operation], *_at(gaps, _BETWEEN))
     ),
-    *_of_row(
+    *_cases(
         "replaced container",
         "Update",
         *_at(2, Failpoint.WORKER_CALLED),
@@ -229,6 +229,6 @@ REAL_KINDS = [
         *_at(3, Failpoint.DECIDER_APPENDED),
     ),
 ]
-"""Kinds over real systems, killed around their calls and between any two."""
+"""Kinds on real systems: a kill around their calls and between any two calls."""
 
 ALL = list(chain(PROCESS_KILLED, SERVER_KILLED, API_KILLED, PROCESS_PAUSED))

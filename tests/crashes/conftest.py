@@ -1,4 +1,4 @@
-"""The matrix is run in the background, a few cases at once; each test waits for its own case."""
+"""The matrix runs in the background, several cases at a time; each test waits for its own case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 async def matrix(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Matrix]:
-    """Every case that was selected."""
+    """Run all selected cases."""
     matrix = Matrix(tmp_path_factory.mktemp("matrix"), _selected(request.session, "matrix"))
     yield matrix
     await matrix.close()
@@ -41,22 +41,22 @@ async def kinds_matrix(
     engine: TestEngine,
     postgres_server: Postgres,
 ) -> AsyncIterator[Matrix]:
-    """Every case on a real system that was selected."""
-    from tests.crashes.real_kinds import KindLane, kind_story  # noqa: PLC0415 - three systems
+    """Run all selected cases on real systems."""
+    from tests.crashes.real_kinds import KindLane, create_kind_story  # noqa: PLC0415 - three systems
 
     def lane(folder: Path) -> Lane:
         return KindLane(folder, engine, postgres_server, f"k{uuid.uuid4().hex[:8]}")
 
     folder = tmp_path_factory.mktemp("kinds")
     cases = _selected(request.session, "kinds_matrix")
-    matrix = Matrix(folder, cases, make_lane=lane, make_story=kind_story)
+    matrix = Matrix(folder, cases, make_lane=lane, make_story=create_kind_story)
     yield matrix
     await matrix.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lane]:
-    """A bus and an API for all tests of a module; use objects with names of your own."""
+    """Start a bus and an API for all tests of a module; each test needs unique object names."""
     async with Lane(tmp_path_factory.mktemp("lane")).open() as lane:
         await lane.settle()
         yield lane
@@ -64,7 +64,7 @@ async def lane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lane]:
 
 @pytest.fixture
 def name() -> str:
-    """Name an object that no other test uses."""
+    """Return a unique object name."""
     return f"{PREFIX}{uuid.uuid4().hex[:8]}"
 
 

@@ -1,7 +1,7 @@
-"""A bus and an API of one's own, on which cases of the matrix are run one after another.
+"""A separate bus and API, on which cases of the matrix run one after another.
 
-Leases are short here, so that a case does not wait ten seconds for what a dead process held: the
-consumers are the product's, with ``ack_wait`` and the pins' time-out of one second.
+The consumers are the product's, but their ``ack_wait`` and pin timeout are one second. A case then
+does not wait ten seconds for the messages of a dead process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from infra.jetstream.publish import publish, store_all
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.secrets import open_stores
 from reconciler.provider.secrets import SecretKey
-from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
+from tests.crashes.role_process import TIMEOUT_SECONDS, RoleProcess, wait_until_fork_server_is_ready
 from tests.crashes.roles import SECRETS
 from tests.faulty_api import FaultyApi
 from tests.host_access import EVERYTHING
@@ -53,23 +53,23 @@ from tests.judge.history import AcknowledgedMessage
 ACTOR = "team-a"
 LEASE_SECONDS = 1.0
 PREFIX = "s-"
-"""What the default configuration looks at: other configurations have prefixes of their own."""
+"""Prefix of the default configuration; the other configurations have different prefixes."""
 
-NOTHING_KEPT_OPEN = httpx.Limits(max_keepalive_connections=0)
-"""An API that was killed, or that closes what is idle, must not end a request of the test's own."""
+NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
+"""No idle connections: an API that was killed or closes one must not fail a test's own request."""
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _T = TypeVar("_T")
 
 
 class Lane:
-    """One bus, one API, and at most a few processes of the product on them."""
+    """One bus and one API, with a few processes of the product."""
 
     def __init__(self, folder: Path) -> None:
         self.server = EmbeddedServer()
         self.api = FaultyApi()
         self.acknowledged: list[AcknowledgedMessage] = []
-        self.by_hand: set[str] = set()
+        self.out_of_band_names: set[str] = set()
         self.configured: set[str] = set()
         self.nc: Client
         self.http: httpx.AsyncClient
@@ -78,17 +78,17 @@ class Lane:
         self._logs = itertools.count()
         self._processes: list[RoleProcess] = []
 
-    # --- beginning and end
+    # --- start and stop
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Lane]:
-        """Start the servers, and end everything afterwards."""
-        await ready_to_fork()
+        """Start the servers, and stop everything afterwards."""
+        await wait_until_fork_server_is_ready()
         try:
             await self.server.start(self._folder / "nats")
             await self.api.start(self._folder / "api")
             async with httpx.AsyncClient(
-                base_url=self.api.url, timeout=10, limits=NOTHING_KEPT_OPEN
+                base_url=self.api.url, timeout=10, limits=NO_KEEPALIVE
             ) as self.http:
                 self.nc = await connect(self.server.url, name=ACTOR)
                 await ensure_topology(self.nc)
@@ -115,7 +115,7 @@ class Lane:
     # --- processes
 
     def fork(self, failpoint: str = "", roles: Sequence[str] | str | None = None) -> RoleProcess:
-        """Start a process of the product; all roles unless said otherwise."""
+        """Start a process of the product, by default with all roles."""
         log = self._log()
         process = (
             RoleProcess.fork(self.server.url, log, failpoint=failpoint)
@@ -126,7 +126,7 @@ class Lane:
         return process
 
     def spawn(self, environment: dict[str, str]) -> RoleProcess:
-        """Start a process of the product afresh."""
+        """Start a process of the product in a new interpreter."""
         process = RoleProcess.spawn(self.server.url, self._log(), environment)
         self._processes.append(process)
         return process
@@ -135,39 +135,39 @@ class Lane:
         return self._folder / f"process-{next(self._logs)}.log"
 
     async def settle(self) -> None:
-        """Have what was declared so far decided, by a process that ends afterwards."""
+        """Process all declarations so far, with a process that is stopped afterwards."""
         process = self.fork()
-        await self.until_outcome(config_key("default"), "Converged")
-        await self.until_at_rest()
+        await self.wait_for_outcome(config_key("default"), "Converged")
+        await self.wait_until_idle()
         await process.stop()
 
     async def kill_processes(self) -> None:
-        """End every process of the product that still lives."""
+        """Kill every process of the product that is still running."""
         await asyncio.gather(*(each.kill() for each in self._processes))
 
     async def restart_server(self) -> None:
-        """Start nats-server again, where it was and on its data."""
+        """Restart nats-server on the same port and data."""
         await self.server.kill()
         await self.server.start(self.server.data_dir, port=self.server.port)
 
     async def restart_api(self) -> None:
-        """Start the API again, where it was and on its data."""
+        """Restart the API on the same port and data."""
         port = self.api.port
         await self.api.kill()
         await self.api.start(self._folder / "api", port=port)
 
-    # --- declaring
+    # --- declarations
 
     async def declare(
         self, name: str, color: object = "Red", *, kind: str = "Shape", **spec: object
     ) -> None:
-        """Declare a resource; when it returns, the bus has it."""
+        """Declare a resource, and return when the bus has stored the declaration."""
         fields: Fields = {"type": "Square", "color": color, **spec}
         manifest = Manifest("shapes/v1", kind, Metadata(name), fields)
-        await self.tell(key(name, kind), Declared(manifest))
+        await self.publish(key(name, kind), Declared(manifest))
 
     async def declare_all(self, names: Sequence[str], *, withdrawn: bool = False) -> None:
-        """Declare many resources at once, or take them back; when it returns, the bus has it."""
+        """Declare or withdraw many resources, and return when the bus has stored all messages."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         acknowledged: list[AcknowledgedMessage] = []
@@ -188,8 +188,8 @@ class Lane:
         self.acknowledged += acknowledged
 
     async def withdraw(self, name: str, kind: str = "Shape") -> None:
-        """Take a declaration back."""
-        await self.tell(key(name, kind), Withdrawn())
+        """Withdraw a resource."""
+        await self.publish(key(name, kind), Withdrawn())
 
     async def configure(
         self,
@@ -200,7 +200,7 @@ class Lane:
         endpoint: str = "",
         resync_seconds: float = 0.5,
     ) -> None:
-        """Declare where an API is, without an endpoint that of the lane, and a prefix of names."""
+        """Declare a configuration with a name prefix; the default endpoint is the lane's API."""
         self.configured.add(name)
         await self._shorten_lease(LOG, await ensure_worker_consumer(self.nc, name))
         spec = ProviderConfigSpec(
@@ -215,16 +215,16 @@ class Lane:
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
-        await self.tell(config.key, Declared(config))
+        await self.publish(config.key, Declared(config))
 
-    async def tell(
+    async def publish(
         self,
         of: ResourceKey,
         data: Declared | Withdrawn | Approved,
         *,
         message_id: str | None = None,
     ) -> str:
-        """Publish until it is acknowledged; gives the message's id."""
+        """Publish a message until it is acknowledged, and return its ID."""
         identity = message_id or uuid.uuid4().hex
         payload = encode_intake(identity, ACTOR, data, time=datetime.now(UTC))
         subject = intake("approval" if isinstance(data, Approved) else "desired", of)
@@ -233,18 +233,18 @@ class Lane:
             await publish(self.nc, subject, payload, headers={MESSAGE_ID: identity})
             return True
 
-        await self.until(stored, f"{of} is declared")
+        await self.wait_until(stored, f"{of} is declared")
         self.acknowledged.append(AcknowledgedMessage(of, identity))
         return identity
 
     async def withdraw_config(self, name: str) -> None:
-        """Take a configuration back."""
-        await self.tell(config_key(name), Withdrawn())
+        """Withdraw a configuration."""
+        await self.publish(config_key(name), Withdrawn())
 
-    # --- what people do
+    # --- out-of-band changes
 
     async def put_secret(self, name: str, value: str) -> None:
-        """Change a secret in the store of all processes that are started from now on."""
+        """Change a secret in the store of all processes that start later."""
         await (
             open_stores(self._folder / SECRETS)
             .by_name["files"]
@@ -253,44 +253,44 @@ class Lane:
         self._secrets[name] = value
 
     async def break_api(self, **faults: object) -> None:
-        """Let the API go wrong; see ``tests.faulty_api.faults``."""
+        """Set the faults of the API; see ``tests.faulty_api.faults``."""
         (await self.http.put("/_faults", json=faults)).raise_for_status()
 
-    async def mend(self) -> None:
-        """Have both servers running, and nothing go wrong."""
+    async def repair(self) -> None:
+        """Restart a server that is down, and end all faults of the API."""
         if not self.server.is_running:
             await self.restart_server()
         if not self.api.is_running:
             await self.restart_api()
         await self.break_api()
 
-    async def delete_by_hand(self, name: str) -> None:
+    async def delete_object(self, name: str) -> None:
         """Delete an object directly in the API."""
-        self.by_hand.add(name)
+        self.out_of_band_names.add(name)
         (await self.http.delete(f"/shapes/{name}")).raise_for_status()
 
-    async def paint_by_hand(self, name: str, color: str) -> None:
+    async def recolor_object(self, name: str, color: str) -> None:
         """Change an object directly in the API."""
-        self.by_hand.add(name)
+        self.out_of_band_names.add(name)
         body = (await self.http.get(f"/shapes/{name}")).raise_for_status().json()
-        answer = await self.http.put(f"/shapes/{name}", json={**body, "color": color})
-        answer.raise_for_status()
+        response = await self.http.put(f"/shapes/{name}", json={**body, "color": color})
+        response.raise_for_status()
 
-    async def make_by_hand(self, name: str, option: str = "") -> None:
+    async def create_object(self, name: str, option: str = "") -> None:
         """Create an object directly in the API; ``option`` as in ``tests.faulty_api.options``."""
-        self.by_hand.add(name)
+        self.out_of_band_names.add(name)
         body = {"name": name, "type": "Square", "color": "Red"}
         path = f"/as/{option}/shapes" if option else "/shapes"
         (await self.http.post(path, json=body)).raise_for_status()
 
-    async def let_expire(self, name: str) -> None:
-        """Let an object be at its end."""
+    async def expire_object(self, name: str) -> None:
+        """Mark an object as expired."""
         (await self.http.put("/_expired", params={"name": name})).raise_for_status()
 
     async def effects(self, *names: str) -> list[str]:
-        """What really happened to objects; what people did is told apart.
+        """Return the writes to objects in the API; out-of-band ones are prefixed with "human".
 
-        A second name and an id of the server's begin with a resource's name and a dash.
+        Second names and server-assigned IDs begin with the resource's name and a dash.
         """
         entries = (await self.http.get("/_journal")).raise_for_status().json()["entries"]
         return [
@@ -300,27 +300,27 @@ class Lane:
         ]
 
     async def count_effects(self) -> int:
-        """Count everything that ever happened in the API."""
+        """Count all writes to the API."""
         return len((await self.http.get("/_journal")).raise_for_status().json()["entries"])
 
     async def count_objects(self) -> int:
-        """Count what exists in the API."""
+        """Count the objects in the API."""
         return (await self.http.get("/_stats")).raise_for_status().json()["shapes"]
 
     async def count_events(self) -> int:
         """Count the events of the log."""
         return (await stream_state(self.nc, LOG)).last_seq
 
-    # --- waiting and looking
+    # --- waiting and reading
 
-    async def until(
+    async def wait_until(
         self,
         condition: Callable[[], Awaitable[_T]],
         what: str,
         *,
-        seconds: float = PATIENCE_SECONDS,
+        seconds: float = TIMEOUT_SECONDS,
     ) -> _T:
-        """Wait until a condition gives something true; a bus or an API may be away meanwhile."""
+        """Wait until a condition returns a true value; the bus or the API may be unavailable."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -330,39 +330,39 @@ class Lane:
             if value:
                 return value
             if time.monotonic() > deadline:
-                said = "\n".join(each.error_output for each in self._processes[-2:])
-                raise AssertionError(f"{what}: not within {seconds:g} s\n{said}")
-            await asyncio.sleep(_LOOK_SECONDS)
+                output = "\n".join(each.error_output for each in self._processes[-2:])
+                raise AssertionError(f"{what}: not within {seconds:g} s\n{output}")
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def until_outcome(
+    async def wait_for_outcome(
         self, of: str | ResourceKey, expected: str, generation: int = 0
     ) -> None:
-        """Wait until the newest outcome is this one, of this generation or a newer one."""
+        """Wait until the newest outcome is the expected one, for this or a later generation."""
         shape = key(of) if isinstance(of, str) else of
-        told: list[str] = []
+        outcomes: list[str] = []
 
-        async def is_there() -> bool:
-            told.clear()
+        async def has_outcome() -> bool:
+            outcomes.clear()
             messages = await last_for_subjects(self.nc, LOG, [outcome_filter(shape.tokens)])
-            for message in sorted(messages, key=lambda one: one.seq)[-1:]:
+            for message in sorted(messages, key=lambda each: each.seq)[-1:]:
                 data = decode_log(message.payload).data
                 assert isinstance(data, OutcomeRecorded)
-                told.append(f"{data.outcome} {data.reason} {data.message} @{data.generation}")
+                outcomes.append(f"{data.outcome} {data.reason} {data.message} @{data.generation}")
                 return data.outcome == expected and data.generation >= generation
             return False
 
         try:
-            await self.until(is_there, f"outcome {expected} of {shape}")
+            await self.wait_until(has_outcome, f"outcome {expected} of {shape}")
         except AssertionError as error:
             history = [type(each.data).__name__ for each in await self.history(shape)]
-            raise AssertionError(f"told {told}, log {history}: {error}") from None
+            raise AssertionError(f"outcomes {outcomes}, log {history}: {error}") from None
 
-    async def until_at_rest(self) -> None:
-        """Wait until nothing waits to be decided, and no action to be executed."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no message waits for a decider and no action for a worker."""
 
         async def consumers() -> list[tuple[str, int, int]]:
             listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
-            # The judge has read it, too; the server keeps such a consumer for ten seconds.
+            # The judge's consumers are listed, too; the server keeps them for ten seconds.
             deciders = [each for each in listed["consumers"] if each["name"] in decider_consumers()]
             return [
                 (
@@ -373,36 +373,36 @@ class Lane:
                 for each in (*deciders, *await worker_consumers(self.nc))
             ]
 
-        async def nothing_waits() -> bool:
-            # Read twice: one read misses what moves from one consumer to another meanwhile.
+        async def is_idle() -> bool:
+            # Read twice: one read misses a message that moves to another consumer meanwhile.
             first = await consumers()
             return not any(waiting for _, waiting, _ in first) and await consumers() == first
 
-        await self.until(nothing_waits, "everything is decided and executed")
+        await self.wait_until(is_idle, "everything is decided and executed")
 
     async def history(self, of: str | ResourceKey) -> list[LogEvent]:
-        """Every event of a resource."""
+        """Return all events of a resource."""
         shape = key(of) if isinstance(of, str) else of
         messages = await read_subject(self.nc, LOG, log_filter(shape))
         return [decode_log(message.payload) for message in messages]
 
     async def assert_sound(self) -> None:
-        """Judge everything that ever happened here."""
+        """Assert that the judge finds no problem on this bus and API."""
         findings = await check(
             self.nc,
             self.api.url,
             acknowledged=self.acknowledged,
-            by_hand=self.by_hand,
+            by_hand=self.out_of_band_names,
             secrets=self._secrets,
         )
         assert not findings, "\n".join(map(str, findings))
 
 
 def key(name: str, kind: str = "Shape") -> ResourceKey:
-    """Name a resource of the lane."""
+    """Return the key of a resource of the lane."""
     return ResourceKey("default", kind, name)
 
 
 def config_key(name: str) -> ResourceKey:
-    """Name a configuration."""
+    """Return the key of a configuration."""
     return ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)

@@ -1,7 +1,7 @@
-"""Whatever can go wrong, at random, from a seed: everything that the crash tests do, at once.
+"""All faults of the crash tests, in random order from a seed.
 
-Troubles are dealt from a deck that is shuffled anew when it is empty, so that no run, however slow
-its machine, is without one of them.
+Faults are drawn from a deck that is reshuffled when it is empty, so each run has every fault, even
+on a slow machine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.crashes.lane import Lane
 from tests.crashes.role_process import RoleProcess
 
 PROCESSES = 2
-REPEATED_AT_ONCE = 20
-DEALT_FIRST = ("process killed", "process paused")
-"""What every run must have had, be it ended after two troubles."""
+MAX_REPEATED = 20
+FIRST_FAULTS = ("process killed", "process paused")
+"""Faults that every run has, even if it ends after two."""
 
 _FAILPOINTS = [
     point for point in Failpoint if point not in (Failpoint.INIT_STEP, Failpoint.RESTORE_STEP)
@@ -45,30 +45,30 @@ _API_FAULTS: list[dict[str, object]] = [
 ]
 
 
-def dealt(kinds: Sequence[str], chance: random.Random) -> Iterator[str]:
-    """Draw troubles until cancelled: each once, the most important ones first; then all of them."""
-    first = [kind for kind in DEALT_FIRST if kind in kinds]
+def shuffled_faults(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """Yield faults without end: each once, the most important first; then all, reshuffled."""
+    first = [kind for kind in FIRST_FAULTS if kind in kinds]
     deck = sorted(set(kinds) - set(first))
-    chance.shuffle(deck)
+    rng.shuffle(deck)
     yield from first + deck
     while True:
         deck = sorted(kinds)
-        chance.shuffle(deck)
+        rng.shuffle(deck)
         yield from deck
 
 
 class Nemesis:
-    """Breaks things on a lane, one after another, and keeps its processes coming back."""
+    """Injects faults on a lane, one after another, and restarts its processes."""
 
     def __init__(self, lane: Lane, seed: int) -> None:
-        self.done: Counter[str] = Counter()
+        self.fault_counts: Counter[str] = Counter()
         self.deaths = 0
         self._lane = lane
         self._random = random.Random(seed)
-        # Of its own: how often a process dies differs between runs, the troubles must not.
-        self._failpoint_chance = random.Random(f"{seed}/failpoints")
+        # Separate, because the number of deaths differs between runs, but the faults must not.
+        self._failpoint_rng = random.Random(f"{seed}/failpoints")
         self._processes: list[RoleProcess] = []
-        self._troubles: dict[str, Callable[[], Awaitable[None]]] = {
+        self._injectors: dict[str, Callable[[], Awaitable[None]]] = {
             "process killed": self._kill_process,
             "process paused": self._pause_process,
             "server killed": self._lane.restart_server,
@@ -79,63 +79,63 @@ class Nemesis:
             "timers purged": self._purge_timers,
             "messages repeated": self._repeat_messages,
         }
-        self._deck = dealt(tuple(self._troubles), random.Random(f"{seed}/deck"))
+        self._deck = shuffled_faults(tuple(self._injectors), random.Random(f"{seed}/deck"))
 
     @property
-    def has_done_everything(self) -> bool:
-        """Whether each trouble has come at least once, and a process has died of it."""
-        return self.deaths > 0 and self.done.keys() == self._troubles.keys()
+    def has_caused_every_fault(self) -> bool:
+        """Whether each fault was injected at least once, and a process has died."""
+        return self.deaths > 0 and self.fault_counts.keys() == self._injectors.keys()
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Inject faults until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._supervise())
             while True:
                 await asyncio.sleep(self._random.uniform(0.2, 1.5))
-                trouble = next(self._deck)
-                await self._troubles[trouble]()
-                self.done[trouble] += 1
+                fault = next(self._deck)
+                await self._injectors[fault]()
+                self.fault_counts[fault] += 1
 
     async def heal(self) -> None:
-        """End all troubles, and leave one process running that nothing happens to."""
+        """End all faults, and leave one process running."""
         for each in self._processes:
             if each.exit_code is None:
                 each.resume()
             await each.kill()
-        await self._lane.mend()
+        await self._lane.repair()
         self._processes = [self._lane.fork()]
 
     async def _supervise(self) -> None:
-        """Start again what has died, every other one to die at some failpoint."""
+        """Restart dead processes, half of them with a random failpoint."""
         while True:
             living = [each for each in self._processes if each.exit_code is None]
             self.deaths += len(self._processes) - len(living)
             while len(living) < PROCESSES:
-                living.append(self._lane.fork(self._some_failpoint()))
+                living.append(self._lane.fork(self._choose_failpoint()))
             self._processes = living
             await asyncio.sleep(0.1)
 
-    def _some_failpoint(self) -> str:
-        chance = self._failpoint_chance
-        if chance.random() < 0.5:
+    def _choose_failpoint(self) -> str:
+        rng = self._failpoint_rng
+        if rng.random() < 0.5:
             return ""
-        arrival = chance.randint(1, 20)
-        return f"{chance.choice(_FAILPOINTS)}:{arrival}"
+        arrival = rng.randint(1, 20)
+        return f"{rng.choice(_FAILPOINTS)}:{arrival}"
 
     async def _kill_process(self) -> None:
-        if (victim := self._some_living()) is not None:
+        if (victim := self._choose_process()) is not None:
             await victim.kill()
 
     async def _pause_process(self) -> None:
-        if (victim := self._some_living()) is not None:
+        if (victim := self._choose_process()) is not None:
             await self._pause(victim.pid)
 
-    def _some_living(self) -> RoleProcess | None:
+    def _choose_process(self) -> RoleProcess | None:
         living = [each for each in self._processes if each.exit_code is None]
         return self._random.choice(living) if living else None
 
     async def _pause(self, pid: int) -> None:
-        """Pause a process for longer than every lease, or for a moment."""
+        """Pause a process, sometimes for longer than every lease."""
         seconds = self._random.uniform(0.1, 3.0)
         try:
             os.kill(pid, signal.SIGSTOP)
@@ -143,7 +143,7 @@ class Nemesis:
         except ProcessLookupError:
             return
         finally:
-            with_luck(pid)
+            resume_if_running(pid)
 
     async def _break_api(self) -> None:
         faults = self._random.choice(_API_FAULTS)
@@ -155,16 +155,16 @@ class Nemesis:
             return
 
     async def _purge_timers(self) -> None:
-        await self._ignoring_outages(api_request(self._lane.nc, f"STREAM.PURGE.{TIMERS}", {}))
+        await self._ignore_outages(api_request(self._lane.nc, f"STREAM.PURGE.{TIMERS}", {}))
 
     async def _repeat_messages(self) -> None:
-        """Publish old messages of the intake again: late, duplicate and reordered."""
+        """Republish old messages of the intake: late, duplicate and out of order."""
 
         async def repeat() -> None:
             last = (await stream_state(self._lane.nc, INTAKE)).last_seq
-            start = self._random.randint(1, max(1, last - REPEATED_AT_ONCE))
+            start = self._random.randint(1, max(1, last - MAX_REPEATED))
             old = await read_subject(
-                self._lane.nc, INTAKE, "in.>", start_seq=start, limit=REPEATED_AT_ONCE
+                self._lane.nc, INTAKE, "in.>", start_seq=start, limit=MAX_REPEATED
             )
             self._random.shuffle(old)
             for message in old:
@@ -174,17 +174,17 @@ class Nemesis:
                 fresh = {MESSAGE_ID: uuid.uuid4().hex}
                 await publish(self._lane.nc, subject, message.payload, headers=fresh)
 
-        await self._ignoring_outages(repeat())
+        await self._ignore_outages(repeat())
 
-    async def _ignoring_outages(self, doing: Awaitable[object]) -> None:
+    async def _ignore_outages(self, work: Awaitable[object]) -> None:
         try:
-            await doing
+            await work
         except BusError:
             return
 
 
-def with_luck(pid: int) -> None:
-    """Let a paused process go on, if it still lives."""
+def resume_if_running(pid: int) -> None:
+    """Resume a paused process if it is still running."""
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:

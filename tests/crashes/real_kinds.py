@@ -1,7 +1,7 @@
 """Rows of the matrix on real systems: an Engine, PostgreSQL, disks, and certificates.
 
-A journal of effects is there only for what the Engine tells of; for the others the end decides:
-one object, the one that the log knows, as it is declared, and nothing half made beside it.
+Only the Engine reports its effects. For the other systems, the tests check the final state: one
+object, which the log has recorded, as declared, and no partially created one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.postgres import Superuser
 
 
 class KindLane(Lane):
-    """A lane whose resources are of an Engine and of a server that other lanes use too."""
+    """A lane whose resources are on an Engine and a server that it shares with other lanes."""
 
     def __init__(self, folder: Path, engine: TestEngine, server: Postgres, prefix: str) -> None:
         super().__init__(folder)
@@ -67,7 +67,7 @@ class KindLane(Lane):
 
     @property
     def root(self) -> Path:
-        """Where certificates are."""
+        """The folder of the certificates."""
         return self._folder / "root"
 
     def _make_root(self) -> str:
@@ -81,11 +81,11 @@ class KindLane(Lane):
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Lane]:
         with disk_folder(self.disks):
-            async with super().open() as lane, self._configured():
+            async with super().open() as lane, self._configure_systems():
                 yield lane
 
     @asynccontextmanager
-    async def _configured(self) -> AsyncGenerator[None]:
+    async def _configure_systems(self) -> AsyncGenerator[None]:
         endpoints = {
             "docker": self.engine.endpoint,
             "postgres": self._server.endpoint,
@@ -111,17 +111,17 @@ class KindLane(Lane):
         store = open_stores(self._folder / SECRETS).by_name["files"]
         return await store.read(SecretKey("default", name), "default")
 
-    async def ask(self, query: str, name: str) -> Any:
-        """Ask the server for the one value of a query about a name."""
+    async def query_value(self, query: str, name: str) -> Any:
+        """Return the single value of a query about a name."""
         return await self.sql.value(sql.SQL(query).format(sql.Literal(name)))  # pyright: ignore[reportArgumentType]
 
     async def run(self, statement: str, name: str) -> None:
-        """Have the server do something to a name, as a superuser."""
+        """Execute a statement about a name as superuser."""
         await self.sql.run(sql.SQL(statement).format(sql.Identifier(name)))  # pyright: ignore[reportArgumentType]
 
 
 class KindStory(Story):
-    """One resource of a kind, which is made, changed, or withdrawn."""
+    """One resource of a kind, which is created, updated, or withdrawn."""
 
     of: ClassVar[Kind]
     has_data: ClassVar[bool] = False
@@ -143,59 +143,63 @@ class KindStory(Story):
     def metadata(self) -> Metadata:
         return Metadata(self.name)
 
-    # --- what happens
+    # --- the operation
 
     async def declare(self, **more: Any) -> None:
         config = {"providerConfigRef": {"name": self.of.provider}}
         spec: Fields = {**config, **self.spec, **more, "policy": self.policy}
         manifest = Manifest(self.of.api_version, self.kind, self.metadata, spec)
-        await self.lane.tell(manifest.key, Declared(manifest))
+        await self.lane.publish(manifest.key, Declared(manifest))
 
     async def declare_existing(self) -> None:
         if self.case.operation != "Create":
             await self.declare()
 
-    async def until_there(self) -> None:
-        await self.lane.until_outcome(config_key(self.of.provider), "Converged")
+    async def wait_until_prepared(self) -> None:
+        await self.lane.wait_for_outcome(config_key(self.of.provider), "Converged")
         if self.case.operation == "Create":
             return
         of = key(self.name, self.kind)
-        await self.lane.until_outcome(of, "Converged")
+        await self.lane.wait_for_outcome(of, "Converged")
         if self.case.operation == "Delete" and self.has_data:
-            await self.lane.tell(of, Withdrawn())
-            await self.lane.until_outcome(of, "Held")
+            await self.lane.publish(of, Withdrawn())
+            await self.lane.wait_for_outcome(of, "Held")
 
-    async def begin(self) -> None:
+    async def record_baseline(self) -> None:
         self._began = time.time()
         self._uid = await self.uid()
-        await self.remember_events()
+        await self.record_event_baseline()
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         of = key(self.name, self.kind)
         if self.case.operation == "Create":
             await self.declare()
         elif self.case.operation == "Update":
             await self.declare(**self.change)
         elif self.has_data:
-            await self.lane.tell(of, Approved("DataLoss"))
+            await self.lane.publish(of, Approved("DataLoss"))
         else:
-            await self.lane.tell(of, Withdrawn())
+            await self.lane.publish(of, Withdrawn())
 
-    # --- the end
+    # --- the result
 
     async def wait_until_done(self) -> None:
-        await self.lane.until_outcome(key(self.name, self.kind), self.outcome, self.generation)
-        await self.lane.until_at_rest()
+        await self.lane.wait_for_outcome(key(self.name, self.kind), self.outcome, self.generation)
+        await self.lane.wait_until_idle()
 
     async def assert_done_once(self) -> None:
         uid = await self.uid()
         if self.case.operation == "Delete":
-            assert uid is None, "it is gone"
+            assert uid is None, "the object must be deleted"
         else:
             assert uid is not None
-            assert not self.has_ids or await self._recorded_uid() == uid, "the log knows it"
+            assert not self.has_ids or await self._recorded_uid() == uid, (
+                "the log must have recorded it"
+            )
             is_replaced = self._uid not in (None, uid)
-            assert is_replaced == (self.actions[0][1] == "Replace"), "another only if it must be"
+            assert is_replaced == (self.actions[0][1] == "Replace"), (
+                "an object is replaced only if it must be"
+            )
             assert await self.content() == (
                 {**self.spec, **self.change} if self.case.operation == "Update" else self.spec
             )
@@ -203,46 +207,46 @@ class KindStory(Story):
         await self.assert_recorded_once()
         await self.lane.assert_sound()
 
-    def must_be_a_repeat(self) -> bool:
-        """Only a created object carries the action's key. A second change finds it as desired."""
-        return super().must_be_a_repeat() and self.case.operation == "Create" and self.has_ids
+    def must_be_replayed(self) -> bool:
+        """Only a created object carries the action's key; a repeated change finds it as desired."""
+        return super().must_be_replayed() and self.case.operation == "Create" and self.has_ids
 
     async def _recorded_uid(self) -> str:
         history = await self.lane.history(key(self.name, self.kind))
         objects = [each.data.object for each in history if isinstance(each.data, ActionSucceeded)]
         return "" if objects[-1] is None else objects[-1].uid or ""
 
-    # --- of each kind
+    # --- for each kind to implement
 
     async def uid(self) -> str | None:
-        """Return the id of what is there under the name, by the system itself; or the name."""
+        """Return the ID of the object in the system, or its name if objects have no ID."""
         raise NotImplementedError
 
     async def content(self) -> Fields:
-        """Return the declared fields as the system has them."""
+        """Return the declared fields of the object in the system."""
         raise NotImplementedError
 
     async def assert_created_once(self) -> None:
-        """See that nothing else was made, or is left."""
+        """Assert that no other object was created or is left."""
 
-    async def engine_events(self, what: str, **of: str) -> dict[str, int]:
-        """Count what the Engine tells of since the beginning."""
+    async def count_engine_events(self, what: str, **of: str) -> dict[str, int]:
+        """Count the Engine's events since the operation."""
         expected = {name: [value] for name, value in {"type": what, **of}.items()}
         query = {
             "since": f"{self._began:.9f}",
             "until": f"{time.time():.9f}",
             "filters": msgspec.json.encode(expected).decode(),
         }
-        answer = await asyncio.to_thread(self.lane.engine.admin.http.get, "/events", params=query)
+        response = await asyncio.to_thread(self.lane.engine.admin.http.get, "/events", params=query)
         counts: dict[str, int] = {}
-        for line in answer.text.splitlines():
+        for line in response.text.splitlines():
             event = msgspec.json.decode(line)
             counts[event["Action"]] = counts.get(event["Action"], 0) + 1
         return counts
 
 
 class ContainerStory(KindStory):
-    """A container, whose memory is changed in place."""
+    """A container whose memory is changed in place."""
 
     of = CONTAINER
     change: ClassVar[Fields] = {"memoryBytes": 128 << 20}
@@ -273,7 +277,7 @@ class ContainerStory(KindStory):
         }
 
     async def assert_created_once(self) -> None:
-        counts = await self.engine_events("container", container=self.name)
+        counts = await self.count_engine_events("container", container=self.name)
         created_count, removed = counts.get("create", 0), counts.get("destroy", 0)
         is_replaced = self.actions[0][1] == "Replace"
         assert created_count == int(is_replaced or self.case.operation == "Create"), counts
@@ -281,7 +285,7 @@ class ContainerStory(KindStory):
 
 
 class ReplacedContainerStory(ContainerStory):
-    """A container that gets another command, which takes another container."""
+    """A container whose command is changed, which needs a new container."""
 
     change: ClassVar[Fields] = {"command": ["/bin/sleep", "77"]}
 
@@ -291,7 +295,7 @@ class ReplacedContainerStory(ContainerStory):
 
 
 class VolumeStory(KindStory):
-    """A volume; it cannot be changed."""
+    """A volume, which cannot be changed."""
 
     of = VOLUME
     has_data = True
@@ -305,23 +309,23 @@ class VolumeStory(KindStory):
         return {}
 
     async def assert_created_once(self) -> None:
-        counts = await self.engine_events("volume", volume=self.name)
-        # The Engine also tells of a creation that finds the volume there.
+        counts = await self.count_engine_events("volume", volume=self.name)
+        # The Engine also reports a creation that finds an existing volume.
         engine_event = "create" if self.case.operation == "Create" else "destroy"
         assert counts.keys() == {engine_event}, counts
 
 
 class _PostgresStory(KindStory):
     change: ClassVar[Fields] = {"connectionLimit": 7}
-    query_of_uid: ClassVar[str]
-    query_of_limit: ClassVar[str]
+    uid_query: ClassVar[str]
+    limit_query: ClassVar[str]
 
     async def uid(self) -> str | None:
-        oid = await self.lane.ask(self.query_of_uid, self.name)
+        oid = await self.lane.query_value(self.uid_query, self.name)
         return None if oid is None else str(oid)
 
     async def content(self) -> Fields:
-        limit = await self.lane.ask(self.query_of_limit, self.name)
+        limit = await self.lane.query_value(self.limit_query, self.name)
         return {**self.spec, **({} if limit == -1 else {"connectionLimit": limit})}
 
 
@@ -330,8 +334,8 @@ class DatabaseStory(_PostgresStory):
 
     of = DATABASE
     has_data = True
-    query_of_uid = "SELECT oid FROM pg_database WHERE datname = {}"
-    query_of_limit = "SELECT datconnlimit FROM pg_database WHERE datname = {}"
+    uid_query = "SELECT oid FROM pg_database WHERE datname = {}"
+    limit_query = "SELECT datconnlimit FROM pg_database WHERE datname = {}"
 
     async def assert_created_once(self) -> None:
         marked = (
@@ -339,15 +343,17 @@ class DatabaseStory(_PostgresStory):
             " WHERE shobj_description(oid, 'pg_database') LIKE '%' || {} || '\"%'"
         )
         expected_count = int(self.case.operation != "Delete")
-        assert await self.lane.ask(marked, self.name) == expected_count, "and none half made"
+        assert await self.lane.query_value(marked, self.name) == expected_count, (
+            "no partially created database"
+        )
 
 
 class RoleStory(_PostgresStory):
-    """A role with a password that is made for it."""
+    """A role with a generated password."""
 
     of = DATABASE_ROLE
-    query_of_uid = "SELECT oid FROM pg_roles WHERE rolname = {}"
-    query_of_limit = "SELECT rolconnlimit FROM pg_roles WHERE rolname = {}"
+    uid_query = "SELECT oid FROM pg_roles WHERE rolname = {}"
+    limit_query = "SELECT rolconnlimit FROM pg_roles WHERE rolname = {}"
 
     def __init__(self, lane: KindLane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -356,7 +362,7 @@ class RoleStory(_PostgresStory):
     async def assert_created_once(self) -> None:
         secret = await self.lane.secret(self.name)
         if self.case.operation == "Delete":
-            assert secret is None, "its password went with it"
+            assert secret is None, "the password must be deleted with the role"
         else:
             assert secret is not None
             assert await self.lane.sql.logs_in(self.name, secret, "postgres")
@@ -372,7 +378,7 @@ class GrantStory(KindStory):
     def __init__(self, lane: KindLane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
         self.spec = {"privileges": ["CREATE"]}
-        self.policy = {"adoption": "Adopt"}  # a grant carries nothing of ours: docs/kinds/grant.md
+        self.policy = {"adoption": "Adopt"}  # a grant has no labels: docs/kinds/grant.md
 
     @property
     def metadata(self) -> Metadata:
@@ -384,27 +390,27 @@ class GrantStory(KindStory):
         await super().declare_existing()
 
     async def assert_recorded_once(self) -> None:
-        """Check that a grant of an unknown creation is adopted: its creator cannot be known."""
-        if not super(KindStory, self).must_be_a_repeat() or self.case.operation != "Create":
+        """Assert that a grant is adopted if its creation is unconfirmed: it has no creator."""
+        if not super(KindStory, self).must_be_replayed() or self.case.operation != "Create":
             await super().assert_recorded_once()
             return
         history = [each.data for each in await self.lane.history(key(self.name, self.kind))]
         (claimed,) = [each for each in history if isinstance(each, OwnershipClaimed)]
         assert claimed.reason == "Adopted"
 
-    async def _granted(self) -> list[str]:
+    async def _read_privileges(self) -> list[str]:
         query = (
             "SELECT array_agg(privilege_type ORDER BY privilege_type)"
             " FROM pg_database, aclexplode(datacl) JOIN pg_roles r ON r.oid = grantee"
             f" WHERE datname = '{self.lane.database}' AND rolname = {{}}"
         )
-        return cast("list[str]", await self.lane.ask(query, self.name) or [])
+        return cast("list[str]", await self.lane.query_value(query, self.name) or [])
 
     async def uid(self) -> str | None:
-        return self.name if await self._granted() else None
+        return self.name if await self._read_privileges() else None
 
     async def content(self) -> Fields:
-        return {"privileges": await self._granted()}
+        return {"privileges": await self._read_privileges()}
 
 
 class DiskStory(KindStory):
@@ -419,10 +425,10 @@ class DiskStory(KindStory):
         self.spec = {"sizeBytes": 8 * MIB}
         self.image = lane.disks / "images" / f"{self.name}.img"
 
-    async def begin(self) -> None:
+    async def record_baseline(self) -> None:
         if self.case.operation != "Create":
             run("debugfs", "-w", "-R", "mkdir /written-once", self.image)
-        await super().begin()
+        await super().record_baseline()
 
     async def uid(self) -> str | None:
         if not self.image.exists():
@@ -438,12 +444,12 @@ class DiskStory(KindStory):
     async def assert_created_once(self) -> None:
         if self.case.operation == "Update":
             assert " written-once" in run("debugfs", "-R", "ls /", self.image)
-        left_over = [each.name for each in self.image.parent.glob(".reconciler-*")]
-        assert left_over == [], "and none half made beside it"
+        temporary_images = [each.name for each in self.image.parent.glob(".reconciler-*")]
+        assert temporary_images == [], "no partially created image"
 
 
 class AttachmentStory(KindStory):
-    """A disk that is mounted, and becomes read-only."""
+    """A mounted disk that becomes read-only."""
 
     of = ATTACHMENT
     change: ClassVar[Fields] = {"readOnly": True}
@@ -479,13 +485,13 @@ class AttachmentStory(KindStory):
         return {**self.spec, **({"readOnly": True} if is_read_only else {})}
 
     async def assert_created_once(self) -> None:
-        is_gone = self.case.operation == "Delete"
-        assert self._remaining_mounts()[0] == (0 if is_gone else 1)
-        assert len(self._remaining_mounts()[1]) == (0 if is_gone else 1)
+        is_deleted = self.case.operation == "Delete"
+        assert self._remaining_mounts()[0] == (0 if is_deleted else 1)
+        assert len(self._remaining_mounts()[1]) == (0 if is_deleted else 1)
 
 
 class CertificateStory(KindStory):
-    """A certificate of an authority of our own; other names are another order."""
+    """A certificate of our own CA; new names need a new order."""
 
     of = CERTIFICATE
     change: ClassVar[Fields] = {"dnsNames": ["other.test"]}
@@ -509,9 +515,9 @@ class CertificateStory(KindStory):
         remaining_suffixes = await asyncio.to_thread(
             lambda: sorted(path.suffix for path in store_folder.glob("*"))
         )
-        is_gone = self.case.operation == "Delete"
-        assert remaining_suffixes == ([] if is_gone else [".crt", ".crt", ".json", ".key"])
-        assert await asyncio.to_thread((self.lane.root / self.name).exists) != is_gone
+        is_deleted = self.case.operation == "Delete"
+        assert remaining_suffixes == ([] if is_deleted else [".crt", ".crt", ".json", ".key"])
+        assert await asyncio.to_thread((self.lane.root / self.name).exists) != is_deleted
 
 
 _STORIES: dict[Row, type[KindStory]] = {
@@ -527,7 +533,7 @@ _STORIES: dict[Row, type[KindStory]] = {
 }
 
 
-def kind_story(lane: Lane, case: Case, number: int) -> Story:
-    """Return the story of a case on a real system."""
+def create_kind_story(lane: Lane, case: Case, number: int) -> Story:
+    """Create the story of a case on a real system."""
     assert isinstance(lane, KindLane)
     return _STORIES[case.row](lane, case, number)

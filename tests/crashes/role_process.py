@@ -1,8 +1,8 @@
-"""Processes of the product, real ones, that can be killed, paused and looked at.
+"""Real processes of the product that can be killed, paused and inspected.
 
-They are forked from one server process that has imported everything once, so that a case of the
-matrix does not pay the second that Python needs to start; each is a process of its own all the
-same, with its own connection, and dies its own death.
+They are forked from one server process that has imported everything, which saves each case of the
+matrix the second that Python needs to start. Each is still a separate process with its own
+connection.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 from reconciler.wiring import ROLES
 from tests.crashes.roles import READY, run_roles
 
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
 
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["__main__", "tests.crashes.roles"])
 
 
-async def ready_to_fork() -> None:
-    """Wait until the server that forks has imported everything: the first fork waits for that.
+async def wait_until_fork_server_is_ready() -> None:
+    """Wait until the fork server has imported everything, because the first fork blocks until then.
 
-    On a busy machine it is longer than a request of another lane may take, on the same event loop.
+    On a busy machine, that exceeds the request timeout of another lane on the same event loop.
     """
     await asyncio.to_thread(_fork_once)
 
@@ -43,7 +43,7 @@ def _fork_once() -> None:
 
 
 class RoleProcess:
-    """One process that runs roles."""
+    """A process that runs roles."""
 
     def __init__(self, pid: int, poll: Callable[[], int | None], log: Path) -> None:
         self.pid = pid
@@ -54,7 +54,7 @@ class RoleProcess:
     def fork(
         cls, url: str, log: Path, *, failpoint: str = "", roles: Sequence[str] | str = ROLES
     ) -> RoleProcess:
-        """Start one quickly; ``failpoint`` as in ``reconciler.failpoints``."""
+        """Fork a process; ``failpoint`` has the syntax of ``reconciler.failpoints``."""
         process = _context.Process(target=run_roles, args=(url, roles, failpoint, log), daemon=True)
         process.start()
         assert process.pid is not None
@@ -62,7 +62,7 @@ class RoleProcess:
 
     @classmethod
     def spawn(cls, url: str, log: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """Start one afresh, with an environment that works only from the beginning."""
+        """Start a new interpreter, for environment variables that take effect only at the start."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crashes.roles", url],
@@ -76,68 +76,70 @@ class RoleProcess:
 
     @property
     def error_output(self) -> str:
-        """What it wrote on standard error."""
+        """Everything that the process wrote to standard error."""
         return self._log.read_text() if self._log.exists() else ""
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended: below 0 by that signal; None while it lives."""
+        """The exit code; negative for a signal, None while the process is running."""
         return self._poll()
 
-    async def ready(self) -> None:
-        """Wait until its roles run."""
-        await self._until(lambda: READY in self.error_output, "ready")
+    async def wait_until_ready(self) -> None:
+        """Wait until the roles are running."""
+        await self._wait_until(lambda: READY in self.error_output, "ready")
 
-    async def ended(self) -> int:
-        """Wait until it has ended."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    async def wait_until_ended(self) -> int:
+        """Wait for the end of the process, and return its exit code."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while (code := self._poll()) is None:
             assert time.monotonic() < deadline, f"still alive:\n{self.error_output}"
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         return code
 
-    async def killed_at(self, point: str) -> None:
-        """Wait for its death, and see that it was by SIGKILL, at the failpoint."""
-        code = await self.ended()
+    async def wait_until_killed_at(self, point: str) -> None:
+        """Wait for the end of the process, and assert that it was killed at the failpoint."""
+        code = await self.wait_until_ended()
         assert (code, self._reached(point)) == (-signal.SIGKILL, True), self.error_output
 
-    async def reached(self, point: str) -> None:
-        """Wait until it has come to the failpoint, which may do without its death."""
-        await self._until(lambda: self._reached(point), f"at {point}")
+    async def wait_until_reached(self, point: str) -> None:
+        """Wait until the process has reached the failpoint, which need not kill it."""
+        await self._wait_until(lambda: self._reached(point), f"at {point}")
 
-    async def paused_at(self, point: str) -> None:
-        """Wait until it has stopped itself at the failpoint."""
-        await self._until(lambda: self._reached(point) and self._is_stopped(), f"paused at {point}")
+    async def wait_until_paused_at(self, point: str) -> None:
+        """Wait until the process has paused itself at the failpoint."""
+        await self._wait_until(
+            lambda: self._reached(point) and self._is_stopped(), f"paused at {point}"
+        )
 
     def resume(self) -> None:
-        """Let a paused process go on, as if nothing had happened."""
+        """Resume the paused process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def pause(self) -> None:
-        """Pause it wherever it is."""
+        """Pause the process."""
         os.kill(self.pid, signal.SIGSTOP)
 
     async def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self._poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-            await self.ended()
+            await self.wait_until_ended()
 
     async def stop(self) -> None:
-        """End it in order, once it runs."""
+        """Wait until the roles are running, and stop the process with SIGTERM."""
         if self._poll() is None:
-            await self.ready()
+            await self.wait_until_ready()
             os.kill(self.pid, signal.SIGTERM)
-            assert await self.ended() == 0, self.error_output
+            assert await self.wait_until_ended() == 0, self.error_output
 
-    async def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    async def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert self._poll() is None, (
                 f"ended with {self._poll()}, not {what}:\n{self.error_output}"
             )
             assert time.monotonic() < deadline, f"not {what}:\n{self.error_output}"
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _reached(self, point: str) -> bool:
         return f"failpoint {point} reached" in self.error_output

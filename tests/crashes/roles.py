@@ -1,6 +1,6 @@
-"""What a process under test runs: some roles on a bus, until it is told to stop, or dies.
+"""The main function of a process under test: runs roles on a bus until it is stopped or killed.
 
-Also a program, for a process that must be started afresh: ``python -m tests.crashes.roles URL``.
+Also a program, for a process that needs a new interpreter: ``python -m tests.crashes.roles URL``.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ READY = "roles are running"
 _PARENT_DEATH_SIGNAL = 1
 
 SECRETS = "secrets"
-"""The folder of the secrets, beside the logs of the processes."""
+"""Folder of the secrets, next to the logs of the processes."""
 
 INIT = "init"
-"""Instead of roles: make the streams, and end."""
+"""Used instead of roles: create the streams, and exit."""
 
 
 def run_roles(url: str, roles: Sequence[Role] | str, failpoint: str, log: Path | None) -> None:
-    """Become a process of the product; ends with the process that forked it."""
+    """Run roles in this process, which ends when its parent does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if log is not None:
-        _write_to(log)
+        _redirect_output(log)
         if (log.parent / SECRETS).exists():
             os.environ[SECRETS_VARIABLE] = str(log.parent / SECRETS)
     if failpoint:
         os.environ[VARIABLE] = failpoint
     configure_logs("info")
     try:
-        uvloop.run(_initialise(url) if roles == INIT else _serve(url, roles))
-    except Exception as error:  # noqa: BLE001 - as the command line ends
+        uvloop.run(_initialize(url) if roles == INIT else _serve(url, roles))
+    except Exception as error:  # noqa: BLE001 - as the command line does
         os._exit(report(error))
 
 
-async def _initialise(url: str) -> None:
+async def _initialize(url: str) -> None:
     async with open_connection(url) as nc:
         await initialize(nc)
 
@@ -68,7 +68,7 @@ async def _serve(url: str, roles: Sequence[str]) -> None:
     await run_until_stopped(work())
 
 
-def _write_to(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)

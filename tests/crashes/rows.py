@@ -1,6 +1,6 @@
-"""Rows of the matrix about the peculiarities of real APIs: a story each, on a kind of the tests.
+"""Rows of the matrix for the peculiarities of real APIs: one story each, on a test kind.
 
-What differs is what leads to the actions, and which they are; all else is as with a plain shape.
+The trigger and the actions differ; everything else is as with a plain shape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, SEALED, TWIN, UNLI
 
 
 class RowStory(Story):
-    """A story of one resource of a kind, in a configuration of the row."""
+    """A story about one resource, in the configuration of its row."""
 
     of: ClassVar[Kind]
 
@@ -45,11 +45,11 @@ class RowStory(Story):
         if self.case.operation != "Create":
             await self.declare()
 
-    async def until_there(self) -> None:
+    async def wait_until_prepared(self) -> None:
         if self.case.operation != "Create":
-            await self.lane.until_outcome(key(self.name, self.kind), "Converged")
+            await self.lane.wait_for_outcome(key(self.name, self.kind), "Converged")
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         if self.case.operation == "Delete":
             await self.lane.withdraw(self.name, self.kind)
         else:
@@ -57,7 +57,7 @@ class RowStory(Story):
 
 
 class TwinStory(RowStory):
-    """A replacement beside what is there: it is made under a second name, then the old one goes."""
+    """A replacement that is created under a second name before the old object is deleted."""
 
     of = TWIN
 
@@ -66,12 +66,12 @@ class TwinStory(RowStory):
         self.methods = ["POST", "DELETE"]
         self.actions = [("Create", "Replace"), ("Delete", "Retire")]
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         await self.declare(type="Circle")
 
 
 class FixedStory(RowStory):
-    """A replacement in the place of what is there: that goes first."""
+    """A replacement under the same name: the old object is deleted first."""
 
     of = FIXED
 
@@ -80,12 +80,12 @@ class FixedStory(RowStory):
         self.methods = ["DELETE", "POST"]
         self.actions = [("Delete", "Replace"), ("Create", "Converge")]
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         await self.declare(type="Circle")
 
 
 class ExpiringStory(RowStory):
-    """A renewal: nothing differs, and the object is at its end."""
+    """A renewal: the object has expired, but its fields are as declared."""
 
     of = EXPIRING
 
@@ -94,12 +94,12 @@ class ExpiringStory(RowStory):
         self.actions = [("Update", "Renew")]
         self.generation = 1
 
-    async def cause(self) -> None:
-        await self.lane.let_expire(self.name)
+    async def trigger(self) -> None:
+        await self.lane.expire_object(self.name)
 
 
 class ReferenceStory(RowStory):
-    """A resource that refers to another, which changes."""
+    """A resource that references another one, which changes."""
 
     of = FIXED
 
@@ -118,24 +118,24 @@ class ReferenceStory(RowStory):
         color = {"$ref": f"{self.kind}/{self.name}", "field": "outputs.color"}
         await self.lane.declare(self.referrer, color, kind=self.kind, **self.spec)
 
-    async def until_there(self) -> None:
-        await super().until_there()
-        await self.lane.until_outcome(key(self.referrer, self.kind), "Converged")
+    async def wait_until_prepared(self) -> None:
+        await super().wait_until_prepared()
+        await self.lane.wait_for_outcome(key(self.referrer, self.kind), "Converged")
 
 
 class NumberedStory(RowStory):
-    """An object whose id the API makes; one of that name is a stranger's, if it is not created."""
+    """An object with an API-assigned ID; unless it is created, another one has the same name."""
 
     of = NUMBERED
 
-    async def until_there(self) -> None:
-        await super().until_there()
+    async def wait_until_prepared(self) -> None:
+        await super().wait_until_prepared()
         if self.case.operation != "Create":
-            await self.lane.make_by_hand(self.name, "ids")
+            await self.lane.create_object(self.name, "ids")
 
 
 class UnlistedStory(RowStory):
-    """An object that no listing shows: a person deletes or changes it."""
+    """An unlisted object that is deleted or changed out of band."""
 
     of = UNLISTED
 
@@ -148,31 +148,31 @@ class UnlistedStory(RowStory):
         if self.case.operation == "Create":
             await self.declare()
 
-    async def until_there(self) -> None:
-        await self.lane.until_outcome(key(self.name, self.kind), "Converged")
+    async def wait_until_prepared(self) -> None:
+        await self.lane.wait_for_outcome(key(self.name, self.kind), "Converged")
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         if self.case.operation == "Create":
-            await self.lane.delete_by_hand(self.name)
+            await self.lane.delete_object(self.name)
         else:
-            await self.lane.paint_by_hand(self.name, "Green")
+            await self.lane.recolor_object(self.name, "Green")
 
 
 class WhiteStory(RowStory):
-    """An object that is made by two calls."""
+    """An object that takes two calls to create."""
 
     of = WHITE
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
-        is_made = case.operation == "Create"
-        self.methods = ["POST", "PUT"] if is_made else [METHODS[case.operation]]
-        # The answer that is lost: of the first call, or of the second.
+        is_created = case.operation == "Create"
+        self.methods = ["POST", "PUT"] if is_created else [METHODS[case.operation]]
+        # The lost response is that of the second call or that of the first.
         self.lost_methods = ["PUT"] if case.point.startswith("worker.called") else ["POST"]
 
 
 class DefinedStory(RowStory):
-    """A resource of a kind that is defined at run time, and then defined otherwise."""
+    """A resource of a kind that is defined at run time, and then redefined."""
 
     of = SHAPE
 
@@ -196,28 +196,28 @@ class DefinedStory(RowStory):
         }
         metadata = Metadata(self.kind, SYSTEM_NAMESPACE)
         manifest = Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, fields)
-        await self.lane.tell(manifest.key, Declared(manifest))
+        await self.lane.publish(manifest.key, Declared(manifest))
 
     async def declare_existing(self) -> None:
         await self._define("Square")
 
-    async def until_there(self) -> None:
-        """Wait for the definition before anything is declared that needs it."""
+    async def wait_until_prepared(self) -> None:
+        """Wait for the definition before the resource is declared."""
         definition = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, self.kind)
-        await self.lane.until_outcome(definition, "Converged")
+        await self.lane.wait_for_outcome(definition, "Converged")
         await self.lane.configure(self.config, self.name, provider=self.config)
         spec: Fields = {"color": "Red", **self.spec}
         manifest = Manifest("badges/v1", self.kind, Metadata(self.name), spec)
-        await self.lane.until_outcome(config_key(self.config), "Converged")
-        await self.lane.tell(manifest.key, Declared(manifest))
-        await self.lane.until_outcome(manifest.key, "Converged")
+        await self.lane.wait_for_outcome(config_key(self.config), "Converged")
+        await self.lane.publish(manifest.key, Declared(manifest))
+        await self.lane.wait_for_outcome(manifest.key, "Converged")
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         await self._define("Circle")
 
 
 class SealedStory(RowStory):
-    """A resource that names a secret, which is changed."""
+    """A resource that references a secret, which is changed."""
 
     of = SEALED
 
@@ -232,7 +232,7 @@ class SealedStory(RowStory):
         await self.lane.put_secret(self.name, "Red")
         await super().declare_existing()
 
-    async def cause(self) -> None:
+    async def trigger(self) -> None:
         if self.case.operation == "Create":
             await self.declare()
         else:
@@ -252,6 +252,6 @@ _STORIES: dict[Row, type[RowStory]] = {
 }
 
 
-def story_of(lane: Lane, case: Case, number: int) -> Story:
-    """Return the story of a case."""
+def create_story(lane: Lane, case: Case, number: int) -> Story:
+    """Create the story of a case."""
     return _STORIES[case.row](lane, case, number) if case.row else Story(lane, case, number)

@@ -1,4 +1,4 @@
-"""One case of the matrix: what is there before, what is asked for, and how it must end."""
+"""One case of the matrix: the initial state, the operation, and the required result."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.crashes.lane import PREFIX, Lane, config_key, key
 _BY_OBSERVATION = (
     Failpoint.OBSERVER_LISTED,
     Failpoint.OBSERVER_PUBLISHED,
-    Failpoint.DECIDER_BATCH_HALF_SENT,  # what a look leads to is a turn of several events
+    Failpoint.DECIDER_BATCH_HALF_SENT,  # an observation leads to a batch of several events
 )
 _BY_SWEEP = (Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE)
 METHODS: dict[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete": "DELETE"}
 
 
 class Story:
-    """One case on its lane: its initial state, the request, and the required end.
+    """One case on its lane: the initial state, the operation, and the required result.
 
-    ``methods`` and ``actions``: the expected calls of the API, and the expected decisions.
+    ``methods`` are the expected API calls, ``actions`` the expected decisions.
     """
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
@@ -46,113 +46,115 @@ class Story:
 
     @property
     def names(self) -> list[str]:
-        """The resources that it is about."""
+        """The names of the story's resources."""
         return [self.name]
 
     @property
     def kind(self) -> str:
-        """What they are."""
+        """The kind of the resources."""
         return "Shape"
 
-    # --- before
+    # --- the initial state
 
     async def declare_existing(self) -> None:
-        """Ask for what must be there before the case begins."""
+        """Declare the initial state of the case."""
         if self.case.point in _BY_SWEEP:
             await self.lane.configure(self.config, self.config)
         if self.case.operation != "Create" or self.case.point in _BY_OBSERVATION:
             await self.lane.declare(self.name, "Red", **self._policy)
 
-    async def until_there(self) -> None:
-        """Wait for that; a process runs."""
+    async def wait_until_prepared(self) -> None:
+        """Wait until a running process has created the initial state."""
         if self.case.operation != "Create" or self.case.point in _BY_OBSERVATION:
-            await self.lane.until_outcome(self.name, "Converged")
+            await self.lane.wait_for_outcome(self.name, "Converged")
         if self.case.point in _BY_SWEEP:
             await self.lane.withdraw_config(self.config)
-            # The two are of different partitions: asked before it is withdrawn, it would be done.
-            await self.lane.until_outcome(config_key(self.config), "Deleted")
-            await self.ask()
-            await self.lane.until_outcome(self.name, "Held", self.generation)
+            # Their partitions differ: an earlier request could be executed before the withdrawal.
+            await self.lane.wait_for_outcome(config_key(self.config), "Deleted")
+            await self.request_operation()
+            await self.lane.wait_for_outcome(self.name, "Held", self.generation)
 
     # --- the operation
 
-    async def ask(self) -> None:
-        """Ask for the operation."""
+    async def request_operation(self) -> None:
+        """Declare or withdraw the resource."""
         if self.case.operation == "Delete":
             await self.lane.withdraw(self.name)
         else:
             await self.lane.declare(self.name, "Purple", **self._policy)
 
-    async def cause(self) -> None:
-        """Do what leads to the operation, while no process runs."""
+    async def trigger(self) -> None:
+        """Trigger the operation while no process is running."""
         lane, name = self.lane, self.name
         if self.case.point in _BY_SWEEP:
             await lane.configure(self.config, self.config)
         elif self.case.point not in _BY_OBSERVATION:
-            await self.ask()
+            await self.request_operation()
         elif self.case.operation == "Create":
-            await lane.delete_by_hand(name)
+            await lane.delete_object(name)
         elif self.case.operation == "Update":
-            await lane.paint_by_hand(name, "Green")
+            await lane.recolor_object(name, "Green")
         else:
-            await lane.make_by_hand(name)
+            await lane.create_object(name)
 
-    # --- the end
+    # --- the result
 
     async def wait_until_done(self) -> None:
-        """Wait until it is as it was asked for."""
+        """Wait until the resource is as requested."""
 
-        async def has_happened() -> bool:
+        async def has_effects() -> bool:
             return (await self.new_effects())[-len(self.methods) :] == self.methods
 
-        await self.lane.until(has_happened, f"{self.methods} of {self.name}")
+        await self.lane.wait_until(has_effects, f"{self.methods} of {self.name}")
         of = key(self.name, self.kind)
-        await self.lane.until_outcome(of, self.outcome, self.generation)
-        await self.lane.until_at_rest()
+        await self.lane.wait_for_outcome(of, self.outcome, self.generation)
+        await self.lane.wait_until_idle()
 
-    async def begin(self) -> None:
-        """Remember what happened until now."""
+    async def record_baseline(self) -> None:
+        """Record the effects and events so far."""
         self._effects_before = len(await self.lane.effects(*self.names))
-        await self.remember_events()
+        await self.record_event_baseline()
 
-    async def remember_events(self) -> None:
-        """Remember what the log has until now."""
+    async def record_event_baseline(self) -> None:
+        """Record the events so far."""
         self._events_before = {each.id for each in await self._history()}
 
     async def new_effects(self) -> list[str]:
-        """What the product has done to the objects since then."""
+        """Return the product's writes to the objects since the baseline."""
         effects = (await self.lane.effects(*self.names))[self._effects_before :]
         return [each for each in effects if not each.startswith("human ")]
 
     async def assert_done_once(self) -> None:
-        """See that there was one effect an action, and that the log tells each, and its end."""
+        """Assert that each action had one effect, and that the log contains it and its end."""
         assert await self.new_effects() == self.methods
         await self.assert_recorded_once()
         await self.lane.assert_sound()
 
     async def assert_recorded_once(self) -> None:
-        """See that the log tells each action, and its end."""
+        """Assert that the log contains each action and its end once."""
         history = await self._history()
-        news = [each.data for each in history if each.id not in self._events_before]
-        decided = [each.action for each in news if isinstance(each, ActionDecided)]
-        succeeded = [each for each in news if isinstance(each, ActionSucceeded)]
+        new_events = [each.data for each in history if each.id not in self._events_before]
+        decided = [each.action for each in new_events if isinstance(each, ActionDecided)]
+        succeeded = [each for each in new_events if isinstance(each, ActionSucceeded)]
         assert [(each.operation, each.purpose) for each in decided] == self.actions
-        # A dead decider held the first report, so that of the second worker may overtake it.
+        # A dead decider held the first report, so the second worker's report may overtake it.
         late = [each for each in succeeded if each.late]
         succeeded = [each for each in succeeded if not each.late]
         assert [each.action_id for each in succeeded] == [each.action_id for each in decided]
-        assert all(each.outdated for each in late), "what is told late explains, and no more"
-        if self.must_be_a_repeat():
+        assert all(each.outdated for each in late), "a late report must not change the state"
+        if self.must_be_replayed():
             success = succeeded[self.case.arrival - 1]
-            assert success.replayed or success.operation == "Delete", "the first answer came again"
+            assert success.replayed or success.operation == "Delete", (
+                "the API must repeat the first response"
+            )
 
     async def _history(self) -> list[LogEvent]:
         return [
             each for name in self.names for each in await self.lane.history(key(name, self.kind))
         ]
 
-    def must_be_a_repeat(self) -> bool:
-        """The call had its effect, and its answer died with the process or on its way."""
+    def must_be_replayed(self) -> bool:
+        """Whether the call took effect, but its response was lost."""
         case = self.case
-        killed = case.trouble == "process killed"
-        return case.point is Failpoint.WORKER_CALLED and (killed or case.lost_reply)
+        was_killed = case.fault == "process killed"
+        return case.point is Failpoint.WORKER_CALLED and (was_killed or case.lost_reply)

@@ -1,4 +1,4 @@
-"""The crash matrix of the kinds over real systems: a kill around each call and between any two."""
+"""The crash matrix on real systems: a kill around each call and between any two calls."""
 
 from __future__ import annotations
 

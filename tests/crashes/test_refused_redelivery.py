@@ -35,7 +35,7 @@ _METHODS: dict[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete": "
 
 @dataclass(frozen=True)
 class Case:
-    """What becomes of the first worker, and how the second one is refused."""
+    """What happens to the first worker, and how the API refuses the second."""
 
     operation: Operation
     first: Literal["killed after its call", "stands still before its call"]
@@ -54,22 +54,22 @@ CASES = [
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def mended(lane: Lane) -> AsyncIterator[Lane]:
-    """The lane, with nothing left of a case that failed."""
+async def repaired_lane(lane: Lane) -> AsyncIterator[Lane]:
+    """Yield the lane, and repair it after a failed case."""
     yield lane
     await lane.kill_processes()
-    await lane.mend()
+    await lane.repair()
 
 
 async def declare_operation(lane: Lane, name: str, operation: Operation) -> int:
-    """Ask for an operation, while no process runs; gives its generation."""
+    """Request an operation while no process is running, and return its generation."""
     if operation == "Create":
         await lane.declare(name, "Red")
         return 1
     await lane.declare(name, "Red")
     process = lane.fork()
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
     await process.stop()
     if operation == "Update":
         await lane.declare(name, "Purple")
@@ -79,21 +79,21 @@ async def declare_operation(lane: Lane, name: str, operation: Operation) -> int:
 
 
 async def start_first_worker(lane: Lane, case: Case) -> RoleProcess:
-    """The first worker has the attempt, and does not report."""
+    """Start a worker that receives the attempt, but does not report."""
     if case.first == "killed after its call":
-        dead = lane.fork(Failpoint.WORKER_CALLED)
-        await dead.killed_at(Failpoint.WORKER_CALLED)
-        return dead
-    still = lane.fork(f"{Failpoint.WORKER_BEFORE_CALL}=stop")
-    await still.paused_at(Failpoint.WORKER_BEFORE_CALL)
-    return still
+        killed_worker = lane.fork(Failpoint.WORKER_CALLED)
+        await killed_worker.wait_until_killed_at(Failpoint.WORKER_CALLED)
+        return killed_worker
+    paused_worker = lane.fork(f"{Failpoint.WORKER_BEFORE_CALL}=stop")
+    await paused_worker.wait_until_paused_at(Failpoint.WORKER_BEFORE_CALL)
+    return paused_worker
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_scenario_31_a_refused_redelivery_is_not_taken_for_nothing_done(
-    mended: Lane, name: str, case: Case
+async def test_scenario_31_a_refused_redelivery_does_not_prove_that_nothing_was_done(
+    repaired_lane: Lane, name: str, case: Case
 ) -> None:
-    lane = mended
+    lane = repaired_lane
     generation = await declare_operation(lane, name, case.operation)
     first = await start_first_worker(lane, case)
     effects = await lane.effects(name)
@@ -101,44 +101,46 @@ async def test_scenario_31_a_refused_redelivery_is_not_taken_for_nothing_done(
     assert (effects[-1:] == [_METHODS[case.operation]]) is was_done or case.operation == "Create"
 
     await refuse_next_call(lane, name, case.status)
-    await lane.declare(name, "Blue")  # it is there before the refusal: the action is outdated then
+    await lane.declare(name, "Blue")  # before the refusal, so the action is outdated
     other_process = lane.fork()
-    await lane.until_outcome(name, "Converged", generation + 1)
-    await until_painted(lane, name, "Blue")
+    await lane.wait_for_outcome(name, "Converged", generation + 1)
+    await wait_until_colored(lane, name, "Blue")
 
     if not was_done:
         # Only the resumed worker is left, so it must correct its own late effect.
         count_before = len(await lane.effects(name))
-        await lane.until_at_rest()
+        await lane.wait_until_idle()
         await other_process.stop()
         first.resume()
         await lane.declare(name, "Green")
-        await lane.until_outcome(name, "Converged", generation + 2)
-        await until_painted(lane, name, "Green")
+        await lane.wait_for_outcome(name, "Converged", generation + 2)
+        await wait_until_colored(lane, name, "Green")
         assert len(await lane.effects(name)) > count_before
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     await lane.assert_sound()
     events = [each.data for each in await lane.history(name)]
     assert first_failure(events, case.operation).redelivered
-    assert not [each for each in events if isinstance(each, DriftDetected)], "nobody else did it"
+    assert not [each for each in events if isinstance(each, DriftDetected)], (
+        "no other client changed the object"
+    )
     if was_done and case.operation != "Create":
         assert is_recorded_as_done(events, case.operation)
 
 
 async def refuse_next_call(lane: Lane, name: str, status: int) -> None:
-    """The API refuses the next call for an object, and nothing after it."""
+    """Make the API refuse only the next call for an object."""
     if status == 429:
         await lane.break_api(throttle_rate=1, remaining=1, name_prefix=name)
     else:
         await lane.break_api(error_rate=1, error_status=status, remaining=1, name_prefix=name)
 
 
-async def until_painted(lane: Lane, name: str, color: str) -> None:
+async def wait_until_colored(lane: Lane, name: str, color: str) -> None:
     async def is_painted() -> bool:
         response = await lane.http.get(f"/shapes/{name}")
         return response.status_code == 200 and response.json()["color"] == color
 
-    await lane.until(is_painted, f"{name} is {color}")
+    await lane.wait_until(is_painted, f"{name} is {color}")
 
 
 def first_failure(events: list[ResourceEvent], operation: Operation) -> ActionFailed:
@@ -148,7 +150,7 @@ def first_failure(events: list[ResourceEvent], operation: Operation) -> ActionFa
 
 
 def is_recorded_as_done(events: list[ResourceEvent], operation: Operation) -> bool:
-    """Tell whether the first action of that operation is known to have been done."""
+    """Return whether the log records the first action of that operation as succeeded."""
     decided = next(
         each.action
         for each in events

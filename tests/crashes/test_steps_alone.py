@@ -1,4 +1,4 @@
-"""The steps that belong to no operation, and an error where others die."""
+"""Kills at the steps that belong to no operation, and errors instead of kills."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STREAMS_AND_CONSUMERS = 18
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_an_init_killed_at_any_step_is_completed_by_the_next(tmp_path: Path) -> None:
-    """Each run has one step more behind it than the one before, until one has no step left."""
+async def test_the_next_init_completes_one_that_was_killed_at_any_step(tmp_path: Path) -> None:
+    """Each run completes one more step than the previous one, until no step is left."""
     server = EmbeddedServer()
     url = await server.start(tmp_path / "nats")
     nc = await connect(url, name="test")
@@ -32,27 +32,31 @@ async def test_an_init_killed_at_any_step_is_completed_by_the_next(tmp_path: Pat
     for step in range(1, STREAMS_AND_CONSUMERS + 1):
         log = tmp_path / f"{step}.log"
         dying = RoleProcess.fork(url, log, roles=INIT, failpoint=f"{Failpoint.INIT_STEP}:{step}")
-        await dying.killed_at(Failpoint.INIT_STEP)
-        if step > 1:  # the log is made behind what its format cannot be without
+        await dying.wait_until_killed_at(Failpoint.INIT_STEP)
+        if step > 1:  # the first step creates what the log's format requires
             log_ids.add(await find_log_id(nc))
-    whole = RoleProcess.fork(url, tmp_path / "whole.log", roles=INIT)
-    assert await whole.ended() == 0
-    assert {name for name, wrong in (await topology_differences(nc)).items() if wrong} == set()
-    assert log_ids == {await find_log_id(nc)}, "one log, one name: keys are derived from it"
+    last = RoleProcess.fork(url, tmp_path / "last.log", roles=INIT)
+    assert await last.wait_until_ended() == 0
+    assert {
+        name for name, differences in (await topology_differences(nc)).items() if differences
+    } == set()
+    assert log_ids == {await find_log_id(nc)}, (
+        "the log's ID must not change: keys are derived from it"
+    )
     await close(nc)
     await server.kill()
 
 
-async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_acknowledges(
+async def test_a_dead_letter_is_stored_once_if_the_decider_dies_before_the_ack(
     lane: Lane, name: str
 ) -> None:
     header = {MESSAGE_ID: name}
     await publish(lane.nc, intake("desired", key(name)), b"not a declaration", headers=header)
     dying = lane.fork(Failpoint.DECIDER_DEAD_LETTERED)
-    await dying.killed_at(Failpoint.DECIDER_DEAD_LETTERED)
+    await dying.wait_until_killed_at(Failpoint.DECIDER_DEAD_LETTERED)
     following = lane.fork()
-    await following.ready()
-    await lane.until_at_rest()
+    await following.wait_until_ready()
+    await lane.wait_until_idle()
     messages = await read_subject(lane.nc, DEADLETTERS, "deadletter.>")
     assert [letter.subject.split(".")[1] for letter in messages] == ["intake"]
     await lane.assert_sound()
@@ -73,30 +77,30 @@ async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_ac
         Failpoint.PROJECTOR_FOLDED,
     ],
 )
-async def test_an_error_at_a_step_is_tried_again_by_the_same_process(
+async def test_the_same_process_retries_after_an_error_at_a_step(
     lane: Lane, name: str, point: Failpoint
 ) -> None:
     process = lane.fork(f"{point}=error")
     await lane.declare(name)
-    await process.reached(point)
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
+    await process.wait_until_reached(point)
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await process.stop()
 
 
 @pytest.mark.tier("ci")
-async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_continues(
+async def test_a_worker_bug_ends_the_process_with_one_line_and_the_next_process_continues(
     lane: Lane, name: str
 ) -> None:
     await lane.declare(name)
     failing = lane.fork(f"{Failpoint.WORKER_CALLED}=error")
-    assert await failing.ended() == 1
+    assert await failing.wait_until_ended() == 1
     assert failing.error_output.splitlines()[-1] == "error: failpoint worker.called"
     following = lane.fork()
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await following.stop()

@@ -1,4 +1,4 @@
-"""One service for most tests, emptied before each; those that kill a service start their own."""
+"""One service for most tests, emptied before each; tests that kill a service start their own."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.example_api.requests import client_of
+from tests.example_api.requests import create_client
 from tests.faulty_api import FaultyApi
 
 
@@ -20,8 +20,8 @@ async def service_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
 @pytest.fixture
 async def client(service_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a service without shapes, faults and counts."""
-    async with client_of(service_url) as client:
+    """Yield a client of a service without shapes, faults and counts."""
+    async with create_client(service_url) as client:
         await client.delete("/_faults")
         for item in (await client.get("/shapes")).json()["items"]:
             await client.delete(f"/shapes/{item['name']}")
@@ -32,7 +32,7 @@ async def client(service_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def own_process(tmp_path: Path) -> AsyncIterator[FaultyApi]:
-    """A process that has not been started, on whose folder `tmp_path / "data"` is free."""
+    """Yield a process that was not started; its folder may be `tmp_path / "data"`."""
     process = FaultyApi()
     yield process
     await process.stop()

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 
 
-def client_of(url: str) -> httpx.AsyncClient:
-    """Return a client without TLS: to load its certificates takes longer than most tests."""
+def create_client(url: str) -> httpx.AsyncClient:
+    """Return a client without TLS; loading its certificates takes longer than most tests."""
     return httpx.AsyncClient(base_url=url, verify=False)
 
 
@@ -31,7 +31,7 @@ def key_header(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Idempotency-Key": key}
 
 
-async def break_with(client: httpx.AsyncClient, **faults: Any) -> None:
+async def inject_faults(client: httpx.AsyncClient, **faults: Any) -> None:
     response = await client.put("/_faults", json=faults)
     assert response.status_code == 200, response.text
 
@@ -56,7 +56,7 @@ async def effects(client: httpx.AsyncClient) -> dict[str, int]:
 
 
 def kind(response: httpx.Response) -> str:
-    """Return what tells a problem apart from others of its status."""
+    """Return the kind of a problem, which distinguishes it from others of its status."""
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
     assert problem["status"] == response.status_code

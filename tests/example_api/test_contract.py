@@ -15,12 +15,12 @@ from schemathesis.config import SchemathesisConfig
 import shapes_api
 
 pytest_plugins = ("schemathesis.pytest.plugin",)
-"""Loaded for this file alone: its imports cost 2 s of CPU, in each process of a run."""
+"""Loaded only for this file, because its imports cost 2 s of CPU in each process."""
 
 CONTRACT = Path(shapes_api.__file__).with_name("openapi.yaml")
 
-# Refusals that depend on what was done before, which a schema cannot say.
-DEPENDING_ON_THE_PAST = {"name-taken", "no-such-shape", "key-used-otherwise", "version-mismatch"}
+# Refusals that depend on earlier requests, which a schema cannot express.
+STATE_DEPENDENT_PROBLEMS = {"name-taken", "no-such-shape", "key-used-otherwise", "version-mismatch"}
 
 CONFIG = SchemathesisConfig.from_dict(
     {
@@ -34,8 +34,8 @@ CONFIG = SchemathesisConfig.from_dict(
 )
 
 
-def contract_with_the_rules_of_its_prose() -> dict[str, Any]:
-    """Return the contract with what its descriptions say, and JSON Schema could say, as schemas."""
+def contract_with_rules_from_descriptions() -> dict[str, Any]:
+    """Return the contract with rules from its descriptions as schemas."""
     document: dict[str, Any] = yaml.safe_load(CONTRACT.read_text())
     listing = document["paths"]["/shapes"]
     shape = document["paths"]["/shapes/{name}"]
@@ -51,10 +51,10 @@ def contract_with_the_rules_of_its_prose() -> dict[str, Any]:
     return document
 
 
-def errors_are_problems(
+def check_errors_are_problems(
     _context: CheckContext, response: Response, case: schemathesis.Case[Any]
 ) -> None:
-    """Every error is a problem document, and valid requests are refused only for the past."""
+    """Check that errors are problem documents, and valid requests fail only due to earlier ones."""
     if response.status_code < 400:
         return
     assert response.headers["content-type"] == ["application/problem+json"]
@@ -64,10 +64,10 @@ def errors_are_problems(
     if case.meta is not None and case.meta.generation.mode.is_positive:
         kind = problem["type"].rsplit(":", 1)[1]
         names_another = "the body has the name" in problem["detail"]
-        assert kind in DEPENDING_ON_THE_PAST or names_another, problem
+        assert kind in STATE_DEPENDENT_PROBLEMS or names_another, problem
 
 
-contract = schemathesis.openapi.from_dict(contract_with_the_rules_of_its_prose(), config=CONFIG)
+contract = schemathesis.openapi.from_dict(contract_with_rules_from_descriptions(), config=CONFIG)
 
 
 @contract.parametrize()
@@ -75,4 +75,4 @@ contract = schemathesis.openapi.from_dict(contract_with_the_rules_of_its_prose()
 def test_generated_requests_are_answered_as_the_contract_says(
     case: schemathesis.Case[Any], service_url: str
 ) -> None:
-    case.call_and_validate(base_url=service_url, additional_checks=[errors_are_problems])
+    case.call_and_validate(base_url=service_url, additional_checks=[check_errors_are_problems])

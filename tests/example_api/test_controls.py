@@ -1,4 +1,4 @@
-"""The routes outside of the contract."""
+"""The routes outside the contract."""
 
 from pathlib import Path
 

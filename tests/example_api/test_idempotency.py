@@ -1,4 +1,4 @@
-"""Idempotency keys: one effect, and the first answer again."""
+"""Idempotency keys: one effect, and a replay of the first response."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ import pytest
 from shapes_api.app import create_app, latency
 from shapes_api.database import open_database
 from tests.example_api.requests import (
-    break_with,
     create,
     effects,
+    inject_faults,
     journal,
     key_header,
     kind,
@@ -40,7 +40,7 @@ def assert_replayed(first: httpx.Response, again: httpx.Response) -> None:
         assert again.headers.get(header) == first.headers.get(header)
 
 
-async def test_a_repeated_create_has_one_effect_and_the_same_answer(
+async def test_a_repeated_create_has_one_effect_and_the_same_response(
     client: httpx.AsyncClient, key: str
 ) -> None:
     first = await create(client, "a", key)
@@ -49,7 +49,7 @@ async def test_a_repeated_create_has_one_effect_and_the_same_answer(
     assert (await effects(client))["creates"] == 1
 
 
-async def test_the_answer_stays_the_first_after_the_shape_has_changed(
+async def test_the_first_response_is_replayed_after_the_shape_has_changed(
     client: httpx.AsyncClient, key: str
 ) -> None:
     first = await create(client, "a", key)
@@ -77,7 +77,7 @@ async def test_a_repeated_deletion_has_one_effect(client: httpx.AsyncClient, key
     assert (await client.get("/shapes/a")).status_code == 200
 
 
-async def test_a_refusal_is_kept_too(client: httpx.AsyncClient, key: str) -> None:
+async def test_a_refusal_is_also_replayed(client: httpx.AsyncClient, key: str) -> None:
     await create(client, "a")
     first = await create(client, "a", key)
     assert (first.status_code, kind(first)) == (409, "name-taken")
@@ -103,10 +103,10 @@ async def test_another_body_path_or_method_with_the_key_is_refused(
     assert await effects(client) == {"creates": 1, "updates": 0, "deletes": 0}
 
 
-async def test_a_key_that_is_still_running_is_refused_until_it_is_done(
+async def test_a_key_is_refused_while_its_request_is_running(
     client: httpx.AsyncClient, key: str
 ) -> None:
-    await break_with(client, latency_ms=300, remaining=1)
+    await inject_faults(client, latency_ms=300, remaining=1)
     slow = asyncio.create_task(create(client, "a", key))
     while (await client.get("/_faults")).json()["remaining"]:
         pass  # the slow request has not arrived yet
@@ -145,10 +145,10 @@ async def test_concurrent_creates_of_one_name_with_different_keys_have_one_winne
 @pytest.mark.parametrize(
     "faults", [{"error_rate": 1}, {"throttle_rate": 1}, {"error_rate": 1, "error_status": 409}]
 )
-async def test_a_request_that_failed_before_its_effect_has_not_used_its_key(
+async def test_a_request_that_fails_before_its_effect_does_not_use_its_key(
     client: httpx.AsyncClient, key: str, faults: dict[str, float]
 ) -> None:
-    await break_with(client, **faults, remaining=1)
+    await inject_faults(client, **faults, remaining=1)
     assert (await create(client, "a", key)).status_code >= 400
     repeated = await create(client, "a", key)
     assert repeated.status_code == 201
@@ -168,7 +168,7 @@ async def test_without_a_key_every_request_counts(client: httpx.AsyncClient) -> 
     assert (await create(client, "c", "")).status_code == 201
 
 
-async def test_answers_are_kept_for_a_day_and_forgotten_after(
+async def test_responses_are_stored_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for now, status in ((0.0, 201), (DAY_SECONDS, 201), (1.5 * DAY_SECONDS, 409)):

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.example_api.requests import break_with, create, kind, listed_names, replace
+from tests.example_api.requests import create, inject_faults, kind, listed_names, replace
 
 
 async def create_all(client: httpx.AsyncClient, *names: str) -> None:
@@ -30,7 +30,7 @@ async def test_without_a_limit_everything_comes_in_name_order(client: httpx.Asyn
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 5000])
-async def test_pages_put_together_are_the_listing(client: httpx.AsyncClient, limit: int) -> None:
+async def test_the_pages_together_are_the_listing(client: httpx.AsyncClient, limit: int) -> None:
     await create_all(client, "a", "b", "c", "d", "e")
     names, token = await get_page(client, limit=limit)
     while token:
@@ -40,7 +40,7 @@ async def test_pages_put_together_are_the_listing(client: httpx.AsyncClient, lim
     assert names == ["a", "b", "c", "d", "e"]
 
 
-async def test_what_stays_is_listed_once_while_others_come_and_go(
+async def test_an_unchanged_shape_is_listed_once_during_other_changes(
     client: httpx.AsyncClient,
 ) -> None:
     await create_all(client, "b", "d", "f", "h")
@@ -54,7 +54,7 @@ async def test_what_stays_is_listed_once_while_others_come_and_go(
     assert (second, token) == (["e", "h"], None)
 
 
-async def test_items_are_shown_as_they_are_by_themselves(client: httpx.AsyncClient) -> None:
+async def test_listed_items_equal_the_single_shapes(client: httpx.AsyncClient) -> None:
     await create(client, "a", labels={"quote": '"\\\u0000é'})
     await replace(client, "a", color="Blue")
     one = (await client.get("/shapes/a")).json()
@@ -94,7 +94,7 @@ async def test_an_empty_token_is_the_first_page(client: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize("token", ["x", "%%%", "é", "AAAA", "A" * 200, "eyJhIjoxfQ=="])
-async def test_a_token_that_is_not_ours_is_gone(client: httpx.AsyncClient, token: str) -> None:
+async def test_a_foreign_token_is_expired(client: httpx.AsyncClient, token: str) -> None:
     response = await client.get("/shapes", params={"continue": token})
     assert (response.status_code, kind(response)) == (410, "continue-token-expired")
 
@@ -106,10 +106,10 @@ async def test_a_token_is_bound_to_its_filters(client: httpx.AsyncClient) -> Non
     assert (response.status_code, kind(response)) == (410, "continue-token-expired")
 
 
-async def test_an_old_token_is_gone(client: httpx.AsyncClient) -> None:
+async def test_an_old_token_is_expired(client: httpx.AsyncClient) -> None:
     await create_all(client, "a", "b")
     _, token = await get_page(client, limit=1)
-    await break_with(client, listing_token_seconds=0)
+    await inject_faults(client, listing_token_seconds=0)
     response = await client.get("/shapes", params={"continue": token})
     assert (response.status_code, kind(response)) == (410, "continue-token-expired")
     assert await get_page(client, limit=1) != ([], None)

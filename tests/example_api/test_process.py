@@ -1,4 +1,4 @@
-"""The process: its command line, its start and its ends."""
+"""The process: command line, start and exit."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from shapes_api import ExampleApiError
 from shapes_api.__main__ import main
-from tests.example_api.requests import client_of, create, shape
+from tests.example_api.requests import create, create_client, shape
 from tests.faulty_api import FaultyApi
 
 COMMAND = [sys.executable, "-m", "tests.faulty_api"]
@@ -28,18 +28,18 @@ async def test_it_can_be_started_stopped_and_started_again(
     assert own_process.is_running
     assert (own_process.url, url) == (url, f"http://127.0.0.1:{own_process.port}")
     assert os.getsid(own_process.pid) == own_process.pid
-    async with client_of(url) as client:
+    async with create_client(url) as client:
         await create(client, "a")
     await own_process.stop()
     assert not own_process.is_running
     assert await own_process.start(tmp_path / "data", port=own_process.port) == url
-    async with client_of(url) as client:
+    async with create_client(url) as client:
         assert (await client.get("/shapes/a")).status_code == 200
 
 
-async def test_latency_is_there_from_the_start(own_process: FaultyApi, tmp_path: Path) -> None:
+async def test_latency_applies_from_the_start(own_process: FaultyApi, tmp_path: Path) -> None:
     url = await own_process.start(tmp_path / "data", latency_ms=150)
-    async with client_of(url) as client:
+    async with create_client(url) as client:
         response = await create(client, "a")
         assert response.elapsed.total_seconds() >= 0.15
         await client.delete("/_faults")
@@ -172,17 +172,17 @@ async def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     )
     assert parent.stdout is not None
     url = (await parent.stdout.readline()).decode().strip()
-    async with client_of(url) as client:
+    async with create_client(url) as client:
         assert (await client.get("/healthz")).status_code == 200
     parent.kill()
     await parent.wait()
     async with asyncio.timeout(60):
-        while await answers(url):
+        while await responses(url):
             pass
 
 
-async def answers(url: str) -> bool:
-    async with client_of(url) as client:
+async def responses(url: str) -> bool:
+    async with create_client(url) as client:
         try:
             await client.get("/healthz")
         except httpx.TransportError:

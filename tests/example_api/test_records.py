@@ -1,4 +1,4 @@
-"""The records API by itself: what callers other than our provider meet."""
+"""The records API alone, as other clients than our provider use it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_record_gets_a_default_ttl_and_its_etag(client: httpx.AsyncClien
 @pytest.mark.parametrize(
     "change", [{"ttl": 0}, {"values": []}, {"type": "NS2"}, {"labels": {}}, {"values": "x"}]
 )
-async def test_what_is_no_record_is_refused(
+async def test_an_invalid_record_is_refused(
     client: httpx.AsyncClient, change: dict[str, Any]
 ) -> None:
     refused = await client.put(f"{ZONE}/www", json=BODY | change, headers=CREATE)
@@ -71,7 +71,7 @@ async def test_a_page_size_that_is_not_allowed_is_refused(
     assert (await client.get(ZONE, params={"per_page": size})).status_code == 400
 
 
-async def test_zones_are_apart_and_records_outlive_the_service(tmp_path: Path) -> None:
+async def test_zones_are_separate_and_records_outlive_the_service(tmp_path: Path) -> None:
     async with service(tmp_path) as before:
         await before.put(f"{ZONE}/www", json=BODY, headers=CREATE)
         assert (await before.get("/zones/example.com/records")).json()["records"] == []
@@ -79,44 +79,48 @@ async def test_zones_are_apart_and_records_outlive_the_service(tmp_path: Path) -
         assert [record["name"] for record in (await after.get(ZONE)).json()["records"]] == ["www"]
 
 
-async def newest(client: httpx.AsyncClient, changes: str = CHANGES, **query: float) -> int:
+async def last_change(client: httpx.AsyncClient, changes: str = CHANGES, **query: float) -> int:
     answer = await client.get(changes, params=query)
     return answer.raise_for_status().json()["last"]
 
 
 async def test_changes_are_numbered_in_each_zone_and_outlive_the_service(tmp_path: Path) -> None:
     async with service(tmp_path) as before:
-        assert await newest(before) == 0
+        assert await last_change(before) == 0
         await before.put(f"{ZONE}/www", json=BODY, headers=CREATE)
-        assert await newest(before) == 1
+        assert await last_change(before) == 1
         await before.put(f"{ZONE}/www", json=BODY, headers=CREATE)  # refused: nothing changed
-        assert await newest(before) == 1
-        assert await newest(before, "/zones/example.com/changes") == 0
+        assert await last_change(before) == 1
+        assert await last_change(before, "/zones/example.com/changes") == 0
     async with service(tmp_path) as after:
         await after.delete(f"{ZONE}/www", headers={"If-Match": "*"})
-        assert await newest(after) == 2
+        assert await last_change(after) == 2
 
 
-async def test_who_waits_for_a_change_is_answered_when_it_comes(client: httpx.AsyncClient) -> None:
+async def test_a_request_that_waits_for_a_change_is_answered_when_it_happens(
+    client: httpx.AsyncClient,
+) -> None:
     """Two wait in one zone, one in another; a client that is already behind does not wait."""
-    waiting = [asyncio.create_task(newest(client, after=0, wait=30)) for _ in range(2)]
-    elsewhere = asyncio.create_task(newest(client, "/zones/example.com/changes", after=0, wait=30))
+    waiting = [asyncio.create_task(last_change(client, after=0, wait=30)) for _ in range(2)]
+    other_zone_request = asyncio.create_task(
+        last_change(client, "/zones/example.com/changes", after=0, wait=30)
+    )
     await asyncio.sleep(0)
     await client.put(f"{ZONE}/www", json=BODY, headers=CREATE)
     async with asyncio.timeout(20):
         assert await asyncio.gather(*waiting) == [1, 1]
-        assert await newest(client, after=0, wait=30) == 1
-        assert await newest(client, after=7, wait=30) == 1, "a mark of another time"
-        waiting = [asyncio.create_task(newest(client, after=1, wait=30))]
+        assert await last_change(client, after=0, wait=30) == 1
+        assert await last_change(client, after=7, wait=30) == 1, "an unknown mark must not wait"
+        waiting = [asyncio.create_task(last_change(client, after=1, wait=30))]
         await asyncio.sleep(0)
         await client.delete(f"{ZONE}/www", headers={"If-Match": "*"})
         assert await asyncio.gather(*waiting) == [2]
-    assert not elsewhere.done()
-    elsewhere.cancel()
+    assert not other_zone_request.done()
+    other_zone_request.cancel()
 
 
 async def test_a_wait_without_a_change_ends(client: httpx.AsyncClient) -> None:
-    assert await newest(client, after=0, wait=0.05) == 0
+    assert await last_change(client, after=0, wait=0.05) == 0
 
 
 @pytest.mark.parametrize("query", ["after=x", "wait=x", "wait=31", "wait=-1", "wait=nan"])

@@ -10,7 +10,7 @@ import pytest
 from tests.example_api.requests import create, effects, kind, replace, shape
 
 
-async def test_a_created_shape_is_shown_as_it_was_answered(client: httpx.AsyncClient) -> None:
+async def test_a_created_shape_is_returned_as_in_the_response(client: httpx.AsyncClient) -> None:
     created = await create(client, "a", labels={"owner": "me"})
     assert created.status_code == 201
     assert created.headers["location"] == "/shapes/a"
@@ -36,7 +36,9 @@ async def test_a_replacement_raises_the_version_and_keeps_the_identity(
     assert replaced.json() == created | {"color": "Blue", "labels": {}, "version": 2}
 
 
-async def test_a_deleted_shape_is_gone_and_its_name_is_free(client: httpx.AsyncClient) -> None:
+async def test_a_deleted_shape_does_not_exist_and_its_name_is_free(
+    client: httpx.AsyncClient,
+) -> None:
     first = (await create(client, "a")).json()
     deleted = await client.delete("/shapes/a")
     assert (deleted.status_code, deleted.content) == (204, b"")
@@ -82,7 +84,9 @@ async def test_if_match_guards_a_deletion(client: httpx.AsyncClient) -> None:
     assert (await client.delete("/shapes/a", headers={"If-Match": '"1"'})).status_code == 204
 
 
-async def test_of_concurrent_replacements_of_a_version_one_wins(client: httpx.AsyncClient) -> None:
+async def test_one_of_several_concurrent_replacements_of_a_version_wins(
+    client: httpx.AsyncClient,
+) -> None:
     await create(client, "a")
     headers = {"If-Match": '"1"'}
     responses = await asyncio.gather(
@@ -136,7 +140,7 @@ async def test_a_replacement_cannot_rename(client: httpx.AsyncClient) -> None:
     "body",
     [b"", b"{", b"\xff", b'{"name": "\xff"}', b'{"x":' + b"[" * 100_000, b'"\\ud800"'],
 )
-async def test_what_is_not_json_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post("/shapes", content=body)
     assert (response.status_code, kind(response)) == (400, "malformed-json")
 

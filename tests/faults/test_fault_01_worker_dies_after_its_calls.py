@@ -25,14 +25,14 @@ async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
     if is_response_lost:
         await lane.break_api(lost_reply_rate=0.5, methods=["POST"], seed=1)
     dying = lane.fork(f"{Failpoint.WORKER_CALLED}/Create:{COUNT // 2}")
-    await dying.killed_at(Failpoint.WORKER_CALLED)
+    await dying.wait_until_killed_at(Failpoint.WORKER_CALLED)
     created_count = sum([len(await lane.effects(each)) for each in names])
     assert created_count > 1, "on a busy machine some of the calls are second attempts"
     await lane.break_api()
     following = lane.fork()
     for each in names:
-        await lane.until_outcome(each, "Converged")
-    await lane.until_at_rest()
+        await lane.wait_for_outcome(each, "Converged")
+    await lane.wait_until_idle()
     assert [await lane.effects(each) for each in names] == [["POST"]] * COUNT
     await lane.assert_sound()
     await following.stop()

@@ -30,8 +30,8 @@ async def declare_slowly(lane: Lane, names: list[str]) -> None:
 
 async def converge(lane: Lane, names: list[str]) -> None:
     for each in names:
-        await lane.until_outcome(each, "Converged")
-    await lane.until_at_rest()
+        await lane.wait_for_outcome(each, "Converged")
+    await lane.wait_until_idle()
     assert [await lane.effects(each) for each in names] == [["POST"]] * len(names)
     await lane.assert_sound()
 
@@ -51,7 +51,7 @@ async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
             await asyncio.sleep(0.02)  # few enough to check each of them
 
     process = lane.fork()
-    await process.ready()
+    await process.wait_until_ready()
     writers = [asyncio.create_task(declare_until_over(writer)) for writer in range(WRITERS)]
     for _ in range(KILLS):
         expected = len(declared) + WRITERS
@@ -59,7 +59,7 @@ async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
         async def some_more_are_stored(expected: int = expected) -> bool:
             return len(declared) >= expected
 
-        await lane.until(some_more_are_stored, "more is declared")
+        await lane.wait_until(some_more_are_stored, "more is declared")
         await lane.restart_server()
     is_finished.set()
     await asyncio.gather(*writers)
@@ -73,13 +73,13 @@ async def test_3_a_server_that_is_paused_longer_than_every_lease_resumes_where_i
     names = [f"{name}-{number}" for number in range(COUNT)]
     processes = [lane.fork(), lane.fork()]
     for each in processes:
-        await each.ready()
+        await each.wait_until_ready()
     writing = asyncio.create_task(declare_slowly(lane, names))
 
     async def one_exists() -> bool:
         return bool(await lane.effects(names[0]))
 
-    await lane.until(one_exists, "the first exists")
+    await lane.wait_until(one_exists, "the first exists")
     os.kill(lane.server.pid, signal.SIGSTOP)
     await asyncio.sleep(PAUSE_SECONDS)  # the fault itself: nothing responds
     os.kill(lane.server.pid, signal.SIGCONT)

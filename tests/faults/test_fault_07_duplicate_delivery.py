@@ -28,8 +28,8 @@ async def test_7_a_message_that_is_repeated_after_the_window_changes_nothing(
     await lane.withdraw(name)  # the resource is not declared yet, so this changes nothing
     for color in ("Red", "Red", "Green", "Purple"):
         await lane.declare(name, color)
-    await lane.until_outcome(name, "Converged", 3)
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Converged", 3)
+    await lane.wait_until_idle()
     messages = await read_subject(lane.nc, INTAKE, f"in.*.*.{key(name).tokens}")
     kinds = {message.subject.split(".")[2] for message in messages}
     assert {"desired", "result"} <= kinds
@@ -41,7 +41,7 @@ async def test_7_a_message_that_is_repeated_after_the_window_changes_nothing(
         fresh = {MESSAGE_ID: uuid.uuid4().hex}
         ack = await publish(lane.nc, subject, message.payload, headers=fresh)
         assert not ack.duplicate
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
 
     assert await lane.effects(name) == effects
     assert (await stream_state(lane.nc, LOG)).last_seq == position
@@ -57,12 +57,12 @@ async def test_7_an_action_that_is_redelivered_during_its_call_has_one_effect(
     await lane.break_api(latency_ms=1000, methods=["POST"])
     processes = [lane.fork(), lane.fork()]
     for each in processes:
-        await each.ready()
+        await each.wait_until_ready()
     count_before = await deliveries(lane)
     await lane.declare(name)
-    await lane.until_outcome(name, "Converged")
+    await lane.wait_for_outcome(name, "Converged")
     await lane.break_api()
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     actions = await read_subject(lane.nc, LOG, log(key(name), "action.default"))
     assert await deliveries(lane) - count_before > len(actions), "some must be redelivered"
     assert await lane.effects(name) == ["POST"]
@@ -75,14 +75,14 @@ async def test_7_a_repeated_timer_message_changes_nothing(lane: Lane, name: str)
     process = lane.fork()
     await lane.break_api(error_rate=1, methods=["POST"], remaining=1)
     await lane.declare(name)
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
     fired = await read_subject(lane.nc, TIMERS, f"fired.{key(name).tokens}")
     assert fired, "the timer of the second attempt has fired"
     position = (await stream_state(lane.nc, LOG)).last_seq
     for _ in range(3):
         await publish(lane.nc, fired[0].subject, fired[0].payload)
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     assert (await stream_state(lane.nc, LOG)).last_seq == position
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()

@@ -50,16 +50,16 @@ async def test_8_observations_older_than_our_effects_change_nothing_in_any_order
     late = [await observe(lane, name)]
     for generation, color in enumerate(("Red", "Green", "Purple"), start=1):
         await lane.declare(name, color)
-        await lane.until_outcome(name, "Converged", generation)
+        await lane.wait_for_outcome(name, "Converged", generation)
         late.append(await observe(lane, name))
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     newest = late.pop()
     position = (await stream_state(lane.nc, LOG)).last_seq
     order = [*late, *late, newest]
     random.Random(seed).shuffle(order)
     for each in order:
         await publish_observation(lane, name, each)
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     assert (await stream_state(lane.nc, LOG)).last_seq == position
     assert await lane.effects(name) == ["POST", "PUT", "PUT"]
     await lane.assert_sound()
@@ -71,20 +71,20 @@ async def test_8_an_absence_that_was_observed_before_the_recreation_is_ignored(
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)
     await lane.declare(name)
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
-    await lane.delete_by_hand(name)
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
+    await lane.delete_object(name)
     absence = await observe(lane, name)
     await publish_observation(lane, name, absence)
 
     async def is_recreated() -> bool:
         return (await lane.effects(name)).count("POST") == 2
 
-    await lane.until(is_recreated, "it is recreated")
-    await lane.until_at_rest()
+    await lane.wait_until(is_recreated, "it is recreated")
+    await lane.wait_until_idle()
     for _ in range(3):
         await publish_observation(lane, name, absence)
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST", "human DELETE", "POST"]
     facts = [type(each.data) for each in await lane.history(name)]
     for once in (ExternalObserved, DriftDetected, OwnershipReleased):

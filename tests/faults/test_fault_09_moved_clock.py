@@ -59,10 +59,10 @@ async def test_9_a_crash_between_two_clocks_an_hour_apart_leaves_one_effect(
     await lane.declare(name)
     clock.move(before)
     dying = lane.spawn(clock.environment(point))
-    await dying.killed_at(point)
+    await dying.wait_until_killed_at(point)
     following = lane.fork()
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
     times = [event.time.timestamp() for event in await lane.history(name)]
     assert abs(times[-1] - times[0]) > HOUR / 2, "the two clocks must differ"
     assert await lane.effects(name) == ["POST"]
@@ -75,16 +75,16 @@ async def test_9_a_clock_that_jumps_while_the_process_runs_changes_no_decision(
 ) -> None:
     process = lane.spawn(clock.environment())
     await lane.declare(name, "Red")
-    await lane.until_outcome(name, "Converged", 1)
+    await lane.wait_for_outcome(name, "Converged", 1)
     for generation, (offset, color) in enumerate(
         [(HOUR, "Green"), (-HOUR, "Blue"), (HOUR, "White")], start=2
     ):
         clock.move(offset)
         await lane.declare(name, color)
-        await lane.until_outcome(name, "Converged", generation)
+        await lane.wait_for_outcome(name, "Converged", generation)
     await lane.withdraw(name)
-    await lane.until_outcome(name, "Deleted", 5)
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Deleted", 5)
+    await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST", "PUT", "PUT", "PUT", "DELETE"]
     await lane.assert_sound()
     await process.stop()
@@ -99,13 +99,13 @@ async def test_9_a_scheduled_attempt_is_in_time_although_the_clock_is_corrected(
     await lane.break_api(error_rate=1)
     await lane.declare(name)
     process_with_wrong_clock = lane.spawn(clock.environment())
-    await lane.until_outcome(name, "Degraded")
+    await lane.wait_for_outcome(name, "Degraded")
     await process_with_wrong_clock.kill()
     await lane.break_api()
     process_with_correct_clock = lane.fork()
-    await lane.until_outcome(name, "Converged")
+    await lane.wait_for_outcome(name, "Converged")
     assert any(isinstance(event.data, ActionRetried) for event in await lane.history(name))
-    await lane.until_at_rest()
+    await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await process_with_correct_clock.stop()

@@ -25,13 +25,13 @@ async def test_22_a_batch_whose_sender_died_is_invisible_and_decided_again(
     names = [f"{name}-{number}" for number in range(MANY)]
     await asyncio.gather(*(lane.declare(each) for each in names))
     dying = lane.fork(Failpoint.DECIDER_BATCH_HALF_SENT)
-    await dying.killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
+    await dying.wait_until_killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
     stored = [await read_subject(lane.nc, LOG, log_filter(key(each))) for each in names]
     assert sum(map(len, stored)) < MANY, "no event of the incomplete batch may be visible"
     following = lane.fork()
     for each in names:
-        await lane.until_outcome(each, "Converged")
-    await lane.until_at_rest()
+        await lane.wait_for_outcome(each, "Converged")
+    await lane.wait_until_idle()
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
     await lane.assert_sound()
     await following.stop()
@@ -52,11 +52,11 @@ async def test_22_the_decider_waits_while_others_keep_all_batches_open(
     async def is_running() -> bool:
         return "roles are running" in process.error_output
 
-    await lane.until(is_running, "the roles run")
+    await lane.wait_until(is_running, "the roles run")
     in_time = time.monotonic() - opened < SERVER_FORGETS_SECONDS - 2
     for each in names:
-        await lane.until_outcome(each, "Converged")
-    await lane.until_at_rest()
+        await lane.wait_for_outcome(each, "Converged")
+    await lane.wait_until_idle()
     refused = "processing a batch failed; retrying" in process.error_output
     assert refused or not in_time, "the server refused one batch more"
     assert await lane.history(f"{name}-x") == [], "no event of an open batch may be visible"

@@ -24,11 +24,11 @@ async def test_23_the_sweep_finds_a_resource_whose_timer_was_lost(lane: Lane, na
     async def has_timer() -> bool:
         return bool(await read_subject(lane.nc, TIMERS, schedule(key(name), "retry")))
 
-    await lane.until(has_timer, "the second attempt is scheduled")
+    await lane.wait_until(has_timer, "the second attempt is scheduled")
     await api_request(lane.nc, f"STREAM.PURGE.{TIMERS}", {})
     assert not await has_timer()
-    await lane.until_outcome(name, "Converged")
-    await lane.until_at_rest()
+    await lane.wait_for_outcome(name, "Converged")
+    await lane.wait_until_idle()
     history = await lane.history(name)
     scheduled = [each.data for each in history if isinstance(each.data, RetryScheduled)]
     retried = [each for each in history if isinstance(each.data, ActionRetried)]

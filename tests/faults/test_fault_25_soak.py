@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crashes.nemesis import DEALT_FIRST, dealt
-from tests.crashes.soak import LEAST_DECLARATIONS, soak
+from tests.crashes.nemesis import FIRST_FAULTS, shuffled_faults
+from tests.crashes.soak import MIN_DECLARATIONS, soak
 
 SECONDS = 20.0
 SEED = 25
@@ -23,18 +23,18 @@ async def test_25_under_every_fault_nothing_is_lost_leaked_or_duplicated(tmp_pat
     print(result)
     assert not result.findings, str(result)
     assert result.deaths > 0
-    assert len(result.troubles) == KINDS
-    assert result.declarations >= LEAST_DECLARATIONS
+    assert len(result.fault_counts) == KINDS
+    assert result.declarations >= MIN_DECLARATIONS
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_25_every_trouble_occurs_once_before_any_occurs_twice(seed: int) -> None:
+def test_25_every_fault_occurs_once_before_any_occurs_twice(seed: int) -> None:
     kinds = ("API paused", "process killed", "server killed", "process paused", "timers purged")
 
     def deal() -> list[str]:
-        return list(itertools.islice(dealt(kinds, random.Random(seed)), 2 * len(kinds)))
+        return list(itertools.islice(shuffled_faults(kinds, random.Random(seed)), 2 * len(kinds)))
 
-    troubles = deal()
-    assert tuple(troubles[: len(DEALT_FIRST)]) == DEALT_FIRST
-    assert sorted(troubles[: len(kinds)]) == sorted(troubles[len(kinds) :]) == sorted(kinds)
-    assert deal() == troubles, "a seed must reproduce the choices"
+    fault_counts = deal()
+    assert tuple(fault_counts[: len(FIRST_FAULTS)]) == FIRST_FAULTS
+    assert sorted(fault_counts[: len(kinds)]) == sorted(fault_counts[len(kinds) :]) == sorted(kinds)
+    assert deal() == fault_counts, "a seed must reproduce the choices"

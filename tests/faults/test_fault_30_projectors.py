@@ -48,7 +48,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 COUNT = 1_400
 BATCHES_OF_ROWS = 4  # at least; the first one empties the store
 TOGETHER = 50  # resources in one append
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class History:
@@ -172,7 +172,7 @@ def fold(models: ReadModels, projector: Projector, events: Sequence[StoredEvent]
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not await condition():  # noqa: ASYNC110 - the condition is on the bus
             await asyncio.sleep(0.05)
     assert await condition(), what
@@ -233,7 +233,7 @@ async def test_30_a_process_that_is_killed_while_it_folds_a_long_log_starts_warm
             roles=["projector"],
             failpoint=f"{Failpoint.PROJECTOR_SAVED}:{2 if position_before == 0 else 1}",
         )
-        await dying.killed_at(Failpoint.PROJECTOR_SAVED)
+        await dying.wait_until_killed_at(Failpoint.PROJECTOR_SAVED)
         models, _ = await start_projector(log)
         assert models.position > position_before, "it must continue from its last checkpoint"
         position_before = models.position
@@ -261,7 +261,7 @@ async def test_30_a_resumed_projector_overwrites_no_newer_row_and_takes_over_whe
     await until(log.is_written, "the first one writes")
     watching = asyncio.ensure_future(watch())
     other_process = RoleProcess.fork(log.url, tmp_path / "other.log", roles=["projector"])
-    await other_process.ready()
+    await other_process.wait_until_ready()
 
     paused.pause()
     await log.append_part(keys(COUNT, COUNT + 20), 0)

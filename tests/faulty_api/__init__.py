@@ -4,9 +4,9 @@
 
 PUT, GET, DELETE /_faults   the faults of requests about shapes: see `faults`
 GET, DELETE /_stats         requests by method and status, number of shapes, effects
-GET /_journal?after=N&limit=M   effects that really happened, with a sequence above N
-/as/OPTIONS/shapes…         peculiarities of real APIs, such as ids of the server: see `options`
-PUT /_expired?name=NAME     an object that expires is at its end
+GET /_journal?after=N&limit=M   effects with a sequence above N
+/as/OPTIONS/shapes…         peculiarities of real APIs, such as assigned ids: see `options`
+PUT /_expired?name=NAME     expire an object
 """
 
 from pathlib import Path

@@ -59,7 +59,7 @@ class _FaultyApp:
         self._options = Options(database, self)
         self._controls = Starlette(
             routes=[
-                Route("/_expired", self._options.let_expire, methods=["PUT"]),
+                Route("/_expired", self._options.expire_object, methods=["PUT"]),
                 Route("/_faults", self._control_faults, methods=["GET", "PUT", "DELETE"]),
                 Route("/_stats", self._control_statistics, methods=["GET", "DELETE"]),
                 Route("/_journal", self._show_journal),
@@ -74,41 +74,41 @@ class _FaultyApp:
         elif path.startswith(PREFIX):
             await self._options(scope, receive, send)
         elif path == "/shapes" or path.startswith("/shapes/"):
-            await self._about_shapes(scope, receive, send)
+            await self._handle_shapes(scope, receive, send)
         else:
             await self._api(scope, receive, send)
 
-    async def _about_shapes(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_shapes(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         key_of_request.set(headers.get(b"idempotency-key", b"").decode() or None)
         scope.setdefault("state", {})["verdict"] = Verdict()
         messages: list[Message] = []
 
-        async def hear(message: Message) -> None:
+        async def collect(message: Message) -> None:
             messages.append(message)
 
         status = NO_ANSWER
         try:
-            await self._api(scope, receive, hear)
+            await self._api(scope, receive, collect)
             verdict: Verdict = scope["state"]["verdict"]
             if verdict.reply_is_lost:
-                await _lose(scope, receive)
+                await _cut_connection(scope, receive)
                 return
             if verdict.failure_after is not None:
-                answer = verdict.failure_after.response()
-                status = str(answer.status_code)
-                await answer(scope, receive, send)
+                response = verdict.failure_after.response()
+                status = str(response.status_code)
+                await response(scope, receive, send)
                 return
             if messages:
                 status = str(messages[0]["status"])
                 if scope["method"] == "GET" and scope["path"] == "/shapes" and status == "200":
-                    messages = self._listed(Request(scope), verdict, messages)
+                    messages = self._filter_listing(Request(scope), verdict, messages)
             for message in messages:
                 await send(message)
         finally:
             self._requests[scope["method"], status] += 1
 
-    # --- before a request is done
+    # --- before a request is handled
 
     async def _apply_faults(self, request: Request, name: str | None) -> None:
         verdict = self._faults.judge(request.method, name)
@@ -126,9 +126,11 @@ class _FaultyApp:
                 raise token_expired("is too old")
             self._faults.fail_listing(verdict, page)
 
-    # --- after a listing is made
+    # --- after a listing
 
-    def _listed(self, request: Request, verdict: Verdict, messages: list[Message]) -> list[Message]:
+    def _filter_listing(
+        self, request: Request, verdict: Verdict, messages: list[Message]
+    ) -> list[Message]:
         body = b"".join(message.get("body", b"") for message in messages)
         listing: dict[str, Any] = msgspec.json.decode(body)
         token = listing.get("continue")
@@ -193,8 +195,8 @@ class _FaultyApp:
         return _json({"entries": entries})
 
 
-async def _lose(scope: Scope, receive: Receive) -> None:
-    """Cut the connection, and wait until the server has noticed."""
+async def _cut_connection(scope: Scope, receive: Receive) -> None:
+    """Cut the connection, and wait until the server has detected it."""
     cut = cast("Callable[[], None]", scope["extensions"][_CUT])
     cut()
     while (await receive())["type"] != "http.disconnect":

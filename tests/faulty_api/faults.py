@@ -2,23 +2,23 @@
 
 The document of `PUT /_faults`; every field is optional, unknown ones are refused:
 
-    latency_ms, latency_jitter_ms   wait so long (plus up to the jitter) before the effect
-    error_rate, error_status        answer the status (503) instead of doing anything
-    throttle_rate                   answer 429 with Retry-After: retry_after_seconds (1)
-    error_after_rate                do it, then answer error_status
-    lost_reply_rate                 do it, then cut the connection without an answer
-    listing_lag_seconds             listings show the state of so long ago
-    listing_fail_after_pages        a listing's pages fail with 500 after so many
-    listing_drop_rate               leave each item out of a page with this probability
-    listing_drop_names              leave these out of listings
-    listing_token_seconds           continue tokens live so long (0: not at all), not 300 seconds
+    latency_ms, latency_jitter_ms   delay before the effect, plus up to the jitter
+    error_rate, error_status        return the status (503) without an effect
+    throttle_rate                   return 429 with Retry-After: retry_after_seconds (1)
+    error_after_rate                return error_status after the effect
+    lost_reply_rate                 cut the connection after the effect, without a response
+    listing_lag_seconds             listings show the state of that time ago
+    listing_fail_after_pages        a listing fails with 500 after this many pages
+    listing_drop_rate               omit each item of a page with this probability
+    listing_drop_names              omit these from listings
+    listing_token_seconds           lifetime of continue tokens (0: none) instead of 300 seconds
     seed                            makes the random choices repeatable
     methods                         only requests with these (GET, POST, PUT, DELETE)
-    name_prefix                     only requests about shapes whose name starts so; of a listing,
-                                    only the items that may be left out
-    remaining                       how many more requests are hit; null means all
+    name_prefix                     only requests about shapes with this prefix; for a listing,
+                                    only the items that may be omitted
+    remaining                       number of requests that are still affected; null: all
 
-Rates are probabilities from 0 to 1. A request that several faults touch counts once.
+Rates are probabilities from 0 to 1. A request with several faults counts once.
 """
 
 import random
@@ -62,7 +62,7 @@ NO_FAULTS: Final = Faults()
 
 
 class Verdict(msgspec.Struct):
-    """What happens to one request; the default is nothing."""
+    """The faults of one request; the default is none."""
 
     delay_seconds: float = 0
     refusal: Problem | None = None
@@ -72,18 +72,18 @@ class Verdict(msgspec.Struct):
 
 
 class FaultInjector:
-    """Decides for each request what goes wrong with it."""
+    """Decides the faults of each request."""
 
     def __init__(self) -> None:
         self.replace(NO_FAULTS)
 
     @property
     def faults(self) -> Faults:
-        """The faults in force; `remaining` is what remains of it."""
+        """The current faults; `remaining` is the remaining number of requests."""
         return msgspec.structs.replace(self._faults, remaining=self._remaining)
 
     def replace(self, faults: Faults) -> None:
-        """Put other faults in force and start the random choices anew."""
+        """Replace the faults and restart the random choices."""
         self._faults = faults
         self._remaining = faults.remaining
         self._random = random.Random(faults.seed)
@@ -120,19 +120,19 @@ class FaultInjector:
         return verdict
 
     def listing_lag_seconds(self, verdict: Verdict) -> float:
-        """Return how far behind this listing is."""
+        """Return the lag of this listing."""
         if not self._faults.listing_lag_seconds or not self._listing_applies(verdict):
             return 0
         self._count(verdict)
         return self._faults.listing_lag_seconds
 
     def listing_token_seconds(self, verdict: Verdict) -> float | None:
-        """Return how long continue tokens live, None for as long as always."""
+        """Return the lifetime of continue tokens; None is the API's default."""
         seconds = self._faults.listing_token_seconds
         return seconds if self._listing_applies(verdict) else None
 
     def fail_listing(self, verdict: Verdict, page: int) -> None:
-        """Fail the page of that number if it is to fail.
+        """Raise the fault of the page with that number, if any.
 
         Raises:
             Problem: 500.
@@ -144,7 +144,7 @@ class FaultInjector:
         raise _injected(500, f"after {pages} pages")
 
     def drop_from_listing(self, verdict: Verdict, names: list[str]) -> set[str]:
-        """Return the names that are left out of this page."""
+        """Return the names that are omitted from this page."""
         faults = self._faults
         if not (faults.listing_drop_rate or faults.listing_drop_names):
             return set()

@@ -1,4 +1,4 @@
-"""The journal: every effect that really happened, written in the transaction of the effect."""
+"""The journal of all effects, each written in the transaction of the effect."""
 
 import sqlite3
 import time
@@ -25,7 +25,7 @@ CREATE TEMP TRIGGER journal_{verb} AFTER {verb} ON shapes BEGIN
             json_extract(CAST({row}.document AS TEXT), '$.uid'), effect_key(), {previous});
 END
 """
-# The document from before a name's first later effect is what it was at that moment.
+# The document before a name's first later effect is its state at that moment.
 _AS_OF = """
 WITH later AS (
     SELECT name, previous AS document, min(sequence) FROM journal
@@ -68,7 +68,7 @@ class Journal:
             database.execute(script)
 
     def _now(self) -> float:
-        # Never backwards, so that "as of a moment" is a prefix of the journal.
+        # Monotonic, so that "as of a moment" is a prefix of the journal.
         self._last_time = max(self._last_time, time.time())
         return self._last_time
 
@@ -89,21 +89,21 @@ class Journal:
         ]
 
     def as_of(self, moment: float) -> list[tuple[str, bytes]]:
-        """Return every shape's name and document as they were at a moment."""
+        """Return every shape's name and document as of a moment."""
         return self._database.execute(_AS_OF, (moment,)).fetchall()
 
     def count_shapes(self) -> int:
-        """Return how many there are."""
+        """Return the number of shapes."""
         return self._database.execute("SELECT count(*) FROM shapes").fetchone()[0]
 
     def count_effects(self) -> dict[str, int]:
-        """Return how many effects of each sort there were since the last reset."""
+        """Return the number of effects of each type since the last reset."""
         query = "SELECT method, count(*) FROM journal WHERE sequence > ? GROUP BY method"
         counts = dict(self._database.execute(query, (self._counted_after(),)).fetchall())
         return {effect: counts.get(method, 0) for method, effect in EFFECTS.items()}
 
     def reset_counts(self) -> None:
-        """Count from zero again."""
+        """Reset the counts to zero."""
         self._database.execute("DELETE FROM counted")
         self._database.execute("INSERT INTO counted SELECT coalesce(max(sequence), 0) FROM journal")
 

@@ -1,6 +1,6 @@
 """Kinds with the peculiarities of real APIs, one kind for each option of the faulty API.
 
-Each has a provider name of its own, so that a ``ProviderConfig`` and its listings are about one.
+Each has a separate provider name, so a ``ProviderConfig`` and its listings have one kind.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MAX_NAME_CHARACTERS = 50
 
 
 class ShapeOutputs(msgspec.Struct, frozen=True):
-    """What a shape gives to others."""
+    """The outputs of a shape."""
 
     color: str
     expires: datetime | None = None
 
 
 class OptionProvider(ShapesProvider):
-    """A client of the shapes API with an option: shows outputs, and whose write was the last."""
+    """A client of the shapes API with an option; reports outputs and the last writer."""
 
     option = ""
 
@@ -48,10 +48,10 @@ class OptionProvider(ShapesProvider):
         super().__init__(replace(config, endpoint=endpoint), secrets, permit)
 
     async def create(self, action: Action) -> Effect:
-        return _effect_as_observed(await super().create(_marked(action)))
+        return _effect_as_observed(await super().create(_with_key_label(action)))
 
     async def update(self, action: Action) -> Effect:
-        return _effect_as_observed(await super().update(_marked(action)))
+        return _effect_as_observed(await super().update(_with_key_label(action)))
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         existing = await super().read(external_name, uid)
@@ -65,34 +65,34 @@ class OptionProvider(ShapesProvider):
 
 
 class FixedProvider(OptionProvider):
-    """Of shapes whose type cannot be changed."""
+    """Provider of shapes whose type cannot be changed."""
 
     option = "fixed"
 
 
 class ExpiringProvider(OptionProvider):
-    """Of shapes that end, unless they are written again."""
+    """Provider of shapes that expire unless they are written again."""
 
     option = "expires"
 
 
 class UnlistedProvider(OptionProvider):
-    """Of an API that cannot list: each object is read by itself."""
+    """Provider for an API without listings, which reads each object individually."""
 
     option = "unlisted"
 
     async def _confirm_absence(self, external_name: str) -> None:
-        """Have the API answer for itself: any gateway can answer 404."""
-        answer = await self._api.call("GET", "/healthz")
-        if answer.status_code != HTTPStatus.OK:
-            raise refusal(answer)
+        """Check that the API responds, because any gateway can return 404."""
+        response = await self._api.call("GET", "/healthz")
+        if response.status_code != HTTPStatus.OK:
+            raise refusal(response)
 
 
 class WhiteProvider(OptionProvider):
-    """Of shapes that are made White, and painted by a second request: an effect of several calls.
+    """Provider of shapes that are created White and painted by a second request.
 
-    The first request carries the key of the action, and leaves it in the object. The second has a
-    key made of that one, and relies on what the first has left.
+    The first request carries the key of the action and stores it in the object. The key of the
+    second is derived from it, and the second relies on the stored key.
     """
 
     option = "white"
@@ -111,13 +111,13 @@ class WhiteProvider(OptionProvider):
         )
         try:
             painted = await self.update(paint)
-        except RefusedError as error:  # it is there all the same
-            half = effect.object
-            raise RefusedError(error.message, status=error.status, obstacle=half) from error
+        except RefusedError as error:  # the object exists anyway
+            unpainted = effect.object
+            raise RefusedError(error.message, status=error.status, obstacle=unpainted) from error
         except ConflictError as error:
             if error.obstacle is not None and error.obstacle.uid == effect.object.uid:
                 raise
-            raise NotFoundError(f"what was made is gone: {error.message}") from error
+            raise NotFoundError(f"the created object is missing: {error.message}") from error
         return replace(painted, replayed=effect.replayed and painted.replayed)
 
 
@@ -134,13 +134,13 @@ _numbered_decoder = msgspec.json.Decoder(_Numbered)
 
 
 class _NumberedShapes(OptionProvider):
-    """Of shapes under their whole names, ids included."""
+    """Provider of shapes under their full names, including ids."""
 
     option = "ids"
 
-    async def make(self, action: Action) -> Effect:
-        """Create an object, whatever the API calls it."""
-        marked = _marked(action)
+    async def create_numbered(self, action: Action) -> Effect:
+        """Create an object, whose full name the API assigns."""
+        marked = _with_key_label(action)
         response = await self._api.call(
             "POST",
             "/shapes",
@@ -162,7 +162,7 @@ class _NumberedShapes(OptionProvider):
 
 
 class NumberedProvider:
-    """Of an API that makes the ids: a name may be had by many, and the id tells them apart."""
+    """Provider for an API that assigns ids, which distinguish objects of the same name."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._shapes = _NumberedShapes(config, secrets, permit)
@@ -170,15 +170,15 @@ class NumberedProvider:
     async def create(self, action: Action) -> Effect:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
             raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
-        return _effect_by_id(await self._shapes.make(action))
+        return _effect_by_id(await self._shapes.create_numbered(action))
 
     async def update(self, action: Action) -> Effect:
-        whole = await self._whole_name(action)
-        if whole is None:
+        full_name = await self._full_name(action)
+        if full_name is None:
             raise NotFoundError(f"no shape is named {action.external_name!r}")
         try:
             return _effect_by_id(
-                await self._shapes.update(replace(action, external_name=whole, uid=None))
+                await self._shapes.update(replace(action, external_name=full_name, uid=None))
             )
         except ConflictError as conflict:
             obstacle = None if conflict.obstacle is None else _by_id(conflict.obstacle)
@@ -190,10 +190,10 @@ class NumberedProvider:
             ) from conflict
 
     async def delete(self, action: Action) -> Effect:
-        whole = await self._whole_name(action)
-        if whole is None:
+        full_name = await self._full_name(action)
+        if full_name is None:
             return Effect(None, absent=True)
-        return await self._shapes.delete(replace(action, external_name=whole, uid=None))
+        return await self._shapes.delete(replace(action, external_name=full_name, uid=None))
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         if uid is None:
@@ -210,7 +210,7 @@ class NumberedProvider:
     async def close(self) -> None:
         await self._shapes.close()
 
-    async def _whole_name(self, action: Action) -> str | None:
+    async def _full_name(self, action: Action) -> str | None:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
             raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         uid = action.uid
@@ -227,8 +227,8 @@ class NumberedProvider:
         return None
 
 
-def _marked(action: Action) -> Action:
-    """Leave the action's key in the object; of an action with several keys, the first."""
+def _with_key_label(action: Action) -> Action:
+    """Store the action's key in the object; for several keys, the first."""
     key = action.idempotency_key.partition("/")[0]
     return replace(action, labels={**action.labels, _KEY_LABEL: key})
 
@@ -262,52 +262,52 @@ def _numbered_name_problem(name: str) -> str | None:
 
 
 class SealedFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a shape whose colour is a secret."""
+    """The fields of a shape whose color is a secret."""
 
     type: str
     color: SecretRef
 
 
 class SealedProvider(FixedProvider):
-    """Of shapes whose colour is a secret: it is written as it is, and shown as its digest."""
+    """Provider of shapes whose color is a secret, which is reported as its digest."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         super().__init__(config, secrets, permit)
         self._secrets = secrets
 
     async def create(self, action: Action) -> Effect:
-        return self._sealed_effect(await super().create(await self._opened(action)))
+        return self._effect_with_digest(await super().create(await self._resolve_color(action)))
 
     async def update(self, action: Action) -> Effect:
-        return self._sealed_effect(await super().update(await self._opened(action)))
+        return self._effect_with_digest(await super().update(await self._resolve_color(action)))
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         existing = await super().read(external_name, uid)
-        return None if existing is None else self._sealed(existing)
+        return None if existing is None else self._with_digest(existing)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         async for page in super().pages(scope, page_size=page_size):
-            yield [self._sealed(each) for each in page]
+            yield [self._with_digest(each) for each in page]
 
-    async def _opened(self, action: Action) -> Action:
+    async def _resolve_color(self, action: Action) -> Action:
         reference = msgspec.convert(action.fields["color"], SecretRef)
         color = await self._secrets.value(reference, action.namespace)
         return replace(action, fields={**action.fields, "color": color})
 
-    def _sealed(self, existing: ExternalObject) -> ExternalObject:
+    def _with_digest(self, existing: ExternalObject) -> ExternalObject:
         digest = self._secrets.digest(existing.fields["color"])
         return replace(
             existing, fields={**existing.fields, "color": {"secret": digest}}, outputs={}
         )
 
-    def _sealed_effect(self, effect: Effect) -> Effect:
+    def _effect_with_digest(self, effect: Effect) -> Effect:
         created_object = effect.object
         return (
             effect
             if created_object is None
-            else replace(effect, object=self._sealed(created_object))
+            else replace(effect, object=self._with_digest(created_object))
         )
 
 
@@ -328,10 +328,10 @@ FIXED = dataclasses.replace(
     outputs=ShapeOutputs,
     immutable=frozenset({"type"}),
 )
-"""Whose replacement has its name: the old one goes first."""
+"""A replacement has the same name, so the old object is deleted first."""
 
 TWIN = dataclasses.replace(FIXED, name="TwinShape", provider="twin", has_second_name=True)
-"""Whose replacement stands beside it, under a second name."""
+"""A replacement is created under a second name, before the old object is deleted."""
 
 EXPIRING = dataclasses.replace(
     SHAPE,
@@ -360,7 +360,7 @@ UNLISTED = dataclasses.replace(
 WHITE = dataclasses.replace(
     SHAPE, name="WhiteShape", provider="white", connect=WhiteProvider, outputs=ShapeOutputs
 )
-"""Which is made by two calls."""
+"""An object takes two calls to create."""
 
 NUMBERED = dataclasses.replace(
     SHAPE,
@@ -373,7 +373,7 @@ NUMBERED = dataclasses.replace(
     ),
     name_problem=_numbered_name_problem,
 )
-"""Whose ids the API makes."""
+"""The API assigns the ids."""
 
 SEALED = dataclasses.replace(
     FIXED,
@@ -384,6 +384,6 @@ SEALED = dataclasses.replace(
     comparable=_by_digest,
     outputs=None,
 )
-"""Whose colour is a secret."""
+"""The color is a secret."""
 
 OPTION_KINDS: tuple[Kind, ...] = (FIXED, TWIN, EXPIRING, UNLISTED, WHITE, NUMBERED)

@@ -1,16 +1,16 @@
-"""Peculiarities of real APIs: options of the shapes API, each by a prefix of its paths.
+"""Peculiarities of real APIs: options of the shapes API, selected by a path prefix.
 
-`/as/OPTIONS/shapes…` is the application's `/shapes…` with these, joined by `+`:
+`/as/OPTIONS/shapes…` is the application's `/shapes…` with these options, joined by `+`:
 
-    ids        the server makes the ids, and a name may be had by many: `POST` ignores the name's
-               second half, and shows the object as `NAME--ID`, by which it is addressed
-    fixed      `type` cannot be changed: a `PUT` that would is refused with 422
-    expires    objects end an hour after their last write: they are shown with a label `expires`
+    ids        the server assigns ids, and several objects may have one name: `POST` ignores the
+               second half of the name, and the object is addressed as `NAME--ID`
+    fixed      `type` cannot be changed: a `PUT` that changes it is refused with 422
+    expires    objects expire an hour after their last write, and have a label `expires`
     unlisted   there is no listing: 405
-    white      what is created is White, and painted by a second request: else 422
+    white      new objects must be White, and a second request paints them: else 422
 
-`PUT /_expired?name=NAME` lets an object be at its end until it is written again. Objects of all
-options are in one table, with one journal: they differ by their names.
+`PUT /_expired?name=NAME` expires an object until it is written again. The objects of all options
+share a table and a journal, and have different names.
 """
 
 import hashlib
@@ -35,15 +35,17 @@ EXPIRES: Final = "expires"
 
 
 class Options:
-    """Stands before the application, and changes what goes in and what comes out."""
+    """Wraps the application, and changes requests and responses."""
 
     def __init__(self, database: sqlite3.Connection, app: ASGIApp) -> None:
         self._database = database
         self._app = app
-        self._ended: dict[str, tuple[int, float]] = {}  # version and end of what was let expire
+        self._expirations: dict[
+            str, tuple[int, float]
+        ] = {}  # version and expiry of objects that were expired
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request beneath a prefix."""
+        """Handle a request below the prefix."""
         _, _, options, rest = scope["path"].split("/", 3)
         chosen, path = options.split("+"), f"/{rest}"
         inner = {**scope, "path": path, "raw_path": path.encode()}
@@ -54,21 +56,21 @@ class Options:
             await problem.response()(scope, receive, send)
             return
         if EXPIRES in chosen:
-            await self._with_ends(inner, _Once(body, receive), send)
+            await self._add_expiry(inner, _ReplayedBody(body, receive), send)
         else:
-            await self._app(inner, _Once(body, receive), send)
+            await self._app(inner, _ReplayedBody(body, receive), send)
 
-    async def let_expire(self, request: Request) -> Response:
-        """Let an object be at its end, until it is written again."""
+    async def expire_object(self, request: Request) -> Response:
+        """Expire an object until it is written again."""
         name = request.query_params["name"]
         existing = self._find(name)
         if existing is None:
             raise Problem(404, "no-such-shape", f"no shape has the name {name}")
-        self._ended[name] = (existing["version"], time.time())
+        self._expirations[name] = (existing["version"], time.time())
         return Response(status_code=204)
 
     def _validated_body(self, chosen: Collection[str], scope: Scope, body: bytes) -> bytes:
-        """Return what the application is asked; raises `Problem` for what an option refuses."""
+        """Return the body for the application; raises `Problem` if an option refuses it."""
         method, path = cast("str", scope["method"]), cast("str", scope["path"])
         if "unlisted" in chosen and (method, path) == ("GET", "/shapes"):
             raise Problem(405, "no-listing", "this API has no listing")
@@ -77,40 +79,40 @@ class Options:
         try:
             expected: dict[str, Any] = msgspec.json.decode(body)
         except msgspec.DecodeError:
-            return body  # the application says what is wrong with it
+            return body  # the application reports the error
         if "ids" in chosen and method == "POST":
-            expected["name"] = f"{expected['name']}{ID_MARK}{_id(scope)}"
+            expected["name"] = f"{expected['name']}{ID_MARK}{_assign_id(scope)}"
             return msgspec.json.encode(expected)
         if "white" in chosen and method == "POST" and expected.get("color") != "White":
-            raise Problem(422, "not-valid", "what is new is White: paint it afterwards")
+            raise Problem(422, "not-valid", "a new shape must be White; paint it afterwards")
         if "fixed" in chosen and method == "PUT":
             existing = self._find(path.removeprefix("/shapes/"))
             if existing is not None and existing["type"] != expected.get("type"):
                 raise Problem(422, "not-valid", "the type of a shape cannot be changed")
         return body
 
-    async def _with_ends(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _add_expiry(self, scope: Scope, receive: Receive, send: Send) -> None:
         messages: list[Message] = []
 
-        async def hear(message: Message) -> None:
+        async def collect(message: Message) -> None:
             messages.append(message)
 
-        await self._app(scope, receive, hear)
+        await self._app(scope, receive, collect)
         if not messages:
             return  # the connection is cut
         body = b"".join(message.get("body", b"") for message in messages)
         if 200 <= messages[0]["status"] < 300 and body and scope["path"].startswith("/shapes"):
             document: dict[str, Any] = msgspec.json.decode(body)
             for each in document.get("items", [document]):
-                each["labels"] = {**each["labels"], EXPIRES: self._end_of(each)}
+                each["labels"] = {**each["labels"], EXPIRES: self._expiry_of(each)}
             body = msgspec.json.encode(document)
         headers = [each for each in messages[0]["headers"] if each[0] != b"content-length"]
         length = (b"content-length", str(len(body)).encode())
         await send({**messages[0], "headers": [*headers, length]})
         await send({"type": "http.response.body", "body": body})
 
-    def _end_of(self, document: dict[str, Any]) -> str:
-        version, end = self._ended.get(document["name"], (0, 0.0))
+    def _expiry_of(self, document: dict[str, Any]) -> str:
+        version, end = self._expirations.get(document["name"], (0, 0.0))
         if version != document["version"]:
             query = "SELECT max(time) FROM journal WHERE uid = ?"
             written_at: float = self._database.execute(query, (document["uid"],)).fetchone()[0]
@@ -123,8 +125,8 @@ class Options:
         return None if row is None else msgspec.json.decode(row[0])
 
 
-class _Once:
-    """Receives a body that was read, and then whatever comes."""
+class _ReplayedBody:
+    """Replays a body that was read, then receives further messages."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -137,8 +139,8 @@ class _Once:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def _id(scope: Scope) -> str:
-    """Make an id: the same for a repeat with the same key, as the application compares bodies."""
+def _assign_id(scope: Scope) -> str:
+    """Return an id that is equal for repeats of a key, because the application compares bodies."""
     headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
     key = headers.get(b"idempotency-key") or uuid.uuid4().bytes
     return hashlib.blake2b(key, digest_size=4).hexdigest()

@@ -45,7 +45,7 @@ class WithOption(ProviderContract):
 class TestFixed(WithOption):
     kind = FIXED
 
-    async def test_what_is_fixed_cannot_be_changed(self, provider: Provider, name: str) -> None:
+    async def test_a_fixed_field_cannot_be_changed(self, provider: Provider, name: str) -> None:
         created_object = await self.create_one(provider, name)
         with pytest.raises(RefusedError, match="cannot be changed"):
             await provider.update(
@@ -57,7 +57,7 @@ class TestFixed(WithOption):
 class TestExpiring(WithOption):
     kind = EXPIRING
 
-    async def test_a_write_renews_what_is_at_its_end(
+    async def test_a_write_renews_an_expired_object(
         self, provider: Provider, name: str, api_url: str
     ) -> None:
         created_object = await self.create_one(provider, name)
@@ -89,7 +89,7 @@ class TestWhite(WithOption, HttpFaultContract):
             assert (await http.post("/as/white/shapes", json=body)).status_code == 422
 
     @pytest.mark.parametrize("broken", ["Unmarked", "Hasty"])
-    async def test_the_suite_notices_what_several_calls_can_break(
+    async def test_the_suite_detects_providers_that_break_between_calls(
         self, endpoint: str, name: str, broken: str
     ) -> None:
         provider_of = {"Unmarked": Unmarked, "Hasty": Hasty}[broken]
@@ -101,7 +101,7 @@ class TestWhite(WithOption, HttpFaultContract):
 
 
 class Unmarked(WhiteProvider):
-    """Marks what it makes with the second call."""
+    """Marks the object only with the second call."""
 
     async def create(self, action: Action) -> Effect:
         white: Fields = {**action.fields, "color": "White"}
@@ -118,7 +118,7 @@ class Unmarked(WhiteProvider):
 
 
 class Hasty(WhiteProvider):
-    """Takes the first half for the whole, when it is repeated."""
+    """Treats an unfinished object as finished when a creation is repeated."""
 
     async def create(self, action: Action) -> Effect:
         half = await self.read(action.external_name)

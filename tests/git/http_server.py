@@ -1,4 +1,4 @@
-"""A Git server over HTTP, with a password: Git's own program behind a few lines of CGI."""
+"""A Git server over HTTP with a password, which runs Git's own CGI program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 
 
 class GitServer:
-    """Serves the repositories of a folder; ``requests`` counts what it was asked."""
+    """Serves the repositories of a folder; ``requests`` counts the requests."""
 
     def __init__(self, folder: Path, password: str) -> None:
         self._folder = folder

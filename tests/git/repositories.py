@@ -23,7 +23,7 @@ _ALONE: Final = {
 
 
 class Repository:
-    """A repository in a folder; a commit goes to its branch at once."""
+    """A repository in a folder; a commit updates its branch immediately."""
 
     def __init__(self, folder: Path, *, branch: str = "main") -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Repository:
         return self.head
 
     def store(self, kind: str, content: bytes) -> str:
-        """Store an object as it is, also one that Git itself would not make."""
+        """Store an object unchanged, even one that Git itself would not create."""
         file = self.folder.parent / "object"
         file.write_bytes(content)
         return self.git("hash-object", "-t", kind, "-w", "--literally", str(file)).strip()
@@ -80,7 +80,7 @@ class Repository:
 
 
 def signing_key(folder: Path, name: str = "key") -> tuple[Path, str]:
-    """Make an ssh key; return its file, and the line by which its owner is an allowed signer."""
+    """Create an SSH key; return its file and its line for the allowed signers."""
     if shutil.which("ssh-keygen") is None:
         skip_unless_in_ci("ssh-keygen is not installed (package openssh-client)")
     key = folder / name

@@ -1,4 +1,4 @@
-"""Sources up to no good: one of them stops no other, tells no secret, and fills no disk."""
+"""Malicious sources block no others, reveal no secrets, and fill no disk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def repeats(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Refuse as some servers do: with what they were given."""
+    """Refuse with an echo of the password, as some servers do."""
     error_line = f"ERR no access with {PASSWORD}\n".encode()
     body = (
         b"001e# service=git-upload-pack\n0000" + f"{len(error_line) + 4:04x}".encode() + error_line
@@ -68,7 +68,7 @@ async def repeats(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def test_a_server_that_never_comes_to_an_end_stops_no_other_source(
+async def test_a_server_that_never_finishes_blocks_no_other_source(
     world: World, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(heads, "_MAX_SECONDS", 1)
@@ -90,13 +90,13 @@ async def test_a_server_that_never_comes_to_an_end_stops_no_other_source(
 
 @pytest.fixture
 def login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that the roles may show to the namespace, from their start."""
+    """Set a variable that the namespace may read, before the roles start."""
     monkeypatch.setenv("GIT_LOGIN", f"ann:{PASSWORD}")
     monkeypatch.setenv("RECONCILER_SECRET_ENV", "default/GIT_LOGIN")
 
 
 @pytest.mark.usefixtures("login")
-async def test_a_password_is_hidden_without_its_user_too(world: World, repository: Repository):
+async def test_a_password_is_also_hidden_without_its_user(world: World, repository: Repository):
     async with listening(repeats) as url:
         manifest = source(repository, credentials={"$secret": "GIT_LOGIN", "store": "env"}, url=url)
         await world.declare_all([manifest])
@@ -106,7 +106,7 @@ async def test_a_password_is_hidden_without_its_user_too(world: World, repositor
         assert PASSWORD.encode() not in msgspec.json.encode(event.data)
 
 
-async def test_long_words_of_a_commit_are_cut(world: World, repository: Repository):
+async def test_long_texts_of_a_commit_are_truncated(world: World, repository: Repository):
     folder = "/".join(letter * 200 for letter in "abcdefghij")
     names = [f"s{number}" for number in range(60)]
     repository.write({f"{folder}/{name}.yaml": document(name) for name in names})
@@ -124,7 +124,7 @@ async def test_a_released_source_is_not_followed(world: World, repository: Repos
     await until_ready(world, repository.commit())
     await world.publish(SHOP, Withdrawn())
     await world.until_outcome(SHOP, "Released")
-    await world.until_observed_again(12)  # over two intervals: a read that began before has ended
+    await world.until_observed_again(12)  # over two intervals, so that an earlier read has ended
     position_before = await world.log.last_position()
     repository.write({"a.yaml": document("a", "Blue"), "b.yaml": document("b")})
     repository.commit()
@@ -133,7 +133,7 @@ async def test_a_released_source_is_not_followed(world: World, repository: Repos
     assert await world.client.status(ResourceKey("default", "Shape", "b")) is None
 
 
-def test_nothing_is_a_part_of_itself_or_of_the_reconcilers_own():
+def test_a_part_is_neither_its_own_parent_nor_an_internal_resource():
     assert "cannot be a part of itself" in find_part_problem(SHOP, SHOP)
     own = ResourceKey("default", COMPOSED_CONTENT_KIND, "x")
     assert "only Reconciler itself declares" in find_part_problem(SHOP, own)

@@ -1,4 +1,4 @@
-"""Looks at the repositories of several tenants: who is slow or full costs the others nothing."""
+"""Reads of several tenants' repositories: slow or full tenants do not affect the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 class Contents:
-    """Contents of no bus; ``is_full``: the quota of the namespace is used up."""
+    """Contents in memory; ``is_full``: the quota of the namespace is exhausted."""
 
     is_full = False
 
@@ -64,7 +64,7 @@ async def looks(contents: Contents):
 
 @pytest.fixture(autouse=True)
 def reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer at once, except for the tenant whose servers hang."""
+    """Reply immediately, except for the tenant whose servers hang."""
 
     async def read(request: Request) -> Reply:
         if request.namespace == "hostile":
@@ -90,13 +90,13 @@ async def hanging(looks: Heads):
 
 
 @pytest.mark.usefixtures("hanging")
-async def test_servers_that_hang_leave_room_for_the_sources_of_others(looks: Heads) -> None:
+async def test_servers_that_hang_leave_slots_for_the_sources_of_other_tenants(looks: Heads) -> None:
     async with asyncio.timeout(5):
         objects = await looks.refresh(source_of("billing"), is_requested=False)
     assert objects["head"]["revision"]["commit"] == COMMIT
 
 
-async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_come(
+async def test_a_listing_shows_the_known_state_of_a_source_that_waits_for_a_slot(
     looks: Heads, hanging: list[asyncio.Task[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.05)
@@ -183,7 +183,7 @@ async def test_a_slow_read_is_reported_when_it_has_ended(
     assert not await looks.has_new_commits(), "it is reported once"
 
 
-async def test_a_content_that_cannot_be_stored_ends_no_listing(
+async def test_a_failed_storage_of_content_breaks_no_listing(
     looks: Heads, contents: Contents
 ) -> None:
     contents.is_full = True
@@ -196,7 +196,7 @@ async def test_a_content_that_cannot_be_stored_ends_no_listing(
 
 
 class Tokens:
-    """A store with one secret, which is replaced now and then."""
+    """A store with one secret, which can be replaced."""
 
     value = "the first token of the source"
 

@@ -1,4 +1,4 @@
-"""Commits while everything is killed: the newest is declared, whole, and nothing is left."""
+"""Commits during kills: the newest is declared completely, and nothing is left."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.host_access import allow_more
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class Machine:
-    """`up` with its API, killed and started again."""
+    """`up` with its API, which can be killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.cli = Cli(folder)
@@ -44,7 +44,7 @@ class Machine:
         self._up.close()
 
     def colors(self) -> dict[str, str]:
-        """What the API has."""
+        """Return the colors of the shapes in the API."""
         answer = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
         return {each["name"]: each["color"] for each in answer.json()["items"]}
 
@@ -52,7 +52,7 @@ class Machine:
         self.wait_for(lambda: self.colors() == expected and self._is_ready(), f"{expected}")
 
     def wait_for(self, condition: Callable[[], bool], expected: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             if time.monotonic() > deadline:
                 output = self.cli.run("get", "GitSource", "-o", "yaml").out
@@ -65,7 +65,7 @@ class Machine:
         return bool(conditions) and all(each["status"] == "True" for each in conditions)
 
     def declared(self) -> Counter[str]:
-        """How many resources of each kind are declared, those of the log alone too."""
+        """Count the declared resources of each kind, including internal ones."""
         rows = self.cli.ok("get", "-A", "--all", "-o", "json").json
         return Counter(each["kind"] for each in rows if each["status"]["outcome"] != "Deleted")
 
@@ -82,10 +82,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(300)
-def test_38_the_newest_commit_is_declared_whole_after_any_kill(
+def test_38_the_newest_commit_is_declared_completely_after_any_kill(
     machine: Machine, tmp_path: Path
 ) -> None:
-    chance = random.Random(38)
+    rng = random.Random(38)
     repository = Repository(tmp_path / "shop")
     colors = {f"s{number:02}": "Red" for number in range(60)}
 
@@ -93,8 +93,8 @@ def test_38_the_newest_commit_is_declared_whole_after_any_kill(
         repository.write({f"{name}.yaml": shape(name, color) for name, color in colors.items()})
         repository.commit()
 
-    def die_within(seconds: float) -> None:
-        time.sleep(chance.uniform(0.05, seconds))
+    def kill_and_restart_within(seconds: float) -> None:
+        time.sleep(rng.uniform(0.05, seconds))
         machine.kill()
         machine.start()
 
@@ -111,17 +111,17 @@ def test_38_the_newest_commit_is_declared_whole_after_any_kill(
     }
     allow_more(machine.cli, "composition", addresses=repository.url)
     machine.cli.ok("apply", "-f", "-", text=json.dumps(source))
-    die_within(1.5)
+    kill_and_restart_within(1.5)
     for number in range(6):
-        for name in chance.sample(sorted(colors), 20):
-            colors[name] = chance.choice(["Red", "Blue", "Green"])
-        deleted_name = chance.choice(sorted(colors))
+        for name in rng.sample(sorted(colors), 20):
+            colors[name] = rng.choice(["Red", "Blue", "Green"])
+        deleted_name = rng.choice(sorted(colors))
         colors.pop(deleted_name)
         repository.remove(f"{deleted_name}.yaml")
         colors[f"n{number}"] = "Yellow"
         commit()
         machine.cli.run("reconcile", "GitSource/shop")
-        die_within(1)
+        kill_and_restart_within(1)
     machine.until(colors)
     machine.cli.ok("replay", "--verify")
     declared_names = machine.declared()
@@ -131,7 +131,7 @@ def test_38_the_newest_commit_is_declared_whole_after_any_kill(
         lambda: machine.declared()["ComposedContent"] <= 3, "only what the newest commit is made of"
     )
     machine.cli.ok("delete", "GitSource", "shop")
-    die_within(1)
+    kill_and_restart_within(1)
     machine.wait_for(
         lambda: not machine.colors() and not machine.declared()["ComposedContent"], "nothing"
     )

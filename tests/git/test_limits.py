@@ -1,4 +1,4 @@
-"""Repositories that are small and unpack to much: each is an error that names the limit."""
+"""Small repositories that unpack to large data lead to errors that name the limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.hostile_server import (
 
 GIB = 1024 * MIB
 PEAK_BYTES = 256 * MIB
-"""More than a reader takes for the largest object that is allowed, and less than a bomb."""
+"""More than a reader needs for the largest allowed object, and less than a bomb."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failur
 
 @pytest.fixture
 def peak_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return how much memory the reader of this test has had."""
+    """Return a function that returns the peak memory of the reader."""
     file = tmp_path / "peak"
     # Not by getrusage, which begins with the memory of the process that has started this one.
     program = f"""
@@ -75,7 +75,7 @@ def zeros(size: int, head: bytes = b"") -> bytes:
     return start + block * (size // (16 * MIB)) + packer.flush()
 
 
-# --- packs of a server of our own
+# --- packs from a test server
 
 
 def pack_of(*objects: bytes) -> bytes:
@@ -192,7 +192,7 @@ async def test_a_pack_that_is_too_large_is_not_received(peak_bytes: Callable[[],
     assert peak_bytes() < PEAK_BYTES
 
 
-async def test_refs_without_an_end_end_with_the_time(peak_bytes: Callable[[], int]):
+async def test_endless_refs_time_out(peak_bytes: Callable[[], int]):
     refs = line(b"# service=git-upload-pack\n") + b"0000" + line(COMMIT_ID + b" HEAD\0shallow\n")
     one = line(COMMIT_ID + b" refs/heads/" + b"x" * 60_000 + b"\n")
 
@@ -212,7 +212,7 @@ async def test_refs_without_an_end_end_with_the_time(peak_bytes: Callable[[], in
     assert loop.blocked_seconds < 1.5
 
 
-# --- repositories on a disk
+# --- repositories on disk
 
 
 def with_blob(repository: Repository, packed_blob: bytes) -> None:
@@ -228,7 +228,7 @@ def with_blob(repository: Repository, packed_blob: bytes) -> None:
 
 
 @pytest.mark.parametrize("stated", [GIB, 10])
-async def test_a_loose_object_fills_its_reader_and_nothing_else(
+async def test_a_loose_object_exhausts_only_its_reader(
     repository: Repository, stated: int, peak_bytes: Callable[[], int]
 ):
     with_blob(repository, zeros(GIB, b"blob %d\0" % stated))
@@ -260,7 +260,7 @@ async def test_trees_that_share_a_tree_are_counted(repository: Repository):
     assert "more than 5000 files" in failure.message
 
 
-async def test_a_document_that_takes_long_ends_with_the_time(repository: Repository):
+async def test_a_slow_document_times_out(repository: Repository):
     values = "a: [" + "[]," * 190_000 + "]\n---\n"
     repository.write({"a.yaml": values * 20})
     repository.commit()
@@ -272,7 +272,7 @@ async def test_a_document_that_takes_long_ends_with_the_time(repository: Reposit
     assert loop.blocked_seconds < 1.5
 
 
-async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repository):
+async def test_manifests_that_grow_by_aliases_exceed_the_limit(repository: Repository):
     head = "apiVersion: a/v1\nkind: A\nmetadata: {name: a%d}\nspec:\n"
     text = "  a: &a " + "x" * 90_000 + "\n  b: [*a, *a, *a, *a]\n---\n"
     repository.write({"a.yaml": "".join(head % number + text for number in range(100))})
@@ -284,7 +284,7 @@ async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repositor
 async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_process(
     repository: Repository,
 ):
-    """A byte of the reply for each, and 64 bytes of the process that reads it."""
+    """Each value takes one byte of the reply, and 64 bytes once decoded."""
     head = '{"apiVersion":"a/v1","kind":"A","metadata":{"name":"a"},"spec":{"a":['
     text = head + "[]," * 100_000 + "[]]}}"
     repository.write({f"{number}.json": text for number in range(25)})
@@ -325,8 +325,8 @@ async def test_an_object_of_the_largest_size_is_read(repository: Repository):
     assert [each.file for each in reply.documents] == ["deploy/a.yaml"]
 
 
-async def test_a_reader_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch):
-    """As one that is stuck in a system call."""
+async def test_a_reader_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch):
+    """It simulates a reader that is stuck in a system call."""
     stuck = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(reader_process, "_COMMAND", stuck)
     monkeypatch.setattr(reader_process, "_GRACE_SECONDS", 0.5)

@@ -1,4 +1,4 @@
-"""The page of the kind: what it shows is accepted."""
+"""The example on the kind's page is accepted."""
 
 from __future__ import annotations
 

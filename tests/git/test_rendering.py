@@ -1,4 +1,4 @@
-"""Renderers: programs of the operator's, in a copy of a commit, within limits."""
+"""Renderers: the operator's programs, run in a copy of a commit with limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sh(script: str) -> dict[str, list[str]]:
     return {"mine": ["sh", "-c", script]}
 
 
-def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.MonkeyPatch):
+def test_a_renderer_runs_in_its_folder_with_all_other_files(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RECONCILER_TOKEN", "of the role")
     script = "cat b.yaml ../base/a.yaml; env"
     output = run_renderer(sh(script), "mine", FILES, "deploy")["mine"].decode()
@@ -35,14 +35,14 @@ def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.Monkey
         ("setsid sleep 3 & exit 3", "mine: exit status 3"),  # it has our output open
     ],
 )
-def test_what_fails_is_reported(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_renderer_is_reported(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendering, "MAX_SECONDS", 1 if "sleep" in script else 30)
     with pytest.raises(GitError, match=words) as raised:
         run_renderer(sh(script), "mine", FILES, "deploy")
     assert raised.value.reason == "BadCommit"
 
 
-def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_renderers_of_the_operator_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(GitError, match="unknown renderer 'theirs'; use one of"):
         run_renderer(sh("true"), "theirs", FILES, "")
     with pytest.raises(GitError, match="is not a valid file name"):

@@ -1,4 +1,4 @@
-"""Repositories, read as they are served: over HTTP with a password, and from a folder."""
+"""Repositories are read over HTTP with a password, and from a folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parts_of(content: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("place", ["", ", namespace: default"])
 def test_a_definition_of_a_tenant_is_refused_before_it_is_checked(place: str):
-    """Its expressions are compiled then, which takes as long as a tenant likes."""
+    """A check compiles its expressions, which could take any amount of time."""
     text = "apiVersion: reconciler/v1\nkind: KindDefinition\nmetadata: {name: Foo%s}\n"
     text += "spec: {apiVersion: foo/v1, provider: foo, over: Shape, fields: {}}\n"
     checked: list[str] = []
@@ -75,7 +75,7 @@ def test_a_definition_of_a_tenant_is_refused_before_it_is_checked(place: str):
     assert not checked
 
 
-async def test_over_http_with_a_password(repository: Repository):
+async def test_a_repository_is_read_over_http_with_a_password(repository: Repository):
     repository.write({"deploy/a.yaml": "a", "b.yaml": "b"})
     repository.commit()
     async with GitServer(repository.folder.parent, PASSWORD).serving() as server:
@@ -125,7 +125,7 @@ def test_refs_are_found_or_named(repository: Repository):
         assert raised.value.reason == "RefGone"
 
 
-def test_links_and_submodules_are_left_out_and_history_is_known(repository: Repository):
+def test_links_are_omitted_and_the_history_is_known(repository: Repository):
     repository.write({"deploy/a.yaml": "a", "secret": "x"})
     (repository.folder / "deploy/link.yaml").symlink_to("/etc/passwd")
     first = repository.commit()
@@ -141,7 +141,7 @@ def test_links_and_submodules_are_left_out_and_history_is_known(repository: Repo
         assert not checkout.has_ancestor("0" * 40)
 
 
-def test_only_signers_sign(repository: Repository, tmp_path: Path):
+def test_only_a_signature_of_a_signer_is_accepted(repository: Repository, tmp_path: Path):
     key, signer = signing_key(tmp_path)
     _, another = signing_key(tmp_path, "another")
     repository.git("config", "gpg.format", "ssh")
@@ -182,7 +182,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_reported():
         parts_of({"notes.txt": b""})
 
 
-def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
+def test_a_tree_with_a_path_outside_the_repository_is_refused(repository: Repository):
     repository.write({"deploy/a.yaml": "a"})
     repository.commit()
     blob = repository.git("rev-parse", "HEAD:deploy/a.yaml").strip()
@@ -219,14 +219,14 @@ def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
         ),
     ],
 )
-def test_a_document_that_would_be_too_much_is_refused_before_it_is_built(text: str, words: str):
+def test_an_excessive_document_is_refused_before_it_is_built(text: str, words: str):
     with pytest.raises(GitError, match=words):
         parts_of({"a.yaml": text.encode()})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "0"])
 @pytest.mark.parametrize("scheme", ["http", "https", "ssh"])
-async def test_no_repository_of_the_host_is_read_unless_it_is_allowed(scheme: str, host: str):
+async def test_no_repository_on_the_host_is_read_unless_allowed(scheme: str, host: str):
     positions: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -247,7 +247,7 @@ async def test_no_repository_of_the_host_is_read_unless_it_is_allowed(scheme: st
             assert positions
 
 
-def test_no_folder_of_the_host_is_read_unless_it_is_allowed(repository: Repository):
+def test_no_folder_on_the_host_is_read_unless_allowed(repository: Repository):
     repository.commit()
     folder = repository.folder.parent
     for allow in (Allow(), Allow(addresses=(f"file://{folder}",))):
@@ -259,7 +259,7 @@ def test_no_folder_of_the_host_is_read_unless_it_is_allowed(repository: Reposito
         find_commit(Remote(around, allow=Allow(addresses=("**",))), {})
 
 
-def test_ssh_connects_to_the_address_that_was_judged(monkeypatch: pytest.MonkeyPatch):
+def test_ssh_connects_to_the_checked_address(monkeypatch: pytest.MonkeyPatch):
     def resolved(*_: object, **__: object) -> list[object]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 2222))]
 
@@ -311,7 +311,7 @@ spec:
         (f"{PASSWORD}/a.yaml", "Blue"),
     ],
 )
-async def test_a_commit_with_the_credential_that_its_server_was_sent_is_refused(
+async def test_a_commit_that_contains_the_credential_of_its_server_is_refused(
     repository: Repository, name: str, text: str
 ):
     repository.write({"b.yaml": MANIFEST.format("Blue"), name: MANIFEST.format(text)})

@@ -1,4 +1,4 @@
-"""Servers that hang, in any number of namespaces, leave slots for the sources of others."""
+"""Servers that hang, in any number of namespaces, leave slots for the sources of other tenants."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reads:
         await self._settle()
 
     async def prove(self, *sources: str) -> None:
-        """Make sources quick ones."""
+        """Complete quick reads of sources."""
         for source in sources:
             await self.start(source)
             await self.end(source, after=0.1)
@@ -74,7 +74,7 @@ def reads() -> Iterator[Reads]:
 HOSTILE = [f"{namespace}/{number}" for namespace in ("m1", "m2", "m3") for number in range(4)]
 
 
-async def test_a_namespace_has_a_part_of_the_slots(reads: Reads) -> None:
+async def test_a_namespace_has_a_share_of_the_slots(reads: Reads) -> None:
     sources = [f"shop/{number}" for number in range(5)]
     await reads.prove(*sources)
     await reads.start(*sources)

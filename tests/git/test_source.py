@@ -1,4 +1,4 @@
-"""A Git source on the whole loop: what a repository says is declared, all of it or nothing."""
+"""A Git source in the whole loop: manifests are declared completely or not at all."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def until_ready(world: World, commit: str = "") -> StatusRow:
 
 
 async def until_problem(world: World, reason: str) -> str:
-    """Wait until the source says so; return its words."""
+    """Wait until the source has this problem; return its message."""
 
     async def says_so() -> str | None:
         row = await world.client.status(SHOP)
@@ -158,7 +158,7 @@ async def test_manifests_of_a_repository_are_declared_changed_and_withdrawn(
     await world.until(is_forgotten, "no content is left declared", seconds=5)
 
 
-async def test_an_idle_one_writes_no_event_and_a_restart_neither(
+async def test_neither_an_idle_source_nor_a_restart_writes_an_event(
     world: World, repository: Repository
 ):
     repository.write({"a.yaml": document("a")})
@@ -174,8 +174,10 @@ async def test_an_idle_one_writes_no_event_and_a_restart_neither(
     assert await world.log.last_position() == position_before
 
 
-async def test_38_a_commit_of_200_manifests(world: World, repository: Repository, tmp_path: Path):
-    """All or nothing; 90 held by the guard; the last good state stays, and each has an author."""
+async def test_38_a_commit_of_200_manifests_is_applied_completely_or_not_at_all(
+    world: World, repository: Repository, tmp_path: Path
+):
+    """The guard holds 90 deletions; a bad commit changes nothing; each commit has an author."""
     key, signer = signing_key(tmp_path)
     repository.git("config", "gpg.format", "ssh")
     repository.git("config", "user.signingkey", str(key))
@@ -277,7 +279,7 @@ async def test_a_requested_read_does_not_wait_for_the_interval(
     assert await colors(world) == {"a": "Blue"}
 
 
-async def test_tags_and_ranges_of_versions(world: World, repository: Repository):
+async def test_a_source_follows_tags_and_version_ranges(world: World, repository: Repository):
     for version, color in (("v1.0.0", "Red"), ("v1.2.0", "Blue"), ("v2.0.0", "Green")):
         repository.write({"a.yaml": document("a", color)})
         repository.commit(version)
@@ -296,7 +298,7 @@ async def test_tags_and_ranges_of_versions(world: World, repository: Repository)
     assert await colors(world) == {"a": "Red"}
 
 
-async def test_it_waits_for_what_it_depends_on(world: World, repository: Repository):
+async def test_a_source_waits_for_its_dependencies(world: World, repository: Repository):
     repository.write({"a.yaml": document("a")})
     repository.commit()
     await world.declare_all([source(repository, dependsOn=["Shape/base"])])
@@ -351,7 +353,7 @@ def renderers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
 
 
-async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_reported_once(
+async def test_rendered_manifests_are_declared_and_renderer_errors_reported_once(
     renderers: None, world: World, repository: Repository
 ):
     repository.write({"deploy/a.in": document("a", "COLOR")})
@@ -370,7 +372,7 @@ async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_reported_on
     assert await world.log.last_position() == position_before
 
 
-async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
+async def test_the_plan_of_a_withdrawal_contains_all_declared_resources(
     world: World, repository: Repository
 ):
     repository.write({f"s{number}.yaml": document(f"s{number}") for number in range(3)})
@@ -385,7 +387,7 @@ async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
     assert len(await colors(world)) == 3
 
 
-async def test_what_others_write_out_of_band_stops_nothing_and_declares_nothing_elsewhere(
+async def test_content_written_out_of_band_blocks_nothing_and_declares_nothing_elsewhere(
     world: World, repository: Repository
 ):
     by_hand = {"parent": "default/GitSource/hand", "uid": "u", "key": "k"}
@@ -426,7 +428,7 @@ async def test_what_others_write_out_of_band_stops_nothing_and_declares_nothing_
     assert await colors(world) == {"a": "Red"}
 
 
-async def test_of_two_concurrent_declarations_of_one_set_one_fails(world: World):
+async def test_one_of_two_concurrent_declarations_of_a_set_fails(world: World):
     sets = world.client.manifest_sets()
     key = ResourceKey("default", "ManifestSet", "race")
     parts = [Part(manifest(name)) for name in ("a", "b")]
@@ -452,7 +454,7 @@ async def test_of_two_concurrent_declarations_of_one_set_one_fails(world: World)
     await world.until(is_all_deleted, "no content is left")
 
 
-async def test_a_source_of_the_system_declares_a_kind_and_what_is_of_it(
+async def test_a_source_in_the_system_namespace_declares_a_kind_and_its_resources(
     world: World, repository: Repository
 ):
     definition = """

@@ -1,4 +1,4 @@
-"""Webhooks: genuine ones lead to a look at the sources of their repository, others to nothing."""
+"""Webhooks: authentic ones trigger a read of their repository's sources, others nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def names(cli: Cli) -> list[str]:
         "git@git.example.org:acme/shop.git",
     ],
 )
-def test_urls_of_one_repository_are_known_as_one(url: str) -> None:
+def test_urls_of_one_repository_are_equal(url: str) -> None:
     assert repository_key(url) == "git.example.org/acme/shop"
 
 
@@ -158,7 +158,7 @@ async def look_at_nothing(urls: Sequence[str]) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Gitlab-Token": "guessed"}])
-async def test_no_body_is_read_of_a_client_without_a_signature_or_the_token(
+async def test_no_body_is_read_from_a_client_without_a_signature_or_the_token(
     headers: dict[str, str],
 ) -> None:
     push = Push(headers)
@@ -200,12 +200,12 @@ async def test_unverified_bodies_take_bounded_memory() -> None:
 
 
 async def turns() -> None:
-    """Let all tasks go on as far as they can."""
+    """Let all tasks run as far as they can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def test_a_client_that_sends_headers_without_an_end_is_cut_off() -> None:
+async def test_a_client_that_sends_endless_headers_is_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = build_server(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,4 +1,4 @@
-"""From Git to the browser: a commit becomes a website over four systems, and each part says so."""
+"""From Git to the browser: a commit becomes a website on four systems."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ pytestmark = [pytest.mark.own_dockerd, pytest.mark.caddy, pytest.mark.nftables, 
 EXAMPLE = REPOSITORY / "examples" / "website"
 HOST = "hello.example.org"
 TABLE = "websites"
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 
 
 class Website:
-    """The example, with what people do to it and see of it."""
+    """The example, with its changes and visitors."""
 
     def __init__(self, folder: Path) -> None:
         self.cli = Cli(folder)
@@ -56,12 +56,12 @@ class Website:
         self._up.close()
 
     def end(self) -> None:
-        """Leave nothing, however it went."""
+        """Remove everything, even after a failure."""
         self._up.close()
         subprocess.run(["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False)
 
     def configure(self) -> None:
-        """Make the image, and apply the page's own files with the places of this run."""
+        """Import the image, and apply the page's files with the addresses of this run."""
         self.docker.import_image("busybox:1", "ENV PATH=/bin")
         tls = self.cli.folder / "tls"
         tls.mkdir()
@@ -74,7 +74,7 @@ class Website:
         self.repository.commit("Say hello")
 
     def find_systems(self) -> None:
-        """Say where they are: after a restart the bus of `up` has another port here."""
+        """Declare the systems' addresses; after a restart, the bus of `up` has a different port."""
         tls = f"file://{self.cli.folder / 'tls'}"
         bus = self.cli.ok("get", "ProviderConfig", "composition", "-o", "yaml").out
         self.cli.ok("apply", "-f", "-", text=bus.replace(": composition", ": websites"))
@@ -103,7 +103,7 @@ class Website:
     # --- using it
 
     def visit(self, url: str) -> str:
-        """Ask as a browser does, by TLS with the authority."""
+        """Request the page like a browser, with TLS and the CA."""
         context = ssl.create_default_context(cafile=str(self.cli.folder / "tls/hello/ca.crt"))
         with socket.create_connection(("127.0.0.1", urlsplit(url).port or 443), 10) as plain:
             connection = HTTPSConnection(HOST, context=context)
@@ -118,16 +118,16 @@ class Website:
         [url] = self.cli.ok("get", "Route", "hello", "-o", "json").json["status"]["outputs"]["urls"]
         return url
 
-    def until_says(self, text: str) -> None:
-        def says() -> bool:
+    def wait_for_text(self, text: str) -> None:
+        def has_text() -> bool:
             with suppress(AssertionError, OSError, HTTPException, KeyError):
                 return self.visit(self.url()) == text
             return False
 
-        self.until(says, f"it says {text!r}")
+        self.until(has_text, f"it says {text!r}")
 
     def until(self, holds: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not holds():
             output = self.cli.run("get").out + self.cli.run("get", "-o", "yaml").out[-6000:]
             assert time.monotonic() < deadline, f"{what}\n{output}"
@@ -143,7 +143,7 @@ class Website:
         return " ".join(each.get("message", "") for each in rows["status"]["conditions"])
 
     def texts(self) -> Counter[str]:
-        """What each container that runs would say."""
+        """Count the texts that the running containers serve."""
         containers = self.docker.http.get("/containers/json").json()
         inspected = [self.docker.inspect(each["Id"]) or {} for each in containers]
         return Counter(
@@ -174,7 +174,7 @@ class Website:
 
 
 class Visitors:
-    """People who ask all the time, and remember who was not answered."""
+    """Visitors that send requests continuously, and record the failures."""
 
     def __init__(self, website: Website, url: str) -> None:
         self.responses: Counter[str] = Counter()
@@ -212,10 +212,10 @@ def website() -> Iterator[Website]:
 
 
 @pytest.mark.timeout(300)
-def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) -> None:
+def test_a_commit_becomes_a_website_that_is_rolled_out_and_withdrawn(website: Website) -> None:
     first = website.repository.head
     website.declare()
-    website.until_says("version 1")
+    website.wait_for_text("version 1")
     website.until(website.is_ready, "all of it is ready")
     kinds = website.kinds()
     assert {name: kinds[name] for name in ("Website", "Deployment", "Service", "Route")} == {
@@ -255,30 +255,30 @@ def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) ->
 
 @pytest.mark.timeout(400)
 def test_a_rollout_continues_after_any_process_is_killed(website: Website) -> None:
-    chance = random.Random(15)
+    rng = random.Random(15)
 
-    def die_within(seconds: float) -> None:
-        time.sleep(chance.uniform(0.1, seconds))
+    def kill_and_restart_within(seconds: float) -> None:
+        time.sleep(rng.uniform(0.1, seconds))
         website.kill()
         website.start()
         website.find_systems()
 
     website.declare()
-    die_within(4)
-    website.until_says("version 1")
+    kill_and_restart_within(4)
+    website.wait_for_text("version 1")
     for number in (2, 3):
         website.commit(f"version {number - 1}", f"version {number}")
-        die_within(4)
-        die_within(4)
+        kill_and_restart_within(4)
+        kill_and_restart_within(4)
         expected = {f"version {number}": 3}
         website.until(
             lambda expected=expected: website.texts() == expected, f"it is rolled: {expected}"
         )
-        website.until_says(f"version {number}")
+        website.wait_for_text(f"version {number}")
     website.until(website.is_ready, "all of it is ready")
     assert website.kinds()["Container"] == 3
     website.cli.ok("delete", "GitSource", "websites")
-    die_within(3)
+    kill_and_restart_within(3)
     website.until(lambda: website.find_leftovers() == [], "nothing is left")
     website.until(lambda: website.kinds() == {"Issuer": 1}, "nothing is declared")
     website.cli.ok("replay", "--verify")

@@ -107,7 +107,7 @@ HOSTILE: dict[str, tuple[Answer, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_an_authority_that_sends_too_much_is_an_error(what: str) -> None:
+async def test_a_ca_response_that_is_too_large_or_too_slow_is_an_error(what: str) -> None:
     serve, words = HOSTILE[what]
     with hostile_server(serve) as port:
         client = AcmeClient(
@@ -178,7 +178,7 @@ async def in_thread(function: Callable[[], _T], /) -> _T:
 @pytest.mark.parametrize(
     ("states", "authorizations"), [(("pending", "ready"), 1), (("pending",), 1_000_000)]
 )
-async def test_an_order_that_never_ends_ends_with_the_time(
+async def test_an_order_that_never_ends_times_out(
     tmp_path: Path, states: tuple[str, ...], authorizations: int
 ) -> None:
     client = cast("AcmeClient", Authority(states, authorizations))
@@ -206,9 +206,7 @@ async def certificate_of(ordering: AcmeOrder) -> bytes:
 @pytest.mark.parametrize(
     "token", ["{root}/other/tls_key", "../other/tls_key", "..", ".", "", "a/b", "tls_key\0", "x\n"]
 )
-async def test_a_token_that_is_no_token_removes_and_writes_no_file(
-    tmp_path: Path, token: str
-) -> None:
+async def test_an_invalid_token_removes_and_writes_no_file(tmp_path: Path, token: str) -> None:
     of_others = tmp_path / "other" / "tls_key"
     (tmp_path / "challenges").mkdir()
     of_others.parent.mkdir()
@@ -224,7 +222,9 @@ async def test_a_token_that_is_no_token_removes_and_writes_no_file(
     assert not client.shown
 
 
-async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path: Path) -> None:
+async def test_a_challenge_response_neither_replaces_nor_removes_a_foreign_file(
+    tmp_path: Path,
+) -> None:
     of_others = tmp_path / "other" / "tls_key"
     of_others.parent.mkdir()
     of_others.write_text("a key")
@@ -237,7 +237,7 @@ async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path:
 
 
 @pytest.mark.parametrize("folder", ["tls", "tls/challenges"])
-async def test_no_answer_is_written_into_the_directory_of_a_certificate(
+async def test_no_challenge_response_is_written_into_a_certificate_directory(
     tmp_path: Path, folder: str
 ) -> None:
     (tmp_path / "tls").mkdir()
@@ -250,7 +250,7 @@ async def test_no_answer_is_written_into_the_directory_of_a_certificate(
     assert [each.name for each in (tmp_path / "tls").iterdir()] == [MARKER]
 
 
-def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) -> None:
+def test_a_path_that_leaves_its_directory_is_not_a_file_name(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("a key")
     (tmp_path / "root" / "inner").mkdir(parents=True)
@@ -268,7 +268,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
     assert outside.read_text() == "a key"
 
 
-async def test_authorities_that_hang_delay_no_other_authority(tmp_path: Path) -> None:
+async def test_cas_that_hang_delay_no_other_ca(tmp_path: Path) -> None:
     """Of 20 calls at the same time, a namespace has ten, and two namespaces have five each."""
     root = create_root(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)
@@ -363,7 +363,7 @@ def test_a_limit_ends_within_a_month(retry_after: str) -> None:
     assert client.retry_after_seconds(0) <= timedelta(days=31).total_seconds()
 
 
-def test_an_order_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_without_a_location_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Served(b'{"status": "pending", "authorizations": [], "finalize": "https://ca.test/f"}')
 
     def directory(_name: str) -> str:
@@ -374,7 +374,7 @@ def test_an_order_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPatch
         client.order([Identifier("dns", "a.test")])
 
 
-def test_an_account_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_without_a_location_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Served(b"")
     account = messages.RegistrationResource(body=messages.Registration())
 
@@ -387,14 +387,14 @@ def test_an_account_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPat
         client.register(None)
 
 
-def test_a_chain_that_each_listing_would_read_for_long_is_refused() -> None:
+def test_a_chain_that_is_slow_to_read_is_refused() -> None:
     order = Order("valid", [], "https://ca.test/f", "https://ca.test/c")
     assert Served(b"x" * MAX_CHAIN_BYTES).download(order) == b"x" * MAX_CHAIN_BYTES
     with pytest.raises(RefusedError, match="longer than 128 KiB"):
         Served(b"x" * (MAX_CHAIN_BYTES + 1)).download(order)
 
 
-async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
+async def test_a_certificate_with_names_that_were_not_ordered_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = create_root(tmp_path)
@@ -442,7 +442,7 @@ def certify_names(key: PrivateKey, names: list[str]) -> x509.Certificate:
     )
 
 
-async def test_requests_of_an_authority_share_what_is_trusted(
+async def test_requests_to_a_ca_share_the_trusted_cas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To load the authorities of the system takes ten times as long as a request."""
@@ -482,7 +482,7 @@ def ask(port: int) -> bytes:
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
-def test_clients_that_keep_their_connections_take_few_threads(answering: int) -> None:
+def test_clients_with_idle_connections_occupy_few_threads(answering: int) -> None:
     count_before = threading.active_count()
     place = ("127.0.0.1", answering)
     silent = [socket.create_connection(place, 5) for _ in range(12)]

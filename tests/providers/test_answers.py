@@ -58,7 +58,7 @@ def answer_with(
         (207, UnknownResultError, NotDoneError),
     ],
 )
-def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
+def test_the_class_of_a_refusal_depends_on_its_status_and_on_read_or_write(
     status: int, of_a_write: type[ProviderError], of_a_read: type[ProviderError]
 ) -> None:
     headers = {"Location": "https://elsewhere.example"} if status == 302 else None
@@ -69,7 +69,7 @@ def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
     assert type(refusal(answer_with(status, method="GET", headers=headers))) is of_a_read
 
 
-def test_a_refusal_that_says_when_to_come_back_is_tried_again_then() -> None:
+def test_a_refusal_with_retry_after_is_retried_at_that_time() -> None:
     for status, expected in ((423, NotDoneError), (409, UnknownResultError)):
         error = refusal(answer_with(status, headers={"Retry-After": "3"}))
         assert type(error) is expected
@@ -93,11 +93,11 @@ def test_a_refusal_names_the_call_and_the_reason() -> None:
         (b"", "no explanation"),
     ],
 )
-def test_the_apis_own_words_are_found(body: bytes, text: str) -> None:
+def test_the_error_text_of_the_api_is_extracted(body: bytes, text: str) -> None:
     assert problem_text(answer_with(400, body)) == text
 
 
-def test_the_apis_words_are_cut() -> None:
+def test_the_error_text_of_the_api_is_truncated() -> None:
     assert len(problem_text(answer_with(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
 
 
@@ -140,7 +140,7 @@ def test_a_success_that_cannot_be_decoded_proves_nothing(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("of_problem", [True, False])
-def test_a_secret_is_hidden_before_a_refusal_is_cut(of_problem: bool) -> None:
+def test_a_secret_is_hidden_before_a_refusal_is_truncated(of_problem: bool) -> None:
     """Of a secret that is cut to a few characters nothing would be found."""
     token = "planted&token<7f3a91c2>"
     for visible in range(1, len(token)):
@@ -160,7 +160,7 @@ def test_a_secret_that_is_longer_than_what_is_searched_at_least_is_hidden(form: 
 
 
 @pytest.mark.parametrize("form", ["{}", '{{"detail": "{}"}}', "          {}"])
-def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) -> None:
+def test_no_part_of_a_secret_that_is_repeated_often_is_quoted(form: str) -> None:
     """Hidden, they are short, so what stood at the end of what is searched comes to the front."""
     secret = "".join(f"{number:x}Zq" for number in range(3_000))
     answer = answer_with(422, form.format(secret * 50).encode())
@@ -172,7 +172,7 @@ def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) ->
     ("refused", "field"), [(engine_refusal, "message"), (caddy_refusal, "error")]
 )
 @pytest.mark.parametrize("status", [400, 404, 500])
-def test_an_api_that_explains_a_refusal_in_megabytes_costs_little_memory(
+def test_a_refusal_of_megabytes_costs_little_memory(
     refused: Callable[[Response], ProviderError], field: str, status: int
 ) -> None:
     answer = answer_with(status, msgspec.json.encode({field: "ab " * MIB}))

@@ -142,13 +142,13 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
         ),
     ],
 )
-def test_what_cannot_be_a_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:
+def test_an_invalid_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:
     with pytest.raises(InvalidManifestError) as caught:
         ROUTE.checked_fields(fields)
     assert why in str(caught.value)
 
 
-def test_two_ways_to_write_a_route_are_one() -> None:
+def test_two_spellings_of_a_route_are_equal() -> None:
     one = declared(hosts=["B.org", "a.org."], paths=["/api/", "/api"], backends=["b:1", "a:080"])
     other_fields = declared(
         hosts=["a.org", "b.org"],
@@ -163,7 +163,7 @@ def test_two_ways_to_write_a_route_are_one() -> None:
 # --- which route is asked
 
 
-async def test_the_more_precise_is_asked_first_whatever_was_there_before(
+async def test_the_more_specific_route_comes_first_in_any_configuration(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     everything = {"@id": "everything", "handle": [{"handler": "static_response"}]}
@@ -194,7 +194,7 @@ async def test_a_route_that_is_moved_out_of_band_is_detected_and_moved_back(
     assert await admin.names() == ["deep", "host"]
 
 
-async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_gives_the_reason(
+async def test_the_second_route_with_a_host_and_path_is_not_ready_and_gives_the_reason(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     first = await create_route(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
@@ -216,7 +216,7 @@ hosts_and_paths = st.tuples(
 
 
 @given(st.lists(hosts_and_paths, max_size=8))
-def test_routes_that_come_in_any_order_end_in_a_right_one(
+def test_routes_created_in_any_order_end_in_a_valid_order(
     expected: list[tuple[list[str], list[str]]],
 ) -> None:
     order: list[Reach] = []
@@ -262,7 +262,7 @@ def test_files_that_caddy_names_are_read_only_where_routes_may_use_them(
         assert "spec.allow.certificates" in certificate_state.problem
 
 
-def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_as_a_certificate(tmp_path: Path) -> None:
     """Opening it would block a thread of the process until another process writes to it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -303,7 +303,7 @@ async def test_every_out_of_band_edit_is_detected_and_reverted(
         assert mended.fields == own_route.fields
 
 
-async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not(
+async def test_foreign_routes_are_listed_as_foreign_and_other_entries_are_not_listed(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     foreign_route: dict[str, Any] = {
@@ -383,7 +383,7 @@ async def test_an_edit_between_read_and_write_is_not_overwritten(
         await updated(routes, own_route, hosts=["b.example.org"])
 
 
-async def test_a_change_elsewhere_moves_the_route_and_hinders_nobody(
+async def test_a_change_elsewhere_moves_the_route_without_a_conflict(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
@@ -393,7 +393,7 @@ async def test_a_change_elsewhere_moves_the_route_and_hinders_nobody(
     assert await admin.find("before") == {"@id": "before", "handle": []}
 
 
-async def test_each_change_is_seen_by_the_mark(routes: Provider, admin: CaddyAdmin) -> None:
+async def test_each_change_moves_the_change_mark(routes: Provider, admin: CaddyAdmin) -> None:
     assert isinstance(routes, WatchingProvider)
     own_route = await create_route(routes, "ours")
     mark = await routes.changes(None)
@@ -406,7 +406,7 @@ async def test_each_change_is_seen_by_the_mark(routes: Provider, admin: CaddyAdm
 # --- servers, refusals
 
 
-async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
+async def test_a_route_waits_for_an_unsuitable_server_and_names_it(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     with pytest.raises(NotDoneError, match=r"no server 'other' \(its servers: http, https\)"):
@@ -421,7 +421,7 @@ async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
     assert await listing(routes, Scope()) == []
 
 
-async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
+async def test_a_refusal_by_caddy_is_permanent_and_changes_nothing(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
@@ -450,7 +450,7 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
         ("", UnknownResultError),
     ],
 )
-def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError]) -> None:
+def test_a_500_is_classified_by_its_message(words: str, error: type[ProviderError]) -> None:
     content = msgspec.json.encode({"error": words}) if words else b"<html>"
     assert isinstance(caddy_refusal(Response("PATCH", "/config", 500, {}, content)), error)
 
@@ -465,7 +465,7 @@ async def test_a_404_of_another_server_proves_nothing(
     await api.close()
 
 
-async def test_a_caddy_without_a_configuration_is_waited_for(
+async def test_calls_wait_for_a_caddy_without_a_configuration(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     config_before = await admin.get("/config/apps")
@@ -481,7 +481,7 @@ async def test_a_caddy_without_a_configuration_is_waited_for(
         await admin.send("PUT", "/config/apps", config_before)
 
 
-async def test_readings_are_what_caddy_counts_of_its_backends(
+async def test_readings_are_the_backend_counts_of_caddy(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     assert isinstance(routes, MeasuredProvider)
@@ -500,7 +500,7 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-async def test_a_certificate_comes_and_goes_with_its_route(
+async def test_a_certificate_is_created_and_deleted_with_its_route(
     routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
@@ -529,7 +529,7 @@ def _tls(tls: Fields) -> Fields:
     return {"hosts": ["a.example.org"], "tls": tls}
 
 
-async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_change(
+async def test_unusable_files_remove_nothing_and_block_no_other_change(
     routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
@@ -576,7 +576,7 @@ async def test_the_key_of_a_certificate_is_hidden_where_caddy_repeats_it(
     assert await admin.find("ours") is not None
 
 
-async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
+async def test_a_certificate_is_loaded_into_a_configuration_without_tls(
     routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
@@ -594,7 +594,7 @@ async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
         await admin.send("PATCH", "/config/apps/tls", config_before)
 
 
-async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdrawn(
+async def test_an_orphaned_certificate_is_deleted_with_its_route(
     routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     own_route = await create_route(
@@ -609,7 +609,7 @@ async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdra
 # --- many
 
 
-async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
+async def test_a_thousand_routes_are_listed_and_one_is_changed(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     one = await create_route(routes, "one", hosts=["one.example.org"])
@@ -653,7 +653,7 @@ async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
     await admin.send("PATCH", f"{SERVERS}/http/routes", [])
 
 
-async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
+async def test_concurrent_creations_are_one_change_with_separate_results(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     await create_route(routes, "taken")
@@ -690,7 +690,9 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
         assert (await routes.create(each)).replayed
 
 
-async def test_many_at_once_cost_few_changes(routes: Provider, admin: CaddyAdmin) -> None:
+async def test_many_concurrent_creations_cost_few_changes(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
     await create_route(routes, "first")
     counter = Counter()
     token = CALL_GATE.set(counter)
@@ -702,7 +704,7 @@ async def test_many_at_once_cost_few_changes(routes: Provider, admin: CaddyAdmin
     assert len(await listing(routes, Scope())) == 31
 
 
-async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_continues(
+async def test_a_cut_off_batch_has_unknown_results_and_continues(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     await create_route(routes, "first")
@@ -736,7 +738,7 @@ async def test_a_server_without_a_list_of_routes_gets_one(
         await admin.send("DELETE", f"{SERVERS}/bare")
 
 
-async def test_creations_at_once_take_turns_and_all_find_their_place(
+async def test_concurrent_creations_are_serialized_and_ordered(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     paths = ["/", "/a", "/a/b", "/a/b/c", "/a/b/c/d"]

@@ -142,7 +142,7 @@ def leaf(folder: Path) -> x509.Certificate:
         ({**WEB, "isuer": "x"}, "spec.isuer: unknown field"),
     ],
 )
-def test_what_cannot_be_a_certificate_is_refused(fields: Fields, problem: str) -> None:
+def test_an_invalid_certificate_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
         CERTIFICATE.checked_fields(fields)
 
@@ -163,12 +163,12 @@ def test_what_cannot_be_a_certificate_is_refused(fields: Fields, problem: str) -
         ({"acme": {"directory": "https://c", "http01": {"folder": "../x"}}}, "below the root"),
     ],
 )
-def test_what_cannot_be_an_issuer_is_refused(fields: Fields, problem: str) -> None:
+def test_an_invalid_issuer_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
         ISSUER.checked_fields(fields)
 
 
-def test_two_ways_to_write_one_certificate_are_equal() -> None:
+def test_two_spellings_of_a_certificate_are_equal() -> None:
     one = CERTIFICATE.checked_fields(
         {**WEB, "dnsNames": ["B.test", "a.test"], "duration": "48h", "ipAddresses": ["0:0::1"]}
     )
@@ -220,7 +220,7 @@ def certificate_until(hours: float) -> ExternalObject:
     )
 
 
-def test_it_is_due_a_third_of_its_life_before_its_end_or_as_declared() -> None:
+def test_a_renewal_is_due_a_third_of_the_lifetime_before_the_end_or_as_declared() -> None:
     assert certificate.renewal_time({}, certificate_until(90)) == NOW + timedelta(hours=60)
     assert certificate.renewal_time(
         {"renewBefore": "1h"}, certificate_until(90)
@@ -232,7 +232,7 @@ def test_it_is_due_a_third_of_its_life_before_its_end_or_as_declared() -> None:
     assert issuer.renewal_time({"acme": {}}, certificate_until(9)) is None
 
 
-def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop() -> None:
+def test_a_lifetime_shorter_than_renew_before_causes_no_hot_loop() -> None:
     assert certificate.renewal_time(
         {"renewBefore": "30d"}, certificate_until(3)
     ) == NOW + timedelta(hours=1)
@@ -276,9 +276,7 @@ def test_each_check_says_what_is_wrong_and_how_to_fix_it(
         ({"renewBefore": "1h", "folder": "x", "revokeOnDelete": True}, []),
     ],
 )
-def test_only_what_a_request_is_made_of_is_another_request(
-    changed: Fields, reasons: list[str]
-) -> None:
+def test_only_fields_of_the_request_need_a_new_request(changed: Fields, reasons: list[str]) -> None:
     applied = CERTIFICATE.checked_fields(WEB)
     case = Case("k", FACTS, {}, applied=applied, desired={**applied, **changed})
     assert [str(each) for each in findings(case)] == reasons
@@ -296,7 +294,7 @@ def test_every_check_has_its_reason_in_its_docstring() -> None:
 # --- an authority of our own
 
 
-async def test_what_is_delivered_serves_tls_and_is_trusted_by_the_authority_alone(
+async def test_delivered_files_serve_tls_and_only_their_ca_is_trusted(
     root: Path, provider: CertificatesProvider
 ) -> None:
     authority = await create_issuer(root, "own", OWN_CA)
@@ -416,7 +414,7 @@ async def test_out_of_band_changes_of_a_file_are_reverted(
 
 
 @pytest.mark.parametrize(("rotation", "is_same"), [("AtRenewal", False), ("Never", True)])
-async def test_a_renewal_is_another_certificate_and_its_key_as_declared(
+async def test_a_renewal_creates_a_new_certificate_and_rotates_the_key_as_declared(
     root: Path, provider: CertificatesProvider, rotation: str, is_same: bool
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -451,7 +449,7 @@ async def test_another_folder_moves_the_files_and_needs_no_order(
     assert list((root / STORE / "certificates").iterdir()) == []
 
 
-async def test_a_folder_of_others_is_never_written_to_and_nothing_is_ordered_for_it(
+async def test_a_foreign_folder_is_never_written_and_nothing_is_ordered_for_it(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -494,7 +492,7 @@ async def test_a_certificate_of_another_namespace_is_not_named(
     assert raised.value.message.startswith(f"directory 'one' contains the files of {told};")
 
 
-async def test_nothing_is_made_within_the_directory_of_another_certificate(
+async def test_nothing_is_created_within_the_directory_of_another_certificate(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -544,7 +542,7 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
     assert is_signed_by(leaf(root / "web"), ca)
 
 
-async def test_a_certificate_never_outlives_its_authority(
+async def test_a_certificate_never_outlives_its_ca(
     root: Path, provider: CertificatesProvider
 ) -> None:
     own: Fields = {"ownCa": {"commonName": "Short", "duration": "1h"}}
@@ -557,7 +555,7 @@ def revoked_in(path: str) -> x509.CertificateRevocationList:
     return x509.load_pem_x509_crl(Path(path).read_bytes())
 
 
-async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
+async def test_a_withdrawn_certificate_is_revoked_if_declared(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -615,12 +613,12 @@ async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key
     assert old != new
 
 
-async def test_an_issuer_that_is_not_there_is_waited_for(provider: CertificatesProvider) -> None:
+async def test_a_certificate_waits_for_a_missing_issuer(provider: CertificatesProvider) -> None:
     with pytest.raises(NotDoneError, match="issuer 'own' does not exist"):
         await provider.create(create())
 
 
-async def test_two_calls_at_once_are_one(root: Path, provider: CertificatesProvider) -> None:
+async def test_two_concurrent_calls_are_one(root: Path, provider: CertificatesProvider) -> None:
     await create_issuer(root, "own", OWN_CA)
     same = create({**WEB, "keyAlgorithm": "RSA-2048"})
     answers = await asyncio.gather(
@@ -718,7 +716,7 @@ asyncio.run(main())
 
 @pytest.mark.pebble
 @pytest.mark.parametrize("step", [3, 5, 9, 12, 14])
-async def test_a_process_that_is_killed_leaves_its_order_to_the_next(
+async def test_the_next_process_continues_the_order_of_a_killed_one(
     root: Path, provider: CertificatesProvider, gate: AcmeGate, step: int
 ) -> None:
     await use(root, gate)
@@ -739,7 +737,7 @@ async def test_a_process_that_is_killed_leaves_its_order_to_the_next(
 
 
 @pytest.mark.pebble
-async def test_an_answer_that_is_lost_after_finalising_leads_to_the_same_certificate(
+async def test_a_response_lost_after_finalizing_leads_to_the_same_certificate(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
@@ -756,7 +754,7 @@ async def test_an_answer_that_is_lost_after_finalising_leads_to_the_same_certifi
 
 
 @pytest.mark.pebble
-async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
+async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
@@ -782,7 +780,7 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
 
 
 @pytest.mark.pebble
-async def test_a_limited_renewal_delivers_what_is_lost_before_it_asks(
+async def test_a_rate_limited_renewal_first_delivers_lost_files(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
@@ -833,7 +831,7 @@ async def test_no_authority_of_the_host_is_called_unless_it_is_allowed(host: str
 
 
 @pytest.mark.pebble
-async def test_a_name_that_cannot_be_shown_to_be_ours_is_reported_and_tried_with_another_order(
+async def test_a_failed_name_validation_is_reported_and_retried_with_a_new_order(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})  # where no web server serves it
@@ -850,7 +848,7 @@ async def test_a_name_that_cannot_be_shown_to_be_ours_is_reported_and_tried_with
 
 
 @pytest.mark.pebble
-async def test_an_answer_in_a_folder_is_found_where_a_web_server_shows_it(
+async def test_a_challenge_response_in_a_folder_is_served_by_a_web_server(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})
@@ -868,7 +866,7 @@ async def test_an_answer_in_a_folder_is_found_where_a_web_server_shows_it(
         ({"dnsNames": [], "commonName": "web.test"}, "ACME requires it in dnsNames"),
     ],
 )
-async def test_what_acme_cannot_order_is_refused_before_anything_is_asked(
+async def test_an_order_impossible_with_acme_is_refused_before_any_request(
     root: Path, provider: CertificatesProvider, gate: AcmeGate, fields: Fields, problem: str
 ) -> None:
     await use(root, gate)
@@ -878,7 +876,7 @@ async def test_what_acme_cannot_order_is_refused_before_anything_is_asked(
 
 
 @pytest.mark.pebble
-async def test_an_authority_that_is_not_trusted_is_not_talked_to(
+async def test_no_request_is_sent_to_an_untrusted_ca(
     root: Path, gate: AcmeGate, pebble: Certificates
 ) -> None:
     trust(pebble, root)  # the gate has another certificate
@@ -890,7 +888,7 @@ async def test_an_authority_that_is_not_trusted_is_not_talked_to(
 
 
 @pytest.mark.pebble
-async def test_what_is_withdrawn_is_revoked_at_the_authority_and_once_more_is_no_failure(
+async def test_a_withdrawn_certificate_is_revoked_at_the_ca_and_a_repeat_succeeds(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)

@@ -41,7 +41,7 @@ def test_a_kind_declares_what_its_provider_can_do(case: Case, provider: Provider
 
 
 @watching
-async def test_every_kind_of_change_gives_another_mark(
+async def test_every_kind_of_change_returns_a_new_mark(
     case: Case, provider: Provider, name: str
 ) -> None:
     feed = feed_of(provider)
@@ -74,7 +74,7 @@ async def test_a_waiting_call_returns_when_the_change_happens(
 
 
 @watching
-async def test_where_nothing_changes_the_same_mark_comes_before_the_call_times_out(
+async def test_without_a_change_the_same_mark_is_returned_before_the_timeout(
     case: Case, api_url: str, connect: Connect
 ) -> None:
     feed = feed_of(connect(case.kind, f"{api_url}{case.endpoint_path}-still", timeout_seconds=4))
@@ -125,7 +125,7 @@ async def test_a_feed_takes_no_connection_from_other_calls(
     ],
     ids=str,
 )
-async def test_a_feed_that_fails_gives_the_error_and_is_called_once(
+async def test_a_failing_feed_raises_the_error_and_is_called_once(
     case: Case, proxy: Proxy, connect: Connect, fault: Fault | bytes, error: type[ProviderError]
 ) -> None:
     feed = feed_of(connect(case.kind, proxy.url + case.endpoint_path, timeout_seconds=2))

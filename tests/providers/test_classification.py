@@ -198,7 +198,7 @@ async def test_what_stands_in_the_way_is_a_conflict(
     await fails(provider.create(action("Create", thing.name, case.fields)), cell_of(failure, 1))
 
 
-async def test_a_success_about_another_object_is_not_believed(
+async def test_a_success_about_another_object_is_not_accepted(
     case: Case, proxied: Provider, proxy: Proxy, thing: ExternalObject
 ) -> None:
     failure = "a success response about another object"

@@ -179,13 +179,13 @@ async def case(disk_root: Path) -> AsyncIterator[Case]:
         ({"sizeBytes": 8 * MIB, "size": 1}, "spec.size: unknown field"),
     ],
 )
-def test_what_cannot_be_a_disk_is_refused(fields: Fields, problem: str) -> None:
+def test_an_invalid_disk_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
         DISK.checked_fields(fields)
 
 
 @pytest.mark.parametrize("disk", ["", "../x", "a/b", "-o", "a\n", "/dev/vda"])
-def test_an_attachment_is_of_a_disk_of_the_folder(disk: str) -> None:
+def test_an_attachment_refers_to_a_disk_in_the_folder(disk: str) -> None:
     with pytest.raises(InvalidManifestError, match="disk"):
         ATTACHMENT.checked_fields({"disk": disk})
 
@@ -209,7 +209,7 @@ async def test_a_disk_is_whole_has_its_space_and_only_its_owner_reads_it(case: C
     assert describe_data_loss(disk.fields, disk) == ""
 
 
-async def test_many_at_once_do_not_wait_for_each_other(case: Case) -> None:
+async def test_concurrent_disks_do_not_wait_for_each_other(case: Case) -> None:
     """A program that one starts has for a moment all that is open, the locks of others too."""
     names = [f"disk-{number:02}" for number in range(24)]
     await asyncio.gather(*(case.create_disk(name, label=name) for name in names))
@@ -357,7 +357,7 @@ async def test_an_image_of_another_client_is_a_conflict_until_it_is_adopted(case
     assert case.is_marked()
 
 
-async def test_what_was_wiped_or_is_no_file_is_never_formatted(case: Case) -> None:
+async def test_a_wiped_image_or_another_file_type_is_never_formatted(case: Case) -> None:
     disk = await case.create_disk()
     with case.image().open("r+b") as file:
         file.write(bytes(64 * 1024))
@@ -463,7 +463,7 @@ async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_people
     assert list((case.root / "attachments").iterdir()) == []
 
 
-async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case) -> None:
+async def test_a_disk_in_use_is_not_unmounted_and_the_user_is_named(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
     with user_of(case.place()) as pid:
@@ -481,7 +481,7 @@ async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case)
     assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_a_mount_beneath_is_a_user_too(case: Case) -> None:
+async def test_a_nested_mount_counts_as_a_user(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
     (case.place() / "inner").mkdir()
@@ -602,7 +602,7 @@ async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(ca
     assert remaining_mounts(case.root)[0][0].source == "theirs"
 
 
-async def test_a_mount_over_ours_is_waited_for(case: Case) -> None:
+async def test_changes_wait_for_a_mount_over_ours(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
     run("mount", "-t", "tmpfs", "theirs", case.place())
@@ -682,7 +682,7 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
     assert await case.disks.read(disk.name) is None
 
 
-async def test_what_another_mount_namespace_has_is_not_detached(case: Case) -> None:
+async def test_a_disk_mounted_in_another_mount_namespace_is_not_detached(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
     with started("unshare", "--mount", "--propagation", "private", "sh", "-c", READY):
@@ -693,7 +693,7 @@ async def test_what_another_mount_namespace_has_is_not_detached(case: Case) -> N
     assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_an_open_device_is_waited_for(case: Case) -> None:
+async def test_a_detachment_waits_for_an_open_device(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
     device = os.open(attachment.outputs["device"], os.O_RDONLY)

@@ -145,7 +145,7 @@ async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
 # --- what is compared
 
 
-async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> None:
+async def test_every_declared_field_is_read_back_unchanged(case: Case) -> None:
     network = f"{case.prefix}-net"
     pool = {"Config": [{"Subnet": "10.199.77.0/24"}]}
     case.admin.post("/networks/create", {"Name": network, "IPAM": pool})
@@ -206,7 +206,7 @@ async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_
     assert len(await listing(case.containers, scope)) == 4
 
 
-async def test_what_the_image_and_the_engine_fill_in_is_no_difference(case: Case) -> None:
+async def test_defaults_of_the_image_and_the_engine_are_no_difference(case: Case) -> None:
     container = await case.create_container(memoryBytes=32 * MIB)
 
     assert container.fields == case.fields(memoryBytes=32 * MIB)
@@ -246,7 +246,7 @@ async def test_a_foreign_environment_is_shown_as_digests(case: Case) -> None:
 # --- identity
 
 
-async def test_the_beginning_of_an_id_is_no_name(case: Case) -> None:
+async def test_an_id_prefix_is_not_accepted_as_a_name(case: Case) -> None:
     container = await case.create_container()
     assert container.uid is not None
 
@@ -335,7 +335,7 @@ async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> N
     assert requests > 6
 
 
-async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
+async def test_a_missing_dependency_is_named_and_nothing_is_created(case: Case) -> None:
     cases: list[tuple[Fields, str]] = [
         ({"image": "nowhere/none:1"}, "image 'nowhere/none:1' does not exist on this Engine"),
         (
@@ -375,7 +375,7 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     assert as_declared(effect.object, create.fields)
 
 
-async def test_what_is_written_in_another_way_is_no_difference(case: Case) -> None:
+async def test_an_equivalent_spelling_is_no_difference(case: Case) -> None:
     spec: Fields = {
         "workingDir": "//tmp/../tmp/",
         "healthCheck": {"command": ["true"], "timeoutSeconds": 5.0000000001},
@@ -419,7 +419,7 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
 # --- in place
 
 
-async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
+async def test_mutable_fields_are_changed_in_place(case: Case) -> None:
     network = f"{case.prefix}-net"
     case.admin.post("/networks/create", {"Name": network})
     container = await case.create_container(memoryBytes=32 * MIB, cpus=0.5)
@@ -457,7 +457,7 @@ async def test_one_that_runs_no_more_is_not_as_declared_and_started_again(
     assert again.uid == container.uid
 
 
-async def test_it_is_ready_when_its_health_check_agrees(case: Case) -> None:
+async def test_a_container_is_ready_when_its_health_check_succeeds(case: Case) -> None:
     check = {"command": ["/bin/test", "-e", "/tmp/ok"], "intervalSeconds": 0.1, "retries": 1}
     spec: Fields = {
         "healthCheck": check,
@@ -580,7 +580,7 @@ async def read_all(pieces: AsyncGenerator[bytes]) -> bytes:
     return b"".join([piece async for piece in pieces])
 
 
-async def test_what_a_container_writes_is_read_and_followed(case: Case) -> None:
+async def test_the_output_of_a_container_is_read_and_followed(case: Case) -> None:
     assert isinstance(case.containers, LoggingProvider)
     assert not isinstance(case.volumes, LoggingProvider)
     script = "echo one; echo two >&2; while ! test -e /tmp/on; do sleep 0.02; done; echo three"
@@ -664,7 +664,7 @@ async def provider_at(endpoint: str, kind: Kind = CONTAINER) -> AsyncGenerator[A
         ('{"ApiVersion":"1.40","MinAPIVersion":"1.12"}', None),
     ],
 )
-async def test_a_version_is_spoken_that_both_know(
+async def test_the_client_uses_a_version_that_both_sides_support(
     answers: tuple[_Answers, str], versions: str, spoken: str | None
 ) -> None:
     server, endpoint = answers
@@ -687,7 +687,7 @@ async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, st
                 await provider.read("any")
 
 
-async def test_a_listing_without_one_driver_is_none(answers: tuple[_Answers, str]) -> None:
+async def test_a_listing_without_one_of_the_drivers_fails(answers: tuple[_Answers, str]) -> None:
     server, endpoint = answers
     server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
     server.responses["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
@@ -696,7 +696,7 @@ async def test_a_listing_without_one_driver_is_none(answers: tuple[_Answers, str
             await listing(provider, Scope())
 
 
-async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
+async def test_a_call_to_an_unreachable_engine_was_not_executed(tmp_path: Path) -> None:
     async with provider_at(f"unix://{tmp_path / 'none'}") as provider:
         calls: list[Callable[[], Any]] = [
             lambda: provider.read("any"),
@@ -710,7 +710,7 @@ async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
                 await call()
 
 
-async def test_an_engine_that_gives_an_error_message_is_not_away(
+async def test_an_engine_that_returns_an_error_message_is_reachable(
     answers: tuple[_Answers, str],
 ) -> None:
     server, endpoint = answers
@@ -726,7 +726,7 @@ async def test_an_engine_that_gives_an_error_message_is_not_away(
 
 
 @pytest.mark.parametrize("endpoint", ["unix://var/run/docker.sock", "docker.sock", "tcp://h:1"])
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec.endpoint"):
         ContainersProvider(ProviderConfigSpec("docker", endpoint), Secrets(), CallPermit())
 
@@ -754,6 +754,6 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         ({"image": "x", "healthCheck": {"command": ["a"], "intervalSeconds": 0}}, "interval"),
     ],
 )
-def test_what_cannot_be_declared_is_refused(fields: Fields, words: str) -> None:
+def test_an_invalid_declaration_is_refused(fields: Fields, words: str) -> None:
     with pytest.raises(InvalidManifestError, match=words):
         CONTAINER.checked_fields(fields)

@@ -139,12 +139,12 @@ def drift(file: ExternalObject, fields: Fields) -> list[str]:
         ({"content": {"$secret": "not a name"}}, "never the secret itself"),
     ],
 )
-def test_what_cannot_be_a_file_is_refused(fields: Fields, problem: str) -> None:
+def test_an_invalid_file_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
         FILE.checked_fields(fields)
 
 
-def test_two_ways_to_write_one_mode_are_equal() -> None:
+def test_two_spellings_of_a_mode_are_equal() -> None:
     assert FILE.checked_fields({"content": "a"}) == {"content": "a", "mode": "0644"}
     assert FILE.checked_fields({"content": "a", "mode": "644"})["mode"] == "0644"
 

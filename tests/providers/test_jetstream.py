@@ -82,7 +82,7 @@ class OnJetStream(ProviderContract):
         config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
         await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, "description": description})
 
-    async def test_every_kind_of_change_gives_another_mark(
+    async def test_every_kind_of_change_returns_a_new_mark(
         self, provider: Provider, name: str
     ) -> None:
         assert isinstance(provider, WatchingProvider)
@@ -106,7 +106,7 @@ class OnJetStream(ProviderContract):
             mark = newer
         return mark
 
-    async def test_where_nothing_changes_the_same_mark_comes_before_the_call_times_out(
+    async def test_without_a_change_the_same_mark_is_returned_before_the_timeout(
         self, endpoint: str, connect: Connect
     ) -> None:
         feed = connect(endpoint, timeout_seconds=2)

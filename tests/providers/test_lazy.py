@@ -1,4 +1,4 @@
-"""Providers that kinds name as text: each exists, and a missing library is named."""
+"""Providers that kinds refer to by name: each exists, and errors name a missing library."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ PROVIDERS: Mapping[str, Callable[..., Provider]] = {
     "Service": ServicesProvider,
     "Volume": VolumesProvider,
 }
-"""By their kinds. A type checker cannot read the text, and checks these classes instead."""
+"""Providers by kind. A type checker cannot resolve names, so it checks these classes instead."""
 
 
-def test_each_provider_that_a_kind_names_is_the_one_of_its_kind() -> None:
+def test_each_kind_names_its_own_provider() -> None:
     kinds = {name: kind.connect for name, kind in installed_kinds().items()}
     named = {name: each for name, each in kinds.items() if isinstance(each, LazyProvider)}
     assert named.keys() == PROVIDERS.keys()
@@ -72,7 +72,7 @@ def test_two_factories_of_the_same_provider_are_equal() -> None:
         ("raise ModuleNotFoundError(name='winreg')", f"not supported on {sys.platform}"),
     ],
 )
-def test_a_library_that_is_missing_is_named(
+def test_a_missing_library_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
     (tmp_path / "provider_of_things.py").write_text(code)
@@ -84,14 +84,14 @@ def test_a_library_that_is_missing_is_named(
         lazy("provider_of_things:Things")(CONFIG, Secrets(), CallPermit())
 
 
-def test_what_is_missing_is_reported_for_the_roles_and_for_a_command() -> None:
+def test_a_missing_library_is_reported_for_roles_and_commands() -> None:
     error = MissingExtraError("psycopg is not installed", install_command("postgres"))
     command = "psycopg is not installed; run pip install 'event-sourced-reconciler[postgres]'"
     assert format_error(error) == command
     assert str(error) == f"{command} where the roles run"
 
 
-def test_an_extra_is_checked_by_the_metadata_of_the_distribution(
+def test_an_extra_is_checked_against_the_distribution_metadata(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_extra("server", "`reconciler up`")
@@ -110,6 +110,6 @@ def test_an_extra_is_checked_by_the_metadata_of_the_distribution(
 
 
 @pytest.mark.parametrize("target", ["provider_of_nothing:Things", "reconciler.no_such:Things"])
-def test_a_wrong_name_is_a_defect_and_not_a_missing_library(target: str) -> None:
+def test_a_wrong_name_is_a_bug_rather_than_a_missing_library(target: str) -> None:
     with pytest.raises(ModuleNotFoundError):
         lazy(target, extra="things")(CONFIG, Secrets(), CallPermit())

@@ -1,1 +1,1 @@
-"""Kinds that are defined as an HTTP API, on real ones: by a manifest, and no code."""
+"""Kinds that a manifest defines on an HTTP API without code, tested on real APIs."""

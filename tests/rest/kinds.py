@@ -1,4 +1,4 @@
-"""The kinds of ``examples/kinds``, as processes make them of their definitions."""
+"""The kinds of ``examples/kinds``, as processes build them from their definitions."""
 
 from __future__ import annotations
 

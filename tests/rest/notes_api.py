@@ -1,6 +1,6 @@
 """An API that assigns the ids, and lists in three styles: by link, by page and by offset.
 
-A title is no key. Its additional fields of a note (``created``, ``config.owner``) are never
+Titles are not unique. The API adds fields to a note (``created``, ``config.owner``) that are never
 declared.
 """
 

@@ -1,4 +1,4 @@
-"""Real servers with JSON APIs, each on loopback and in a folder of its own."""
+"""Real servers with JSON APIs, each on loopback and in a separate folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ports import free_port
 ZONE = "example.org."
 API_KEY = "s3cr3t"
 _HEADERS = {"X-API-Key": API_KEY}
-_PATIENCE_SECONDS = 20
+_TIMEOUT_SECONDS = 20
 _SCHEMAS = (
     Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql"),
     Path("/usr/share/doc/pdns-backend-sqlite3/schema.sqlite3.sql"),
@@ -33,7 +33,7 @@ _SCHEMAS = (
 
 @contextmanager
 def caddy(folder: Path) -> Generator[str]:
-    """Caddy with an empty HTTP server called ``main``; yields where its admin API is."""
+    """Caddy with an empty HTTP server called ``main``; yields the URL of its admin API."""
     program = Path(sysconfig.get_path("purelib"), ".data/scripts/caddy")
     program_path = str(program) if program.is_file() else shutil.which("caddy")
     if program_path is None:
@@ -62,7 +62,7 @@ class PowerDns:
 
     @property
     def zone_url(self) -> str:
-        """Where the zone is in its API."""
+        """The URL of the zone in the API."""
         return f"{self._url}/zones/{ZONE}"
 
     @property
@@ -110,15 +110,15 @@ class PowerDns:
     def stop(self) -> None:
         self._running.close()
 
-    # --- what people do
+    # --- direct access
 
     def records(self, host: str) -> list[dict[str, Any]]:
-        """Return what its API shows of a name."""
+        """Return the record sets of a name."""
         record_sets = httpx.get(self.zone_url, headers=_HEADERS).raise_for_status().json()["rrsets"]
         return [each for each in record_sets if each["name"] == f"{host}."]
 
     def overwrite(self, host: str, address: str) -> None:
-        """Give a name another address, by hand."""
+        """Change the address of a name out of band."""
         [records] = self.records(host)
         changed = {**records, "changetype": "REPLACE", "ttl": records["ttl"]}
         changed["records"] = [{"content": address, "disabled": False}]
@@ -129,10 +129,10 @@ class PowerDns:
         """Ask the server for a name's address, as a resolver does (RFC 1035)."""
         labels = b"".join(bytes([len(each)]) + each.encode() for each in host.split("."))
         question = struct.pack(">6H", 4711, 0x0100, 1, 0, 0, 0) + labels + b"\0\0\1\0\1"
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.settimeout(2)
-            asking.sendto(question, ("127.0.0.1", self._port))
-            answer = asking.recv(512)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.settimeout(2)
+            client.sendto(question, ("127.0.0.1", self._port))
+            answer = client.recv(512)
         answers = struct.unpack(">H", answer[6:8])[0]
         assert answers, f"{host} has no address"
         return socket.inet_ntoa(answer[len(question) + 12 :][:4])
@@ -140,7 +140,7 @@ class PowerDns:
 
 @contextmanager
 def powerdns(folder: Path) -> Generator[str]:
-    """PowerDNS with one zone; yields where the zone is in its API."""
+    """PowerDNS with one zone; yields the URL of the zone in its API."""
     server = PowerDns(folder)
     server.start()
     try:
@@ -167,7 +167,7 @@ def _running(
             env={**os.environ, **(env or {})},
         )
     try:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not _answers(url, headers):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

@@ -1,4 +1,4 @@
-"""What an answer proves: absence needs the collection, a write needs what was read before it."""
+"""What a response proves: absence needs the collection, a write needs a prior read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def proxy(shapes_url: str) -> AsyncIterator[Proxy]:
         yield running
 
 
-async def test_404_is_no_proof_where_the_collection_is_not_there_either(proxy: Proxy):
+async def test_a_404_proves_nothing_if_the_collection_does_not_exist_either(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.extend([answer(404), answer(404)])
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
@@ -50,7 +50,7 @@ async def test_404_is_no_proof_where_the_collection_is_not_there_either(proxy: P
     await provider.close()
 
 
-async def test_what_is_listed_is_not_absent(proxy: Proxy):
+async def test_a_listed_object_is_not_absent(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shape]}))])
@@ -59,7 +59,7 @@ async def test_what_is_listed_is_not_absent(proxy: Proxy):
     await provider.close()
 
 
-async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
+async def test_an_html_page_from_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(200, json.dumps(shape)), answer(200, "<html>")])
@@ -69,7 +69,7 @@ async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
 
 
 @pytest.mark.parametrize("body", ["null", "[]", "7", "[" * 100_000])
-async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str):
+async def test_a_response_without_an_object_does_not_prove_absence(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
@@ -78,7 +78,7 @@ async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str
 
 
 @pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}'])
-async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, body: str):
+async def test_an_invalid_listing_raises_and_proves_nothing(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
@@ -96,7 +96,7 @@ async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Pr
     await provider.close()
 
 
-async def test_a_conflict_that_may_be_waited_for_proves_nothing(proxy: Proxy):
+async def test_a_temporary_conflict_proves_nothing(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     create = action("Create", "foo", {"type": "Circle", "color": "Red"})
     for harm in (
@@ -112,7 +112,7 @@ async def test_a_conflict_that_may_be_waited_for_proves_nothing(proxy: Proxy):
 async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
     caddy_url: str,
 ):
-    """Caddy's ETag is bound to what was read; what comes between is told as a conflict."""
+    """Caddy's ETag is bound to the read; a write in between leads to a conflict."""
     fields = {
         "match": [{"path": ["/a"]}],
         "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "127.0.0.1:9"}]}],
@@ -141,7 +141,7 @@ async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
         (await human.patch(ROUTES, json=[])).raise_for_status()
 
 
-async def test_the_change_mark_moves_with_the_zone_and_with_nothing_else(zone_url: str):
+async def test_the_change_mark_changes_only_with_the_zone(zone_url: str):
     kind = example("address")
     assert kind.connect is not None
     provider = kind.connect(

@@ -36,7 +36,7 @@ class TestFigure(ProviderContract, HttpFaultContract):
 
 
 class _KeyProxy(Proxy):
-    """Has the API's key where a test asks without one."""
+    """Adds the API's key to requests without one."""
 
     async def _forward(self, head: str, body: bytes) -> bytes:
         key = "" if "x-api-key" in head.lower() else f"\r\nX-API-Key: {API_KEY}"
@@ -44,7 +44,7 @@ class _KeyProxy(Proxy):
 
 
 class TestAddress(ProviderContract, HttpFaultContract):
-    """PowerDNS: no create-only, no ids, no versions; what whose it is, is in a comment."""
+    """PowerDNS: no create-only, no ids, no versions; a comment holds the owner."""
 
     kind = example("address")
     fields: ClassVar[Fields] = {"addresses": ["192.0.2.2", "192.0.2.1"]}
@@ -63,7 +63,7 @@ class TestAddress(ProviderContract, HttpFaultContract):
 
     @pytest_asyncio.fixture
     async def connect(self) -> AsyncIterator[Connect]:
-        """Build providers with the API's key, without which it answers nothing."""
+        """Build providers with the API's key, which all requests need."""
         built: list[Provider] = []
 
         def build(
@@ -81,7 +81,7 @@ class TestAddress(ProviderContract, HttpFaultContract):
 
 
 class HostProxy(Proxy):
-    """Says the API's own name, since Caddy answers to no other."""
+    """Sets the API's own host name, because Caddy accepts no other."""
 
     async def _forward(self, head: str, body: bytes) -> bytes:
         host = urlsplit(self.upstream).netloc
@@ -93,7 +93,7 @@ class HostProxy(Proxy):
 
 
 class TestWebRoute(ProviderContract, HttpFaultContract):
-    """Caddy: names unique by @id, ETags of single objects; whose a route is, is in a handler."""
+    """Caddy: names unique by @id, ETags of single objects; a handler holds the owner."""
 
     kind = example("web-route")
     fields: ClassVar[Fields] = {"paths": ["/a/*"], "upstreams": ["127.0.0.1:9"]}
@@ -111,7 +111,7 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
 
     @pytest.fixture(autouse=True)
     def no_routes(self, caddy_url: str) -> None:
-        """Each change loads all routes anew, so those of other cases cost time."""
+        """Remove the routes of other cases, because each change reloads all routes."""
         routes = f"{caddy_url}/config/apps/http/servers/main/routes"
         httpx.patch(routes, json=[]).raise_for_status()
 

@@ -1,4 +1,4 @@
-"""What is decided of a kind of an HTTP API rests on the log: pure, without the API."""
+"""Decisions about a kind of an HTTP API depend only on the log, so the tests need no API."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def observe_again(told: Story, **fields: Any) -> list[Any]:
     return list(told.observe(observed_object, name=known_object.name))
 
 
-def test_what_an_object_should_have_is_in_the_log_in_the_words_of_the_api():
+def test_the_log_contains_the_desired_object_in_the_form_of_the_api():
     story = declared_story()
     events = [each.data for each in story.log]
     digest = story.kind.definition.digest if story.kind and story.kind.definition else ""
@@ -72,7 +72,7 @@ def test_what_an_object_should_have_is_in_the_log_in_the_words_of_the_api():
     assert (action.fields, action.definition) == ({"ttl": 300, "records": RECORDS}, digest)
 
 
-def test_an_order_that_means_nothing_and_what_the_api_adds_are_no_difference():
+def test_an_irrelevant_order_and_additional_api_fields_are_no_difference():
     story = declared_story()
     story.succeed()
     assert (
@@ -83,7 +83,7 @@ def test_an_order_that_means_nothing_and_what_the_api_adds_are_no_difference():
     )
 
 
-def test_another_mapping_changes_objects_and_not_what_the_log_says_of_them():
+def test_a_new_mapping_changes_objects_but_not_their_observations_in_the_log():
     story = declared_story()
     story.succeed()
     enabled = "= spec.addresses.map(each, {'content': each, 'disabled': true})"
@@ -106,7 +106,7 @@ def test_before_a_read_under_the_new_definition_nothing_is_written_or_replaced(
     assert operation == ("Delete" if immutable else "Update")
 
 
-def test_an_object_of_a_form_that_nobody_expected_is_foreign_and_ends_no_listing():
+def test_an_object_of_an_unexpected_form_is_foreign_and_breaks_no_listing():
     protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
     odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
     assert protocol.is_of_kind(odd)
@@ -115,7 +115,7 @@ def test_an_object_of_a_form_that_nobody_expected_is_foreign_and_ends_no_listing
     assert observed_object.fields == {"ttl": [], "records": [1]}
 
 
-def test_what_need_not_be_declared_is_left_to_others_and_shown_as_nothing():
+def test_an_undeclared_optional_field_is_left_to_other_clients():
     story = Story(kind=replace(memo("Link"), provider=BLOCK.provider), key=KEY)
     fields: dict[str, Any] = {"text": "one", "config": {"tags": []}}
     story.declare(fields, api_version="memos/v1")
@@ -134,7 +134,7 @@ def test_what_need_not_be_declared_is_left_to_others_and_shown_as_nothing():
     assert "remark" not in story.action.fields, "what we have written goes with its declaration"
 
 
-def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():
+def test_readiness_is_evaluated_at_the_read_and_stored_in_the_log():
     kind = address(ready="= object.ttl < 1000", outputs={"type": {"at": "type"}})
     observed_object = ExternalObject("shop", {}, outputs={"ready": False, "type": "A"})
     assert kind.ready({}, observed_object).reason == "NotReady"
@@ -166,7 +166,7 @@ def test_a_field_that_connects_resources_to_their_objects_is_immutable(
     assert answer.message.startswith(f"spec.{place}: cannot be changed from ")
 
 
-async def test_a_provider_is_built_by_the_definition_that_an_action_rests_on():
+async def test_a_provider_is_built_from_the_definition_of_the_action():
     kinds, configurations = KindRegistry([]), Configurations()
     older = address(1)
     newer = address(2, unordered=[])
@@ -203,7 +203,7 @@ def test_every_example_is_a_file_that_some_test_uses():
     assert {each.stem for each in KINDS.glob("*.yaml")} == used
 
 
-def test_what_is_no_longer_wanted_and_shown_as_nothing_is_no_difference():
+def test_an_undeclared_field_that_reads_as_null_is_no_difference():
     deleted_object = ExternalObject("shop", {"text": "one", "remark": None})
     desired = Wanted({"text": "one"}, {}, applied_fields={"text": "one", "remark": "ours"})
     assert differences(desired, deleted_object, memo("Link")) == ()

@@ -1,4 +1,4 @@
-"""Limits of CEL are counted on the tree of an expression, whatever it is written like."""
+"""CEL limits are checked on the syntax tree of an expression, in any spelling."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEEP = "loops are nested deeper than 2"
         "a.map(x, a.map(y, a.filter(z, z > 1).size()))",
     ],
 )
-def test_loops_are_counted_however_they_are_written(text: str):
+def test_loops_are_counted_in_every_spelling(text: str):
     with pytest.raises(InvalidManifestError, match=DEEP):
         Expression(text, "here", {"a"})
 
@@ -53,11 +53,11 @@ def test_loops_are_counted_however_they_are_written(text: str):
         ("has(a.b) || size(a) == 2", True),
     ],
 )
-def test_text_that_resembles_a_loop_is_none(text: str, value: Any):
+def test_text_that_resembles_a_loop_is_not_counted(text: str, value: Any):
     assert Expression(text, "here", {"a"}).value({"a": [1, 2]}) == value
 
 
-def test_levels_are_limited_before_anything_calls_itself_for_them():
+def test_levels_are_limited_before_any_recursion():
     for text in ("a" + "[0]" * 320, "a" + ".f()" * 200, "a ? a : " * 100 + "a"):
         with pytest.raises(InvalidManifestError, match=rf"more than {MAX_LEVELS} levels|not a CEL"):
             Expression(text, "here", {"a"})
@@ -94,7 +94,7 @@ THINGS = [{"name": f"n{number}", "tags": {"k": "v" * 100}} for number in range(4
         "[o].map(x, {'l': x})[0].l.map(y, o)",
     ],
 )
-def test_an_expression_takes_no_second_or_says_what_is_too_much(text: str):
+def test_an_expression_takes_less_than_a_second_or_names_the_exceeded_limit(text: str):
     variables: dict[str, Any] = {
         "i": INTEGERS,
         "s": list(range(50)),
@@ -129,13 +129,13 @@ def _problem(expression: Expression, variables: Mapping[str, Any]) -> str:
         "few.map(x, few.filter(y, y.name == x.name))",
     ],
 )
-def test_what_people_write_is_allowed(text: str):
+def test_common_expressions_are_allowed(text: str):
     variables = {"things": THINGS, "few": THINGS[:50]}
     value = Expression(text, "here", variables).value(variables)
     assert value
 
 
-def test_every_expression_that_compiles_is_read_with_all_of_its_loops():
+def test_every_loop_of_a_valid_expression_is_found():
     chance = random.Random(5)
     compiled = 0
     for _ in range(600):

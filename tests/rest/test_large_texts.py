@@ -1,4 +1,4 @@
-"""Texts of an API that are megabytes long cost no more than the part of them that is used."""
+"""API texts of megabytes cost no more than the used part of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def protocol(**changes: Any) -> Protocol:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the least CPU time of some runs."""
+    """Return the minimum CPU time of several runs."""
     seconds: list[float] = []
     for _ in range(3):
         begin = time.process_time()
@@ -50,7 +50,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("what", BODIES)
 @pytest.mark.parametrize("status", [400, 422])
-def test_a_large_refusal_costs_little_of_what_its_search_would(what: str, status: int) -> None:
+def test_a_large_refusal_costs_a_fraction_of_a_full_search(what: str, status: int) -> None:
     content = BODIES[what]
     rules = [{"status": [422], "means": "Refused", "text": "absent"}]
     existing_protocol = protocol(errors=rules)
@@ -93,7 +93,7 @@ def at(port: int) -> ProviderConfigSpec:
 
 
 @pytest.mark.parametrize("excess", [0, 1])
-async def test_the_token_of_a_page_has_a_limit(excess: int) -> None:
+async def test_a_page_token_has_a_maximum_length(excess: int) -> None:
     def body(number: int) -> object:
         token = f"{number:04}".ljust(MAX_TOKEN_CHARACTERS + excess, "/")
         return {"items": [], "next": token if number < 3 else None}
@@ -124,7 +124,7 @@ async def test_a_request_with_a_path_of_megabytes_is_not_encoded() -> None:
 
 
 @pytest.mark.parametrize("mark", ["x" * (MAX_MARK_CHARACTERS + 1), ["x" * MAX_MARK_CHARACTERS]])
-async def test_a_change_cursor_has_a_limit(mark: object) -> None:
+async def test_a_change_cursor_has_a_maximum_length(mark: object) -> None:
     changing = protocol(changes={"path": "/mark", "at": "mark"})
     with hostile_server(Pages(lambda _: {"mark": mark})) as port:
         provider = WatchingRestProvider(changing, at(port), Secrets(None), CallPermit())

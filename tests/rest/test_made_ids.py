@@ -1,4 +1,4 @@
-"""An API that makes the ids, in each style of pages; and listings that move while they are read."""
+"""An API that assigns ids, with each paging style, and listings that change during a read."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def connected(kind: Kind, url: str) -> Provider:
 
 
 @pytest.mark.parametrize("uid", ["../notes-of-others/1", "..%2Fx", "..\\x", "/", ""])
-async def test_an_id_that_an_api_may_decode_to_another_path_is_not_called(uid: str):
+async def test_an_id_that_may_decode_to_another_path_is_not_sent(uid: str):
     api = NotesApi()
     async with api.serving() as url:
         provider = await connected(memo("Link"), url)
@@ -121,9 +121,7 @@ async def test_an_id_that_an_api_may_decode_to_another_path_is_not_called(uid: s
 
 @pytest.mark.parametrize("paging", ["Page", "Offset"])
 @pytest.mark.parametrize("at_page", [2, 3])
-async def test_a_listing_from_which_something_went_meanwhile_proves_nothing(
-    paging: str, at_page: int
-):
+async def test_a_listing_during_a_deletion_proves_nothing(paging: str, at_page: int):
     api = NotesApi()
     for number in range(9):
         api.add({"title": f"note-{number}", "text": "x"})
@@ -141,7 +139,7 @@ async def test_a_listing_from_which_something_went_meanwhile_proves_nothing(
         await provider.close()
 
 
-async def test_pages_of_one_object_are_refused_where_no_overlap_can_be_seen():
+async def test_pages_of_one_object_are_refused_if_they_cannot_overlap():
     api = NotesApi()
     api.largest_page = 1
     for number in range(3):
@@ -190,7 +188,7 @@ async def test_a_link_of_many_brackets_does_not_block_the_event_loop():
 
 
 async def test_a_page_of_many_objects_does_not_block_the_event_loop():
-    """An API may ignore the size of a page that it is asked for."""
+    """An API may ignore the requested page size."""
     note = {"id": "1", "rev": 1, "text": "x", "config": {"tags": ["a", "b"], "options": {"a": 1}}}
     notes = [{**note, "title": f"note-{number}"} for number in range(10_000)]
     body = json.dumps(notes).encode()

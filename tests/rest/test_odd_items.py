@@ -1,4 +1,4 @@
-"""One odd object of a listing hides no others, and is not taken for missing."""
+"""An odd object in a listing hides no others, and does not count as absent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def listed(*pages: bytes, **rest: Any) -> AsyncGenerator[RestProvider]:
 async def list_names_and_unreadable(
     provider: RestProvider,
 ) -> tuple[list[str], list[tuple[str | None, str | None]]]:
-    """Return the names of a listing, and the objects that it could not show."""
+    """Return the names in a listing, and the unreadable objects."""
     names: list[str] = []
     try:
         async for page in provider.pages(Scope(), page_size=10):
@@ -124,7 +124,7 @@ async def test_an_object_without_an_id_hides_no_others(what: str) -> None:
         assert await list_names_and_unreadable(provider) == (["good"], [("odd", None)])
 
 
-async def test_an_odd_object_of_another_kind_is_none_of_the_listing() -> None:
+async def test_an_odd_object_of_another_kind_is_not_listed() -> None:
     odd = b'{"name": "x-odd", "id": "o", "note": "\\ud800"}'
     name = {"at": "name", "prefix": "y-"}
     good = GOOD.replace(b"good", b"y-good")
@@ -133,7 +133,7 @@ async def test_an_odd_object_of_another_kind_is_none_of_the_listing() -> None:
     assert names == ["good"]
 
 
-async def test_where_an_expression_finds_the_name_it_is_unknown() -> None:
+async def test_the_name_of_an_odd_object_is_unknown_if_an_expression_computes_it() -> None:
     """Without the members that cannot be decoded, it could find another name."""
     create = {
         "path": "/things",
@@ -147,7 +147,7 @@ async def test_where_an_expression_finds_the_name_it_is_unknown() -> None:
         assert await list_names_and_unreadable(provider) == (["good"], [(None, None)])
 
 
-async def test_of_two_objects_with_one_name_neither_hides_others() -> None:
+async def test_two_objects_with_one_name_hide_no_others() -> None:
     other_item = GOOD.replace(b'"g"', b'"h"')
     async with listed(page_of(GOOD, other_item, GOOD.replace(b"good", b"well"))) as provider:
         names, unreadable = await list_names_and_unreadable(provider)
@@ -162,13 +162,13 @@ async def test_a_listing_that_shows_an_object_twice_proves_no_absence() -> None:
 
 
 @pytest.mark.parametrize("body", [page_of(GOOD)[:-14], page_of(GOOD, b'{"name": ]'), b"<html>"])
-async def test_a_body_that_is_no_json_is_no_listing(body: bytes) -> None:
+async def test_an_invalid_body_is_not_accepted_as_a_listing(body: bytes) -> None:
     async with listed(body) as provider:
         with pytest.raises(NotDoneError, match="invalid body"):
             _ = [page async for page in provider.pages(Scope(), page_size=10)]
 
 
-async def test_an_odd_page_whose_token_may_be_within_an_item_is_no_listing() -> None:
+async def test_an_odd_page_whose_token_may_be_within_an_item_is_not_accepted() -> None:
     """Without the item, the listing would end early and look complete."""
     paging = {"by": "Token", "at": "= answer.items[0].id", "parameter": "after"}
     listing = {"path": "/things", "items": "items", "paging": paging}
@@ -177,7 +177,7 @@ async def test_an_odd_page_whose_token_may_be_within_an_item_is_no_listing() -> 
             _ = [page async for page in provider.pages(Scope(), page_size=10)]
 
 
-async def test_an_odd_object_does_not_keep_others_from_being_absent() -> None:
+async def test_an_odd_object_does_not_hide_the_absence_of_others() -> None:
     """A 404 counts if the collection responds, whatever another client stored in it."""
     for odd in (*UNDECODABLE.values(), *NAMELESS.values()):
         async with listed(page_of(odd)) as provider:
@@ -187,7 +187,7 @@ async def test_an_odd_object_does_not_keep_others_from_being_absent() -> None:
             assert await provider.read("good") is None
 
 
-async def test_an_odd_object_among_several_of_a_read_hides_no_others() -> None:
+async def test_an_odd_object_in_a_read_of_several_hides_no_others() -> None:
     read = {"path": "/collection", "items": "items"}
     async with listed(page_of(GOOD, UNDECODABLE["a label"]), read=read) as provider:
         existing = await provider.read("good")
@@ -199,13 +199,13 @@ async def test_an_odd_object_among_several_of_a_read_hides_no_others() -> None:
                 await provider.read("odd")
 
 
-def test_an_object_that_cannot_be_listed_may_be_what_a_creation_made() -> None:
+def test_an_unreadable_object_may_be_the_result_of_a_creation() -> None:
     error = UnreadableObjectsError("x", [("a", "1"), ("b", None)])
     assert [error.may_have(name) for name in ("a", "b", "c")] == [True, True, False]
     assert UnreadableObjectsError("x", [(None, None)]).may_have("c")
 
 
-async def test_a_large_page_with_an_odd_object_leaves_the_event_loop_to_others() -> None:
+async def test_a_large_page_with_an_odd_object_does_not_block_the_event_loop() -> None:
     items = [b'{"name": "n%d", "id": "%d", "x": [[1], [2]]}' % (n, n) for n in range(30_000)]
     content = page_of(*items, UNDECODABLE["a lone surrogate"])
     turns = 0
@@ -231,7 +231,7 @@ JSON = st.recursive(
 
 
 @given(items=st.lists(JSON), other=JSON, is_ascii=st.booleans(), data=st.data())
-async def test_what_is_split_is_what_is_decoded(
+async def test_splitting_a_document_equals_decoding_it(
     items: list[Any], other: Any, is_ascii: bool, data: st.DataObject
 ) -> None:
     document = {"a": other, "items": items, "b": [other]}

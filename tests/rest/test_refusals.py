@@ -1,4 +1,4 @@
-"""Definitions of HTTP APIs that cannot work: each says what, where and what to do."""
+"""Invalid definitions of HTTP APIs: each error names the problem, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = "\n"
 
 
 def built(spec: dict[str, Any], **changes: Any) -> None:
-    """Build a definition with some of its places changed; ``__`` stands for the dot of a place."""
+    """Build a definition with changed paths; ``__`` stands for the dot of a path."""
     spec = deepcopy(spec)
     for path, value in changes.items():
         *above, last = path.split("__")
@@ -217,7 +217,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "expected_message"), REFUSED)
-def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
+def test_an_invalid_definition_has_an_error_with_place_and_remedy(
     changes: dict[str, Any], expected_message: str
 ):
     with pytest.raises(InvalidManifestError) as caught:
@@ -248,7 +248,9 @@ def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
         ),
     ],
 )
-def test_what_an_api_of_made_ids_needs_is_asked_for(changes: dict[str, Any], message: str):
+def test_the_requirements_of_an_api_that_assigns_ids_are_checked(
+    changes: dict[str, Any], message: str
+):
     with pytest.raises(InvalidManifestError, match=re.escape(message)):
         built(MEMO, **changes)
 
@@ -284,7 +286,7 @@ def test_fields_are_bounded_in_number_and_depth():
         ("timestamp('2024-01-01T00:00:00Z')", "unknown function 'timestamp'; use"),
     ],
 )
-def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text: str, message: str):
+def test_an_expensive_or_invalid_expression_is_refused(text: str, message: str):
     with pytest.raises(InvalidManifestError) as caught:
         expressions.Expression(text, "spec.rest.ready", {"spec"})
     assert str(caught.value).startswith("spec.rest.ready: ")
@@ -306,7 +308,9 @@ def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text:
         ("x * 2", 2**62, "verflow"),
     ],
 )
-def test_an_expression_without_a_value_gives_the_reason(text: str, value: Any, message: str):
+def test_an_expression_without_a_value_has_an_error_with_the_reason(
+    text: str, value: Any, message: str
+):
     expression = expressions.Expression(text, "here", {"x"})
     with pytest.raises(expressions.ExpressionError, match=re.escape(message)):
         expression.value({"x": value})

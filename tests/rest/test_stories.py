@@ -1,4 +1,4 @@
-"""Kinds of manifests alone, through the whole loop, on PowerDNS, Caddy and the shapes API."""
+"""Kinds from manifests in the whole loop, on PowerDNS, Caddy and the shapes API."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def resource(kind: str, api_version: str, name: str, spec: Fields) -> Manifest:
 
 
 def by_hand(url: str) -> httpx.AsyncClient:
-    """Caddy drops all connections at each change, so none is kept."""
+    """Return a client without idle connections, because Caddy drops them at each change."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=url, timeout=10, limits=limits)
 
@@ -82,7 +82,7 @@ class Zone:
         await self._http.aclose()
 
 
-async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_left_alone(
+async def test_powerdns_records_are_created_repaired_and_deleted_but_foreign_ones_kept(
     bare_world: World, zone_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     world, zone = bare_world, Zone(zone_url)
@@ -109,7 +109,7 @@ async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_le
     await world.until_observed_again()
     assert await world.facts(keys[0]) == facts, "an order that means nothing is no drift"
 
-    # By hand, with our comment left where it was.
+    # An out-of-band change that keeps our comment.
     await zone.writes("shop", ["192.0.2.66"])
 
     async def is_healed() -> bool:
@@ -127,7 +127,7 @@ async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_le
     await zone.close()
 
 
-async def test_a_route_of_caddy_that_is_edited_out_of_band_is_healed_and_others_are_left_alone(
+async def test_a_caddy_route_edited_out_of_band_is_repaired_and_foreign_ones_are_kept(
     bare_world: World, caddy_url: str
 ):
     world = bare_world
@@ -146,7 +146,7 @@ async def test_a_route_of_caddy_that_is_edited_out_of_band_is_healed_and_others_
             try:
                 route = (await human.get("/id/shop")).json()
             except httpx.RemoteProtocolError:
-                return False  # it takes up the correction, and drops this request
+                return False  # Caddy applies the correction, and drops this request
             return route["match"] == [{"path": ["/shop/*"]}]
 
         await world.until(is_healed, "the route is healed")
@@ -156,10 +156,10 @@ async def test_a_route_of_caddy_that_is_edited_out_of_band_is_healed_and_others_
         assert (await human.get(ROUTES)).json() == [foreign]
 
 
-async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_is_declared(
+async def test_an_action_is_executed_with_the_definition_of_its_decision(
     bare_world: World,
 ):
-    """The worker is unavailable while the definition changes: the action keeps its own."""
+    """The definition changes while the worker is down; the action keeps its definition."""
     world = bare_world
     await world.human.clear_faults()
     await started(world, "figure", world.human.url)
@@ -184,7 +184,7 @@ async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_i
     assert (await world.human.get("foo"))["type"] == "Circle"
 
 
-async def test_the_example_of_the_page_works_as_it_stands(bare_world: World):
+async def test_the_example_on_the_page_works_unchanged(bare_world: World):
     world, page = bare_world, KINDS.parents[1] / "docs/kinds/kind-definition.md"
     example = page.read_text().split("<!-- applied by tests/rest/test_stories.py -->\n```yaml\n")[1]
     documents: list[Fields] = [*yaml.safe_load_all(example.split("```")[0])]

@@ -1,12 +1,12 @@
-"""The shop while everything dies: each role, dockerd, PostgreSQL, and containers, at random.
+"""The shop during random kills of roles, dockerd, PostgreSQL, and containers.
 
     ./run python -m tests.shop.chaos --seed 7 --rounds 200
 
-The roles are processes of their own. People kill and remove containers and change what is granted,
-and declarations change, meanwhile. At the end Docker and PostgreSQL are compared with what is
-declared, labels included; and each creation that the Engine told of, or that the server's log has,
-must be one that was decided. Then all is withdrawn while it goes on, and nothing may be left. A
-seed gives the same choices, though not the same moments. Exit status 1: something is wrong.
+Each role is a separate process. During the kills, containers are removed and grants are changed
+out of band, and declarations change. At the end, Docker and PostgreSQL must be as declared,
+including labels, and each creation in the Engine's events or the server's log must have been
+decided. Then all resources are withdrawn during further kills, and nothing may be left. A seed
+determines the choices, but not their timing. The exit status is 1 if there are problems.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ CONTAINERS = ("shop-orders", "shop-billing", "shop-printer")
 _MARK = re.compile(r'reconciler: (\{"key":"([0-9a-f]+)".*?\})\'')
 
 
-class EngineWitness:
-    """Writes down what an Engine tells of containers; that one forgets it when it is killed."""
+class EngineEventRecorder:
+    """Records the container events of an Engine, which loses them when it is killed."""
 
     def __init__(self, admin: EngineAdmin) -> None:
         self.events: list[dict[str, Any]] = []
@@ -89,40 +89,40 @@ class EngineWitness:
             ):
                 for line in answer.iter_lines():
                     event = msgspec.json.decode(line)
-                    identity = (event["timeNano"], event["Actor"]["ID"])
-                    if identity not in event_ids:
-                        event_ids.add(identity)
+                    event_key = (event["timeNano"], event["Actor"]["ID"])
+                    if event_key not in event_ids:
+                        event_ids.add(event_key)
                         self.events.append(event)
                     since = f"{event['timeNano'] // 10**9}.{event['timeNano'] % 10**9:09d}"
             self._ended.wait(0.02)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._ended.set()
 
 
 @dataclass
 class RunRecord:
-    """What was done, and what was found."""
+    """The counts and problems of a run."""
 
     seed: int
-    done: Counter[str] = field(default_factory=Counter[str])
+    fault_counts: Counter[str] = field(default_factory=Counter[str])
     creations: int = 0
     events: int = 0
     settle_seconds: float = 0.0
     problems: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
-        troubles = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.fault_counts.items()))
         lines = [
-            f"seed {self.seed}: {self.events} events, {self.creations} containers were made,"
-            f" settled in {self.settle_seconds:.1f} s; {troubles}",
+            f"seed {self.seed}: {self.events} events, {self.creations} containers were created,"
+            f" settled in {self.settle_seconds:.1f} s; {faults}",
             *(f"  FOUND {each}" for each in self.problems),
         ]
         return "\n".join(lines)
 
 
 class Shop:
-    """Bus, Engine, server and roles of one run."""
+    """The bus, Engine, server and roles of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,12 +137,12 @@ class Shop:
         self.client: Client
         self.nc: Connection
         self.docker: EngineAdmin
-        self.witness: EngineWitness
+        self.event_recorder: EngineEventRecorder
         self._logs = itertools.count()
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Shop]:
-        """Start everything, declare the shop, and end all in the end."""
+        """Start everything, declare the shop, and stop everything afterwards."""
         self.folder.chmod(0o755)  # as root PostgreSQL runs as another user
         try:
             await self.bus.start(self.folder / "nats")
@@ -150,7 +150,7 @@ class Shop:
             await self.postgres.start(self.folder / "postgres")
             self.docker = EngineAdmin(self.engine.endpoint)
             await asyncio.to_thread(make_image, self.docker)
-            self.witness = EngineWitness(EngineAdmin(self.engine.endpoint))
+            self.event_recorder = EngineEventRecorder(EngineAdmin(self.engine.endpoint))
             self.nc = await connect_to_bus(self.bus.url, name="shop")
             await initialize(self.nc)
             for role in ROLES:
@@ -158,10 +158,10 @@ class Shop:
             async with connect(self.bus.url, source="shop") as self.client:
                 try:
                     await self.configure()
-                    await self.again(lambda: self.client.declare_many(self.manifests))
+                    await self.retry(lambda: self.client.declare_many(self.manifests))
                     yield self
                 finally:
-                    self.witness.end()
+                    self.event_recorder.close()
                     await self.nc.close()
         finally:
             for each in self.roles.values():
@@ -178,7 +178,7 @@ class Shop:
             "postgres": {"endpoint": self.postgres.endpoint},
         }
         retry = {"initialSeconds": 0.2, "maxSeconds": 1.0}
-        # Only of the shop, without grants to all roles.
+        # Only the shop's objects, without grants to all roles.
         allow = {"users": ["0"], "networks": ["host"]}
         common = {"allow": allow, "resyncSeconds": 1, "retry": retry, "scope": {"prefix": "shop"}}
         manifests = [
@@ -190,38 +190,40 @@ class Shop:
             )
             for name, spec in configs.items()
         ]
-        await self.again(lambda: self.client.declare_many(manifests))
+        await self.retry(lambda: self.client.declare_many(manifests))
 
     def start_role(self, role: Any) -> None:
         log = self.folder / "logs" / f"{role}-{next(self._logs)}.log"
         secrets = str(self.folder / "secrets")
         self.roles[role] = RoleProcess(role, self.bus.url, log, RECONCILER_SECRETS=secrets)
 
-    async def again(self, do: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask until there is an answer: the decider may be dead."""
+    async def retry(self, do: Callable[[], Awaitable[Any]]) -> Any:
+        """Repeat a request until it is answered, because the decider may be dead."""
         while True:
             with contextlib.suppress(WaitTimeoutError):
                 return await do()
 
-    async def until(self, problems: Callable[[], Awaitable[list[str]]]) -> tuple[list[str], float]:
-        """Wait until there are no problems, or it is too late."""
+    async def wait_until_no_problems(
+        self, problems: Callable[[], Awaitable[list[str]]]
+    ) -> tuple[list[str], float]:
+        """Wait until there are no problems, or until the timeout."""
         began = time.monotonic()
         while True:
             try:
                 remaining_problems = await problems()
             except (psycopg.Error, httpx.HTTPError, OSError) as error:
-                remaining_problems = [f"cannot look: {error}"]
+                remaining_problems = [f"check failed: {error}"]
             if not remaining_problems or time.monotonic() - began > SETTLE_SECONDS:
                 return remaining_problems, time.monotonic() - began
             await asyncio.sleep(0.3)
 
-    # --- what stands in the way of the verdict
+    # --- problems of the final state
 
-    async def not_as_declared(self) -> list[str]:
+    async def find_differences(self) -> list[str]:
         """Compare Docker and PostgreSQL with the example: objects, their content and labels."""
         rows = {row.key: row for row in await self.client.statuses("default")}
         problems_found = [
-            f"{each.key} is {row.outcome if row else 'not there'}: {row.message if row else ''}"
+            f"{each.key} is {row.outcome if row else 'missing'}: {row.message if row else ''}"
             for each in self.manifests
             if (row := rows.get(each.key)) is None or row.outcome != "Converged"
         ]
@@ -253,11 +255,11 @@ class Shop:
             if not state["Running"] or state["Paused"]:
                 yield f"{name} is {state['Status']}"
             env = dict(each.split("=", 1) for each in container["Config"]["Env"])
-            place = (env["PGPORT"], env["PGDATABASE"], env["PGUSER"], env["PGPASSWORD"])
-            if place != (str(self.postgres.port), "shop", "shop-app", password):
-                yield f"{name} was given another database, role or password"
+            connection = (env["PGPORT"], env["PGDATABASE"], env["PGUSER"], env["PGPASSWORD"])
+            if connection != (str(self.postgres.port), "shop", "shop-app", password):
+                yield f"{name} has another database, role or password"
             if "WAVE" in manifest.spec["env"] and env.get("WAVE") != manifest.spec["env"]["WAVE"]:
-                yield f"{name} is of wave {env.get('WAVE')}"
+                yield f"{name} has wave {env.get('WAVE')}"
         volumes = [
             each["Name"] for each in self.docker.http.get("/volumes").json()["Volumes"] or ()
         ]
@@ -286,7 +288,7 @@ class Shop:
         )
         names_found: list[str] = []
         for query, names in ((roles, ["shop-app", "shop-owner"]), (bases, ["shop"])):
-            rows = await self.ask(query)
+            rows = await self.query(query)
             if [name for name, _ in rows] != names:
                 names_found.append(f"{[name for name, _ in rows]} and not {names}")
             for name, comment in rows:
@@ -295,24 +297,24 @@ class Shop:
                     names_found.append(f"{name} is marked {comment}")
         if names_found:
             return names_found
-        if (granted := await self.ask(acl)) != [("CONNECT TEMPORARY",)]:
+        if (granted := await self.query(acl)) != [("CONNECT TEMPORARY",)]:
             names_found.append(f"granted is {granted}")
-        if (granted := await self.ask(uses, "shop")) != [("CREATE USAGE",)]:
+        if (granted := await self.query(uses, "shop")) != [("CREATE USAGE",)]:
             names_found.append(f"granted on the schema is {granted}")
         return names_found or await self._orders_problems()
 
     async def _orders_problems(self) -> list[str]:
-        """Find out whether orders are still taken: SQL goes through, out of the containers."""
+        """Check that the containers still bill orders with SQL."""
         query = "SELECT count(*) FROM orders WHERE billed"
         try:
-            rows_before = await self.ask(query, "shop")
+            rows_before = await self.query(query, "shop")
             await asyncio.sleep(2.5)
-            return [] if await self.ask(query, "shop") > rows_before else ["no order is billed"]
+            return [] if await self.query(query, "shop") > rows_before else ["no order is billed"]
         except psycopg.errors.UndefinedTable:
-            return ["there is no table yet"]
+            return ["the table orders does not exist"]
 
     async def find_leftovers(self) -> list[str]:
-        """Say what is left."""
+        """Return the remaining objects and resources."""
         rows = await self.client.statuses("default")
         held = [row.key for row in rows if row.outcome == "Held" and row.reason == "DataLoss"]
         if held:
@@ -329,7 +331,7 @@ class Shop:
         ]
         problems_found += [
             name
-            for (name,) in await self.ask(
+            for (name,) in await self.query(
                 "SELECT rolname FROM pg_roles WHERE rolname !~ '^pg_' AND rolname <> 'postgres'"
                 " UNION SELECT datname FROM pg_database WHERE datname !~ '^(template|postgres$)'"
             )
@@ -337,15 +339,15 @@ class Shop:
         problems_found += [each.name for each in (self.folder / "secrets").rglob("shop*")]
         return problems_found
 
-    async def ask(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+    async def query(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         async with await connect_superuser(self.postgres, database) as connection:
             cursor = await connection.execute(sql.SQL(query))  # pyright: ignore[reportArgumentType]
             return await cursor.fetchall() if cursor.description else []
 
-    # --- the verdict on what happened
+    # --- problems of the history
 
-    async def unexplained(self) -> list[str]:
-        """Judge the log by itself, then what Engine and server tell of against it."""
+    async def find_unexplained_effects(self) -> list[str]:
+        """Judge the log, then compare it with the records of the Engine and the server."""
         history = await read_bus(self.nc)
         effects = effects_of(list(self._container_creations()))
         history = dataclasses.replace(history, effects=effects, by_hand=CONTAINERS)
@@ -354,21 +356,25 @@ class Shop:
         return list(map(str, checks))
 
     def _container_creations(self) -> Iterable[JournalEntry]:
-        """Return what the Engine told of creations, as entries of a journal."""
+        """Return the creations that the Engine reported, as journal entries."""
         deleted_uids: set[str] = set()
-        under: dict[str, str] = {}
-        for number, event in enumerate(list(self.witness.events), start=1):
-            uid, about = event["Actor"]["ID"], event["Actor"]["Attributes"]
+        uids_by_key: dict[str, str] = {}
+        for number, event in enumerate(list(self.event_recorder.events), start=1):
+            uid, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
             if event["Action"] == "destroy":
                 deleted_uids.add(uid)
                 continue
-            key = about.get(WRITTEN_BY)
-            if key in under and under[key] in deleted_uids and under[key] in self.removed_by_hand:
+            key = attributes.get(WRITTEN_BY)
+            if (
+                key in uids_by_key
+                and uids_by_key[key] in deleted_uids
+                and uids_by_key[key] in self.removed_by_hand
+            ):
                 continue  # objects that a person removed between two attempts are recreated
             if key is not None:
-                under[key] = uid
+                uids_by_key[key] = uid
             moment = datetime.fromtimestamp(event["timeNano"] / 1e9, UTC).isoformat()
-            yield JournalEntry(number, moment, "POST", about["name"], uid, key)
+            yield JournalEntry(number, moment, "POST", attributes["name"], uid, key)
 
     def _unknown_effects(self, history: History) -> Iterable[str]:
         decided = [
@@ -379,37 +385,37 @@ class Shop:
         keys = {each.idempotency_key for each in decided}
         deleted = {each.uid for each in decided if each.operation == "Delete"}
         created_names = {each.external_name for each in decided if each.operation == "Create"}
-        for event in self.witness.events:
-            uid, about = event["Actor"]["ID"], event["Actor"]["Attributes"]
-            if event["Action"] == "create" and about.get(WRITTEN_BY) not in keys:
-                yield f"container {about['name']} was made by an action that nobody decided"
+        for event in self.event_recorder.events:
+            uid, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
+            if event["Action"] == "create" and attributes.get(WRITTEN_BY) not in keys:
+                yield f"container {attributes['name']} was created without a decision"
             if event["Action"] == "destroy" and uid not in deleted | self.removed_by_hand:
-                yield f"container {about['name']} was removed, and nobody decided that"
-        for each in self.docker.containers(""):  # also what the Engine has forgotten to tell
+                yield f"container {attributes['name']} was removed without a decision"
+        for each in self.docker.containers(""):  # includes those whose events were lost
             if each["Labels"].get(WRITTEN_BY) not in keys:
-                yield f"container {each['Names'][0]} is there by nobody's decision"
+                yield f"container {each['Names'][0]} exists without a decision"
         log = self.postgres.log.read_text(errors="replace")
         for key in {key for _mark, key in _MARK.findall(log)} - keys:
-            yield f"the server was sent a mark with key {key}, which nobody decided"
+            yield f"the server was sent a mark with key {key} without a decision"
         for name in set(re.findall(r'CREATE ROLE "([^"]+)"', log)) - created_names:
-            yield f"role {name} was made, and nobody decided that"
+            yield f"role {name} was created without a decision"
         for name in set(re.findall(r'RENAME TO "([^"]+)"', log)) - created_names:
-            yield f"database {name} was made, and nobody decided that"
+            yield f"database {name} was created without a decision"
 
 
 class Killer:
-    """Does one harm after another, from a deck that is shuffled anew when it is empty."""
+    """Injects faults one after another, from a deck that is reshuffled when it is empty."""
 
     def __init__(self, shop: Shop, seed: int, record: RunRecord) -> None:
-        self._shop, self._seen = shop, record
+        self._shop, self._record = shop, record
         self._random = random.Random(seed)
-        self._harms: dict[str, Callable[[], Awaitable[None]]] = {
+        self._injectors: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"{role} killed": lambda role=role: self._kill_role(role) for role in ROLES},
             "dockerd killed": self._kill_dockerd,
             "postmaster killed": self._kill_postmaster,
             "backend killed": self._kill_backend,
-            "container killed": lambda: self._to_container("kill"),
-            "container paused": lambda: self._to_container("pause"),
+            "container killed": lambda: self._post_to_container("kill"),
+            "container paused": lambda: self._post_to_container("pause"),
             "container removed": self._remove_container,
             "grant revoked": self._revoke,
             "password changed": self._change_password,
@@ -418,15 +424,17 @@ class Killer:
         self._deck: list[str] = []
         self._wave = 0
 
-    async def rounds(self, count: int, *, without: frozenset[str] = frozenset()) -> None:
+    async def run_rounds(self, count: int, *, without: frozenset[str] = frozenset()) -> None:
         for _ in range(count):
-            self._deck = self._deck or self._random.sample(sorted(self._harms), len(self._harms))
-            harm = self._deck.pop()
-            if harm in without:
+            self._deck = self._deck or self._random.sample(
+                sorted(self._injectors), len(self._injectors)
+            )
+            fault = self._deck.pop()
+            if fault in without:
                 continue
             with contextlib.suppress(psycopg.Error):
-                await self._harms[harm]()
-            self._seen.done[harm] += 1
+                await self._injectors[fault]()
+            self._record.fault_counts[fault] += 1
             await asyncio.sleep(self._random.uniform(0.0, 0.8))
 
     async def _kill_role(self, role: str) -> None:
@@ -449,12 +457,12 @@ class Killer:
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
             " AND pid <> pg_backend_pid() ORDER BY pid"
         )
-        pids = [pid for (pid,) in await self._shop.ask(query)]
+        pids = [pid for (pid,) in await self._shop.query(query)]
         if pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(pids), signal.SIGKILL)
 
-    async def _to_container(self, what: str) -> None:
+    async def _post_to_container(self, what: str) -> None:
         name = self._random.choice(CONTAINERS)
         await asyncio.to_thread(self._shop.docker.http.post, f"/containers/{name}/{what}")
 
@@ -469,48 +477,61 @@ class Killer:
             )
 
     async def _revoke(self) -> None:
-        await self._shop.ask('REVOKE ALL ON DATABASE shop FROM "shop-app"')
+        await self._shop.query('REVOKE ALL ON DATABASE shop FROM "shop-app"')
 
     async def _change_password(self) -> None:
-        await self._shop.ask("ALTER ROLE \"shop-app\" PASSWORD 'guessed'")
+        await self._shop.query("ALTER ROLE \"shop-app\" PASSWORD 'guessed'")
 
     async def _declare_change(self) -> None:
         self._wave += 1
-        chosen = self._random.choice(CONTAINERS)
-        (manifest,) = [each for each in self._shop.manifests if each.metadata.name == chosen]
+        container_name = self._random.choice(CONTAINERS)
+        (manifest,) = [
+            each for each in self._shop.manifests if each.metadata.name == container_name
+        ]
         manifest.spec["env"]["WAVE"] = str(self._wave)
         await self._shop.client.publish([manifest])
 
 
 async def chaos(folder: Path, *, seed: int, rounds: int) -> RunRecord:
-    """Run it; returns what was found."""
+    """Run the chaos test, and return its record."""
     record = RunRecord(seed)
     async with Shop(folder).open() as shop:
         killer = Killer(shop, seed, record)
-        await killer.rounds(rounds // 3)  # while it is made
-        record.problems, _ = await shop.until(shop.not_as_declared)
-        await killer.rounds(rounds)
-        record.problems, record.settle_seconds = await shop.until(shop.not_as_declared)
-        record.problems += (await shop.until(shop.unexplained))[0]
+        await killer.run_rounds(rounds // 3)  # while the shop is created
+        record.problems, _ = await shop.wait_until_no_problems(shop.find_differences)
+        await killer.run_rounds(rounds)
+        record.problems, record.settle_seconds = await shop.wait_until_no_problems(
+            shop.find_differences
+        )
+        record.problems += (await shop.wait_until_no_problems(shop.find_unexplained_effects))[0]
         if not record.problems:
-            order = [each.key for each in shop.manifests]  # the database first: the wrong order
-            await shop.again(lambda: shop.client.withdraw_many(order))
-            hands = {"container removed", "container changed", "grant revoked", "password changed"}
-            await killer.rounds(rounds // 3, without=frozenset(hands))
-            remaining, seconds = await shop.until(shop.find_leftovers)
+            order = [
+                each.key for each in shop.manifests
+            ]  # the database first, which is the wrong order
+            await shop.retry(lambda: shop.client.withdraw_many(order))
+            out_of_band = {
+                "container removed",
+                "container changed",
+                "grant revoked",
+                "password changed",
+            }
+            await killer.run_rounds(rounds // 3, without=frozenset(out_of_band))
+            remaining, seconds = await shop.wait_until_no_problems(shop.find_leftovers)
             record.settle_seconds += seconds
             record.problems += remaining
-            record.problems += (await shop.until(shop.unexplained))[0]
-        record.creations = sum(each["Action"] == "create" for each in shop.witness.events)
+            record.problems += (await shop.wait_until_no_problems(shop.find_unexplained_effects))[0]
+        record.creations = sum(each["Action"] == "create" for each in shop.event_recorder.events)
         record.events = len((await read_bus(shop.nc)).log)
     return record
 
 
 def main() -> int:
-    """Run it from the command line."""
-    parser = argparse.ArgumentParser(description="The shop while everything dies.")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random choices")
-    parser.add_argument("--rounds", type=int, default=100, help="how many harms (%(default)d)")
+    """Run the chaos test from the command line."""
+    parser = argparse.ArgumentParser(description="Run the shop during random kills.")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="seed of the random choices"
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="number of faults (%(default)d)")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with short_folder() as folder:
@@ -528,12 +549,12 @@ if __name__ == "__main__":
 
 
 def _thaw(containers: Iterable[str]) -> None:
-    """Thaw what a killed Engine leaves frozen, because runc never starts a container there again.
+    """Thaw the cgroups that a killed Engine left frozen; runc cannot start a container there.
 
-    Only root of the Engine's machine can do it.
+    This requires root on the Engine's machine.
     """
     for container in containers:
-        for place in Path("/sys/fs/cgroup").glob(f"*/*/{container}/freezer.state"):
-            place.write_text("THAWED")
-        for place in Path("/sys/fs/cgroup").glob(f"*/*{container}*/cgroup.freeze"):
-            place.write_text("0")
+        for path in Path("/sys/fs/cgroup").glob(f"*/*/{container}/freezer.state"):
+            path.write_text("THAWED")
+        for path in Path("/sys/fs/cgroup").glob(f"*/*{container}*/cgroup.freeze"):
+            path.write_text("0")

@@ -13,14 +13,14 @@ from pathlib import Path
 from tests.engines import BUSYBOX, EngineAdmin
 
 NAME = "postgres:15"
-"""What the example calls it; with a network it is the public one."""
+"""Name of the image in the example, where it is the public one."""
 
 _PROGRAMS = ("sh", "sleep", "cat")
 _INSTALL = "psql is not installed (package postgresql-client)"
 
 
 def psql_problem() -> str | None:
-    """Say why no image can be made here."""
+    """Return why the image cannot be built on this machine, or None."""
     return None if shutil.which("psql") else _INSTALL
 
 
@@ -31,9 +31,9 @@ def make_image(
     programs: Sequence[str] = _PROGRAMS,
     scripts: Sequence[Path] = (),
 ) -> None:
-    """Make it of nothing but programs of this machine: no registry is asked."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", dereference=True) as tar:
+    """Build the image from this machine's programs, without a registry."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
         tar.add(BUSYBOX, "bin/busybox")
         for program in programs:
             link = tarfile.TarInfo(f"bin/{program}")
@@ -48,12 +48,12 @@ def make_image(
     repository, _, tag = name.partition(":")
     query: dict[str, str | list[str]] = {"fromSrc": "-", "repo": repository, "tag": tag}
     query["changes"] = ["ENV PATH=/bin"]
-    answer = admin.http.post("/images/create", params=query, content=packed.getvalue())
-    assert answer.is_success, answer.text
+    response = admin.http.post("/images/create", params=query, content=archive.getvalue())
+    assert response.is_success, response.text
 
 
 def _psql() -> str:
-    """Return the program itself: Debian's `psql` is a script that looks for it."""
+    """Return the path of the program, because Debian's `psql` is a wrapper script."""
     newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/psql"))
     program_path = str(newest[-1]) if newest else shutil.which("psql")
     assert program_path is not None

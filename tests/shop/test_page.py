@@ -1,4 +1,4 @@
-"""The shop's page, command by command, as it is written there: `up`, Docker and PostgreSQL."""
+"""The commands of the shop's page, with `up`, Docker and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.shop.image import make_image, psql_problem
 pytestmark = [pytest.mark.own_dockerd, pytest.mark.postgres, pytest.mark.slow]
 
 PAGE = REPOSITORY / "examples" / "shop" / "README.md"
-HEALED_SECONDS = 30
+REPAIR_TIMEOUT_SECONDS = 30
 CONTAINERS = ("shop-orders", "shop-billing", "shop-printer")
-REFUSED = {"docker volume rm shop-receipts"}
-"""What the page says that is refused."""
+REFUSED_COMMANDS = {"docker volume rm shop-receipts"}
+"""Commands that fail according to the page."""
 
 
 def commands() -> list[str]:
-    """Every line of the page, without the one that starts `up`."""
+    """Return the page's commands after the one that starts `up`."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    first, *rest = [line for block in blocks for line in block.splitlines()]
-    assert first == "./run up --with docker,postgres --resync 2"
-    return rest
+    first_command, *later_commands = [line for block in blocks for line in block.splitlines()]
+    assert first_command == "./run up --with docker,postgres --resync 2"
+    return later_commands
 
 
 class Shell:
-    """A user's second terminal, in the folder of the `up`."""
+    """A user's second terminal, in the folder of `up`."""
 
     def __init__(self, cli: Cli) -> None:
         self._cli = cli
@@ -62,9 +62,9 @@ class Shell:
         assert (process.returncode != 0) == is_refused, (line, error_text)
         return error_text
 
-    def until(self, line: str, holds: Callable[[str], object], what: str) -> str:
-        """Wait until what a command shows is so."""
-        deadline = time.monotonic() + HEALED_SECONDS
+    def wait_until(self, line: str, holds: Callable[[str], object], what: str) -> str:
+        """Wait until the output of a command fulfills a condition."""
+        deadline = time.monotonic() + REPAIR_TIMEOUT_SECONDS
         while not holds(output := self.run(line)):
             assert time.monotonic() < deadline, f"{what}: {output}"
             time.sleep(0.2)
@@ -86,55 +86,59 @@ def shell() -> Iterator[Shell]:
             assert running.stop()[0] == 0
 
 
-def is_drift(message: str) -> bool:
-    """Whether a history ends with a drift that was undone."""
+def ends_with_repaired_drift(message: str) -> bool:
+    """Whether a history ends with a drift that was corrected."""
     return "DriftDetected" in message and "Converged" in message.splitlines()[-1]
 
 
-def all_run(message: str) -> bool:
-    up_now = [line.split()[0] for line in message.splitlines() if line.split()[1] == "Up"]
-    return sorted(up_now) == sorted(CONTAINERS) and "(Paused)" not in message
+def are_all_running(message: str) -> bool:
+    running_names = [line.split()[0] for line in message.splitlines() if line.split()[1] == "Up"]
+    return sorted(running_names) == sorted(CONTAINERS) and "(Paused)" not in message
 
 
 RUNNING = "docker ps -a --format '{{.Names}} {{.Status}}'"
 
 
-class Visitor:
-    """What must be so after some of the page's commands."""
+class PageChecks:
+    """Checks after some of the page's commands."""
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
-        self._pages_shown = 0
+        self._get_count = 0
 
-    def sql_goes_through(self, message: str = "") -> None:
-        """Containers do SQL: orders are taken, billed, and counted in the volume."""
-        look = "./run reconciler logs shop-orders"
-        self.shell.until(look, lambda said: "INSERT 0 1" in said, "orders are taken")
-        count_before = self._billed()
-        deadline = time.monotonic() + HEALED_SECONDS
-        while self._billed() <= count_before:
-            assert time.monotonic() < deadline, "more and more orders are billed"
+    def check_orders_are_billed(self, message: str = "") -> None:
+        """Check that the containers take orders, bill them, and count them in the volume."""
+        command = "./run reconciler logs shop-orders"
+        self.shell.wait_until(command, lambda output: "INSERT 0 1" in output, "orders are taken")
+        count_before = self._count_billed()
+        deadline = time.monotonic() + REPAIR_TIMEOUT_SECONDS
+        while self._count_billed() <= count_before:
+            assert time.monotonic() < deadline, "no more orders are billed"
             time.sleep(0.2)
 
-    def _billed(self) -> int:
+    def _count_billed(self) -> int:
         return int(self.shell.run("docker exec shop-printer cat /receipts/billed").strip() or 0)
 
-    def healed(self, *names: str) -> Callable[[str], None]:
-        """Return a check that these had a drift that was none of ours, and are as before."""
+    def check_repaired(self, *names: str) -> Callable[[str], None]:
+        """Return a check that resources had an out-of-band drift, and were repaired."""
 
         def check(message: str) -> None:
             for name in names:
-                look = f"./run reconciler history {name}"
-                self.shell.until(f"{look} --limit 8 -o wide", is_drift, f"{name} is healed")
-                data = [each["data"] for each in json.loads(self.shell.run(f"{look} --raw"))]
+                command = f"./run reconciler history {name}"
+                self.shell.wait_until(
+                    f"{command} --limit 8 -o wide", ends_with_repaired_drift, f"{name} is repaired"
+                )
+                data = [each["data"] for each in json.loads(self.shell.run(f"{command} --raw"))]
                 drifts = [each for each in data if each["event"] == "DriftDetected"]
-                assert drifts[-1].get("suspectedAction", "") == "", "no action of ours did it"
-            self.shell.until(RUNNING, all_run, "all three run, and no others")
-            self.sql_goes_through()
+                assert drifts[-1].get("suspectedAction", "") == "", "no action may be suspected"
+            self.shell.wait_until(
+                RUNNING, are_all_running, "exactly the three containers are running"
+            )
+            self.check_orders_are_billed()
 
         return check
 
-    def no_password(self, message: str) -> None:
+    def check_no_password(self, message: str) -> None:
         secret = (
             self.shell.folder / "reconciler-data/secrets/default/shop-app-password"
         ).read_text()
@@ -142,69 +146,71 @@ class Visitor:
         assert secret not in message
         assert secret not in self.shell.run("./run reconciler history shop-orders --raw")
 
-    def get(self, message: str) -> None:
-        """All are as declared at first; later what others need is kept."""
-        self._pages_shown += 1
-        if self._pages_shown == 1:
-            self.all_converged(message)
+    def check_get(self, message: str) -> None:
+        """Check that all are as declared at first, and that referenced resources are kept later."""
+        self._get_count += 1
+        if self._get_count == 1:
+            self.check_all_converged(message)
             return
         assert len(re.findall(r" Held +2 withdrawn .* Referenced ", message)) == 4, message
         assert "referenced by default/Container/shop-printer" in message
-        assert all_run(self.shell.run(RUNNING))
+        assert are_all_running(self.shell.run(RUNNING))
 
-    def all_converged(self, message: str) -> None:
+    def check_all_converged(self, message: str) -> None:
         assert message.count(" Converged ") == 9, message
 
-    def another_came(self, message: str) -> None:
-        self.shell.until(
-            RUNNING, lambda said: "mine Up" in said and "shop-billing Up" in said, "another came"
+    def check_replacement_started(self, message: str) -> None:
+        self.shell.wait_until(
+            RUNNING,
+            lambda output: "mine Up" in output and "shop-billing Up" in output,
+            "a replacement is running",
         )
 
-    def waits_for_a_person(self, message: str) -> None:
-        self.shell.until(
+    def check_approval_required(self, message: str) -> None:
+        self.shell.wait_until(
             "./run reconciler get --outcome Held",
-            lambda said: said.count("DataLoss") == 2,
-            "database and volume wait for a person",
+            lambda output: output.count("DataLoss") == 2,
+            "database and volume await approval",
         )
 
-    def is_refused(self, message: str) -> None:
+    def check_volume_in_use(self, message: str) -> None:
         assert "volume is in use" in message
 
-    def assert_nothing_remains(self, message: str) -> None:
+    def check_nothing_remains(self, message: str) -> None:
         assert "shop" not in message
 
     @property
     def checks(self) -> dict[str, Callable[[str], None]]:
         return {
-            "./run reconciler apply -f examples/shop --wait": self.all_converged,
-            "./run reconciler get": self.get,
-            "./run reconciler logs shop-orders --tail 3": self.sql_goes_through,
-            "./run reconciler history DatabaseRole/shop-app": self.no_password,
-            "docker kill shop-billing": self.healed("shop-billing"),
-            "docker rm -f shop-printer": self.healed("shop-printer"),
-            "docker pause shop-orders": self.healed("shop-orders"),
-            "docker rename shop-billing mine": self.another_came,
-            "docker rm -f mine": self.healed("shop-billing"),
-            'psql -c "ALTER ROLE \\"shop-app\\" PASSWORD \'guessed\'"': self.healed(
+            "./run reconciler apply -f examples/shop --wait": self.check_all_converged,
+            "./run reconciler get": self.check_get,
+            "./run reconciler logs shop-orders --tail 3": self.check_orders_are_billed,
+            "./run reconciler history DatabaseRole/shop-app": self.check_no_password,
+            "docker kill shop-billing": self.check_repaired("shop-billing"),
+            "docker rm -f shop-printer": self.check_repaired("shop-printer"),
+            "docker pause shop-orders": self.check_repaired("shop-orders"),
+            "docker rename shop-billing mine": self.check_replacement_started,
+            "docker rm -f mine": self.check_repaired("shop-billing"),
+            'psql -c "ALTER ROLE \\"shop-app\\" PASSWORD \'guessed\'"': self.check_repaired(
                 "Grant/shop-app-connects", "DatabaseRole/shop-app"
             ),
-            "docker volume rm shop-receipts": self.is_refused,
-            "./run reconciler delete -f examples/shop": self.waits_for_a_person,
-            "docker ps -a": self.assert_nothing_remains,
-            "docker volume ls": self.assert_nothing_remains,
-            "psql -c '\\l' -c '\\du'": self.assert_nothing_remains,
+            "docker volume rm shop-receipts": self.check_volume_in_use,
+            "./run reconciler delete -f examples/shop": self.check_approval_required,
+            "docker ps -a": self.check_nothing_remains,
+            "docker volume ls": self.check_nothing_remains,
+            "psql -c '\\l' -c '\\du'": self.check_nothing_remains,
         }
 
 
-@pytest.mark.timeout(300)  # as many commands as a person types, one after the other
+@pytest.mark.timeout(300)  # a user's commands, one after another
 def test_the_page(shell: Shell) -> None:
-    checks = Visitor(shell).checks
+    checks = PageChecks(shell).checks
     lines = commands()
-    assert checks.keys() <= set(lines), "each is on the page"
+    assert checks.keys() <= set(lines), "each checked command must be on the page"
     for line in lines:
         if line == "docker pull postgres:15":
-            continue  # the image is there: it is made of what this machine has
-        output = shell.run(line, is_refused=line in REFUSED)
+            continue  # the image was built from this machine's programs
+        output = shell.run(line, is_refused=line in REFUSED_COMMANDS)
         if line in checks:
             checks[line](output)
     assert not list((shell.folder / "reconciler-data/secrets").rglob("shop*"))

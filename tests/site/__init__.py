@@ -1,1 +1,1 @@
-"""The story over all systems: the example `examples/site`."""
+"""Tests of the example `examples/site`, which uses all systems."""

@@ -1,4 +1,4 @@
-"""The systems of the site: `up` with Docker, PostgreSQL and Caddy, and PowerDNS beside it."""
+"""The systems of the site: `up` with Docker, PostgreSQL and Caddy, and a separate PowerDNS."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ EXAMPLE = REPOSITORY / "examples" / "site"
 HOST = "www.example.org"
 CONTAINERS = ("site-1", "site-2", "site-3")
 TABLE = "site"
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class Site:
-    """The site, with all that people do to it and see of it."""
+    """The site, with its out-of-band changes and its visitors."""
 
     def __init__(self, folder: Path) -> None:
         self.cli = Cli(folder)
@@ -41,16 +41,16 @@ class Site:
         self.running: Up
         self.docker: EngineAdmin
 
-    # --- its systems
+    # --- systems
 
     def start(self) -> None:
-        """Run `up`, with all that it starts."""
+        """Run `up` with its components."""
         systems = ("--no-api", "--with", "docker,postgres,caddy", "--resync", "2")
         self.running = self._up.enter_context(up(self.cli, *systems))
         self.docker = EngineAdmin(self.running.ready["components"]["docker"])
 
     def kill(self) -> None:
-        """End everything at once: the roles, the bus, the Engine, the database, the proxy."""
+        """Kill `up`, and with it the roles, the bus, the Engine, the database and the proxy."""
         self.running.process.kill()
         self.running.process.wait()
         self._up.close()
@@ -60,8 +60,8 @@ class Site:
         assert status == 0, output
         self._up.close()
 
-    def end(self) -> None:
-        """Leave nothing, however it went."""
+    def close(self) -> None:
+        """Remove everything, even after a failure."""
         self._up.close()
         self.dns.stop()
         subprocess.run(["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False)
@@ -74,7 +74,7 @@ class Site:
             scripts=(EXAMPLE / "site", EXAMPLE / "visits"),
         )
 
-    # --- declaring
+    # --- declarations
 
     def configure(self) -> None:
         self.cli.ok("apply", "-f", str(EXAMPLE.parent / "kinds" / "address.yaml"))
@@ -84,51 +84,53 @@ class Site:
     def declare(self) -> None:
         self.cli.ok("apply", "-f", str(EXAMPLE / "manifests.yaml"), "--wait", "--timeout", "90s")
 
-    def begin(self, *command: str) -> None:
-        """Begin a command, and do not wait for it."""
+    def start_command(self, *command: str) -> None:
+        """Start a command without waiting for it."""
         process = self.cli.start(*command, "-f", str(EXAMPLE / "manifests.yaml"))
         self._up.callback(process.communicate)
         self._up.callback(process.kill)
 
     def _systems(self) -> str:
-        """The page's own text, with the places of this run."""
+        """Return the page's manifests with the addresses of this run."""
         text = (EXAMPLE / "systems.yaml").read_text()
         tls, key = self.cli.folder / "tls", self.cli.folder / "api-key"
         tls.mkdir(exist_ok=True)
         (tls / ".reconciler-root").touch()
         key.write_text(API_KEY)
         key.chmod(0o600)
-        replaced = {
+        replacements = {
             "file:///srv/tls": f"file://{tls}",
             "http://127.0.0.1:8081/api/v1/servers/localhost/zones/example.org.": self.dns.zone_url,
             "/etc/powerdns/api-key": str(key),
         }
-        for before, after in replaced.items():
-            assert before in text, before
-            text = text.replace(before, after)
+        for placeholder, after in replacements.items():
+            assert placeholder in text, placeholder
+            text = text.replace(placeholder, after)
         return text
 
     def withdraw(self) -> None:
-        """Withdraw all, and release what has data."""
+        """Withdraw all resources, and approve the data loss."""
         self.cli.ok("delete", "-f", str(EXAMPLE / "manifests.yaml"))
         for name in ("Database/site", "Volume/site-pages", "Issuer/site-ca"):
             approve = ("approve", *name.split("/"), "--hold", "DataLoss")
-            self.until(lambda approve=approve: not self.cli.run(*approve).status, f"{name} is held")
+            self.wait_until(
+                lambda approve=approve: not self.cli.run(*approve).status, f"{name} is held"
+            )
 
-    # --- using it
+    # --- visits
 
     def visit(self) -> str:
-        """Ask as a browser does: the name, the address, TLS with the authority, and the page."""
+        """Request the page like a browser: resolve the name, and use TLS with the CA."""
         address = self.dns.resolve(HOST)
         port = urlsplit(self.route_url()).port or 443
         context = ssl.create_default_context(cafile=str(self.cli.folder / "tls/site/ca.crt"))
-        with socket.create_connection((address, port), timeout=5) as plain:
+        with socket.create_connection((address, port), timeout=5) as tcp_socket:
             connection = HTTPSConnection(HOST, port, context=context)
-            connection.sock = context.wrap_socket(plain, server_hostname=HOST)
+            connection.sock = context.wrap_socket(tcp_socket, server_hostname=HOST)
             connection.request("GET", "/cgi-bin/visits")
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            assert answer.status == 200, (answer.status, text)
+            response = connection.getresponse()
+            text = response.read().decode()
+            assert response.status == 200, (response.status, text)
             return text
 
     def route_url(self) -> str:
@@ -136,39 +138,39 @@ class Site:
         [url] = row["status"]["outputs"]["urls"]
         return url
 
-    def until_visited(self, times: int = 1) -> set[str]:
-        """Visit until that works so often, and return the containers that served.
+    def wait_for_visits(self, times: int = 1) -> set[str]:
+        """Visit until this many visits succeed, and return the containers that responded.
 
-        Raises ``AssertionError`` when no visit works for ``PATIENCE_SECONDS``.
+        Raises ``AssertionError`` when no visit succeeds for ``PATIENCE_SECONDS``.
         """
-        served: list[str] = []
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        last: object = None
-        while len(served) < times:
+        containers_seen: list[str] = []
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        last_error: object = None
+        while len(containers_seen) < times:
             try:
                 visitor, _, _ = self.visit().partition(" ")
-                served.append(visitor)
-                deadline = time.monotonic() + PATIENCE_SECONDS
+                containers_seen.append(visitor)
+                deadline = time.monotonic() + TIMEOUT_SECONDS
             except (AssertionError, OSError, HTTPException, IndexError, KeyError) as error:
-                last = error
-            assert time.monotonic() < deadline, repr(last)
+                last_error = error
+            assert time.monotonic() < deadline, repr(last_error)
             time.sleep(0.05)
-        return set(served)
+        return set(containers_seen)
 
-    def until(self, holds: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def wait_until(self, holds: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not holds():
             assert time.monotonic() < deadline, f"{what}\n{self.cli.run('get').out}"
             time.sleep(0.2)
 
-    # --- looking
+    # --- state
 
     def events_of(self, name: str) -> list[str]:
         raw = self.cli.ok("history", name, "--raw").json
         return [each["data"]["event"] for each in raw]
 
-    def is_healed(self, name: str, drifts_before: int) -> bool:
-        """Whether a drift was recorded since, and is mended."""
+    def is_repaired(self, name: str, drifts_before: int) -> bool:
+        """Whether a new drift was recorded and corrected."""
         events = self.events_of(name)
         return events.count("DriftDetected") > drifts_before and self.outcome(name) == "Converged"
 
@@ -177,7 +179,7 @@ class Site:
         return row["status"]["outcome"]
 
     def resources(self) -> list[tuple[str, str, str]]:
-        """What there still is of the site: kind, outcome and message."""
+        """Return the kind, outcome and message of the site's resources."""
         return [
             (each["kind"], each["status"]["outcome"], each["status"].get("message", ""))
             for each in self._get("-l", "team=site")
@@ -193,7 +195,7 @@ class Site:
         return self.events_of(name).count("DriftDetected")
 
     def docker_names(self) -> list[str]:
-        """Every container that there is, stopped ones too."""
+        """Return the names of all containers, including stopped ones."""
         containers = self.docker.http.get("/containers/json", params={"all": "1"}).json()
         return sorted(each["Names"][0].removeprefix("/") for each in containers)
 
@@ -227,7 +229,7 @@ class Site:
             return client.request(method, f"http://localhost{path}").raise_for_status().text
 
     def find_leftovers(self) -> list[str]:
-        """Whatever of the site is still anywhere."""
+        """Return what is left of the site in any system."""
         http = self.docker.http
         containers = json.dumps(http.get("/containers/json", params={"all": "1"}).json())
         volumes = json.dumps(http.get("/volumes").json())
@@ -248,7 +250,7 @@ class Site:
 
 @contextmanager
 def site_folder() -> Generator[Path]:
-    """A folder for a site: PostgreSQL runs as another user, and sockets want a short name."""
+    """Create a folder with a short path for sockets, which PostgreSQL's user can enter."""
     with short_folder() as folder:
         folder.chmod(0o755)
         yield folder

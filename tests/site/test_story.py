@@ -1,4 +1,4 @@
-"""One application over all systems: it is used, broken by hand, healed, and withdrawn (39)."""
+"""One application on all systems is used, changed out of band, repaired, and withdrawn (39)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def site() -> Iterator[Site]:
             site.configure()
             yield site
         finally:
-            site.end()
+            site.close()
 
 
-def harms(site: Site) -> Mapping[str, Callable[[], object]]:
-    """What people do to each system behind the reconciler's back, by what it is done to."""
+def out_of_band_changes(site: Site) -> Mapping[str, Callable[[], object]]:
+    """Return an out-of-band change for each system, by resource."""
     return {
         "Container/site-2": lambda: site.docker.post("/containers/site-2/kill"),
         "Service/site": site.flush_rules,
@@ -51,64 +51,64 @@ def harms(site: Site) -> Mapping[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.timeout(400)  # as much as a person does in an hour
-def test_39_an_application_is_used_broken_healed_and_withdrawn_while_one_api_is_down(
+@pytest.mark.timeout(400)  # many changes and repairs
+def test_39_an_application_is_repaired_and_withdrawn_while_one_api_is_down(
     site: Site,
 ) -> None:
     site.declare()
-    assert site.until_visited(40) == set(CONTAINERS), "all three serve"
+    assert site.wait_for_visits(40) == set(CONTAINERS), "all three containers must respond"
 
-    for name, harm in harms(site).items():
+    for name, change in out_of_band_changes(site).items():
         drifts_before = site.drifts(name)
-        harm()
-        site.until(
-            lambda name=name, drifts_before=drifts_before: site.is_healed(name, drifts_before),
-            f"{name} heals",
+        change()
+        site.wait_until(
+            lambda name=name, drifts_before=drifts_before: site.is_repaired(name, drifts_before),
+            f"{name} is repaired",
         )
-    assert site.until_visited(30) == set(CONTAINERS)
+    assert site.wait_for_visits(30) == set(CONTAINERS)
 
     site.dns.stop()
     site.withdraw()
-    site.until(lambda: len(site.resources()) == 1, "all goes but the record")
+    site.wait_until(lambda: len(site.resources()) == 1, "only the record is left")
     [(kind, outcome, message)] = site.resources()
     assert (kind, outcome) == ("Address", "Degraded")
-    assert message, "it says what it waits for"
+    assert message, "the message must name the reason"
     site.dns.start()
-    site.until(lambda: not site.resources(), "the record goes, too")
+    site.wait_until(lambda: not site.resources(), "the record is deleted, too")
     assert site.find_leftovers() == []
     site.stop()
 
 
 @pytest.mark.timeout(400)
-def test_39_all_is_killed_at_random_moments_and_nothing_is_made_twice_or_left(site: Site) -> None:
-    chance = random.Random(39)
+def test_39_random_kills_leave_no_duplicates_or_leftovers(site: Site) -> None:
+    rng = random.Random(39)
 
-    def die_within(seconds: float) -> None:
-        time.sleep(chance.uniform(0.1, seconds))
+    def kill_and_restart_within(seconds: float) -> None:
+        time.sleep(rng.uniform(0.1, seconds))
         site.kill()
         site.start()
 
-    site.begin("apply")
-    die_within(5)
+    site.start_command("apply")
+    kill_and_restart_within(5)
     site.declare()
-    site.until_visited(10)
+    site.wait_for_visits(10)
 
-    for name, harm in chance.sample(sorted(harms(site).items()), 3):
+    for name, change in rng.sample(sorted(out_of_band_changes(site).items()), 3):
         drifts_before = site.drifts(name)
-        harm()
-        die_within(1)
-        site.until(
-            lambda name=name, drifts_before=drifts_before: site.is_healed(name, drifts_before),
-            f"{name} heals",
+        change()
+        kill_and_restart_within(1)
+        site.wait_until(
+            lambda name=name, drifts_before=drifts_before: site.is_repaired(name, drifts_before),
+            f"{name} is repaired",
         )
-    assert site.until_visited(30) == set(CONTAINERS)
+    assert site.wait_for_visits(30) == set(CONTAINERS)
     assert site.docker_names() == sorted(CONTAINERS)
 
-    site.begin("delete")
-    die_within(3)
+    site.start_command("delete")
+    kill_and_restart_within(3)
     site.withdraw()
-    die_within(3)
-    site.until(lambda: not site.resources(), "all goes")
+    kill_and_restart_within(3)
+    site.wait_until(lambda: not site.resources(), "all resources are deleted")
     assert site.find_leftovers() == []
     site.cli.ok("replay", "--verify")
     site.stop()

@@ -1,10 +1,10 @@
-"""The external API that `up` starts to try things on: shapes, and DNS-like records, over HTTP.
+"""The example API that `up` starts: shapes and DNS-like records, over HTTP.
 
-A process of its own, with a database of its own, that imports nothing of Reconciler. Only the
-package `kinds` does: the kinds `Shape` and `Record`, as the kinds of any other distribution. The
-two APIs differ on purpose. Shapes keep to `openapi.yaml`:
-idempotency keys, labels, pages with opaque tokens, problem documents. Records have no keys: every
-write has a precondition; they have tags, cursors, and a feed of changes to wait at.
+It is a separate process with its own database, and imports nothing from Reconciler. Only the
+package `kinds` does, with the kinds `Shape` and `Record`, like the kinds of any other distribution.
+The two APIs differ on purpose. Shapes follow `openapi.yaml`: idempotency keys, labels, pages with
+opaque tokens, and problem documents. Records have no idempotency keys, and every write has a
+precondition. They have tags, cursors, and a change feed.
 
     python -m shapes_api --port 8080 --data ./example-api
 """

@@ -19,7 +19,7 @@ PROGRAM: Final = "example-api"
 MAX_PORT: Final = 65535
 
 Build = Callable[[sqlite3.Connection, float], ASGIApp]
-"""Builds the application over a database; the number is the latency in seconds."""
+"""Builds the application for a database; the number is the latency in seconds."""
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -32,7 +32,7 @@ def main(
     build: Build = lambda database, seconds: create_app(database, latency(seconds)),
     http: HttpProtocol = "auto",
 ) -> int:
-    """Serve until told to end; return the exit status."""
+    """Serve until a signal to stop; return the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     if options.access_log:

@@ -1,4 +1,4 @@
-"""The ASGI application over a database."""
+"""The ASGI application, backed by a database."""
 
 import asyncio
 import sqlite3
@@ -17,11 +17,11 @@ from shapes_api.problems import (
     answer_unexpected_error,
 )
 from shapes_api.records import Records
-from shapes_api.shapes import Before, Shapes
+from shapes_api.shapes import BeforeRequest, Shapes
 
 
-def latency(seconds: float) -> Before:
-    """Return what lets every request about shapes wait so long before it is done."""
+def latency(seconds: float) -> BeforeRequest:
+    """Return a hook that delays each shape request by this time before it is handled."""
 
     async def wait(_request: Request, _name: str | None) -> None:
         if seconds:
@@ -30,7 +30,7 @@ def latency(seconds: float) -> Before:
     return wait
 
 
-def create_app(database: sqlite3.Connection, before: Before) -> Starlette:
+def create_app(database: sqlite3.Connection, before_request: BeforeRequest) -> Starlette:
     """Return the application that serves both kinds, their contract, and `/healthz`."""
     contract = files(__package__ or "").joinpath("openapi.yaml").read_bytes()
 
@@ -43,7 +43,7 @@ def create_app(database: sqlite3.Connection, before: Before) -> Starlette:
 
     app = Starlette(
         routes=[
-            *Shapes(database, before).routes(),
+            *Shapes(database, before_request).routes(),
             *Records(database).routes(),
             Route("/openapi.yaml", show_contract),
             Route("/healthz", show_health),
@@ -51,7 +51,7 @@ def create_app(database: sqlite3.Connection, before: Before) -> Starlette:
         exception_handlers={
             Problem: answer_problem,
             HTTPException: answer_framework_error,
-            ClientDisconnect: _answer_nobody,
+            ClientDisconnect: _answer_disconnected,
             Exception: answer_unexpected_error,
         },
     )
@@ -59,6 +59,6 @@ def create_app(database: sqlite3.Connection, before: Before) -> Starlette:
     return app
 
 
-async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    """Answer a client that went away before its body was read; no one sees it."""
+async def _answer_disconnected(_request: Request, _error: Exception) -> Response:
+    """Answer a client that disconnected before its request was read; the response is lost."""
     return Response(status_code=400)

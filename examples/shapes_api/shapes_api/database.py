@@ -1,4 +1,4 @@
-"""The SQLite database in the data folder: the only thing that outlives the process."""
+"""The SQLite database in the data folder, the only state that outlives the process."""
 
 import sqlite3
 from collections.abc import Generator
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 FILE_NAME: Final = "example-api.db"
-OWNER_WAIT_SECONDS: Final = 1.0  # a predecessor that was just told to end still holds the file
+OWNER_WAIT_SECONDS: Final = 1.0  # a previous process that is stopping still locks the file
 
 _CHECKPOINT_PAGES: Final = 4000  # 16 MiB of write-ahead log between two waits for the disk
 _SCHEMA: Final = """
@@ -27,14 +27,14 @@ CREATE TABLE IF NOT EXISTS record_changes (
 
 
 class DataFolderError(Exception):
-    """The data folder cannot be used; the message is one line that says why."""
+    """The data folder cannot be used; the message gives the reason in one line."""
 
 
 def open_database(folder: Path) -> sqlite3.Connection:
-    """Open the database of a data folder for this process alone; both are made if missing.
+    """Open the database of a data folder exclusively; create both if missing.
 
-    With a write-ahead log and `synchronous=NORMAL` a committed transaction survives the end of the
-    process by whatever means, though not a power cut.
+    With a write-ahead log and `synchronous=NORMAL`, a committed transaction survives any end of the
+    process, but not a power failure.
 
     Raises:
         DataFolderError: the folder is not writable, is in use, or holds something else.
@@ -56,7 +56,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Commit what is written within, all or nothing."""
+    """Commit the writes in the block, all or nothing."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

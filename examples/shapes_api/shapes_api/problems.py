@@ -15,7 +15,7 @@ TYPE_PREFIX: Final = "urn:example-api:problem:"
 class Problem(Exception):  # noqa: N818 - named as in the RFC
     """A request that is answered with a problem document.
 
-    `kind` tells apart problems of the same status; it becomes the end of the document's `type`.
+    `kind` distinguishes problems of the same status; it becomes the end of the document's `type`.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class Problem(Exception):  # noqa: N818 - named as in the RFC
 
     @property
     def body(self) -> bytes:
-        """The document."""
+        """The problem document as JSON."""
         title = self.kind.replace("-", " ").capitalize() or HTTPStatus(self.status).phrase
         kind = TYPE_PREFIX + self.kind if self.kind else "about:blank"
         document = {"type": kind, "title": title, "status": self.status, "detail": self.detail}
         return msgspec.json.encode(document)
 
     def response(self) -> Response:
-        """The answer."""
+        """Return the response with the problem document."""
         return Response(self.body, self.status, self.headers, "application/problem+json")
 
 
@@ -47,12 +47,12 @@ async def answer_problem(_request: Request, error: Exception) -> Response:
 
 
 async def answer_framework_error(request: Request, error: Exception) -> Response:
-    """Answer what the framework itself refuses: an unknown route (404), a wrong method (405)."""
+    """Answer an error of the framework: an unknown route (404) or a wrong method (405)."""
     assert isinstance(error, HTTPException)
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return Problem(error.status_code, "", detail, error.headers).response()
 
 
 async def answer_unexpected_error(_request: Request, _error: Exception) -> Response:
-    """Answer a defect of the API; the traceback is in its log."""
+    """Answer a bug in the API; the traceback is in its log."""
     return Problem(500, "", "internal error; see the API's log").response()

@@ -1,4 +1,4 @@
-"""Start, stop and kill the API as a process of its own."""
+"""Start, stop and kill the API as a separate process."""
 
 import asyncio
 import signal
@@ -15,18 +15,18 @@ STOP_TIMEOUT_SECONDS: Final = 10.0
 
 
 class ExampleApiError(Exception):
-    """The API could not be started, or is not there; the message is one line."""
+    """The API could not be started, or was not started; the message is one line."""
 
 
 class ExampleApi:
-    """One process of the API on a data folder.
+    """A process of the API on a data folder.
 
-    It ends with the process that started it, even when that one is killed. The folder and the port
-    can be used again after `stop` and after `kill`.
+    It exits when the process that started it exits or is killed. The folder and the port can be
+    reused after `stop` and `kill`.
     """
 
-    module = "shapes_api"  # what is run
-    folder = Path(__file__).parents[1]  # where that module is found
+    module = "shapes_api"  # module to run
+    folder = Path(__file__).parents[1]  # folder of that module
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,38 +35,38 @@ class ExampleApi:
     @property
     def pid(self) -> int:
         """The process id of the API that was started last."""
-        return self._started().pid
+        return self._last_process().pid
 
     @property
     def url(self) -> str:
-        """Where it listens, without a slash at the end."""
-        self._started()
+        """The URL of the API, without a trailing slash."""
+        self._last_process()
         return self._url
 
     @property
     def port(self) -> int:
-        """The port of the last start: give it to the next one, and clients find it again."""
+        """The port of the last start, which the next start can reuse."""
         return int(self.url.rsplit(":", 1)[1])
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     async def start(self, data_dir: Path, *, port: int = 0, latency_ms: float = 0) -> str:
         """Start the API and return its URL once it listens.
 
         Args:
-            data_dir: folder of the database and the log; made if missing.
-            port: where to listen on 127.0.0.1, 0 for a free port.
-            latency_ms: how long every request about shapes waits.
+            data_dir: folder of the database and the log; created if missing.
+            port: port to listen on at 127.0.0.1; 0 selects a free port.
+            latency_ms: delay of each request to /shapes.
 
         Raises:
             ExampleApiError: the folder or the port cannot be used.
         """
         if self.is_running:
             raise ExampleApiError(f"this API is already running on {self._url}; stop it first")
-        await self.kill()  # lets go of a process that ended by itself
+        await self.kill()  # releases a process that exited by itself
         log = data_dir / LOG_FILE_NAME
         self._process, log_start = _spawn(self.module, self.folder, data_dir, log, port, latency_ms)
         try:
@@ -77,7 +77,7 @@ class ExampleApi:
         return self._url
 
     async def stop(self) -> None:
-        """End the API in order (SIGTERM); kill it when that takes too long."""
+        """Stop the API (SIGTERM), or kill it after a timeout."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -88,14 +88,14 @@ class ExampleApi:
         _close_pipes(self._process)
 
     async def kill(self) -> None:
-        """End the API at once (SIGKILL), as a crash does."""
+        """Kill the API (SIGKILL), like a crash."""
         if self._process is None:
             return
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
         _close_pipes(self._process)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _last_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise ExampleApiError("this API was not started; call start() first")
         return self._process
@@ -104,7 +104,7 @@ class ExampleApi:
 def _spawn(
     module: str, folder: Path, data_dir: Path, log: Path, port: int, latency_ms: float
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the process; return it, and where its part of the log begins."""
+    """Start the process; return it and the start of its part of the log."""
     command = [sys.executable, "-m", module, "--exit-with-stdin"]
     command += ["--data", str(data_dir.absolute())]
     command += ["--port", str(port), "--latency-ms", str(latency_ms)]
@@ -118,7 +118,7 @@ def _spawn(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
-                start_new_session=True,  # Ctrl-C in a terminal is for us: we stop it in order
+                start_new_session=True,  # Ctrl-C must reach only the parent, which stops the API
             )
             return process, log_start
     except OSError as error:
@@ -128,21 +128,21 @@ def _spawn(
 async def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, log_start: int) -> str:
     """Return the URL that the API announces."""
     assert process.stdout is not None
-    # Killed from a timer, so that the reading thread ends in any case.
-    too_late = threading.Timer(START_TIMEOUT_SECONDS, process.kill)
-    too_late.daemon = True
-    too_late.start()
+    # A timer kills the process, so that the reading thread always ends.
+    timer = threading.Timer(START_TIMEOUT_SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
     try:
         line = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
     finally:
-        too_late.cancel()
+        timer.cancel()
     if line.startswith(READY_PREFIX):
         return line.removeprefix(READY_PREFIX)
     await asyncio.to_thread(process.wait)
-    raise ExampleApiError(f"the API did not start: {_last_words(log, log_start)}")
+    raise ExampleApiError(f"the API did not start: {_last_log_line(log, log_start)}")
 
 
-def _last_words(log: Path, log_start: int) -> str:
+def _last_log_line(log: Path, log_start: int) -> str:
     lines = log.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
 

@@ -1,4 +1,4 @@
-"""DNS-like records by zone: writes with preconditions, cursors, and a feed of changes."""
+"""DNS-like records by zone: writes with preconditions, cursors, and a change feed."""
 
 import asyncio
 import sqlite3
@@ -15,11 +15,11 @@ from shapes_api.database import transaction
 
 DEFAULT_PAGE_SIZE: Final = 100
 MAX_PAGE_SIZE: Final = 1000
-MAX_WAIT_SECONDS: Final = 30.0  # a call for changes is held no longer
+MAX_WAIT_SECONDS: Final = 30.0  # maximum wait of a request for changes
 
 
 class RecordContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What callers may write. The order of `values` has no meaning."""
+    """The fields that clients may write. The order of `values` has no meaning."""
 
     type: Literal["A", "AAAA", "CNAME", "MX", "TXT"]
     values: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
@@ -28,7 +28,7 @@ class RecordContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A record as the API shows it: `id` is new for every creation, `etag` for every change."""
+    """A record as the API returns it; each creation has a new `id`, each change a new `etag`."""
 
     name: str
     id: str
@@ -45,24 +45,24 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class Records:
-    """One coroutine for each call; none waits between a look at a record and its write.
+    """Handles each request in one coroutine, which does not yield between a read and a write.
 
-    Nor does any wait between a look at a zone's newest change and listening for the next one.
+    Neither does it yield between reading a zone's last change and waiting for the next one.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
-        self._bells: dict[str, asyncio.Event] = {}  # one a zone, rung by its next change
+        self._change_events: dict[str, asyncio.Event] = {}  # one per zone, set by its next change
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        one = "/zones/{zone}/records/{name}"
+        record_path = "/zones/{zone}/records/{name}"
         return [
             Route("/zones/{zone}/records", self._list, methods=["GET"]),
             Route("/zones/{zone}/changes", self._changes, methods=["GET"]),
-            Route(one, self._get, methods=["GET"]),
-            Route(one, self._put, methods=["PUT"]),
-            Route(one, self._delete, methods=["DELETE"]),
+            Route(record_path, self._get, methods=["GET"]),
+            Route(record_path, self._put, methods=["PUT"]),
+            Route(record_path, self._delete, methods=["DELETE"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -93,9 +93,9 @@ class Records:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _error(400, "bad_record", str(error))
         stored = self._find(request)
-        refused = _precondition_problem(request, stored)
-        if refused is not None:
-            return refused
+        problem = _precondition_problem(request, stored)
+        if problem is not None:
+            return problem
         zone, name = request.path_params["zone"], request.path_params["name"]
         record = Record(
             name=name,
@@ -103,7 +103,7 @@ class Records:
             etag=uuid.uuid4().hex,
             type=content.type,
             ttl=content.ttl,
-            # An order of the API's own: callers must not rely on theirs.
+            # The API has its own order: clients must not rely on theirs.
             values=sorted(set(content.values), reverse=True),
             tags=sorted(set(content.tags)),
         )
@@ -115,15 +115,15 @@ class Records:
         stored = self._find(request)
         if stored is None:
             return _not_found()
-        refused = _precondition_problem(request, stored)
-        if refused is not None:
-            return refused
+        problem = _precondition_problem(request, stored)
+        if problem is not None:
+            return problem
         zone, name = request.path_params["zone"], request.path_params["name"]
         self._write(zone, "DELETE FROM records WHERE zone = ? AND name = ?", (zone, name))
         return Response(status_code=204)
 
     async def _changes(self, request: Request) -> Response:
-        """Show the number of the newest change; with `after`, wait until it is another one."""
+        """Return the number of the last change; with `after`, wait until it differs."""
         zone, query = request.path_params["zone"], request.query_params
         try:
             after, wait = int(query.get("after", -1)), float(query.get("wait", 0))
@@ -134,10 +134,10 @@ class Records:
         if not 0 <= wait <= MAX_WAIT_SECONDS:
             return _error(400, "bad_wait", f"wait must be 0 to {MAX_WAIT_SECONDS:g} seconds")
         if self._last_change(zone) == after:
-            bell = self._bells.setdefault(zone, asyncio.Event())
+            change_event = self._change_events.setdefault(zone, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await bell.wait()
+                    await change_event.wait()
         return _answer(200, {"last": self._last_change(zone)})
 
     def _find(self, request: Request) -> Record | None:
@@ -153,7 +153,7 @@ class Records:
         return 0 if row is None else row[0]
 
     def _write(self, zone: str, statement: str, row: tuple[object, ...]) -> None:
-        """Change a record, and count the change: neither is ever seen without the other."""
+        """Change a record and count the change in one transaction."""
         with transaction(self._database):
             self._database.execute(statement, row)
             self._database.execute(
@@ -161,9 +161,9 @@ class Records:
                 " ON CONFLICT (zone) DO UPDATE SET last = last + 1",
                 (zone,),
             )
-        bell = self._bells.pop(zone, None)
-        if bell is not None:
-            bell.set()
+        change_event = self._change_events.pop(zone, None)
+        if change_event is not None:
+            change_event.set()
 
 
 def _precondition_problem(request: Request, stored: Record | None) -> Response | None:

@@ -1,4 +1,4 @@
-"""The HTTP server: listens, says where, and ends when it is told to."""
+"""The HTTP server: listens, prints its URL, and stops on a signal."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from shapes_api.process import READY_PREFIX
 
-UNFINISHED_REQUESTS_SECONDS: Final = 1  # calls for changes may take long
+UNFINISHED_REQUESTS_SECONDS: Final = 1  # requests for changes may take long
 BACKLOG: Final = 2048
 
 
@@ -22,14 +22,14 @@ HttpProtocol = type[asyncio.Protocol] | Literal["auto"]
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the message is one line that says why."""
+    """Listening on the address failed; the message gives the reason in one line."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes a free one.
+    """Return a socket that listens on an address; port 0 selects a free one.
 
     Raises:
-        ListenError: the port is in use, or the host is not one of this machine's.
+        ListenError: the port is in use, or the host is not an address of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -46,7 +46,7 @@ def serve(
     exit_with_stdin: bool,
     http: HttpProtocol = "auto",
 ) -> None:
-    """Serve until SIGTERM or SIGINT comes, or standard input ends if it is to be watched."""
+    """Serve until SIGTERM, SIGINT or, with `exit_with_stdin`, the end of standard input."""
     config = uvicorn.Config(
         app,
         http=http,
@@ -63,7 +63,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Ends with status 0 on a signal, and announces itself on standard output."""
+    """Exits with status 0 on a signal, and prints its URL on standard output."""
 
     def __init__(self, config: uvicorn.Config, *, exit_with_stdin: bool) -> None:
         super().__init__(config)
@@ -71,14 +71,14 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """End in order on a signal; the base class would end the process by that signal."""
+        """Shut down on a signal; the base class would then raise that signal again."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say where."""
+        """Start, and print the URL."""
         await super().startup(sockets)
         if self.should_exit:
             return
@@ -96,7 +96,7 @@ def _call_when_stdin_ends(callback: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
-        # Not sys.stdin: its lock, held by a waiting thread, would upset the interpreter's end.
+        # Not sys.stdin: its lock, held by a waiting thread, would block the interpreter's exit.
         while os.read(0, 4096):
             pass
         loop.call_soon_threadsafe(callback)

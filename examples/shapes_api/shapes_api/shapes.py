@@ -1,4 +1,4 @@
-"""Shapes, as `openapi.yaml` has them: `/shapes` and `/shapes/{name}`."""
+"""The shapes API of `openapi.yaml`: `/shapes` and `/shapes/{name}`."""
 
 import base64
 import binascii
@@ -31,8 +31,8 @@ KEPT_SECONDS: Final = 25 * 3600.0  # the contract promises 24 hours
 _SEAL_BYTES: Final = 16
 _LAST_CHARACTER: Final = chr(0x10FFFF)
 
-Before = Callable[[Request, str | None], Awaitable[None]]
-"""Awaited before a request is done, with the shape's name if it is about one; may raise."""
+BeforeRequest = Callable[[Request, str | None], Awaitable[None]]
+"""Hook before a request is handled, with the shape's name if it has one; may raise."""
 
 Name = Annotated[
     str,
@@ -45,7 +45,7 @@ LabelValue = Annotated[str, msgspec.Meta(max_length=255)]
 
 
 class DesiredShape(msgspec.Struct, frozen=True, rename="camel"):
-    """A shape as a client sends it; the last three are read-only, and ignored."""
+    """A shape as a client sends it; the last three fields are read-only and ignored."""
 
     name: Name
     type: ShapeType
@@ -57,7 +57,7 @@ class DesiredShape(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Shape(msgspec.Struct, frozen=True, rename="camel"):
-    """A shape as the API keeps and shows it."""
+    """A shape as the API stores and returns it."""
 
     name: str
     type: ShapeType
@@ -69,7 +69,7 @@ class Shape(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """Status, body and headers: what is kept with an idempotency key, and given again."""
+    """Status, body and headers, which are stored with an idempotency key and replayed."""
 
     status: int
     body: bytes = b""
@@ -88,22 +88,22 @@ class _Filters(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
-class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a page begins: behind a name, in a listing with these filters."""
+class _Position(msgspec.Struct, frozen=True, array_like=True):
+    """Start of a page: after a name, in a listing with these filters."""
 
     after: str
     filters: str
     issued_at: float
 
 
-class _Labelled(msgspec.Struct):
+class _Labeled(msgspec.Struct):
     labels: dict[str, str]
 
 
 _desired_decoder: Final = msgspec.json.Decoder(DesiredShape)
 _shape_decoder: Final = msgspec.json.Decoder(Shape)
-_labels_decoder: Final = msgspec.json.Decoder(_Labelled)
-_place_decoder: Final = msgspec.json.Decoder(_Place)
+_labels_decoder: Final = msgspec.json.Decoder(_Labeled)
+_position_decoder: Final = msgspec.json.Decoder(_Position)
 _answer_decoder: Final = msgspec.msgpack.Decoder(_Answer)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -111,10 +111,10 @@ _encoder: Final = msgspec.json.Encoder()
 class Shapes:
     """Answers the contract's requests."""
 
-    def __init__(self, database: sqlite3.Connection, before: Before) -> None:
+    def __init__(self, database: sqlite3.Connection, before_request: BeforeRequest) -> None:
         self._database = database
-        self._before = before
-        self._running: set[str] = set()  # idempotency keys of requests that are under way
+        self._before_request = before_request
+        self._running: set[str] = set()  # idempotency keys of running requests
         self._secret = secrets.token_bytes(32)
         old = time.time() - KEPT_SECONDS
         database.execute("DELETE FROM kept_answers WHERE kept_at < ?", (old,))
@@ -130,9 +130,9 @@ class Shapes:
         if request.method == "POST":
             return await self._change(request, self._create)
         filters, limit = _filters(request), _page_size(request)
-        await self._before(request, None)
+        await self._before_request(request, None)
         token = request.query_params.get("continue")
-        after = self._opened(token, filters).after if token else ""
+        after = self._open_token(token, filters).after if token else ""
         return self._page(filters, limit, after)
 
     async def _shape(self, request: Request) -> Response:
@@ -143,7 +143,7 @@ class Shapes:
             case "DELETE":
                 return await self._change(request, self._delete, name)
             case _:
-                await self._before(request, name)
+                await self._before_request(request, name)
                 return _shape_response(200, self._get_existing(name)).response()
 
     # --- changes
@@ -154,12 +154,12 @@ class Shapes:
         change: Callable[[Request, bytes, str], _Answer],
         name: str | None = None,
     ) -> Response:
-        """Make a change once for its key; the answer, a refusal too, is kept with the change."""
+        """Apply a change once per key, and store the response, even a refusal, with it."""
         body, key = await _body(request), _idempotency_key(request)
         parts = (request.method.encode(), request.url.path.encode(), body)
         digest = hashlib.sha256(b"\n".join(parts)).digest()
-        async with self._claimed(key):
-            await self._before(request, name or _name_in(body))
+        async with self._claim_key(key):
+            await self._before_request(request, name or _name_in(body))
             with transaction(self._database):
                 if key is None:
                     return change(request, body, name or "").response()
@@ -189,7 +189,7 @@ class Shapes:
             return _Answer(problem.status, problem.body, headers)
 
     @asynccontextmanager
-    async def _claimed(self, key: str | None) -> AsyncGenerator[None]:
+    async def _claim_key(self, key: str | None) -> AsyncGenerator[None]:
         if key is None:
             yield
             return
@@ -215,7 +215,7 @@ class Shapes:
         return _answer_decoder.decode(row[1])
 
     def _create(self, _request: Request, body: bytes, _name: str) -> _Answer:
-        desired = _desired(body)
+        desired = _decode_desired(body)
         shape = Shape(
             name=desired.name,
             type=desired.type,
@@ -233,7 +233,7 @@ class Shapes:
         return _shape_response(201, shape, location=f"/shapes/{shape.name}")
 
     def _replace(self, request: Request, body: bytes, name: str) -> _Answer:
-        desired = _desired(body)
+        desired = _decode_desired(body)
         if desired.name != name:
             detail = f"the body has the name {desired.name}, but the path has {name}"
             raise Problem(422, "not-valid", detail)
@@ -275,17 +275,17 @@ class Shapes:
         shapes = list(rows) if limit is None else list(islice(rows, limit + 1))
         items, end = shapes[:limit], b"]}"
         if len(items) < len(shapes):
-            token = self._sealed(_Place(items[-1][0], filters.digest, time.time()))
+            token = self._seal_token(_Position(items[-1][0], filters.digest, time.time()))
             end = b'],"continue":' + msgspec.json.encode(token) + b"}"
         body = b'{"items":[' + b",".join([document for _, document in items]) + end
         return Response(body, media_type="application/json")
 
-    def _sealed(self, place: _Place) -> str:
-        """Return the token of a place, which clients can neither read nor forge."""
-        content = msgspec.json.encode(place)
+    def _seal_token(self, position: _Position) -> str:
+        """Return the token of a position, which clients cannot forge."""
+        content = msgspec.json.encode(position)
         return base64.urlsafe_b64encode(self._seal(content) + content).decode().rstrip("=")
 
-    def _opened(self, token: str, filters: _Filters) -> _Place:
+    def _open_token(self, token: str, filters: _Filters) -> _Position:
         try:
             sealed = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -293,19 +293,19 @@ class Shapes:
         seal, content = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(content)):
             raise token_expired("was not issued by this API")
-        place = _place_decoder.decode(content)
-        if place.filters != filters.digest:
+        position = _position_decoder.decode(content)
+        if position.filters != filters.digest:
             raise token_expired("belongs to a listing with other filters")
-        if time.time() - place.issued_at >= TOKEN_SECONDS:
+        if time.time() - position.issued_at >= TOKEN_SECONDS:
             raise token_expired("is too old")
-        return place
+        return position
 
     def _seal(self, content: bytes) -> bytes:
         return hashlib.blake2b(content, key=self._secret, digest_size=_SEAL_BYTES).digest()
 
 
 def token_expired(why: str) -> Problem:
-    """Return the problem of a continue token that is of no use (410)."""
+    """Return the problem of an unusable continue token (410)."""
     detail = f"the continue token {why}; list again from the start"
     return Problem(410, "continue-token-expired", detail)
 
@@ -334,9 +334,9 @@ def _has_labels(document: bytes, expected: tuple[tuple[str, str], ...]) -> bool:
 
 
 async def _body(request: Request) -> bytes:
-    announced = request.headers.get("content-length", "0")
+    content_length = request.headers.get("content-length", "0")
     body = b""
-    if not announced.isdecimal() or int(announced) <= MAX_BODY_BYTES:
+    if not content_length.isdecimal() or int(content_length) <= MAX_BODY_BYTES:
         async for chunk in request.stream():
             body = body + chunk if body else chunk
             if len(body) > MAX_BODY_BYTES:
@@ -346,7 +346,7 @@ async def _body(request: Request) -> bytes:
     raise Problem(413, "too-large", f"the body is longer than {MAX_BODY_BYTES} bytes")
 
 
-def _desired(body: bytes) -> DesiredShape:
+def _decode_desired(body: bytes) -> DesiredShape:
     try:
         return _desired_decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -2,8 +2,8 @@
 
 The endpoint names a zone: ``http://HOST:PORT/zones/example.org``. The API has no idempotency keys,
 so a record carries the key of the action that last wrote it, as a tag. When the API refuses a
-write, that tag tells an earlier attempt of the same action, whose response was lost, from the write
-of another client. The tag is this module's own: it is in no label that the module shows.
+write, the tag distinguishes an earlier attempt of the same action, whose response was lost, from a
+write of another client. The module does not report this tag as a label.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEY_TAG = "reconciler/key"
 MAX_PAGE_SIZE = 1000
 MAX_WAIT_SECONDS = 30.0
 WAITING_SHARE = 0.5
-"""How much of a call's time the API may take until it says that nothing changed."""
+"""Part of a call's timeout after which the API must report that nothing changed."""
 
 _NAME = re.compile(
     r"@|[a-z0-9_*]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*"
@@ -115,7 +115,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a record's name, or nothing."""
+    """Describe why a record's name is invalid, or return None."""
     if len(name) <= _MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None:
         return None
     return "use labels of the characters a-z 0-9 - _ joined by dots, or @ for the zone itself"
@@ -147,7 +147,7 @@ class RecordsProvider(NamedObjects[_Record]):
         return await self._put(action, {"If-None-Match": "*"})
 
     async def update(self, action: Action) -> Effect:
-        """Replace the record at the action's version, without a read: no etag is used again."""
+        """Replace the record at the action's version, without a read: etags are never reused."""
         if action.version is None:
             return await super().update(action)
         try:
@@ -184,7 +184,7 @@ class RecordsProvider(NamedObjects[_Record]):
             yield records
 
     async def changes(self, after: str | None) -> str:
-        """Wait for the zone's next change; the API numbers them."""
+        """Wait for the zone's next change, and return its number."""
         query = [] if after is None else [("after", after), ("wait", f"{self._wait_seconds:g}")]
         response = await self._feed.call("GET", "/changes", query=query)
         if response.status_code != HTTPStatus.OK:
@@ -218,7 +218,7 @@ class RecordsProvider(NamedObjects[_Record]):
         return _decode_record(response, action.external_name)
 
     async def _confirm_zone(self) -> None:
-        """Read a page of the zone before a 404 counts as absence: any gateway can return 404."""
+        """Read a page of the zone before a 404 counts as absence; any gateway can return 404."""
         await self._page([("per_page", "1")], "")
 
     async def _page(self, query: list[tuple[str, str]], cursor: str) -> Page[_Record]:

@@ -1,15 +1,15 @@
 """The kind ``Shape``, and the provider of the shapes API, whose contract is an OpenAPI file.
 
-What the API cannot promise, and what is done about it:
+Gaps in the API's guarantees, and how the provider handles them:
 
-- A version counts from one again when a new shape takes a name, so ``If-Match`` alone could replace
-  a stranger: an update reads the shape first and compares the uid. A shape that takes the name
-  between these two calls, and has that version, is replaced.
+- The version of a new shape starts at one, so ``If-Match`` alone could replace a foreign shape. An
+  update therefore reads the shape first and compares the uid. A shape that is created with the name
+  between these two calls, and has the same version, is replaced.
 - ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
-  that takes the name between these two calls is deleted; only the API could prevent that. They are
-  seconds apart at most, whatever the process waits for in between (``CallPermit.before_request``).
-- One status, 409, says that the name is taken and that a request with the key still runs. The
-  second is told by its words or by ``Retry-After``.
+  that is created between these two calls is deleted; only the API could prevent that. The calls are
+  at most seconds apart, even if the process waits in between (``CallPermit.before_request``).
+- Status 409 means either that the name exists or that a request with the key is still running. The
+  text or ``Retry-After`` identifies the second case.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Shape(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A shape in the API's JSON; what it may say of fields is wider than what we may ask for."""
+    """A shape in the API's JSON, which may have field values that a manifest cannot declare."""
 
     name: str
     type: str
@@ -103,7 +103,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a shape's name, or nothing."""
+    """Describe why a shape's name is invalid, or return None."""
     if _NAME.fullmatch(name) is not None:
         return None
     return "use 1 to 63 of the characters a-z 0-9 -, and start and end with a letter or digit"
@@ -116,8 +116,8 @@ class ShapesProvider:
         self._api = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
 
     async def create(self, action: Action) -> Effect:
-        """Create a shape under the action's key; the API gives the first answer to every repeat."""
-        _path(action.external_name)  # its check: the name is in the body here
+        """Create a shape with the action's key; the API replays the first response."""
+        _path(action.external_name)  # checks the name, which is only in the body here
         response = await self._api.call(
             "POST", "/shapes", headers=_headers(action), body=_body(action)
         )
@@ -204,16 +204,16 @@ class ShapesProvider:
         return Page(await convert_in_turns(page.items, _Shape.as_object), page.next)
 
     async def _confirm_absence(self, external_name: str) -> None:
-        """Have the collection say, too, that there is no such shape: any gateway can answer 404.
+        """Check that the listing has no such shape either, because any gateway can return 404.
 
-        Raises ``ProviderError`` if it does not.
+        Raises ``ProviderError`` if the listing has the shape.
         """
         page = await self._page([("prefix", external_name), ("limit", "1")], "")
         if any(existing.name == external_name for existing in page.objects):
             raise NotDoneError(f"shape {external_name!r} is listed, but reading it returned 404")
 
     async def _refused(self, response: Response, action: Action) -> ProviderError:
-        """Classify a refused write, with what stands in its way."""
+        """Return the error for a refused write, with the obstacle."""
         status = response.status_code
         text = f"shape {action.external_name!r}: {problem_text(response)}"
         if status == HTTPStatus.CONFLICT:
@@ -259,12 +259,12 @@ def _decode_object(response: Response, external_name: str) -> ExternalObject:
 
 
 def _is_replay(response: Response) -> bool:
-    """Return whether the API says so; the contract names no header, these two are in use."""
+    """Whether the response is a replay; the contract has no header, but these are common."""
     return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
 
 
 def _is_still_running(response: Response) -> bool:
-    """Tell the two meanings of 409 apart: only the running request may be waited for."""
+    """Whether a 409 means that a request with the key is still running."""
     return "Retry-After" in response.headers or bool(_STILL_RUNNING.search(problem_text(response)))
 
 
@@ -279,4 +279,4 @@ SHAPE = Kind(
     connect=ShapesProvider,
     name_problem=name_problem,
 )
-"""The kind ``Shape``: its fields have one spelling each, so there is nothing to normalise."""
+"""The kind ``Shape``: its fields have one spelling each, so there is nothing to normalize."""
