@@ -25,8 +25,8 @@ from tests.memory_bus.decisions import Decisions
 from tests.memory_bus.intake import IntakeStream
 from tests.memory_bus.log import LOG_ID, LogStream
 from tests.simulation.api import REFUSED_COLOR, Api, Change
-from tests.simulation.provider import Lies
-from tests.simulation.vault import Vault, without_values
+from tests.simulation.provider import ListingFaults
+from tests.simulation.vault import Vault, hide_secrets
 
 PERSON = "person"
 """The source of messages from people in the simulation."""
@@ -43,7 +43,7 @@ class Witness:
         intake: IntakeStream,
         decisions: Decisions,
         api: Api,
-        lies: Lies,
+        listing_faults: ListingFaults,
         vault: Vault,
         *,
         kinds: KindRegistry,
@@ -57,12 +57,12 @@ class Witness:
         self._stop = stop
         self.violations: list[str] = []
         self.turns = Turns()
-        truth, traits = SimulatedTruth(api, lies, vault, kinds, decisions), api.traits
+        truth, traits = SimulatedTruth(api, listing_faults, vault, kinds, decisions), api.traits
         self.history = truth.history = History(
             answers=decisions.answers,
             objects=(),
             by_hand=None,
-            secret_values=vault.ever,
+            secret_values=vault.all_values,
             people=(PERSON,),
             misnamed=api.misnamed,
             log_id=LOG_ID,
@@ -95,7 +95,7 @@ class Witness:
     def end(self) -> list[str]:
         """Judge the world at rest."""
         self.record()
-        self.history.objects = [without_values(each) for each in self._api.objects.values()]
+        self.history.objects = [hide_secrets(each) for each in self._api.objects.values()]
         return [str(each) for each in self.judge.end()]
 
     def record(self) -> None:
@@ -154,11 +154,16 @@ class SimulatedTruth:
     ledger: Ledger
 
     def __init__(
-        self, api: Api, lies: Lies, vault: Vault, kinds: KindRegistry, decisions: Decisions
+        self,
+        api: Api,
+        listing_faults: ListingFaults,
+        vault: Vault,
+        kinds: KindRegistry,
+        decisions: Decisions,
     ) -> None:
         self._api = api
         self._decisions = decisions
-        self._lies = lies
+        self._listing_faults = listing_faults
         self._vault = vault
         self._kinds = kinds
 
@@ -218,7 +223,7 @@ class SimulatedTruth:
         return self._api.was_absent_within(name, uid, begin, end)
 
     def was_hidden_since(self, name: str, begin: float) -> bool:
-        return any(each == name and at >= begin for at, each in self._lies.left_out)
+        return any(each == name and at >= begin for at, each in self._listing_faults.left_out)
 
     def seconds_to_expiry(self, existing: ExternalObject) -> float | None:
         end = existing.outputs.get("expires")
@@ -297,7 +302,7 @@ class SimulatedTruth:
         is_managed = not resource.policy.paused and resource.policy.mode == "Present"
         if not resource.is_declared or resource.owned is None or not is_managed:
             return None
-        existing = self._api.of_uid(resource.owned.uid)
+        existing = self._api.find_by_uid(resource.owned.uid)
         if resource.outcome_name != "Converged" or existing is None:
             return None
         return value_of(place["field"], existing)

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.simulation.chance import plan_of
+from tests.simulation.generator import plan_of
 from tests.simulation.many import Tally, run_many
 from tests.simulation.plan import Plan, decode_plan, encode_plan, lines
 from tests.simulation.run import run
 from tests.simulation.shrink import shrink
 
-_SHOWN_FAILURES = 20
-_SHOWN_HAPPENINGS = 60
+_MAX_FAILURES_SHOWN = 20
+_MAX_COUNTS_SHOWN = 60
 _console = Console(stderr=True)
 app = App(name="python -m tests.simulation", help_format="markdown", result_action="return_value")
 
@@ -47,30 +47,30 @@ def simulate(
     Parameters
     ----------
     seed
-        Run this one; if it fails, make its plan smaller and show it.
+        Run only this seed; if it fails, shrink its plan and show it.
     plan
         Run a plan that was saved, instead of a seed.
     seeds
-        How many seeds to run.
+        The number of seeds to run.
     first
-        The first of them.
+        The first seed.
     processes
-        How many processes run them.
+        The number of processes.
     trace
         Show every step of the run.
     smallest
-        Make the plan of a failure smaller.
+        Shrink the plan of a failure.
     save
-        Save the plan that is shown, as JSON.
+        Save the shown plan as JSON.
     """
     if plan is not None:
-        return _one(decode_plan(plan.read_bytes()), trace=trace, smallest=False, save=save)
+        return _run_plan(decode_plan(plan.read_bytes()), trace=trace, smallest=False, save=save)
     if seed is not None:
-        return _one(plan_of(seed), trace=trace, smallest=smallest, save=save)
-    return _many(first, seeds, processes, smallest=smallest, save=save)
+        return _run_plan(plan_of(seed), trace=trace, smallest=smallest, save=save)
+    return _run_seeds(first, seeds, processes, smallest=smallest, save=save)
 
 
-def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
+def _run_plan(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     result = run(plan)
     if result.violations and smallest:
         plan = _shrink_plan(plan)
@@ -82,7 +82,7 @@ def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     for violation in result.violations:
         print(f"FAILED {violation}")
     if not result.violations:
-        print(f"seed {plan.seed}: {result.events} events, {result.effects} effects, all is well")
+        print(f"seed {plan.seed}: {result.events} events, {result.effects} effects, no violations")
     return 1 if result.violations else 0
 
 
@@ -91,15 +91,15 @@ def _shrink_plan(plan: Plan) -> Plan:
         violations = run(each).violations
         return violations[0] if violations else None
 
-    with _console.status("making the plan smaller") as status:
+    with _console.status("shrinking the plan") as status:
         return shrink(
             plan,
             first_violation,
-            progress=lambda steps: status.update(f"making the plan smaller: {steps} steps"),
+            progress=lambda steps: status.update(f"shrinking the plan: {steps} steps"),
         )
 
 
-def _many(first: int, count: int, processes: int, *, smallest: bool, save: Path | None) -> int:
+def _run_seeds(first: int, count: int, processes: int, *, smallest: bool, save: Path | None) -> int:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -112,16 +112,16 @@ def _many(first: int, count: int, processes: int, *, smallest: bool, save: Path 
             first, count, processes=processes, progress=lambda more: progress.advance(task, more)
         )
     Console().print(_table(total))
-    for seed, violation in list(total.failed.items())[:_SHOWN_FAILURES]:
+    for seed, violation in list(total.failed.items())[:_MAX_FAILURES_SHOWN]:
         print(f"FAILED ./run python -m tests.simulation --seed {seed}\n    {violation}")
     if not total.failed:
         return 0
-    return _one(plan_of(min(total.failed)), trace=False, smallest=smallest, save=save)
+    return _run_plan(plan_of(min(total.failed)), trace=False, smallest=smallest, save=save)
 
 
 def _table(total: Tally) -> Table:
     table = Table(title="simulation")
-    table.add_column("what")
+    table.add_column("name")
     table.add_column("count", justify="right")
     rows = [
         ("seeds", total.seeds),
@@ -132,9 +132,9 @@ def _table(total: Tally) -> Table:
     ]
     for name, count in rows:
         table.add_row(name, f"{count:,}")
-    table.add_row("CPU milliseconds a seed", f"{1000 * total.seconds / max(1, total.seeds):.0f}")
+    table.add_row("CPU milliseconds per seed", f"{1000 * total.seconds / max(1, total.seeds):.0f}")
     table.add_section()
-    for name, count in total.happened.most_common(_SHOWN_HAPPENINGS):
+    for name, count in total.happened.most_common(_MAX_COUNTS_SHOWN):
         table.add_row(name, f"{count:,}")
     return table
 

@@ -14,7 +14,7 @@ from events.manifest import Fields
 from tests.memory_bus.clock import date_of
 from tests.simulation.plan import ApiTraits
 
-ANOTHER = "#"
+DUPLICATE_MARK = "#"
 """Marks a second object with the same name."""
 
 REFUSED_COLOR = "Invisible"
@@ -53,7 +53,7 @@ class Change(NamedTuple):
     key: str
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """The stored response for an idempotency key."""
 
     object: ExternalObject | None
@@ -67,9 +67,9 @@ class Api:
         self._time = time
         self.objects: dict[str, ExternalObject] = {}
         self.changes: list[Change] = []
-        self.stored_effects: dict[str, Kept] = {}
+        self.stored_effects: dict[str, StoredResponse] = {}
         self._kept_refusals: dict[str, RefusalError] = {}
-        self.tried: set[str] = set()
+        self.tried_keys: set[str] = set()
         self.misnamed: set[str] = set()
         self._serial = 0
         self._written_at: dict[str, float] = {}
@@ -94,7 +94,7 @@ class Api:
 
     def write(
         self, action: Action, fields: Fields, *, version: str | None = None
-    ) -> tuple[Kept, bool]:
+    ) -> tuple[StoredResponse, bool]:
         """Apply an action once per key; return whether the response is a stored one.
 
         ``fields`` are those of the action, with its secrets. Raises ``RefusalError``.
@@ -105,8 +105,8 @@ class Api:
             return self.stored_effects[action.idempotency_key], True
         if action.idempotency_key in self._kept_refusals:
             raise self._kept_refusals[action.idempotency_key]
-        place = self._place_of(action)
-        existing = self.objects.get(place)
+        slot = self._slot_of(action)
+        existing = self.objects.get(slot)
         try:
             self._check(action.operation, action, fields, existing, version)
         except RefusalError as refusal:
@@ -117,40 +117,42 @@ class Api:
         if self.traits.two_calls and action.operation == "Create" and after is not None:
             after = replace(after, fields={**after.fields, "color": UNPAINTED})
         if existing is not None or after is not None:
-            self._change(place, after, action.idempotency_key)
-        self.stored_effects[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
+            self._change(slot, after, action.idempotency_key)
+        self.stored_effects[action.idempotency_key] = StoredResponse(
+            self.response_view(self.objects.get(slot))
+        )
         return self.stored_effects[action.idempotency_key], False
 
-    def _place_of(self, action: Action) -> str:
-        """Return the place of the object: with names that are not unique, by id, or a new one."""
+    def _slot_of(self, action: Action) -> str:
+        """Return the slot of the object, by its id if names are not unique, or a free one."""
         if self.traits.names:
             return action.external_name
         if action.operation == "Create":
-            return self._free_place(action.external_name)
-        return self._place(action.external_name, action.uid)
+            return self._free_slot(action.external_name)
+        return self._slot(action.external_name, action.uid)
 
-    def _free_place(self, name: str) -> str:
+    def _free_slot(self, name: str) -> str:
         is_taken = name in self.objects
-        return f"{name}{ANOTHER}{self._next('p')}" if is_taken else name
+        return f"{name}{DUPLICATE_MARK}{self._next('p')}" if is_taken else name
 
-    def _place(self, name: str, uid: str | None) -> str:
-        """Find an object by its id; the first of its name without one."""
-        for place, each in self.objects.items():
+    def _slot(self, name: str, uid: str | None) -> str:
+        """Find an object by its id, or without an id, the first one with its name."""
+        for slot, each in self.objects.items():
             if each.name == name and uid in (None, each.uid):
-                return place
-        return name if uid is None else f"{name}{ANOTHER}{uid}"
+                return slot
+        return name if uid is None else f"{name}{DUPLICATE_MARK}{uid}"
 
     def paint(
         self, action: Action, fields: Fields, created_object: ExternalObject
-    ) -> tuple[Kept, bool]:
+    ) -> tuple[StoredResponse, bool]:
         """Apply the second call of a creation to the object of the first; raises like ``write``."""
         self.calls += 1
         self.before_call(action)
         key = second_key(action)
         if self.traits.idempotency_keys and key in self.stored_effects:
             return self.stored_effects[key], True
-        place = self._place(action.external_name, created_object.uid)
-        existing = self.objects.get(place)
+        slot = self._slot(action.external_name, created_object.uid)
+        existing = self.objects.get(slot)
         if existing is None:
             raise RefusalError(404, "it is not there")
         if existing.uid != created_object.uid or existing.version != created_object.version:
@@ -158,8 +160,8 @@ class Api:
         if fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
         after = self._after(action, fields, existing)
-        self._change(place, after, key)
-        self.stored_effects[key] = Kept(self.shown(self.objects.get(place)))
+        self._change(slot, after, key)
+        self.stored_effects[key] = StoredResponse(self.response_view(self.objects.get(slot)))
         return self.stored_effects[key], False
 
     def _check(
@@ -210,14 +212,14 @@ class Api:
 
     # --- humans
 
-    def human_makes(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
+    def human_creates(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
         """Create an object, if the API accepts another one with that name."""
         if name not in self.objects or not self.traits.names:
-            remaining_steps = labels if self.traits.labels else {}
+            accepted_labels = labels if self.traits.labels else {}
             created_object = ExternalObject(
-                name, dict(fields), self._next("h"), self._next("v"), remaining_steps
+                name, dict(fields), self._next("h"), self._next("v"), accepted_labels
             )
-            self._change(self._free_place(name), created_object, "")
+            self._change(self._free_slot(name), created_object, "")
 
     def copy_writes(
         self, name: str, fields: Fields, labels: dict[str, str], written_by: str
@@ -254,10 +256,10 @@ class Api:
         """Add labels to an object, if it exists."""
         existing = self.objects.get(name)
         if existing is not None:
-            labelled = replace(
+            labeled = replace(
                 existing, labels={**existing.labels, **labels}, version=self._next("v")
             )
-            self._change(name, labelled, "")
+            self._change(name, labeled, "")
 
     def human_deletes(self, name: str) -> None:
         """Delete an object, if it exists."""
@@ -268,11 +270,11 @@ class Api:
 
     def read(self, name: str, uid: str | None = None) -> ExternalObject | None:
         """Return an object in its current state."""
-        place = name if self.traits.names else self._place(name, uid)
-        return self.shown(self.objects.get(place))
+        slot = name if self.traits.names else self._slot(name, uid)
+        return self.response_view(self.objects.get(slot))
 
-    def of_uid(self, uid: str | None) -> ExternalObject | None:
-        """Find an object by its id alone."""
+    def find_by_uid(self, uid: str | None) -> ExternalObject | None:
+        """Return the object with this id."""
         return next((each for each in self.objects.values() if each.uid == uid), None)
 
     def is_starting(self, uid: str | None) -> bool:
@@ -280,15 +282,15 @@ class Api:
         written_at = self._written_at.get(uid or "", float("-inf"))
         return self._time() < written_at + self.traits.starting_seconds
 
-    def shown(self, existing: ExternalObject | None) -> ExternalObject | None:
+    def response_view(self, existing: ExternalObject | None) -> ExternalObject | None:
         """Return an object as the API shows it."""
         if existing is None or not self.is_starting(existing.uid):
             return existing
         return replace(existing, outputs={**existing.outputs, "starting": True})
 
-    def listed(self, lag_seconds: float) -> dict[str, ExternalObject]:
+    def list_objects(self, lag_seconds: float) -> dict[str, ExternalObject]:
         """Return all objects as they were some seconds ago."""
-        objects = {name: self.shown(each) or each for name, each in self.objects.items()}
+        objects = {name: self.response_view(each) or each for name, each in self.objects.items()}
         for change in reversed(self.changes):
             if change.at <= self._time() - lag_seconds:
                 break
@@ -298,23 +300,23 @@ class Api:
                 objects[change.name] = change.before
         return objects
 
-    def unlisted(self) -> set[str]:
-        """Return the places of objects that are too new to be listed."""
+    def unlisted_slots(self) -> set[str]:
+        """Return the slots of objects that are too new to be listed."""
         since = self._time() - self.traits.lag_seconds
         newest = (each for each in self.changes if each.at > since)
         return {each.name for each in newest if each.before is None}
 
     def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
-        """Return whether the object was missing at some moment of an interval.
+        """Return whether the object was missing at some time in an interval.
 
         If names are not unique, the id identifies it.
         """
         is_there = False
         for change in self.changes:
-            meant = change.name == name
+            is_same = change.name == name
             if not self.traits.names and uid is not None:
-                meant = uid in {each.uid for each in (change.before, change.after) if each}
-            if not meant:
+                is_same = uid in {each.uid for each in (change.before, change.after) if each}
+            if not is_same:
                 continue
             if change.at > end:
                 break

@@ -1,4 +1,4 @@
-"""The processes: each runs some roles, wired by ``reconciler.roles`` over the simulated bus."""
+"""Simulated processes, which run roles of ``reconciler.roles`` on the simulated bus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stage:
 
 
 class Actor:
-    """One process of the plan: started, killed, paused and started again."""
+    """A process of the plan, which can be started, killed and restarted."""
 
     def __init__(self, plan: ProcessPlan, stage: Stage) -> None:
         self.plan = plan
@@ -57,7 +57,7 @@ class Actor:
         self._starts += 1
         self.process = Process(f"{self.plan.name}.{self._starts}")
         self.main = self._stage.bus.loop.start(self.process, self._run())
-        self.main.add_done_callback(self._ended)
+        self.main.add_done_callback(self._on_end)
 
     def kill(self) -> None:
         """Kill the process; its connection to the bus is closed."""
@@ -68,12 +68,12 @@ class Actor:
         self.models = None
         self.observer = None
 
-    def _ended(self, main: asyncio.Task[None]) -> None:
+    def _on_end(self, main: asyncio.Task[None]) -> None:
         """Record the error of a process that stopped on its own, unless the bus caused it."""
         if self.process is None or self.process.dead:
             return
         error = None if main.cancelled() else main.exception()
-        if not _is_of_the_bus(error):
+        if not _is_bus_error(error):
             self.failure = f"process {self.process.name} ended: {error!r}"
         self.kill()
         self._stage.bus.network.call_later(_RESTART_SECONDS, self.start)
@@ -105,8 +105,8 @@ class Actor:
         return f"{self.process.name}-{self._ids}"
 
 
-def _is_of_the_bus(error: BaseException | None) -> bool:
+def _is_bus_error(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
         several = cast("BaseExceptionGroup[BaseException]", error)
-        return all(_is_of_the_bus(each) for each in several.exceptions)
+        return all(_is_bus_error(each) for each in several.exceptions)
     return isinstance(error, BusError)

@@ -1,4 +1,4 @@
-"""Lets a world come to rest, and returns what is wrong then."""
+"""Lets a world come to rest, and returns its problems."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.simulation.person import answer_holds
 from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
-_SCRUBBED_SECONDS = FIRST_DELAY_SECONDS + CHECK_SECONDS + 40.0
-_MAX_LETTING_GO = 12
+_SCRUB_SECONDS = FIRST_DELAY_SECONDS + CHECK_SECONDS + 40.0
+_MAX_RELEASES = 12
 _MAX_ROUNDS = 40
 _MAX_ANSWERS = 3
 
 
-def undecided(world: World) -> list[str]:
-    """Return what waits for its decision although only other resources are in trouble.
+def find_undecided(world: World) -> list[str]:
+    """Return messages that wait for a decision although the faults affect only other resources.
 
-    To be called before the faults stop: afterwards all is decided.
+    Call this before the faults stop: afterwards every message is decided.
     """
     if not all(_troubles_only_others(step) for step in world.plan.steps):
         return []
@@ -41,17 +41,17 @@ def _troubles_only_others(step: p.Step) -> bool:
     return isinstance(step, p.Declare | p.Withdraw | p.Configure | p.Garbage)
 
 
-def end(world: World) -> list[str]:
-    """Let everything come to rest and return what is wrong; remove the holds, and repeat."""
-    for _ in range(_MAX_LETTING_GO):
+def settle_and_check(world: World) -> list[str]:
+    """Let everything come to rest and return the problems; remove the holds, and repeat."""
+    for _ in range(_MAX_RELEASES):
         _settle(world)
         violations = list(world.checks.violations) or list(_problems(world))
         if violations or not _is_anything_retained(world):
             return violations
-        world.trace("--- what is held is let go")
-        world.publisher.let_go()
+        world.trace("--- the holds are removed")
+        world.publisher.release_all()
         world.publisher.approve_all()
-    return ["it is held, whatever was let go and approved"]
+    return ["a resource is still held after all holds were removed and approved"]
 
 
 def _is_anything_retained(world: World) -> bool:
@@ -64,13 +64,13 @@ def _is_anything_retained(world: World) -> bool:
 
 
 def _settle(world: World) -> None:
-    """Let everything come to rest, and then stay there; tell the checks if it does not.
+    """Let everything come to rest, and report a violation if it does not stay at rest.
 
-    What waits for a person by then is answered by one.
+    A person resolves the holds that need one.
     """
     if world.damaged:
         for _ in range(_MAX_ANSWERS):
-            world.run_for(_SCRUBBED_SECONDS)  # messages of held resources are tried again meanwhile
+            world.run_for(_SCRUB_SECONDS)  # messages of held resources are retried
             if not answer_holds(world):
                 break
         return
@@ -80,34 +80,34 @@ def _settle(world: World) -> None:
             break
         _come_to_rest(world)
     else:
-        world.checks.fail("a person is asked again and again")
+        world.checks.fail("the holds keep asking for a person")
     if world.checks.violations:
         return
-    traces_before, messages = _traces(world), world.intake.last_position
+    progress_before, messages = _progress(world), world.intake.last_position
     world.run_for(_QUIET_SECONDS)
     if any(each.observed.doubted is not None for each in world.checks.turns.states.values()):
-        messages = world.intake.last_position  # every listing reports what is doubted again
-    if (_traces(world), world.intake.last_position) != (traces_before, messages):
+        messages = world.intake.last_position  # every listing reports doubted objects again
+    if (_progress(world), world.intake.last_position) != (progress_before, messages):
         world.checks.fail("an idle fleet cost more than listings")
 
 
 def _come_to_rest(world: World) -> None:
     for _ in range(_MAX_ROUNDS):
-        traces_before = _traces(world)
+        progress_before = _progress(world)
         is_early = _is_any_within_its_grace(world) or _is_any_lookup_due(world)
         world.run_for(_QUIET_SECONDS)
         if world.checks.violations:
             return
-        is_quiet = _traces(world) == traces_before and not is_early
+        is_quiet = _progress(world) == progress_before and not is_early
         if is_quiet and world.intake.is_idle and world.actions.is_idle:
             return
     world.checks.fail("it never came to rest")
 
 
 def _is_any_within_its_grace(world: World) -> bool:
-    """Return whether looks at a resource do not count yet: each listing publishes them again.
+    """Return whether a resource ignores observations for now: each listing repeats them.
 
-    The grace that the return of an object has shown lasts up to two minutes after each write.
+    After an object has reappeared, the grace lasts up to two minutes after each write.
     """
     now = date_of(world.loop.time())
     return any(
@@ -120,7 +120,7 @@ def _is_any_within_its_grace(world: World) -> bool:
 def _is_any_lookup_due(world: World) -> bool:
     """Return whether a refused action waits for its lookup, because an earlier attempt is in doubt.
 
-    A lookup waits for the grace that the return of an object has shown, too.
+    A lookup, too, waits for the grace that a reappeared object has extended.
     """
     now = date_of(world.loop.time())
     flights = (each.actions.in_flight for each in world.checks.turns.states.values())
@@ -134,34 +134,35 @@ def _is_any_lookup_due(world: World) -> bool:
     )
 
 
-def _traces(world: World) -> tuple[int, int, int]:
+def _progress(world: World) -> tuple[int, int, int]:
     return world.log.last_position, world.api.calls, len(world.api.changes)
 
 
 def _problems(world: World) -> Iterator[str]:
-    """Return what is wrong with the end of a run."""
+    """Return the problems at the end of a run."""
     yield from (actor.failure for actor in world.actors.values() if actor.failure)
     yield from world.loop.failures
     yield from world.checks.end()
-    yield from _rows_of_finalizers(world)
-    yield from _damage(world)
-    yield from _read_models(world)
+    yield from _finalizer_row_problems(world)
+    yield from _damage_problems(world)
+    yield from _read_model_problems(world)
     yield from world.checks.turns.unrepeatable_turns()
 
 
 # --- what is derived from the log (invariant 1)
 
 
-def _read_models(world: World) -> Iterator[str]:
-    """The live read models, the stored rows and those rebuilt from the log are the same bytes."""
+def _read_model_problems(world: World) -> Iterator[str]:
+    """Check that live read models and stored rows equal those rebuilt from the log."""
     if world.damaged:
-        return  # what was folded in before the damage is more than a new reading gives
+        return  # the models include events that can no longer be read
     history = [
         (position, decode_log(payload)) for position, payload in enumerate(world.log.payloads, 1)
     ]
     expected = dict(rebuild(history).rows())
     if world.rows.content != expected:
-        yield f"the stored rows are not those of the log: {_changed(world.rows.content, expected)}"
+        differences = _describe_differences(world.rows.content, expected)
+        yield f"the stored rows are not those of the log: {differences}"
     for actor in world.actors.values():
         if actor.models is not None and _rows(actor.models) != expected:
             yield f"{actor.plan.name}: its read models are not those of the log"
@@ -171,7 +172,7 @@ def _rows(models: ReadModels) -> dict[str, bytes]:
     return dict(models.rows())
 
 
-def _changed(left: dict[str, bytes], right: dict[str, bytes]) -> str:
+def _describe_differences(left: dict[str, bytes], right: dict[str, bytes]) -> str:
     return ", ".join(
         f"{name}: {left.get(name)!r} is not {right.get(name)!r}"
         for name in sorted(left.keys() | right.keys())
@@ -179,28 +180,28 @@ def _changed(left: dict[str, bytes], right: dict[str, bytes]) -> str:
     )
 
 
-def _rows_of_finalizers(world: World) -> Iterator[str]:
-    """Nothing holds a resource that people cannot see."""
+def _finalizer_row_problems(world: World) -> Iterator[str]:
+    """Check that the status shows all finalizers."""
     for actor in world.actors.values():
         if actor.models is None:
             continue
         for key, resource in world.checks.ledger.resources.items():
-            stands = resource.finalizers if key not in world.damaged else {}
+            expected = resource.finalizers if key not in world.damaged else {}
             row = actor.models.status.get(str(key))
-            if stands and (row is None or row.finalizers != stands):
+            if expected and (row is None or row.finalizers != expected):
                 yield f"{actor.plan.name}: it does not show the finalizers of {key}"
 
 
-def _damage(world: World) -> Iterator[str]:
-    """Who verifies the log has found all damage by now, and holds what is damaged."""
+def _damage_problems(world: World) -> Iterator[str]:
+    """Check that each projector has found all damage and holds the damaged resources."""
     for actor in world.actors.values():
         if actor.models is None or "projector" not in actor.plan.roles:
             continue
         for key in world.damaged:
             row = actor.models.status.get(str(key))
             if row is None or row.reason != Hold.LOG_DAMAGED:
-                yield f"{actor.plan.name}: the log of {key} is damaged, and nobody has told"
+                yield f"{actor.plan.name}: the log of {key} is damaged, but this is not reported"
         damaged_keys = {str(key) for key in world.damaged}
         for name in actor.models.damage.keys() - damaged_keys:
-            if not name.startswith("position/"):  # where an event was lost, whosever it was
-                yield f"{actor.plan.name}: the log of {name} is not damaged, but is said to be"
+            if not name.startswith("position/"):  # an event of an unknown resource was lost
+                yield f"{actor.plan.name}: the log of {name} is reported as damaged, but is intact"

@@ -1,4 +1,4 @@
-"""Runs many seeds, in several processes at a time."""
+"""Runs many seeds in several processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from tests.simulation.chance import plan_of
+from tests.simulation.generator import plan_of
 from tests.simulation.run import run
 
 _SEEDS_AT_ONCE = 20
@@ -16,7 +16,7 @@ _SEEDS_AT_ONCE = 20
 
 @dataclass
 class Tally:
-    """What came of some seeds: the failed ones with their first violation, and what happened."""
+    """The results of several seeds: failed seeds with their first violation, and counts."""
 
     seeds: int = 0
     steps: int = 0
@@ -27,7 +27,7 @@ class Tally:
     happened: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, other: Tally) -> None:
-        """Count others too."""
+        """Add the counts of another tally."""
         self.seeds += other.seeds
         self.steps += other.steps
         self.events += other.events
@@ -37,7 +37,7 @@ class Tally:
         self.happened.update(other.happened)
 
 
-def run_some(seeds: Sequence[int]) -> Tally:
+def run_seeds(seeds: Sequence[int]) -> Tally:
     """Run seeds one after the other."""
     tally = Tally()
     for seed in seeds:
@@ -57,7 +57,7 @@ def run_some(seeds: Sequence[int]) -> Tally:
 def run_many(
     first: int, count: int, *, processes: int = 2, progress: Callable[[int], None] | None = None
 ) -> Tally:
-    """Run the seeds from ``first`` on; ``progress`` hears how many more are done."""
+    """Run the seeds from ``first`` on; ``progress`` gets the number of new results."""
     total = Tally()
     for tally in _tallies(first, count, processes):
         total.add(tally)
@@ -73,7 +73,7 @@ def _tallies(first: int, count: int, processes: int) -> Iterator[Tally]:
         for start in range(first, last, _SEEDS_AT_ONCE)
     ]
     if processes == 1:
-        yield from map(run_some, parts)
+        yield from map(run_seeds, parts)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_some, parts)
+        yield from pool.map(run_seeds, parts)

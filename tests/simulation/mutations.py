@@ -74,20 +74,20 @@ from tests.memory_bus.actions import ActionQueue
 from tests.memory_bus.intake import MemoryIntakeWriter
 from tests.memory_bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
-from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
-from tests.simulation.mutations_of_inputs import MUTATIONS_OF_INPUTS
-from tests.simulation.mutations_of_real_apis import MUTATIONS_OF_REAL_APIS
-from tests.simulation.mutations_of_replacing import MUTATIONS_OF_REPLACING
+from tests.simulation.mutations_holds import HOLD_MUTATIONS
+from tests.simulation.mutations_inputs import INPUT_MUTATIONS
+from tests.simulation.mutations_real_apis import REAL_API_MUTATIONS
+from tests.simulation.mutations_replacement import REPLACEMENT_MUTATIONS
 
 # --- writing
 
 
 def _no_compare_and_set(patch: Patch) -> None:
-    really = LogStream.append
+    original = LogStream.append
 
     def append(self: LogStream, appends: Sequence[ResourceAppend]) -> list[int]:
         self.checks_expectations = False
-        return really(self, appends)
+        return original(self, appends)
 
     patch.setattr(LogStream, "append", append)
 
@@ -104,28 +104,28 @@ def _a_lost_append_counts_as_done(patch: Patch) -> None:
 
 
 def _no_events_count_as_no_news(patch: Patch) -> None:
-    async def outdated(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
+    async def find_stale(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
         return []
 
-    patch.setattr(ResourceRepository, "_find_stale", outdated)
+    patch.setattr(ResourceRepository, "_find_stale", find_stale)
 
 
 def _intake_acknowledged_before_the_append(patch: Patch) -> None:
-    really = Decider.handle
+    original = Decider.handle
 
     async def handle(self: Any, batch: Sequence[IntakeDelivery]) -> None:
         await self._reader.ack(batch)
-        await really(self, batch)
+        await original(self, batch)
 
     patch.setattr(Decider, "handle", handle)
 
 
 def _handed_out_three_times_at_most(patch: Patch) -> None:
-    """The bus drops without a word what was handed out so often: ``max_deliver`` of a consumer."""
-    really: Any = streams._decider_consumer  # pyright: ignore[reportPrivateUsage]
+    """The bus silently drops a message after three deliveries: ``max_deliver`` of a consumer."""
+    original: Any = streams._decider_consumer  # pyright: ignore[reportPrivateUsage]
 
     def consumer(*args: Any) -> dict[str, Any]:
-        return {**really(*args), "max_deliver": 3}
+        return {**original(*args), "max_deliver": 3}
 
     patch.setattr(streams, "_decider_consumer", consumer)
 
@@ -140,13 +140,13 @@ def _acknowledged_before_the_dead_letters(patch: Patch) -> None:
 
 
 def _partly_stored_counts_as_stored(patch: Patch) -> None:
-    """A full intake that takes some of several messages: the writer sees that, and says nothing."""
-    really: Any = MemoryIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
+    """A full intake accepts some of several messages, and the writer does not report it."""
+    original: Any = MemoryIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
 
     def store(self: Any, messages: Sequence[Any]) -> None:
         position_before = self._stream.last_position
         try:
-            really(self, messages)
+            original(self, messages)
         except NotStoredError:
             if self._stream.last_position == position_before:
                 raise
@@ -155,14 +155,14 @@ def _partly_stored_counts_as_stored(patch: Patch) -> None:
 
 
 def _kept_before_the_append(patch: Patch) -> None:
-    """A cached state whose events are not stored yet, and possibly never will be."""
-    really: Any = ResourceRepository._append  # pyright: ignore[reportPrivateUsage]
+    """A state is cached although its events may never be stored."""
+    original: Any = ResourceRepository._append  # pyright: ignore[reportPrivateUsage]
 
     async def append(self: Any, commits: Sequence[Commit]) -> None:
         for each in commits:
             position = each.base.position + len(each.events)
             await self._log.save_states({each.key: (position, encode_state(each.after))})
-        await really(self, commits)
+        await original(self, commits)
 
     patch.setattr(ResourceRepository, "_append", append)
 
@@ -180,12 +180,12 @@ def _cached_state_without_its_later_events(patch: Patch) -> None:
 
 
 def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
-    """A worker hears of an action though its append is refused."""
-    really = LogStream.append
+    """A worker receives an action although its append is refused."""
+    original = LogStream.append
 
     def append(self: LogStream, appends: Sequence[ResourceAppend]) -> list[int]:
         try:
-            return really(self, appends)
+            return original(self, appends)
         except AppendLostError:
             for each in appends:
                 for event in each.events:
@@ -204,13 +204,13 @@ def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
 
 
 def _a_key_for_each_attempt(patch: Patch) -> None:
-    really: Any = Worker._execute  # pyright: ignore[reportPrivateUsage]
+    original: Any = Worker._execute  # pyright: ignore[reportPrivateUsage]
     count = 0
 
     async def execute(self: Any, provider: Any, action: Action) -> Any:
         nonlocal count
         count += 1
-        return await really(self, provider, replace(action, idempotency_key=f"attempt-{count}"))
+        return await original(self, provider, replace(action, idempotency_key=f"attempt-{count}"))
 
     patch.setattr(Worker, "_execute", execute)
 
@@ -226,11 +226,11 @@ def _other_parameters_at_a_retry(patch: Patch) -> None:
 
 
 def _action_acknowledged_before_its_result_is_stored(patch: Patch) -> None:
-    really: Any = Worker._work  # pyright: ignore[reportPrivateUsage]
+    original: Any = Worker._work  # pyright: ignore[reportPrivateUsage]
 
     async def work(self: Any, delivery: Any) -> None:
         await self._reader.ack([delivery])
-        await really(self, delivery)
+        await original(self, delivery)
 
     patch.setattr(Worker, "_work", work)
 
@@ -250,11 +250,15 @@ def _results_stored_at_most_once(patch: Patch) -> None:
 
 
 def _unknown_results_count_as_refusals(patch: Patch) -> None:
-    really: Any = worker_module._as_action_error  # pyright: ignore[reportPrivateUsage]
+    original: Any = worker_module._as_action_error  # pyright: ignore[reportPrivateUsage]
 
     def as_action_error(error: Any, now: datetime) -> ActionError:
-        told = really(error, now)
-        return replace(told, error_class="Conflict") if told.error_class == "Unknown" else told
+        action_error = original(error, now)
+        return (
+            replace(action_error, error_class="Conflict")
+            if action_error.error_class == "Unknown"
+            else action_error
+        )
 
     patch.setattr(worker_module, "_as_action_error", as_action_error)
 
@@ -271,7 +275,7 @@ def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
 
 
 def _redeliveries_are_not_reported(patch: Patch) -> None:
-    """A worker that does not say that another one had the action before."""
+    """A worker does not report that another one had the action before."""
 
     def reported(*args: Any, **rest: Any) -> Reported:
         return Reported(*args, **{**rest, "redelivered": False})
@@ -280,10 +284,10 @@ def _redeliveries_are_not_reported(patch: Patch) -> None:
 
 
 def _a_refused_redelivery_counts_as_undone(patch: Patch) -> None:
-    def is_unheard_of(*_: Any) -> bool:
+    def may_earlier_call_arrive(*_: Any) -> bool:
         return False
 
-    patch.setattr(result, "_may_earlier_call_arrive", is_unheard_of)
+    patch.setattr(result, "_may_earlier_call_arrive", may_earlier_call_arrive)
 
 
 def _late_successes_ignored(patch: Patch) -> None:
@@ -294,13 +298,13 @@ def _late_successes_ignored(patch: Patch) -> None:
 
 
 def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
-    """With the same key, for which the API has kept the conflict."""
-    really: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
+    """It is repeated with the same key, for which the API has stored the conflict."""
+    original: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
 
     def after_failure(report: Reported, error: ActionError, *rest: Any) -> Any:
         if error.error_class == "Conflict" and report.object is None:
             error = replace(error, error_class="NotDone")
-        return really(report, error, *rest)
+        return original(report, error, *rest)
 
     patch.setattr(result, "_after_failure", after_failure)
 
@@ -310,7 +314,7 @@ def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
         action, generation = flight.action, state.desired.generation
         is_create = action.operation == "Create"
         if is_create and flight.failed is not None and action.generation != generation:
-            return ActionAbandoned(action.action_id, action.operation, "something newer is wanted")
+            return ActionAbandoned(action.action_id, action.operation, "the declaration is newer")
         return attempt.advance_action(flight, state, *rest)
 
     patch.setattr(next_step, "advance_action", advance_action)
@@ -334,18 +338,18 @@ def _a_refusal_settles_the_attempts_before_it(patch: Patch) -> None:
 
 
 def _a_refused_second_call_counts_as_undone(patch: Patch) -> None:
-    def claims_nothing(*_: Any) -> bool:
+    def reports_nothing_done(*_: Any) -> bool:
         return False
 
-    patch.setattr(worker_module, "_reports_nothing_done", claims_nothing)
+    patch.setattr(worker_module, "_reports_nothing_done", reports_nothing_done)
 
 
 def _no_lease(patch: Patch) -> None:
     """Every action is handed out once and never again."""
-    really = ActionQueue.serve
+    original = ActionQueue.serve
 
     def serve(self: Any) -> None:
-        really(self)
+        original(self)
         for consumer in self.consumers.values():
             consumer._outstanding.clear()
 
@@ -380,11 +384,11 @@ def _stale_observations_believed(patch: Patch) -> None:
 
 
 def _grace_ignored(patch: Patch) -> None:
-    really: Any = observation._is_stale  # pyright: ignore[reportPrivateUsage]
+    original: Any = observation._is_stale  # pyright: ignore[reportPrivateUsage]
 
     def is_stale(reported_observation: Observed, command: Any, state: Any, context: Any) -> bool:
         forgetful = replace(state, actions=replace(state.actions, effect_at=None))
-        return really(reported_observation, command, forgetful, context)
+        return original(reported_observation, command, forgetful, context)
 
     patch.setattr(observation, "_is_stale", is_stale)
 
@@ -397,67 +401,67 @@ def _absence_assumed(patch: Patch) -> None:
 
 
 def _every_observation_is_reported(patch: Patch) -> None:
-    """An observer that does not compare with what the log knows."""
+    """An observer does not compare objects with the log."""
 
-    def interested(
+    def find_affected(
         _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, _guard: Any, **_: Any
     ) -> list[tuple[StatusRow, str]]:
         return [(row, "") for row in rows]
 
-    patch.setattr(listing_module, "_find_affected", interested)
+    patch.setattr(listing_module, "_find_affected", find_affected)
 
 
 # --- wanting
 
 
 def _late_declarations_win(patch: Patch) -> None:
-    really: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
+    original: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
 
-    def late_or_stale(*args: Any) -> CommandResult | None:
-        result: CommandResult | None = really(*args)
+    def reject_outdated(*args: Any) -> CommandResult | None:
+        result: CommandResult | None = original(*args)
         is_late = result is not None and result.reply and result.reply.reason == "Superseded"
         return None if is_late else result
 
-    patch.setattr(declaration, "_reject_outdated", late_or_stale)
+    patch.setattr(declaration, "_reject_outdated", reject_outdated)
 
 
 def _repeated_declarations_count_as_new(patch: Patch) -> None:
     def is_handled(*_: Any) -> bool:
         return False
 
-    def late_or_stale(expected: Any, command: Any, state: Any) -> CommandResult | None:
-        really: Any = _really_late_or_stale
-        return really(expected, replace(command, first_position=None), state)
+    def reject_outdated(expected: Any, command: Any, state: Any) -> CommandResult | None:
+        original: Any = _original_reject_outdated
+        return original(expected, replace(command, first_position=None), state)
 
     patch.setattr(decide, "is_handled", is_handled)
-    patch.setattr(declaration, "_reject_outdated", late_or_stale)
+    patch.setattr(declaration, "_reject_outdated", reject_outdated)
 
 
-_really_late_or_stale: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
+_original_reject_outdated: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
 
 
 def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
-    async def look_back(_self: Any, decided: Sequence[Any]) -> list[Any]:
+    async def decide_repeats(_self: Any, decided: Sequence[Any]) -> list[Any]:
         return list(decided)
 
-    patch.setattr(Decider, "_decide_repeats", look_back)
+    patch.setattr(Decider, "_decide_repeats", decide_repeats)
 
 
 def _late_declarations_forgotten(patch: Patch) -> None:
-    def late_or_stale(*args: Any) -> CommandResult | None:
-        result: CommandResult | None = _really_late_or_stale(*args)
+    def reject_outdated(*args: Any) -> CommandResult | None:
+        result: CommandResult | None = _original_reject_outdated(*args)
         return None if result is None else result._replace(events=())
 
-    patch.setattr(declaration, "_reject_outdated", late_or_stale)
+    patch.setattr(declaration, "_reject_outdated", reject_outdated)
 
 
 def _configurations_read_once(patch: Patch) -> None:
-    """A process that does not follow the configurations."""
-    really = Configurations.apply
+    """A process does not follow the configurations."""
+    original = Configurations.apply
 
     async def load(self: Configurations, log: Any) -> None:
         for stored in await log.read_kind("system", "ProviderConfig"):
-            really(self, stored.event)
+            original(self, stored.event)
 
     def apply(_self: Configurations, _event: LogEvent) -> None:
         return
@@ -477,24 +481,24 @@ def _lost_timers_never_swept(patch: Patch) -> None:
 
 
 def _a_checkpoint_before_its_rows(patch: Patch) -> None:
-    """A portion in two batches of rows, the checkpoint with the first."""
+    """A portion is saved in two batches of rows, with the checkpoint in the first."""
 
     async def save(self: Any, portion: RowChanges) -> None:
         rows = list(portion.rows.items())
         half = len(rows) // 2
-        for some in (rows[:half], rows[half:]):
-            await self._save_batch(some, portion.checkpoint)
+        for batch in (rows[:half], rows[half:]):
+            await self._save_batch(batch, portion.checkpoint)
         self._forget_first()
 
     patch.setattr(Projector, "_save", save)
 
 
 def _a_laggard_writes(patch: Patch) -> None:
-    """A projector that looks at the checkpoint only to know what to expect of it."""
+    """A projector reads the checkpoint only for its revision."""
 
     async def save(self: Any, portion: RowChanges) -> None:
         await self._look()
-        await _really_saved(self, portion)
+        await _original_save(self, portion)
 
     def is_not_stored(_self: Any, _stored: Any) -> bool:
         return False
@@ -503,7 +507,7 @@ def _a_laggard_writes(patch: Patch) -> None:
     patch.setattr(Projector, "_drop_if_stored", is_not_stored)
 
 
-_really_saved: Any = Projector._save  # pyright: ignore[reportPrivateUsage]
+_original_save: Any = Projector._save  # pyright: ignore[reportPrivateUsage]
 
 
 # --- owning
@@ -518,24 +522,24 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 
 def _unowned_objects_are_removed(patch: Patch) -> None:
-    def not_ours(situation: Any) -> Any:
+    def conclude_unowned(situation: Any) -> Any:
         existing, place = situation.comparison.existing, situation.state.observed.provider_config
         if existing is None:
-            return _really_not_ours(situation)
+            return _original_conclude_unowned(situation)
         return OwnershipClaimed(existing.name, existing.uid, "ExclusiveScope", place)
 
-    patch.setattr(next_step, "_conclude_unowned", not_ours)
+    patch.setattr(next_step, "_conclude_unowned", conclude_unowned)
 
 
-_really_not_ours: Any = next_step._conclude_unowned  # pyright: ignore[reportPrivateUsage]
+_original_conclude_unowned: Any = next_step._conclude_unowned  # pyright: ignore[reportPrivateUsage]
 
 
 def _everything_is_adopted(patch: Patch) -> None:
-    def take_over(_policy: Any, existing: ExternalObject, situation: Any) -> Any:
+    def adopt(_policy: Any, existing: ExternalObject, situation: Any) -> Any:
         place = situation.state.observed.provider_config
         return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
 
-    patch.setattr(next_step, "_adopt", take_over)
+    patch.setattr(next_step, "_adopt", adopt)
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
@@ -550,7 +554,7 @@ def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
     def advance_action(flight: Any, state: Any, *rest: Any) -> Any:
         step = attempt.advance_action(flight, state, *rest)
         if isinstance(step, ActionRetried):
-            return ActionAbandoned(flight.action.action_id, flight.action.operation, "tired")
+            return ActionAbandoned(flight.action.action_id, flight.action.operation, "failed")
         return step
 
     patch.setattr(next_step, "advance_action", advance_action)
@@ -602,8 +606,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("foreign objects are deleted", _unowned_objects_are_removed),
     Mutation("everything is adopted", _everything_is_adopted),
     Mutation("withdrawn resources are forgotten", _withdrawn_objects_are_forgotten),
-    *MUTATIONS_OF_HOLDS,
-    *MUTATIONS_OF_REPLACING,
-    *MUTATIONS_OF_REAL_APIS,
-    *MUTATIONS_OF_INPUTS,
+    *HOLD_MUTATIONS,
+    *REPLACEMENT_MUTATIONS,
+    *REAL_API_MUTATIONS,
+    *INPUT_MUTATIONS,
 )

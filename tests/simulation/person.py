@@ -1,4 +1,4 @@
-"""The person whom a held action asks: looks at the API, does as the hold says, and approves."""
+"""The person who resolves holds: reads the API, follows the instructions, and approves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.world import World
 
 
 def answer_holds(world: World) -> int:
-    """Answer what is held for want of a result, or for a copy of the log; gives how many."""
+    """Approve what an unknown result or a copy of the log holds; return the number of approvals."""
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
         _label_own_objects(world, key)
@@ -39,17 +39,17 @@ def _waits_for_a_person(state: ResourceState) -> bool:
 
 
 def _label_own_objects(world: World, key: ResourceKey) -> None:
-    """Put our label on what one of our calls has made, and take copies of it off other objects.
+    """Label the objects that our calls have created, and remove copies of the label from others.
 
-    A person can know, from the API's side.
+    A person can tell them apart with access to the API.
     """
     label = owner(LOG_ID, key)
-    for place, existing in list(world.api.objects.items()):
+    for slot, existing in list(world.api.objects.items()):
         if existing.name != key.name:
             continue
         if existing.uid in world.checks.ledger.made:
             world.trace(f"PERSON {key}: {existing.uid} is ours")
-            world.api.human_labels(place, {OWNER_LABEL: label})
+            world.api.human_labels(slot, {OWNER_LABEL: label})
         elif existing.labels.get(OWNER_LABEL) == label:
             world.trace(f"PERSON {key}: {existing.uid} has a copy of the label")
-            world.api.human_strips_labels(place)
+            world.api.human_strips_labels(slot)

@@ -1,7 +1,7 @@
-"""What happens in one run, as data: made from a seed, printed, stored, and made smaller.
+"""The steps of one run as data, which can be generated, printed, stored and shrunk.
 
 Times are seconds after the start. A fault on a request is armed at its time, and strikes the next
-request of its sort by any process (``process``: by that one): so each fault can be dropped without
+request of its type by any process (or by ``process``), so that each fault can be dropped without
 changing the others.
 """
 
@@ -30,7 +30,7 @@ class Declare(TimedStep, frozen=True, tag=True):
 
 
 class Withdraw(TimedStep, frozen=True, tag=True):
-    """A service takes a declaration back."""
+    """A service withdraws a declaration."""
 
     number: int
     shape: str
@@ -38,7 +38,7 @@ class Withdraw(TimedStep, frozen=True, tag=True):
 
 
 class Repeat(TimedStep, frozen=True, tag=True):
-    """A message is published again long after, with the same id, when the bus has forgotten it."""
+    """A message is published again with the same id long after the bus has forgotten it."""
 
     number: int
 
@@ -52,7 +52,7 @@ class Garbage(TimedStep, frozen=True, tag=True):
 
 
 class Configure(TimedStep, frozen=True, tag=True):
-    """The configuration of the API is declared or changed; ``present`` False: withdrawn."""
+    """The configuration of the API is declared or changed; if not ``present``, withdrawn."""
 
     present: bool = True
     resync_seconds: float = 3.0
@@ -68,7 +68,7 @@ class RequestFinalizer(TimedStep, frozen=True, tag=True):
 
 
 class ReleaseFinalizer(TimedStep, frozen=True, tag=True):
-    """A finalizer is removed: by its holder, or by another client, by force or in vain."""
+    """A finalizer is removed by its holder, or another client tries to, possibly by force."""
 
     number: int
     shape: str
@@ -102,7 +102,7 @@ class Refer(TimedStep, frozen=True, tag=True):
 
 
 class Define(TimedStep, frozen=True, tag=True):
-    """The kind of the resources is defined, or defined otherwise: with these constant fields."""
+    """The kind of the resources is defined or redefined with these constant fields."""
 
     constants: Fields
 
@@ -115,23 +115,23 @@ class PutSecret(TimedStep, frozen=True, tag=True):
 
 
 class Approve(TimedStep, frozen=True, tag=True):
-    """A person looks at a resource and approves what it is held by; if it is not held, in vain."""
+    """A person approves the hold of a resource; without a hold, this has no effect."""
 
     shape: str
 
 
 class Listing(TimedStep, frozen=True, tag=True):
-    """Another team's observer publishes what it sees of the whole scope.
+    """Another team's observer publishes a listing of the whole scope.
 
-    ``short``: an item is lost on the way; ``open``: it is never completed; ``late``: its parts come
-    so much later than its look.
+    ``short``: an item is lost; ``open``: it is never completed; ``late``: its items arrive long
+    after it began.
     """
 
     how: Literal["whole", "short", "open", "late"] = "whole"
 
 
-class HumanMakes(TimedStep, frozen=True, tag=True):
-    """A human makes an object; ``label_of`` copies the owner label of a resource onto it."""
+class HumanCreates(TimedStep, frozen=True, tag=True):
+    """A human creates an object; ``label_of`` copies the owner label of a resource onto it."""
 
     name: str
     fields: Fields
@@ -156,22 +156,22 @@ class HumanWipes(TimedStep, frozen=True, tag=True):
 
 
 class HumanReplaces(TimedStep, frozen=True, tag=True):
-    """A human deletes an object and makes another of that name at once."""
+    """A human deletes an object and immediately creates another with that name."""
 
     name: str
     fields: Fields
 
 
 class HumanStripsLabels(TimedStep, frozen=True, tag=True):
-    """A human takes all labels off an object."""
+    """A human removes all labels of an object."""
 
     name: str
 
 
 class CopyWrites(TimedStep, frozen=True, tag=True):
-    """Another copy of the log writes the object of a resource, at a version that ours is far from.
+    """Another copy of the log writes the object of a resource, at a version far ahead of ours.
 
-    It carries our label, and the key of an action that our log has not decided.
+    It has our label, and the key of an action that our log has not decided.
     """
 
     shape: str
@@ -179,21 +179,21 @@ class CopyWrites(TimedStep, frozen=True, tag=True):
 
 
 class Crash(TimedStep, frozen=True, tag=True):
-    """A process is killed, and started again after a while."""
+    """A process is killed, and restarted after a while."""
 
     process: str
     down_seconds: float
 
 
 class Pause(TimedStep, frozen=True, tag=True):
-    """A process stands still for a while, and then goes on with what it knew."""
+    """A process is paused for a while, and then continues with its old state."""
 
     process: str
     seconds: float
 
 
 class Erase(TimedStep, frozen=True, tag=True):
-    """Something that can be rebuilt from the log is lost."""
+    """Data that can be rebuilt from the log is lost."""
 
     what: Literal["rows", "states", "timers"]
 
@@ -205,9 +205,9 @@ class BusAway(TimedStep, frozen=True, tag=True):
 
 
 class Full(TimedStep, frozen=True, tag=True):
-    """A stream takes only so many more messages for a while; then it has room again.
+    """A stream has room for only ``room`` more messages for a while.
 
-    ``again_seconds``: so often there is as little room again, as where old messages are removed.
+    ``again_seconds``: the interval at which it gets that room again, as if old messages expired.
     """
 
     what: Literal["log", "intake", "dead letters"]
@@ -217,17 +217,17 @@ class Full(TimedStep, frozen=True, tag=True):
 
 
 class FollowersLag(TimedStep, frozen=True, tag=True):
-    """The replicas that answer reads see nothing new."""
+    """The replicas that serve reads lag behind."""
 
     seconds: float
 
 
 class Repin(TimedStep, frozen=True, tag=True):
-    """The server believes that every reader of the intake has ended, and lets others read."""
+    """The server takes all readers of the intake for dead, and lets others read."""
 
 
 class Redeliver(TimedStep, frozen=True, tag=True):
-    """The bus delivers again what was acknowledged: the newest messages, or actions."""
+    """The bus redelivers the newest acknowledged messages or actions."""
 
     what: Literal["intake", "actions"]
     count: int
@@ -240,7 +240,7 @@ class ApiAway(TimedStep, frozen=True, tag=True):
 
 
 class ListingFails(TimedStep, frozen=True, tag=True):
-    """The next listing ends early with an error, or leaves something out and says it is whole."""
+    """The next listing ends early with an error, or leaves out an object without one."""
 
     how: Literal["half-way", "leaves out"]
     index: int = 0
@@ -262,7 +262,7 @@ Step = (
     | Approve
     | Listing
     | DamageLog
-    | HumanMakes
+    | HumanCreates
     | CopyWrites
     | HumanEdits
     | HumanDeletes
@@ -287,20 +287,20 @@ Step = (
 class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the API can do, and how its scope is shared.
 
-    ``grace_seconds``: listings show the past, up to so long ago. ``lag_seconds``: they show an
-    object only so long after it was made, and no grace is declared for that. ``names``: a name that
-    was given is unique; without, every creation makes another object, with an id of its own.
-    ``loss_guard``: how many missing objects are doubted, 0 for never.
-    ``keeps_refusals``: the first answer to a key is kept, a refusal too, and nothing in it says so.
-    ``replaces``: a size cannot be changed; another object
-    takes the place of the old one, or stands beside it for a while. ``lifetime_seconds``: an object
-    ends so long after it was written, 0 for never. ``starting_seconds``: so long after a write it
-    cannot be used, and shows that. ``listing``: whether there is one; else objects are read one by
-    one. ``two_calls``: an object is made White by one call, and painted by a second.
-    ``approve``: which actions wait for a person. ``wrong_uids``: the answer to a creation names
+    ``grace_seconds``: listings lag by up to this time. ``lag_seconds``: listings show a new
+    object only after this time, and no grace is declared for that. ``names``: names are unique;
+    otherwise every creation creates another object with its own id.
+    ``loss_guard``: the number of missing objects that are doubted, 0 for never.
+    ``keeps_refusals``: the first response to a key is stored, even a refusal, and repeated.
+    ``replaces``: a size cannot be changed; a new object
+    replaces the old one, or exists beside it for a while. ``lifetime_seconds``: the time after a
+    write at which an object expires, 0 for never. ``starting_seconds``: the time after a write in
+    which an object cannot be used, and shows that. ``listing``: whether objects can be listed;
+    otherwise they are read singly. ``two_calls``: one call creates a White object, a second paints
+    it. ``approve``: which actions wait for a person. ``wrong_uids``: the response to a creation has
     a uid that no object has; the objects show their keys.
-    ``addresses``: an object has one, of its id and its colour. ``defined``: the resources' kind is
-    defined at run time, over an installed one.
+    ``addresses``: an object has an address from its id and color. ``defined``: the resources' kind
+    is defined at run time, over an installed one.
     """
 
     idempotency_keys: bool = True
@@ -325,7 +325,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process: which roles it runs, and how wrong its clock is."""
+    """A process: its roles, and the error of its clock."""
 
     name: str
     roles: tuple[Role, ...]
@@ -333,7 +333,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much the bus hands out and takes at once: as the real one, unless a plan says less."""
+    """The limits of the bus: those of the real one, unless a plan lowers them."""
 
     max_ack_pending: int = 2_000
     max_actions_pending: int = 4_096
@@ -342,7 +342,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run: who is there, and what happens."""
+    """A run: its API, its processes and its steps."""
 
     seed: int
     seconds: float
@@ -363,7 +363,7 @@ def decode_plan(payload: bytes) -> Plan:
 
 
 def lines(plan: Plan) -> list[str]:
-    """Describe a plan for people, one line a step."""
+    """Describe a plan with one line per step."""
     text_lines = [
         f"seed {plan.seed}, {plan.seconds:g} s, API {_in_words(plan.api)}, "
         f"limits {_in_words(plan.limits)}"
@@ -382,7 +382,7 @@ def describe_step(step: Step) -> str:
     return f"{type(step).__name__} {_in_words(step)}"
 
 
-def _in_words(thing: Any) -> str:
-    content: dict[str, Any] = msgspec.to_builtins(thing)
+def _in_words(struct: Any) -> str:
+    content: dict[str, Any] = msgspec.to_builtins(struct)
     named = {name: each for name, each in content.items() if name not in ("at", "step")}
     return " ".join(f"{name}={each!r}" for name, each in named.items()) or "(as usual)"

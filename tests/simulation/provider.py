@@ -1,4 +1,4 @@
-"""The client of the simulated API: every call once, every failure classified."""
+"""The client of the simulated API: it makes each call once and classifies every failure."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from reconciler.provider.secrets import Secrets
 from tests.memory_bus.faults import OnRequest, RequestType
 from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
-from tests.simulation.api import Api, Kept, RefusalError
+from tests.simulation.api import Api, RefusalError, StoredResponse
 from tests.simulation.plan import ApiTraits, ListingFails
-from tests.simulation.vault import with_values, without_values
+from tests.simulation.vault import hide_secrets, resolve_secrets
 
 TIMEOUT_SECONDS = 2.0
 _RETRY_AFTER_SECONDS = 3.0
@@ -53,11 +53,13 @@ class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 class SimulatedProvider:
     """Implements ``reconciler.provider.Provider``."""
 
-    def __init__(self, api: Api, network: Network, lies: Lies, seed: str, secrets: Secrets) -> None:
+    def __init__(
+        self, api: Api, network: Network, listing_faults: ListingFaults, seed: str, secrets: Secrets
+    ) -> None:
         self._secrets = secrets
         self._api = api
         self._network = network
-        self._lies = lies
+        self._listing_faults = listing_faults
         self._random = random.Random(f"{seed}/provider/{current_process().name}").random
 
     async def create(self, action: Action) -> Effect:
@@ -65,12 +67,12 @@ class SimulatedProvider:
             effect = await self._write(action)
             return self._with_wrong_uid(effect) if self._api.traits.wrong_uids else effect
         effect = await self._start_call(action)
-        half = effect.object
-        if half is None:
+        partial_object = effect.object
+        if partial_object is None:
             raise NotFoundError("it is gone again", status=404)
-        # From here on, the worker takes no failure for "nothing was done".
+        # From here on, the worker treats no failure as "nothing was done".
         CallPermit().record_write()
-        return await self._painted(action, half)
+        return await self._paint_object(action, partial_object)
 
     def _with_wrong_uid(self, effect: Effect) -> Effect:
         if effect.object is None:
@@ -80,7 +82,7 @@ class SimulatedProvider:
         return replace(effect, object=replace(effect.object, uid=wrong))
 
     async def _start_call(self, action: Action) -> Effect:
-        """Make the first of two calls, or find what it has made."""
+        """Make the first of two calls, or find the object that it created earlier."""
         try:
             return await self._write(action)
         except ConflictError as conflict:
@@ -89,24 +91,26 @@ class SimulatedProvider:
                 raise
             return Effect(existing, replayed=True)
 
-    async def _painted(self, action: Action, half: ExternalObject) -> Effect:
-        """Make the second; what is painted already is not painted again."""
-        if half.fields.get("color") == action.fields.get("color"):
-            return Effect(half, replayed=True)
+    async def _paint_object(self, action: Action, partial_object: ExternalObject) -> Effect:
+        """Make the second call, unless the object is painted already."""
+        if partial_object.fields.get("color") == action.fields.get("color"):
+            return Effect(partial_object, replayed=True)
         await CallPermit().before_request()
-        fields = await with_values(action, self._secrets)
+        fields = await resolve_secrets(action, self._secrets)
         try:
-            remaining_steps, _ = await self._call(
-                "write", lambda: self._api.paint(action, fields, half), UnknownResultError
+            response, _ = await self._call(
+                "write", lambda: self._api.paint(action, fields, partial_object), UnknownResultError
             )
         except RefusedError as error:
-            raise RefusedError(error.message, status=error.status, obstacle=half) from error
+            raise RefusedError(
+                error.message, status=error.status, obstacle=partial_object
+            ) from error
         except ConflictError as conflict:
-            existing = await self.read(action.external_name, half.uid)
-            if existing is None or existing.uid != half.uid:
+            existing = await self.read(action.external_name, partial_object.uid)
+            if existing is None or existing.uid != partial_object.uid:
                 raise NotFoundError("what was made is gone again", status=404) from conflict
             raise ConflictError(conflict.message, status=412, obstacle=existing) from conflict
-        return _effect(remaining_steps, replayed=False)
+        return _effect(response, replayed=False)
 
     async def update(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
@@ -122,7 +126,7 @@ class SimulatedProvider:
         return await self._write(action)
 
     async def _read_before(self, action: Action) -> None:
-        """Where a write cannot be bound to an object, a look comes first."""
+        """Read the object before a write that cannot be conditional."""
         existing = await self.read(action.external_name, action.uid)
         if existing is None:
             raise NotFoundError("it is not there", status=404)
@@ -131,22 +135,22 @@ class SimulatedProvider:
 
     async def _write(self, action: Action) -> Effect:
         version = action.version if self._api.traits.conditional_writes else None
-        if action.idempotency_key in self._api.tried:
+        if action.idempotency_key in self._api.tried_keys:
             _refuse(self._network.strike("write again"), UnknownResultError)
-        self._api.tried.add(action.idempotency_key)
-        fields = await with_values(action, self._secrets)
+        self._api.tried_keys.add(action.idempotency_key)
+        fields = await resolve_secrets(action, self._secrets)
         try:
-            remaining_steps, replayed = await self._call(
+            response, replayed = await self._call(
                 "write",
                 lambda: self._api.write(action, fields, version=version),
                 UnknownResultError,
             )
         except ConflictError as conflict:
             raise await self._with_obstacle(action, conflict) from conflict
-        return _effect(remaining_steps, replayed=replayed)
+        return _effect(response, replayed=replayed)
 
     async def _with_obstacle(self, action: Action, conflict: ConflictError) -> ProviderError:
-        """Read what stood in the way; it may be gone by now."""
+        """Read the obstacle, which may be gone by now."""
         obstacle = await self.read(action.external_name, action.uid)
         if obstacle is None and conflict.status == 412:
             return NotFoundError("it is not there any more", status=412)
@@ -156,89 +160,87 @@ class SimulatedProvider:
         existing = await self._call(
             "read", lambda: self._api.read(external_name, uid), NotDoneError
         )
-        return None if existing is None else without_values(existing)
+        return None if existing is None else hide_secrets(existing)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        fault = self._lies.next()
+        fault = self._listing_faults.next()
         after, number = "", 0
         while True:
-            listed = await self._call("list", lambda after=after: self._page(after), NotDoneError)
-            page = [each for _, each in listed]
+            listing = await self._call("list", lambda after=after: self._page(after), NotDoneError)
+            page = [each for _, each in listing]
             if fault is not None and fault.how == "half-way" and number == fault.index:
                 raise NotDoneError("the connection was cut half-way")
             if fault is not None and fault.how == "leaves out":
-                page = self._lies.leave_out(page, fault, number)
+                page = self._listing_faults.leave_out(page, fault, number)
             yield [each for each in page[:page_size] if scope.has(each.name, each.labels)]
-            if len(listed) <= page_size:
+            if len(listing) <= page_size:
                 return
-            after = listed[page_size - 1][0]
+            after = listing[page_size - 1][0]
             number += 1
 
     def _page(self, after: str) -> list[tuple[str, ExternalObject]]:
-        objects = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
-        for place in self._api.unlisted() & objects.keys():
-            self._lies.hide(objects.pop(place))
-        return [
-            (place, without_values(objects[place])) for place in sorted(objects) if place > after
-        ]
+        objects = self._api.list_objects(self._random() * self._api.traits.grace_seconds * 0.9)
+        for slot in self._api.unlisted_slots() & objects.keys():
+            self._listing_faults.hide(objects.pop(slot))
+        return [(slot, hide_secrets(objects[slot])) for slot in sorted(objects) if slot > after]
 
     async def close(self) -> None: ...
 
     # --- one call
 
     async def _call(
-        self, what: RequestType, operation: Callable[[], _T], unanswered: type[ProviderError]
+        self, what: RequestType, operation: Callable[[], _T], no_response_error: type[ProviderError]
     ) -> _T:
-        """Call the API once; ``unanswered`` is raised when no answer comes in time."""
+        """Call the API once; ``no_response_error`` is raised on a timeout."""
         network = self._network
         fault = network.strike(what)
         await network.before(fault)
-        _refuse(fault, unanswered)
-        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        going, coming = network.latency(), network.latency()
+        _refuse(fault, no_response_error)
+        response: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        request_seconds, response_seconds = network.latency(), network.latency()
         if fault is not None and fault.strike == "delay":
-            going += fault.seconds
+            request_seconds += fault.seconds
         is_lost = fault is not None and fault.strike == "lose request"
 
         def reply(result: _T | None, error: Exception | None) -> None:
-            if answer.done():
+            if response.done():
                 return
             if error is not None:
-                answer.set_exception(error)
+                response.set_exception(error)
             else:
-                answer.set_result(result)  # pyright: ignore[reportArgumentType]
+                response.set_result(result)  # pyright: ignore[reportArgumentType]
 
         def arrive() -> None:
             if is_lost:
                 return
             if self._api.is_away:
-                network.call_later(coming, lambda: reply(None, NotDoneError("refused")))
+                network.call_later(response_seconds, lambda: reply(None, NotDoneError("refused")))
                 return
             try:
                 result = operation()
             except RefusalError as refusal:
-                error = _classified(refusal)
-                network.call_later(coming, lambda: reply(None, error))
+                error = _provider_error(refusal)
+                network.call_later(response_seconds, lambda: reply(None, error))
                 return
             if fault is not None and fault.strike == "break":
-                broken = unanswered("it failed after it was done", status=500)
-                network.call_later(coming, lambda: reply(None, broken))
+                broken = no_response_error("it failed after it was done", status=500)
+                network.call_later(response_seconds, lambda: reply(None, broken))
             elif fault is None or fault.strike != "lose reply":
-                network.call_later(coming, lambda: reply(result, None))
+                network.call_later(response_seconds, lambda: reply(result, None))
 
-        network.call_later(going, arrive)
+        network.call_later(request_seconds, arrive)
         network.after(fault)
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                return await answer
+                return await response
         except TimeoutError:
-            raise unanswered("no answer in time") from None
+            raise no_response_error("no answer in time") from None
 
 
-class Lies:
-    """The listings that will not tell the whole truth, and which did not."""
+class ListingFaults:
+    """The incomplete listings: those to come, and what past ones left out."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
@@ -255,7 +257,7 @@ class Lies:
         self._armed.clear()
 
     def next(self) -> ListingFails | None:
-        """Take the fault of the listing that begins."""
+        """Return the fault of the listing that begins, and remove it."""
         if not self._armed:
             return None
         self.report_count += 1
@@ -276,23 +278,21 @@ class Lies:
         self.left_out.append((self._time(), hidden.name))
 
 
-def _effect(remaining_steps: Kept, *, replayed: bool) -> Effect:
-    return Effect(
-        None if remaining_steps.object is None else without_values(remaining_steps.object), replayed
-    )
+def _effect(response: StoredResponse, *, replayed: bool) -> Effect:
+    return Effect(None if response.object is None else hide_secrets(response.object), replayed)
 
 
-def _refuse(fault: OnRequest | None, unanswered: type[ProviderError]) -> None:
-    """Answer without doing anything: only some refusals prove that of a write."""
+def _refuse(fault: OnRequest | None, no_response_error: type[ProviderError]) -> None:
+    """Refuse a call without an effect: only some refusals of a write prove that."""
     if fault is not None and fault.strike == "refuse":
         if round(fault.at * 1_000) % 2:
             raise NotDoneError("what it needs is not there", status=404)
-        raise unanswered("try again later", status=503)
+        raise no_response_error("try again later", status=503)
     if fault is not None and fault.strike == "throttle":
         raise ThrottledError("too many calls", status=429, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
 
-def _classified(refusal: RefusalError) -> ProviderError:
+def _provider_error(refusal: RefusalError) -> ProviderError:
     message, status = str(refusal), refusal.status
     if status == 404:
         return NotFoundError(message, status=status)
@@ -301,13 +301,13 @@ def _classified(refusal: RefusalError) -> ProviderError:
     return ConflictError(message, status=status)
 
 
-def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
-    """Give the kind whose provider is the simulated API's."""
+def simulated_kind(api: Api, network: Network, listing_faults: ListingFaults, seed: str) -> Kind:
+    """Return the kind whose provider uses the simulated API."""
 
     def connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> Provider:
         assert secrets.credential is None
         assert config.provider == "simulated"
-        return SimulatedProvider(api, network, lies, seed, secrets)
+        return SimulatedProvider(api, network, listing_faults, seed, secrets)
 
     kind = Kind(
         name="Base" if api.traits.defined else "Shape",
@@ -316,7 +316,7 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
         schema=ShapeFields,
         capabilities=_capabilities(api.traits),
         connect=connect,
-        normalize=_normalized,
+        normalize=_normalize,
         ready=_ready,
         immutable=frozenset({"size"} if api.traits.replaces else ()),
         has_second_name=api.traits.replaces == "beside",
@@ -343,9 +343,9 @@ def _ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
 
 
 def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime | None:
-    expires = observed_object.outputs.get("expires")  # what a human has made never ends
+    expires = observed_object.outputs.get("expires")  # objects created by people never expire
     return None if expires is None else datetime.fromisoformat(expires)
 
 
-def _normalized(fields: Fields) -> Fields:
+def _normalize(fields: Fields) -> Fields:
     return {name: value for name, value in fields.items() if value is not None}

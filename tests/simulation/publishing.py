@@ -1,4 +1,4 @@
-"""What services, people and other teams' observers publish, each as a patient client does."""
+"""Publishes the messages of services, people and other teams' observers, with retries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.memory_bus.listings import Listings
 from tests.memory_bus.network import Network
 from tests.simulation import plan as p
 from tests.simulation.api import Api
-from tests.simulation.vault import without_values
+from tests.simulation.vault import hide_secrets
 
 SERVICE = "service"
 GUARD = 2
@@ -57,8 +57,8 @@ CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
 DEFINITION_KEY = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Shape")
-_APPROVED = (Hold.DELETION_GUARD, Hold.LOSS_GUARD, Hold.DEFINITION_GUARD, Hold.APPROVAL)
-_WHAT: dict[type[IntakeData], Intake] = {
+_APPROVABLE_HOLDS = (Hold.DELETION_GUARD, Hold.LOSS_GUARD, Hold.DEFINITION_GUARD, Hold.APPROVAL)
+_SUBJECT_CLASSES: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",
     ReconcileRequested: "desired",
@@ -70,23 +70,23 @@ _WHAT: dict[type[IntakeData], Intake] = {
 
 
 def resource_key(name: str) -> ResourceKey:
-    """Give the identity of one of the plan's resources."""
+    """Return the key of one of the plan's resources."""
     return ResourceKey("default", "Shape", name)
 
 
 def reference_key(name: str) -> ResourceKey:
-    """Give the identity of one of the plan's references."""
+    """Return the key of one of the plan's references."""
     return ResourceKey("default", REFERENCE_KIND, name)
 
 
-class _Published(NamedTuple):
+class _Message(NamedTuple):
     subject: str
     payload: bytes
     message_id: str
 
 
 class Publisher:
-    """All who publish, from outside of the reconciler's processes."""
+    """All clients that publish from outside the reconciler's processes."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class Publisher:
         self._states = states
         self._time = time
         self._clock = Clock(time)
-        self._published: dict[int, _Published] = {}
+        self._messages: dict[int, _Message] = {}
         self._count = 0
 
-    def take(self, step: p.Step) -> bool:
-        """Do a step, if it is one of these; tell whether it is."""
-        do = _TAKE.get(type(step))
+    def apply(self, step: p.Step) -> bool:
+        """Apply a step if a client publishes it; return whether one does."""
+        do = _HANDLERS.get(type(step))
         if do is not None:
             do(self, step)
         return do is not None
@@ -200,14 +200,14 @@ class Publisher:
     def _approve(self, step: p.Approve) -> None:
         key = resource_key(step.shape)
         state = self._states.get(key)
-        hold = _APPROVED[0]
+        hold = _APPROVABLE_HOLDS[0]
         if state is not None and state.outcome is not None and is_held_for_a_person(state):
             hold = state.outcome.reason
         approval = None if state is None else state.holds.approval
         plan = "" if approval is None else approval.plan
         self.publish(key, Approved(hold, plan=plan), source=PERSON)
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """Remove everything that holds a resource, as a permitted client."""
         for key, state in list(self._states.items()):
             for each in state.holds.finalizers:
@@ -217,7 +217,7 @@ class Publisher:
                 self.publish(key, Withdrawn())
 
     def approve_all(self) -> None:
-        """Approve whatever waits for an approval."""
+        """Approve every action that waits for an approval."""
         for key, state in list(self._states.items()):
             if key.kind == "Shape" and is_held_for_a_person(state):
                 self._approve(p.Approve(at=0.0, shape=key.name))
@@ -233,19 +233,19 @@ class Publisher:
         source: str = SERVICE,
         copies: int = 1,
     ) -> None:
-        """Publish as a patient client does: again under the same id until it is stored."""
+        """Publish repeatedly under the same id until the message is stored."""
         self._count += 1
         message_id = f"m{number}" if number >= 0 else f"once-{self._count}"
         payload = encode_intake(message_id, source, data, time=self._clock.now())
-        subject = intake_subject(_WHAT[type(data)], key)
-        published = _Published(subject, payload, message_id)
+        subject = intake_subject(_SUBJECT_CLASSES[type(data)], key)
+        message = _Message(subject, payload, message_id)
         if number >= 0:
-            self._published[number] = published
+            self._messages[number] = message
         for copy in range(copies):
-            self._store(published, 0.05 * copy)
+            self._store(message, 0.05 * copy)
 
-    def _store(self, published: _Published, wait: float) -> None:
-        subject, payload, message_id = published
+    def _store(self, message: _Message, wait: float) -> None:
+        subject, payload, message_id = message
 
         def arrive() -> None:
             if self._network.is_away:
@@ -259,19 +259,19 @@ class Publisher:
         self._network.call_later(wait + self._network.latency(), arrive)
 
     def _repeat(self, step: p.Repeat) -> None:
-        if step.number in self._published:
-            self._store(self._published[step.number], 0.0)
+        if step.number in self._messages:
+            self._store(self._messages[step.number], 0.0)
 
     def _garbage(self, step: p.Garbage) -> None:
         subject = f"rec.desired.default.Shape.{step.shape}"
         for copy in range(step.copies):
-            self._store(_Published(subject, step.payload.encode(), ""), 0.0005 * copy)
+            self._store(_Message(subject, step.payload.encode(), ""), 0.0005 * copy)
 
     # --- another team's observer
 
     def _listing(self, step: p.Listing) -> None:
         self._count += 1
-        objects = [without_values(each) for each in self._api.objects.values()]
+        objects = [hide_secrets(each) for each in self._api.objects.values()]
         parts: list[ListingPart] = [
             ListingBegan(CONFIG_KEY.name, "Shape", self._intake.last_position),
             *[ListingItem(each) for each in objects],
@@ -296,10 +296,10 @@ class Publisher:
 def is_held_for_a_person(state: ResourceState) -> bool:
     """Return whether a guard holds a resource until an operator approves it."""
     outcome = state.outcome
-    return outcome is not None and outcome.outcome == "Held" and outcome.reason in _APPROVED
+    return outcome is not None and outcome.outcome == "Held" and outcome.reason in _APPROVABLE_HOLDS
 
 
-_TAKE: dict[type[p.Step], Callable[[Publisher, Any], None]] = {
+_HANDLERS: dict[type[p.Step], Callable[[Publisher, Any], None]] = {
     p.Declare: Publisher._declare,  # pyright: ignore[reportPrivateUsage]
     p.Withdraw: Publisher._withdraw,  # pyright: ignore[reportPrivateUsage]
     p.Repeat: Publisher._repeat,  # pyright: ignore[reportPrivateUsage]

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.simulation import plan as p
-from tests.simulation.ending import end, undecided
-from tests.simulation.world import World, services_watched
+from tests.simulation.ending import find_undecided, settle_and_check
+from tests.simulation.world import World, watch_services
 
 
 @dataclass
@@ -28,17 +28,17 @@ class Result:
 
 
 def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
-    """Play a plan, let the faults stop, and check everything."""
-    began = time.process_time()
+    """Play a plan, stop the faults, and check everything."""
+    start_seconds = time.process_time()
     world = World(plan, trace=trace)
     original_hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None  # killed coroutines raise when they are freed
     try:
-        with services_watched(world):
+        with watch_services(world):
             world.play()
-            unfair = undecided(world)
+            undecided = find_undecided(world)
             world.heal()
-            violations = list(world.checks.violations) or unfair or end(world)
+            violations = list(world.checks.violations) or undecided or settle_and_check(world)
             world.close()
     finally:
         sys.unraisablehook = original_hook
@@ -48,7 +48,7 @@ def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
         steps=world.loop.steps,
         events=world.log.last_position,
         effects=world.checks.effects,
-        seconds=time.process_time() - began,
+        seconds=time.process_time() - start_seconds,
         happened=world.happened,
         struck=world.network.struck,
     )

@@ -1,8 +1,8 @@
 """Makes a failing plan smaller while it still fails in the same way.
 
 Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)
-over the steps; then processes are dropped, and what is special about the API and the numbers is
-made usual.
+over the steps; then processes are dropped, and the traits of
+the API and the numbers become defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fails = Callable[[p.Plan], str | None]
 """Runs a plan and returns its first violation, or None."""
 
 
-def sort_of(violation: str) -> str:
+def failure_pattern(violation: str) -> str:
     """Return a violation without its names and numbers."""
     return _DETAILS.sub("_", violation)[:120]
 
@@ -32,7 +32,7 @@ def shrink(plan: p.Plan, fails: Fails, *, progress: Callable[[int], None] | None
     first = fails(plan)
     if first is None:
         return plan
-    expected, runs = sort_of(first), 0
+    expected, runs = failure_pattern(first), 0
 
     def still_fails(smaller: p.Plan) -> bool:
         nonlocal runs
@@ -40,7 +40,7 @@ def shrink(plan: p.Plan, fails: Fails, *, progress: Callable[[int], None] | None
         if progress is not None:
             progress(len(smaller.steps))
         failure = fails(smaller) if runs <= _MAX_RUNS else None
-        return failure is not None and sort_of(failure) == expected
+        return failure is not None and failure_pattern(failure) == expected
 
     while True:
         previous_plan = plan
@@ -75,27 +75,27 @@ def _fewer_processes(plan: p.Plan) -> Iterator[p.Plan]:
         yield replace(
             plan, processes=tuple(each for each in plan.processes if each is not deleted_process)
         )
-    usual = tuple(replace(each, clock_seconds=0.0) for each in plan.processes)
-    yield replace(plan, processes=usual)
+    default = tuple(replace(each, clock_seconds=0.0) for each in plan.processes)
+    yield replace(plan, processes=default)
 
 
 def _simpler_api(plan: p.Plan) -> Iterator[p.Plan]:
-    usual = p.ApiTraits()
+    default = p.ApiTraits()
     for name in p.ApiTraits.__struct_fields__:
-        changed: dict[str, object] = {name: getattr(usual, name)}
+        changed: dict[str, object] = {name: getattr(default, name)}
         yield replace(plan, api=replace(plan.api, **changed))
     yield replace(plan, limits=p.Limits())
 
 
 def _simpler_steps(plan: p.Plan) -> Iterator[p.Plan]:
     for index, step in enumerate(plan.steps):
-        for name, value in _usual(step):
+        for name, value in _simpler_values(step):
             changed: dict[str, object] = {name: value}
             simpler: Sequence[p.Step] = [replace(step, **changed)]
             yield replace(plan, steps=(*plan.steps[:index], *simpler, *plan.steps[index + 1 :]))
 
 
-def _usual(step: p.Step) -> Iterator[tuple[str, object]]:
+def _simpler_values(step: p.Step) -> Iterator[tuple[str, object]]:
     if isinstance(step, p.Declare):
         yield "policy", {}
         yield "labels", {}

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.simulation.chance import plan_of
-from tests.simulation.many import run_some
+from tests.simulation.generator import plan_of
+from tests.simulation.many import run_seeds
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.plan import Plan, decode_plan, encode_plan
 from tests.simulation.run import Result, run
-from tests.simulation.shrink import shrink, sort_of
+from tests.simulation.shrink import failure_pattern, shrink
 
 _MAX_SEEDS_A_MUTATION = 2_000
-_BROKEN = ("TypeError", "AttributeError", "NameError")
-"""Errors of a mutation that does not fit the current product, so it proves nothing."""
+_MISFIT_ERRORS = ("TypeError", "AttributeError", "NameError")
+"""Errors of a mutation that does not fit the current product and so proves nothing."""
 
 _MIN_HAPPENINGS = 80
-"""Different faults and events of 50 seeds: 98 to 110 in the first thousand.
+"""Distinct faults and events in 50 seeds: 98 to 110 in the first thousand seeds.
 
-A single fault strikes two to seven times in 50 seeds, and in some slices never.
+A single fault strikes two to seven times in 50 seeds, and never in some slices.
 """
 
-_KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
-"""The smallest plans that failed once: a seed is another plan when the draws change."""
+_STORED_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
+"""The smallest plans that once failed: a seed gives another plan when the generator changes."""
 
 
 def _slices(first: int, last: int, count: int, *marks: pytest.MarkDecorator) -> list[ParameterSet]:
@@ -46,7 +46,7 @@ def _slices(first: int, last: int, count: int, *marks: pytest.MarkDecorator) -> 
     ],
 )
 def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
-    total = run_some(range(first, first + count))
+    total = run_seeds(range(first, first + count))
     failures = [
         f"./run python -m tests.simulation --seed {seed}\n    {violation}"
         for seed, violation in total.failed.items()
@@ -57,14 +57,14 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
     assert len(total.happened) > _MIN_HAPPENINGS
 
 
-@pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", _STORED_PLANS, ids=lambda path: path.stem)
 def test_a_plan_that_once_failed_passes(path: Path) -> None:
     result = run(decode_plan(path.read_bytes()))
     assert not result.violations
     assert result.events
 
 
-def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
+def _first_detection(mutation: Mutation) -> tuple[int, Result] | None:
     for seed in range(_MAX_SEEDS_A_MUTATION):
         with pytest.MonkeyPatch.context() as patch:
             mutation.put_in(patch)
@@ -97,13 +97,13 @@ def test_a_mutation_fits_the_functions_that_it_replaces(mutation: Mutation) -> N
 
 @pytest.mark.tier("night")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-@pytest.mark.timeout(900)  # some show in the hundredth run
-def test_a_defect_in_the_product_is_noticed(mutation: Mutation) -> None:
-    noticed = _noticed(mutation)
-    assert noticed is not None, f"not in {_MAX_SEEDS_A_MUTATION} seeds"
-    seed, result = noticed
-    assert not any(each in result.violations[0] for each in _BROKEN), result.violations[0]
-    print(f"{mutation.name}: noticed after {seed + 1} seeds: {result.violations[0]}")
+@pytest.mark.timeout(900)  # some take a hundred runs
+def test_a_defect_in_the_product_is_detected(mutation: Mutation) -> None:
+    detection = _first_detection(mutation)
+    assert detection is not None, f"not in {_MAX_SEEDS_A_MUTATION} seeds"
+    seed, result = detection
+    assert not any(each in result.violations[0] for each in _MISFIT_ERRORS), result.violations[0]
+    print(f"{mutation.name}: detected after {seed + 1} seeds: {result.violations[0]}")
     assert not run(plan_of(seed)).violations, "the plan fails without the defect too"
 
 
@@ -126,24 +126,24 @@ def test_a_plan_can_be_stored_and_run_again() -> None:
 @pytest.mark.tier("night")
 def test_a_failing_plan_is_shrunk_to_its_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     [defect] = [each for each in MUTATIONS if each.name == "everything is adopted"]
-    noticed = _noticed(defect)
-    assert noticed is not None
+    detection = _first_detection(defect)
+    assert detection is not None
     defect.put_in(monkeypatch)
 
     def fails(plan: Plan) -> str | None:
         violations = run(plan).violations
         return violations[0] if violations else None
 
-    whole = plan_of(noticed[0])
+    whole = plan_of(detection[0])
     smallest = shrink(whole, fails)
     message = fails(smallest)
     assert message is not None
-    assert sort_of(message) == sort_of(noticed[1].violations[0])
+    assert failure_pattern(message) == failure_pattern(detection[1].violations[0])
     assert len(smallest.steps) <= min(8, len(whole.steps) // 3)
 
 
 def _trace(plan: Plan) -> list[str]:
-    told: list[str] = []
-    run(plan, trace=told.append)
-    assert len(told) > 10
-    return told
+    trace_lines: list[str] = []
+    run(plan, trace=trace_lines.append)
+    assert len(trace_lines) > 10
+    return trace_lines

@@ -20,24 +20,24 @@ KEY = b"simulated"
 
 
 class Vault:
-    """The current secrets of the store, and all values that it ever had."""
+    """The current secrets of the store, and all values that it has had."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
-        self.ever: set[str] = set()
-        self.removed: set[str] = set()
+        self.all_values: set[str] = set()
+        self.removed_names: set[str] = set()
 
     def put(self, name: str, value: str) -> None:
         """Change a secret; an empty value removes it."""
         if value:
             self.values[name] = value
-            self.ever.add(value)
+            self.all_values.add(value)
         elif self.values.pop(name, None):
-            self.removed.add(name)
+            self.removed_names.add(name)
 
-    def put_back(self) -> None:
+    def restore_removed(self) -> None:
         """Restore each removed secret, because a call that began with one cannot end without it."""
-        for name in self.removed - self.values.keys():
+        for name in self.removed_names - self.values.keys():
             self.put(name, f"planted-{name}-back")
 
     def digest(self, name: str) -> str:
@@ -46,25 +46,27 @@ class Vault:
         return "" if value is None else digest_of(value)
 
 
-def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
-    """Give what a field has in the place of a value: a reference or a secret, by its mark."""
+def marked_value(field: Any, mark: str) -> dict[str, Any] | None:
+    """Return what stands for the value of a field, a reference or a secret, if it has this mark."""
     return cast("dict[str, Any]", field) if isinstance(field, dict) and mark in field else None
 
 
-async def with_values(action: Action, secrets: Secrets) -> Fields:
-    """Give the fields that the API gets: a secret's value, and which secret it is."""
+async def resolve_secrets(action: Action, secrets: Secrets) -> Fields:
+    """Return the fields for the API, which name each secret and contain its value."""
     fields = dict(action.fields)
     for name, each in action.fields.items():
-        secret = mark_of(each, "$secret")
+        secret = marked_value(each, "$secret")
         if secret is not None:
             value = await secrets.value(SecretRef(secret["$secret"]), action.namespace)
             fields[name] = {**secret, "value": value}
     return fields
 
 
-def without_values(existing: ExternalObject) -> ExternalObject:
-    """Give an object as it is shown to others: a secret's digest in the place of its value."""
-    return replace(existing, fields={name: _hidden(each) for name, each in existing.fields.items()})
+def hide_secrets(existing: ExternalObject) -> ExternalObject:
+    """Return an object with the digest of each secret instead of its value."""
+    return replace(
+        existing, fields={name: _hide_secret(each) for name, each in existing.fields.items()}
+    )
 
 
 def digest_of(value: str) -> str:
@@ -72,8 +74,8 @@ def digest_of(value: str) -> str:
     return hashlib.blake2b(value.encode(), digest_size=12, key=KEY).hexdigest()
 
 
-def _hidden(field: Any) -> Any:
-    secret = mark_of(field, "$secret")
+def _hide_secret(field: Any) -> Any:
+    secret = marked_value(field, "$secret")
     if secret is None or "value" not in secret:
         return field
     return {"$secret": secret["$secret"], "digest": digest_of(secret["value"])}

@@ -25,20 +25,20 @@ from tests.memory_bus.loop import Process, VirtualLoop
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.cast import Actor, Stage
-from tests.simulation.provider import Lies, simulated_kind
+from tests.simulation.provider import ListingFaults, simulated_kind
 from tests.simulation.publishing import DEFINITION_KEY, Publisher, resource_key
 from tests.simulation.vault import Vault
 
-_VERSIONS_AHEAD = 150  # of what our log has by then, and more than it adds in a run
+_VERSIONS_AHEAD = 150  # more than our log adds in a run
 
-_OF_THE_BUS = frozenset({"storing dead letters failed; retrying later"})
+_BUS_ERRORS = frozenset({"storing dead letters failed; retrying later"})
 """Errors that a service may report because the bus is unavailable."""
 
-_OF_DAMAGE = _OF_THE_BUS | {"a history is damaged; its resource is held", "the log is damaged"}
+_DAMAGE_ERRORS = _BUS_ERRORS | {"a history is damaged; its resource is held", "the log is damaged"}
 
 
 _FOREVER_SECONDS = 1_000_000.0
-"""What is written when the faults have stopped does not end again: else nothing came to rest."""
+"""Objects written after the faults stop do not expire: otherwise nothing would come to rest."""
 
 
 class World:
@@ -64,9 +64,9 @@ class World:
         self.listings, self.rows = self.bus.listings, self.bus.rows
         time = self.loop.time
         self.api = Api(plan.api, time)
-        self.lies = Lies(time)
+        self.listing_faults = ListingFaults(time)
         self.vault = Vault()
-        kind = simulated_kind(self.api, self.network, self.lies, seed)
+        kind = simulated_kind(self.api, self.network, self.listing_faults, seed)
         self.kinds = KindRegistry([kind])
         stage = Stage(self.bus, self.kinds, self.vault)
         self.actors = {each.name: Actor(each, stage) for each in plan.processes}
@@ -76,7 +76,7 @@ class World:
             self.intake,
             self.decisions,
             self.api,
-            self.lies,
+            self.listing_faults,
             self.vault,
             kinds=self.kinds,
             damaged=self.damaged,
@@ -97,7 +97,7 @@ class World:
         self.network.pause = self._pause_at_once
         self.network.trace = trace and self.trace
         if trace is not None:
-            self._tell_everything()
+            self._trace_log()
 
     # --- playing the plan
 
@@ -106,7 +106,7 @@ class World:
         for actor in self.actors.values():
             actor.start()
         for step in self.plan.steps:
-            self.network.call_later(step.at, lambda step=step: self._take(step))
+            self.network.call_later(step.at, lambda step=step: self._apply(step))
         self.loop.run_until(self.start_time + self.plan.seconds)
 
     def heal(self) -> None:
@@ -121,11 +121,11 @@ class World:
         ):
             capacity.set_remaining(None)
         self.decisions.heal()
-        self.lies.heal()
-        self.vault.put_back()
+        self.listing_faults.heal()
+        self.vault.restore_removed()
         self.api.away_until = 0.0
         self.api.lifetime_seconds = _FOREVER_SECONDS
-        self.network.call_later(2.0, self._configure_for_good)  # after all requests in transit
+        self.network.call_later(2.0, self._declare_final_config)  # after all requests in transit
         for actor in self.actors.values():
             if actor.process is not None:
                 self.loop.resume(actor.process)
@@ -133,10 +133,10 @@ class World:
         self.intake.serve()
         self.actions.serve()
 
-    def _configure_for_good(self) -> None:
-        """Declare the configuration, as who knows that it is refused before its kind is defined."""
+    def _declare_final_config(self) -> None:
+        """Declare the configuration once its kind is defined: before that, it would be refused."""
         if self.happened["Define"] and DEFINITION_KEY not in self.checks.turns.states:
-            self.network.call_later(2.0, self._configure_for_good)
+            self.network.call_later(2.0, self._declare_final_config)
         else:
             self.publisher.configure(p.Configure(at=0.0, resync_seconds=2.5))
 
@@ -148,24 +148,24 @@ class World:
         """Drop all tasks."""
         self.loop.close()
 
-    def _take(self, step: p.Step) -> None:
+    def _apply(self, step: p.Step) -> None:
         name = type(step).__name__
         self.happened[name] += 1
         if self._trace is not None:
             self.trace(f"STEP {p.describe_step(step)}")
-        if not self.publisher.take(step):
-            _TAKE[type(step)](self, step)
+        if not self.publisher.apply(step):
+            _HANDLERS[type(step)](self, step)
 
     def _stop(self) -> None:
         self.loop.stopped = True
 
     # --- humans
 
-    def _human_makes(self, step: p.HumanMakes) -> None:
+    def _human_creates(self, step: p.HumanCreates) -> None:
         labels: dict[str, str] = {}
         if step.label_of:
             labels[OWNER_LABEL] = owner(LOG_ID, resource_key(step.label_of))
-        self.api.human_makes(step.name, step.fields, labels)
+        self.api.human_creates(step.name, step.fields, labels)
 
     def _copy_writes(self, step: p.CopyWrites) -> None:
         key = resource_key(step.shape)
@@ -186,9 +186,9 @@ class World:
 
     def _human_replaces(self, step: p.HumanReplaces) -> None:
         self.api.human_deletes(step.name)
-        self.api.human_makes(step.name, step.fields, {})
+        self.api.human_creates(step.name, step.fields, {})
 
-    def _human_strips(self, step: p.HumanStripsLabels) -> None:
+    def _human_strips_labels(self, step: p.HumanStripsLabels) -> None:
         self.api.human_strips_labels(step.name)
 
     # --- faults
@@ -273,7 +273,7 @@ class World:
         self.api.away_until = max(self.api.away_until, self.loop.time() + step.seconds)
 
     def _listing_fails(self, step: p.ListingFails) -> None:
-        self.lies.arm(step)
+        self.listing_faults.arm(step)
 
     def _put_secret(self, step: p.PutSecret) -> None:
         self.vault.put(step.name, step.value)
@@ -287,20 +287,20 @@ class World:
     # --- the trace
 
     def trace(self, what: str) -> None:
-        """Report a line of the trace, if it is read."""
+        """Write a line of the trace, if there is one."""
         if self._trace is not None:
             self._trace(f"{self.loop.time() - self.start_time:9.3f}  {what}")
 
-    def _tell_everything(self) -> None:
-        def stored(_append: Any, events: Any) -> None:
+    def _trace_log(self) -> None:
+        def trace_events(_append: Any, events: Any) -> None:
             for position, event in events:
                 self.trace(f"LOG {position} {event.id} {event.data!r}")
 
-        self.log.after_store.append(stored)
+        self.log.after_store.append(trace_events)
 
 
-_TAKE: dict[type[p.Step], Callable[[World, Any], None]] = {
-    p.HumanMakes: World._human_makes,  # pyright: ignore[reportPrivateUsage]
+_HANDLERS: dict[type[p.Step], Callable[[World, Any], None]] = {
+    p.HumanCreates: World._human_creates,  # pyright: ignore[reportPrivateUsage]
     p.CopyWrites: World._copy_writes,  # pyright: ignore[reportPrivateUsage]
     p.HumanEdits: World._human_edits,  # pyright: ignore[reportPrivateUsage]
     p.HumanDeletes: World._human_deletes,  # pyright: ignore[reportPrivateUsage]
@@ -308,7 +308,7 @@ _TAKE: dict[type[p.Step], Callable[[World, Any], None]] = {
     p.DamageLog: World._damage,  # pyright: ignore[reportPrivateUsage]
     p.HumanWipes: World._human_wipes,  # pyright: ignore[reportPrivateUsage]
     p.HumanReplaces: World._human_replaces,  # pyright: ignore[reportPrivateUsage]
-    p.HumanStripsLabels: World._human_strips,  # pyright: ignore[reportPrivateUsage]
+    p.HumanStripsLabels: World._human_strips_labels,  # pyright: ignore[reportPrivateUsage]
     p.OnRequest: World._on_request,  # pyright: ignore[reportPrivateUsage]
     p.Crash: World._crash,  # pyright: ignore[reportPrivateUsage]
     p.Pause: World._pause,  # pyright: ignore[reportPrivateUsage]
@@ -329,24 +329,24 @@ def _is_damaged(plan: p.Plan) -> bool:
 
 
 @contextmanager
-def services_watched(world: World) -> Generator[None]:
-    """Show the decider's turns to the checks, and take the services' errors as violations."""
+def watch_services(world: World) -> Generator[None]:
+    """Pass the decider's turns to the checks, and report the services' errors as violations."""
 
-    def heard(
+    def process_record(
         _logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
         if world._trace is not None:  # pyright: ignore[reportPrivateUsage]
             world.trace(f"{method} {dict(event)!r}")
-        is_expected = event["event"] in (_OF_DAMAGE if world.damaged else _OF_THE_BUS)
+        is_expected = event["event"] in (_DAMAGE_ERRORS if world.damaged else _BUS_ERRORS)
         if method in ("error", "exception", "critical") and not is_expected:
             why = f", {sys.exc_info()[1]!r}" if event.get("exc_info") else ""
             world.checks.fail(f"a service reported an error: {dict(event)!r}{why}")
         raise structlog.DropEvent
 
-    configured = structlog.get_config()
+    previous_config = structlog.get_config()
     level = logging.ERROR if world._trace is None else logging.DEBUG  # pyright: ignore
     structlog.configure(
-        processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
+        processors=[process_record], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
     original_decide = decider_module.decide
     decider_module.decide = world.checks.turns.decide
@@ -354,4 +354,4 @@ def services_watched(world: World) -> Generator[None]:
         yield
     finally:
         decider_module.decide = original_decide
-        structlog.configure(**configured)
+        structlog.configure(**previous_config)

@@ -1,6 +1,6 @@
-"""Draws of how much the bus takes: slots of what is handed out, rows at once, full streams.
+"""Draws the limits of the bus: unacknowledged messages, rows per save, full streams.
 
-By dice of their own: what else a seed draws is the same with and without these.
+They have their own random generator, so the rest of a plan does not depend on them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _GARBAGE = "not JSON"
 _Stream = Literal["log", "intake", "dead letters"]
 
 
-def limits_of(
+def draw_limits(
     seed: int, duration: float, busy: Sequence[float], shape: str, *, is_damaged: bool
 ) -> tuple[p.Limits, list[p.Step]]:
     """Draw limits that bind now and then, and streams that are full for a while.
 
-    ``busy`` are moments at which something is declared: full then, a stream takes some of several.
+    ``busy`` are the times of declarations: a stream that fills up then accepts some of several.
 
-    What a damaged resource is told is tried again for half a minute, and keeps its slots as long:
-    with few of them, its whole partition waits for so long.
+    Messages to a damaged resource are retried for half a minute and occupy their slots meanwhile:
+    if there are few slots, its whole partition waits.
     """
     random = Random(f"limits/{seed}")
     limits = p.Limits(
@@ -35,7 +35,7 @@ def limits_of(
     )
     steps: list[p.Step] = []
     if random.random() < 0.25:
-        for _ in range(3):  # the next batches of rows, so that it is between two of a save
+        for _ in range(3):  # so that the fault strikes between two batches of a save
             strike = random.choice(("delay", "crash after", "lose reply", "lose request"))
             at = round(random.uniform(0.5, duration), 3)
             steps.append(p.OnRequest(at=at, what="rows", strike=strike, seconds=0.5))
@@ -48,7 +48,7 @@ def limits_of(
 
 
 def _full(random: Random, what: _Stream, busy: float, duration: float, shape: str) -> list[p.Step]:
-    """Fill a stream when something happens or for long, with a bit of room or without."""
+    """Fill a stream during other steps or for a long time, with or without a little room."""
     if what == "dead letters":
         at, seconds = round(random.uniform(0.5, 0.4 * duration), 3), duration
         copies = random.choice((1, 2, 5))

@@ -1,6 +1,6 @@
-"""Draws of what a spec rests on: other resources, secrets, or the definition of its kind.
+"""Draws the inputs of specs: other resources, secrets, or the definition of their kind.
 
-Drawn apart, so that all else of a plan stays as it was.
+They have their own random generator, so the rest of a plan does not depend on them.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _SECRETS = ("first", "second")
 def with_inputs(
     seed: int, traits: p.ApiTraits, shapes: Sequence[str], steps: list[p.Step], duration: float
 ) -> tuple[p.ApiTraits, list[p.Step]]:
-    """Have some plans' declarations refer to others, name secrets, or be of a defined kind."""
+    """In some plans, let declarations refer to others, name secrets, or have a defined kind."""
     random = Random(f"plan/{seed}/inputs")
     draw = random.random()
     if draw < 0.25:
-        return replace(traits, addresses=True), _referring(random, shapes, steps)
+        return replace(traits, addresses=True), _add_references(random, shapes, steps)
     if draw < 0.40:
-        return traits, _naming_secrets(random, steps, duration)
+        return traits, _add_secrets(random, steps, duration)
     if draw < 0.55:
-        return replace(traits, defined=True), _defined(random, steps, duration)
+        return replace(traits, defined=True), _define_kind(random, steps, duration)
     return traits, steps
 
 
-def _referring(random: Random, shapes: Sequence[str], steps: list[p.Step]) -> list[p.Step]:
+def _add_references(random: Random, shapes: Sequence[str], steps: list[p.Step]) -> list[p.Step]:
     def refer(step: p.Step) -> p.Step:
         if not isinstance(step, p.Declare) or random.random() < 0.4:
             return step
         others = [name for name in (*shapes, "nobody") if name != step.shape]
-        place = {"$ref": f"Shape/{random.choice(others)}", "field": random.choice(_FIELDS)}
-        return replace(step, fields={**step.fields, "note": place})
+        reference = {"$ref": f"Shape/{random.choice(others)}", "field": random.choice(_FIELDS)}
+        return replace(step, fields={**step.fields, "note": reference})
 
     return [refer(step) for step in steps]
 
 
-def _naming_secrets(random: Random, steps: list[p.Step], duration: float) -> list[p.Step]:
+def _add_secrets(random: Random, steps: list[p.Step], duration: float) -> list[p.Step]:
     def name(step: p.Step) -> p.Step:
         if not isinstance(step, p.Declare) or random.random() < 0.3:
             return step
@@ -65,11 +65,11 @@ def _naming_secrets(random: Random, steps: list[p.Step], duration: float) -> lis
     return changed_steps
 
 
-def _defined(random: Random, steps: list[p.Step], duration: float) -> list[p.Step]:
+def _define_kind(random: Random, steps: list[p.Step], duration: float) -> list[p.Step]:
     first = round(random.uniform(0.0, 2.0), 3)
     second = round(first + random.uniform(0.05, 0.8), 3)
 
-    def of_the_kind(step: p.Step) -> p.Step:
+    def adapt(step: p.Step) -> p.Step:
         if isinstance(step, p.Configure) and not step.at:
             return replace(step, at=second)
         if not isinstance(step, p.Declare):
@@ -77,14 +77,16 @@ def _defined(random: Random, steps: list[p.Step], duration: float) -> list[p.Ste
         return replace(step, at=max(step.at, second), fields={"color": step.fields["color"]})
 
     def constants() -> Fields:
-        made: Fields = {"note": f"made {random.randint(1, 3)}"}
-        return made | ({"size": {"w": random.randint(1, 2)}} if random.random() < 0.5 else {})
+        constant_fields: Fields = {"note": f"made {random.randint(1, 3)}"}
+        return constant_fields | (
+            {"size": {"w": random.randint(1, 2)}} if random.random() < 0.5 else {}
+        )
 
-    made = [of_the_kind(step) for step in steps]
+    changed_steps = [adapt(step) for step in steps]
     moments = [round(random.uniform(first, duration), 3) for _ in range(random.randint(0, 2))]
     moments += [first, round(duration - random.random() / 2, 3)]
-    made += [p.Define(at=at, constants=constants()) for at in moments]
+    changed_steps += [p.Define(at=at, constants=constants()) for at in moments]
     for at in moments:
-        if random.random() < 0.5:  # some processes hear of it later than others
-            made.append(p.OnRequest(at=at, what="feed", strike="delay", seconds=2.0))
-    return made
+        if random.random() < 0.5:  # some processes receive it later than others
+            changed_steps.append(p.OnRequest(at=at, what="feed", strike="delay", seconds=2.0))
+    return changed_steps

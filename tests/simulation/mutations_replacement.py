@@ -1,4 +1,4 @@
-"""Defects of replacing what cannot be changed (ADR 0026), each of which has to be noticed."""
+"""Defects in the replacement of objects that cannot be changed (ADR 0026)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tests.simulation.mutation import Mutation, Patch
 
 
 def _replaced_objects_are_forgotten(patch: Patch) -> None:
-    really = vars(evolve)["_with_result"]
+    original = vars(evolve)["_with_result"]
 
     def with_result(
         state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded, event: LogEvent
     ) -> ResourceState:
-        return replace(really(state, ended, data, event), retiring=None)
+        return replace(original(state, ended, data, event), retiring=None)
 
     patch.setattr(evolve, "_with_result", with_result)
 
 
 def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
-    really = vars(status)["_start_attempt"]
+    original = vars(status)["_start_attempt"]
 
-    def begun(row: StatusRow, action: Action, attempt: int) -> None:
-        really(row, action, attempt)
+    def start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
+        original(row, action, attempt)
         row.pending_name = ""
 
-    patch.setattr(status, "_start_attempt", begun)
+    patch.setattr(status, "_start_attempt", start_attempt)
 
 
-MUTATIONS_OF_REPLACING = (
+REPLACEMENT_MUTATIONS = (
     Mutation("replaced objects are forgotten", _replaced_objects_are_forgotten),
     Mutation("a replacement has no name", _a_replacement_has_no_name_in_the_rows),
 )

@@ -21,7 +21,7 @@ from reconciler.roles.projector.scrubber import Scrubber
 from reconciler.roles.sweeper import sweeper
 from tests.simulation.mutation import Mutation, Patch
 
-_really_after: Any = evolve._fold_data  # pyright: ignore[reportPrivateUsage]
+_original_fold_data: Any = evolve._fold_data  # pyright: ignore[reportPrivateUsage]
 
 
 def _nothing(*_args: Any, **_rest: Any) -> None:
@@ -33,19 +33,21 @@ def _finalizers_ignored(patch: Patch) -> None:
 
 
 def _anybody_takes_finalizers_off(patch: Patch) -> None:
-    really = holds.release_finalizer
+    original = holds.release_finalizer
 
-    def release(said: Any, command: Any, state: Any) -> Any:
-        of_anybody = [replace(each, holder=command.actor) for each in state.holds.finalizers]
-        deceived = replace(state.holds, finalizers=tuple(of_anybody))
-        return really(said, command, replace(state, holds=deceived))
+    def release(command_data: Any, command: Any, state: Any) -> Any:
+        with_actor_as_holder = [
+            replace(each, holder=command.actor) for each in state.holds.finalizers
+        ]
+        deceived = replace(state.holds, finalizers=tuple(with_actor_as_holder))
+        return original(command_data, command, replace(state, holds=deceived))
 
     patch.setattr(holds, "release_finalizer", release)
 
 
 def _finalizers_stay_for_ever(patch: Patch) -> None:
     def after(state: Any, event: Any) -> Any:
-        folded = _really_after(state, event)
+        folded = _original_fold_data(state, event)
         if not isinstance(event.data, FinalizerRemoved):
             return folded
         return replace(folded, holds=replace(folded.holds, finalizers=state.holds.finalizers))
@@ -63,26 +65,30 @@ def _finalizers_not_shown(patch: Patch) -> None:
 
 
 def _references_keep_nothing(patch: Patch) -> None:
-    def keepers(*_: Any) -> list[str]:
+    def references_with_policy(*_: Any) -> list[str]:
         return []
 
-    patch.setattr(next_step, "references_with_policy", keepers)
+    patch.setattr(next_step, "references_with_policy", references_with_policy)
 
 
 def _references_are_not_reported(patch: Patch) -> None:
-    def messages(*_: Any) -> list[Any]:
+    def reference_messages(*_: Any) -> list[Any]:
         return []
 
-    patch.setattr(sweeper, "reference_messages", messages)
+    patch.setattr(sweeper, "reference_messages", reference_messages)
 
 
 def _dangling_reported_once(patch: Patch) -> None:
-    """A reference that found its target missing never looks again."""
+    """A reference that once found its target missing never checks it again."""
 
-    really = holds.record_target
+    original = holds.record_target
 
-    def see_target(said: Any, state: Any) -> CommandResult:
-        return NOTHING_NEW if said.target in state.desired.targets else really(said, state)
+    def see_target(command_data: Any, state: Any) -> CommandResult:
+        return (
+            NOTHING_NEW
+            if command_data.target in state.desired.targets
+            else original(command_data, state)
+        )
 
     patch.setattr(holds, "record_target", see_target)
 
@@ -97,7 +103,7 @@ def _loss_guard_ignored(patch: Patch) -> None:
 
 def _approvals_lift_nothing(patch: Patch) -> None:
     def after(state: Any, event: Any) -> Any:
-        folded = _really_after(state, event)
+        folded = _original_fold_data(state, event)
         if not isinstance(event.data, HoldApproved):
             return folded
         return replace(folded, holds=replace(folded.holds, approved=""))
@@ -113,39 +119,39 @@ def _approval_is_not_requested(patch: Patch) -> None:
 
 
 def _approvals_outlive_their_holds(patch: Patch) -> None:
-    """The plan's digest leaves out what is there."""
-    really = approval._digest  # pyright: ignore[reportPrivateUsage]
+    """The plan's digest leaves out the observed object."""
+    original = approval._digest  # pyright: ignore[reportPrivateUsage]
 
     def digest(action: Any, state: Any, context: Any) -> str:
         blind = replace(state, observed=replace(state.observed, object=None))
-        return really(replace(action, fields={}, labels={}), blind, context)
+        return original(replace(action, fields={}, labels={}), blind, context)
 
     patch.setattr(approval, "_digest", digest)
 
 
 def _declared_resources_released_by_force(patch: Patch) -> None:
-    really = holds.force_release
+    original = holds.force_release
 
-    def force(said: Any, command: Any, state: Any) -> CommandResult:
+    def force(command_data: Any, command: Any, state: Any) -> CommandResult:
         undeclared = replace(state.desired, is_declared=False)
-        return really(said, command, replace(state, desired=undeclared))
+        return original(command_data, command, replace(state, desired=undeclared))
 
     patch.setattr(holds, "force_release", force)
 
 
 def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
-    """What is declared absent is removed, whosever it is."""
+    """An object that is declared absent is deleted even if it is unmanaged."""
 
-    def keep_away(spec: Any, situation: Any) -> Any:
+    def keep_absent(spec: Any, situation: Any) -> Any:
         existing, place = situation.comparison.existing, situation.state.observed.provider_config
         if existing is not None:
             return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
-        return _really_keep_away(spec, situation)
+        return _original_keep_absent(spec, situation)
 
-    patch.setattr(next_step, "_keep_absent", keep_away)
+    patch.setattr(next_step, "_keep_absent", keep_absent)
 
 
-_really_keep_away: Any = next_step._keep_absent  # pyright: ignore[reportPrivateUsage]
+_original_keep_absent: Any = next_step._keep_absent  # pyright: ignore[reportPrivateUsage]
 
 
 def _broken_listings_believed(patch: Patch) -> None:
@@ -156,25 +162,25 @@ def _broken_listings_believed(patch: Patch) -> None:
 
 
 def _damage_not_looked_for(patch: Patch) -> None:
-    patch.setattr(Scrubber, "scrub", _scrubbed)
+    patch.setattr(Scrubber, "scrub", _skip_scrub)
 
 
-async def _scrubbed(_self: Any, **_rest: Any) -> int:
+async def _skip_scrub(_self: Any, **_rest: Any) -> int:
     return 0
 
 
 def _damaged_histories_folded(patch: Patch) -> None:
-    """What is left of a history is folded as if it were all of it."""
+    """A damaged history is folded as if it were complete."""
 
     def unchecked(*_: Any) -> None:
         return
 
     for check in ("_check_order", "_check_digest"):
         patch.setattr(HistoryChain, check, unchecked)
-    patch.setattr(repository, "fold", _folded_anyhow)
+    patch.setattr(repository, "fold", _fold_unchecked)
 
 
-def _folded_anyhow(events: Any, state: Any = NEW) -> Any:
+def _fold_unchecked(events: Any, state: Any = NEW) -> Any:
     for event in events:
         state = evolve.evolve(state, event)
     return state
@@ -192,13 +198,13 @@ def _newer_objects_are_not_detected(patch: Patch) -> None:
 
 
 def _a_held_api_is_written_to(patch: Patch) -> None:
-    def as_wanted(step: Any, _context: Any) -> Any:
+    def hold_for_twin(step: Any, _context: Any) -> Any:
         return step
 
-    patch.setattr(decide, "hold_for_twin", as_wanted)
+    patch.setattr(decide, "hold_for_twin", hold_for_twin)
 
 
-MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
+HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("newer objects are not detected", _newer_objects_are_not_detected),
     Mutation("a held API is written to", _a_held_api_is_written_to),
     Mutation("finalizers ignored", _finalizers_ignored),

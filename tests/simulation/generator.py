@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from events.manifest import ApprovalLevel, Fields
 from tests.memory_bus.faults import BUS_REQUESTS, RequestType, Strike
 from tests.simulation import plan as p
-from tests.simulation.chance_of_holds import copies_of, looks_of, of_holders, possible
-from tests.simulation.chance_of_inputs import with_inputs
-from tests.simulation.chance_of_limits import limits_of
+from tests.simulation.generator_holds import copy_steps, holder_steps, look_steps, possible_steps
+from tests.simulation.generator_inputs import with_inputs
+from tests.simulation.generator_limits import draw_limits
 
 _COLORS = ("Red", "Green", "Blue", "Red", "Green", "Blue", "Invisible")
 _POLICIES: tuple[Fields, ...] = (
@@ -31,9 +31,9 @@ _POLICIES: tuple[Fields, ...] = (
     {"ignoreFields": ["note"]},
     {"paused": True},
 )
-_FIRST_RETRY = 1_000
-_FIRST_OVERTAKEN = 2_000
-_FIRST_REFUSED = 3_000
+_FIRST_RETRY_NUMBER = 1_000
+_FIRST_OVERTAKEN_NUMBER = 2_000
+_FIRST_REFUSED_NUMBER = 3_000
 _GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
 _WRITE_STRIKES: tuple[Strike, ...] = (
     "lose request",
@@ -48,8 +48,13 @@ _WRITE_STRIKES: tuple[Strike, ...] = (
     "throttle",
     "break",
 )
-_UNREPORTED: tuple[Strike, ...] = ("crash after", "crash after", "lose reply", "break")
-_UNHEARD: tuple[Strike, ...] = ("crash after", "pause before", "pause before", "pause after")
+_UNREPORTED_STRIKES: tuple[Strike, ...] = ("crash after", "crash after", "lose reply", "break")
+_INTERRUPTING_STRIKES: tuple[Strike, ...] = (
+    "crash after",
+    "pause before",
+    "pause before",
+    "pause after",
+)
 _BUS_STRIKES: tuple[Strike, ...] = (
     "lose request",
     "lose reply",
@@ -59,7 +64,7 @@ _BUS_STRIKES: tuple[Strike, ...] = (
     "pause before",
     "pause after",
 )
-_LIKELY_SORTS: tuple[RequestType, ...] = (
+_LIKELY_REQUESTS: tuple[RequestType, ...] = (
     "append",
     "append",
     "append",
@@ -77,28 +82,28 @@ _LIKELY_SORTS: tuple[RequestType, ...] = (
 
 
 class _Dice:
-    """Draws random values; most moments are close to one of a few, so that steps collide."""
+    """Draws random values; most times are close to one of three, so that steps collide."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"plan/{seed}")
         self.duration = self.seconds(12, 30)
         self._busy = [self.seconds(0.5, self.duration * 0.85) for _ in range(3)]
 
-    def one(self, share: float) -> bool:
+    def is_drawn(self, share: float) -> bool:
         return self.random.random() < share
 
     def seconds(self, low: float, high: float) -> float:
         return round(self.random.uniform(low, high), 3)
 
     def moment(self) -> float:
-        if self.one(0.6):
+        if self.is_drawn(0.6):
             near = self.random.choice(self._busy) + self.random.gauss(0.0, 0.5)
             return round(min(max(near, 0.1), self.duration), 3)
         return self.seconds(0.1, self.duration)
 
     def fields(self) -> Fields:
         fields: dict[str, Any] = {"color": self.random.choice(_COLORS)}
-        if self.one(0.3):
+        if self.is_drawn(0.3):
             sizes = self.random.sample(("w", "h"), self.random.randint(1, 2))
             fields["size"] = {name: self.random.randint(1, 2) for name in sizes}
         return fields
@@ -112,34 +117,34 @@ def plan_of(seed: int) -> p.Plan:
     processes = _processes(seed, dice)
     steps: list[p.Step] = [p.Configure(at=0.0, resync_seconds=choose((2.0, 3.0, 5.0)))]
     for number in range(dice.random.randint(4, 22)):
-        steps += _of_a_service(dice, shapes, number)
-    steps += _of_retries(dice, steps)
+        steps += _service_steps(dice, shapes, number)
+    steps += _retry_steps(dice, steps)
     for _ in range(choose((0, 1, 2, 4, 8))):
-        steps.append(_of_a_human(dice, dice.moment(), shapes))
+        steps.append(_human_step(dice, dice.moment(), shapes))
     trouble = choose((0.0, 0.5, 1.0, 1.0, 2.0))
     for _ in range(round(trouble * dice.random.randint(3, 16))):
-        steps.append(_of_fate(dice, dice.moment(), [each.name for each in processes]))
-    traits = _of_real_apis(seed, _traits(dice))
+        steps.append(_fault_step(dice, dice.moment(), [each.name for each in processes]))
+    traits = _with_real_api_traits(seed, _traits(dice))
     if not traits.idempotency_keys:
-        steps += _of_lost_marks(dice, steps)
-    steps += of_holders(dice.random, dice.moment, shapes, exclusive=traits.exclusive)
-    if sum("decider" in each.roles for each in processes) > 1 and dice.one(0.12):
-        steps += _of_overtaking(dice, choose(shapes))
+        steps += _lost_label_steps(dice, steps)
+    steps += holder_steps(dice.random, dice.moment, shapes, exclusive=traits.exclusive)
+    if sum("decider" in each.roles for each in processes) > 1 and dice.is_drawn(0.12):
+        steps += _overtaking_steps(dice, choose(shapes))
     workers = [each.name for each in processes if "worker" in each.roles]
-    if dice.one(0.5 if len(workers) > 1 else 0.1):
-        steps += _of_a_refused_redelivery(dice, choose(shapes), workers)
-    if dice.one(0.2):
-        steps += _of_a_passing_obstacle(dice, choose(shapes))
-    limits, full = limits_of(
+    if dice.is_drawn(0.5 if len(workers) > 1 else 0.1):
+        steps += _refused_redelivery_steps(dice, choose(shapes), workers)
+    if dice.is_drawn(0.2):
+        steps += _brief_obstacle_steps(dice, choose(shapes))
+    limits, full = draw_limits(
         seed,
         dice.duration,
         [step.at for step in steps if isinstance(step, p.Declare)],
         shapes[0],
         is_damaged=any(isinstance(step, p.DamageLog) for step in steps),
     )
-    steps = possible(traits, steps) + full + _of_lost_timers(seed, traits, dice.duration)
-    steps += looks_of(seed, shapes, dice.duration)
-    steps += copies_of(seed, traits, shapes, dice.duration)
+    steps = possible_steps(traits, steps) + full + _lost_timer_steps(seed, traits, dice.duration)
+    steps += look_steps(seed, shapes, dice.duration)
+    steps += copy_steps(seed, traits, shapes, dice.duration)
     traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)
@@ -147,41 +152,42 @@ def plan_of(seed: int) -> p.Plan:
 
 def _processes(seed: int, dice: _Dice) -> tuple[p.ProcessPlan, ...]:
     everything = ("decider", "worker", "observer", "projector")
-    clock = 0.0 if dice.one(0.7) else dice.seconds(-3.0, 3.0)
+    clock = 0.0 if dice.is_drawn(0.7) else dice.seconds(-3.0, 3.0)
     clock *= Random(f"plan/{seed}/clock").choice((1, 1, 1200))  # seconds, or up to an hour
     processes = [p.ProcessPlan("all", everything, clock)]
-    if dice.one(0.3):
+    if dice.is_drawn(0.3):
         processes = [
             p.ProcessPlan("decider-1", ("decider",), clock),
             p.ProcessPlan("worker-1", ("worker",)),
             p.ProcessPlan("looks", ("observer", "projector")),
         ]
-    processes += [p.ProcessPlan("decider-2", ("decider",))] * dice.one(0.6)
-    processes += [p.ProcessPlan("decider-3", ("decider", "worker"))] * dice.one(0.2)
-    processes += [p.ProcessPlan("worker-2", ("worker",))] * dice.one(0.5)
-    processes += [p.ProcessPlan("looks-2", ("observer",))] * dice.one(0.15)
-    processes += [p.ProcessPlan("projects-2", ("projector",))] * dice.one(0.15)
+    processes += [p.ProcessPlan("decider-2", ("decider",))] * dice.is_drawn(0.6)
+    processes += [p.ProcessPlan("decider-3", ("decider", "worker"))] * dice.is_drawn(0.2)
+    processes += [p.ProcessPlan("worker-2", ("worker",))] * dice.is_drawn(0.5)
+    processes += [p.ProcessPlan("looks-2", ("observer",))] * dice.is_drawn(0.15)
+    processes += [p.ProcessPlan("projects-2", ("projector",))] * dice.is_drawn(0.15)
     return tuple(processes)
 
 
 def _traits(dice: _Dice) -> p.ApiTraits:
-    keys, names = dice.one(0.88), dice.one(0.9)
+    keys, names = dice.is_drawn(0.88), dice.is_drawn(0.9)
     return p.ApiTraits(
         idempotency_keys=keys,
-        labels=dice.one(0.85) or not keys,  # without either, only a person can determine the result
-        conditional_writes=dice.one(0.85),
-        grace_seconds=0.0 if dice.one(0.8) else 1.5,
-        exclusive=dice.one(0.2),
-        ownership="Log" if dice.one(0.8) else "Label",
+        labels=dice.is_drawn(0.85)
+        or not keys,  # without either, only a person can determine the result
+        conditional_writes=dice.is_drawn(0.85),
+        grace_seconds=0.0 if dice.is_drawn(0.8) else 1.5,
+        exclusive=dice.is_drawn(0.2),
+        ownership="Log" if dice.is_drawn(0.8) else "Label",
         names=names,
         loss_guard=dice.random.choice((0, 0, 0, 1, 2)),
-        keeps_refusals=keys and dice.one(0.5),
+        keeps_refusals=keys and dice.is_drawn(0.5),
         replaces=dice.random.choice(("", "", "in place", "beside")) if names else "",
     )
 
 
-def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
-    """Add the peculiarities of real APIs, drawn separately: the rest of a plan is unchanged."""
+def _with_real_api_traits(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
+    """Add the traits of real APIs, drawn separately: the rest of a plan does not depend on them."""
     random = Random(f"plan/{seed}/real")
     lifetime, starting = random.choice((0, 0, 4, 7)), random.choice((0, 0, 0, 1.5, 3))
     can_be_marked = traits.idempotency_keys or traits.names
@@ -191,30 +197,30 @@ def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
         starting_seconds=float(starting),
         listing=random.random() < 0.85 or traits.exclusive,
         two_calls=random.random() < 0.25 and can_be_marked,
-        approve=_approve(random, traits, lifetime),
-        lag_seconds=_lag(seed, traits),
+        approve=_approval_level(random, traits, lifetime),
+        lag_seconds=_listing_lag(seed, traits),
     )
 
 
-def _lag(seed: int, traits: p.ApiTraits) -> float:
-    """Where a second object has an id of its own, no conflict shows that a listing lags behind.
+def _listing_lag(seed: int, traits: p.ApiTraits) -> float:
+    """Draw the lag of listings, if a second object gets its own id, so that no conflict shows it.
 
-    Not in an exclusive scope: there, a released object that comes late is taken for a stray.
+    An exclusive scope has none: it would treat a released object that is listed late as a stray.
     """
     if traits.names or not traits.idempotency_keys or traits.exclusive:
         return 0.0
     return Random(f"plan/{seed}/lag").choice((0.0, 2.0, 4.0, 7.0))
 
 
-def _approve(random: Random, traits: p.ApiTraits, lifetime: int) -> ApprovalLevel:
-    """Not where objects never expire, or where an unmanaged object has a declared name."""
+def _approval_level(random: Random, traits: p.ApiTraits, lifetime: int) -> ApprovalLevel:
+    """Draw a level, unless objects expire or an unmanaged one may have a declared name."""
     level: ApprovalLevel = random.choice(("Never", "Never", "Deletions", "Always"))
     is_unclear = traits.exclusive and not traits.names
     return "Never" if lifetime or is_unclear else level
 
 
-def _of_lost_timers(seed: int, traits: p.ApiTraits, duration: float) -> list[p.Step]:
-    """Where objects end, the timers that are due next may be lost."""
+def _lost_timer_steps(seed: int, traits: p.ApiTraits, duration: float) -> list[p.Step]:
+    """Draw the loss of the next timers, if objects expire."""
     random = Random(f"plan/{seed}/timers")
     if not traits.lifetime_seconds or random.random() < 0.5:
         return []
@@ -222,24 +228,24 @@ def _of_lost_timers(seed: int, traits: p.ApiTraits, duration: float) -> list[p.S
     return [p.TimersFail(at=at, how="lost", count=3) for at in moments]
 
 
-def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
+def _service_steps(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
     at, shape, draw = dice.moment(), dice.random.choice(shapes), dice.random.random()
-    copies = 2 if dice.one(0.15) else 1
+    copies = 2 if dice.is_drawn(0.15) else 1
     if number and draw < 0.12:
         return [p.Repeat(at=at, number=dice.random.randrange(number))]
     if draw < 0.32:
         withdraw = p.Withdraw(at=at, number=number, shape=shape, copies=copies)
-        if dice.one(0.8):
+        if dice.is_drawn(0.8):
             return [withdraw]
         soon = max(0.1, at + dice.seconds(-0.5, 0.5))
         return [withdraw, p.HumanReplaces(at=soon, name=shape, fields=dice.fields())]
     if draw < 0.36:
         return [p.Garbage(at=at, shape=shape, payload=dice.random.choice(_GARBAGE))]
     if draw < 0.40:
-        present = dice.one(0.5)
+        present = dice.is_drawn(0.5)
         return [p.Configure(at=at, present=present, concurrency=dice.random.randint(1, 4))]
     policy = dice.random.choice(_POLICIES)
-    labels = {"team": "a"} if dice.one(0.2) else {}
+    labels = {"team": "a"} if dice.is_drawn(0.2) else {}
     declare = p.Declare(
         at=at,
         number=number,
@@ -252,12 +258,12 @@ def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
     return [declare]
 
 
-def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
-    """A declaration repeats another one, changes nothing, and is resent much later."""
+def _retry_steps(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
+    """Draw declarations that repeat another one without a change and are resent much later."""
     generated_steps: list[p.Step] = []
     for step in steps:
-        if isinstance(step, p.Declare | p.Withdraw) and dice.one(0.15):
-            number = _FIRST_RETRY + len(generated_steps)
+        if isinstance(step, p.Declare | p.Withdraw) and dice.is_drawn(0.15):
+            number = _FIRST_RETRY_NUMBER + len(generated_steps)
             at = round(max(0.1, step.at + dice.seconds(-1.0, 2.0)), 3)
             generated_steps.append(replace(step, at=at, number=number))
             generated_steps.append(
@@ -266,48 +272,52 @@ def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
     return generated_steps
 
 
-def _of_overtaking(dice: _Dice, shape: str) -> list[p.Step]:
-    """A decider is paused with a declaration while another one decides a newer one.
+def _overtaking_steps(dice: _Dice, shape: str) -> list[p.Step]:
+    """Pause a decider with a declaration while another decider decides a newer one.
 
-    Then the old one is resent. Its content is unique, so only its id identifies it.
+    Then the old declaration is resent. Its content is unique, so only its id identifies it.
     """
     at = dice.seconds(1.0, max(1.5, dice.duration - 11.0))
     old = p.Declare(
-        at=at, number=_FIRST_OVERTAKEN, shape=shape, fields=dice.fields(), labels={"team": "late"}
+        at=at,
+        number=_FIRST_OVERTAKEN_NUMBER,
+        shape=shape,
+        fields=dice.fields(),
+        labels={"team": "late"},
     )
-    new_at, again_at = at + dice.seconds(3.2, 5.0), at + dice.seconds(8.0, 10.5)
+    new_at, repeat_at = at + dice.seconds(3.2, 5.0), at + dice.seconds(8.0, 10.5)
     new = p.Declare(
-        at=round(new_at, 3), number=_FIRST_OVERTAKEN + 1, shape=shape, fields=dice.fields()
+        at=round(new_at, 3), number=_FIRST_OVERTAKEN_NUMBER + 1, shape=shape, fields=dice.fields()
     )
     return [
         p.OnRequest(at=at, what="append", strike="pause before", seconds=dice.seconds(5.5, 7.5)),
         old,
         new,
-        p.Repeat(at=round(again_at, 3), number=old.number),
+        p.Repeat(at=round(repeat_at, 3), number=old.number),
     ]
 
 
-def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> list[p.Step]:
-    """A worker dies or stands still at its call, the next one is refused; then all is otherwise.
+def _refused_redelivery_steps(dice: _Dice, shape: str, workers: list[str]) -> list[p.Step]:
+    """Kill or pause a worker at its call, refuse the next call, then change the declaration.
 
-    Who stood still may die right after the call that it makes then.
+    The paused worker may be killed right after the call that it makes when it continues.
     """
     at = dice.seconds(2.0, max(2.5, dice.duration - 12.0))
     first = p.Declare(
-        at=dice.seconds(0.1, 1.0), number=_FIRST_REFUSED, shape=shape, fields=dice.fields()
+        at=dice.seconds(0.1, 1.0), number=_FIRST_REFUSED_NUMBER, shape=shape, fields=dice.fields()
     )
-    next_step: p.Step = p.Withdraw(at=at, number=_FIRST_REFUSED + 1, shape=shape)
-    if dice.one(0.4):
-        next_step = replace(first, at=at, number=_FIRST_REFUSED + 1, fields=dice.fields())
+    next_step: p.Step = p.Withdraw(at=at, number=_FIRST_REFUSED_NUMBER + 1, shape=shape)
+    if dice.is_drawn(0.4):
+        next_step = replace(first, at=at, number=_FIRST_REFUSED_NUMBER + 1, fields=dice.fields())
     newer_at = round(at + dice.seconds(0.3, 12.0), 3)
-    newer = replace(first, at=newer_at, number=_FIRST_REFUSED + 2, fields=dice.fields())
-    strike = dice.random.choice(_UNHEARD)
+    newer = replace(first, at=newer_at, number=_FIRST_REFUSED_NUMBER + 2, fields=dice.fields())
+    strike = dice.random.choice(_INTERRUPTING_STRIKES)
     seconds = dice.seconds(10.5, 15.0) if strike.startswith("pause") else 0.0
     refusal: Strike = dice.random.choice(("refuse", "throttle"))
-    dies_at = round(at + seconds + dice.seconds(0.02, 0.3), 3) if dice.one(0.4) else 0.0
-    deaths = [p.Crash(at=dies_at, process=each, down_seconds=1.0) for each in workers if dies_at]
+    dies_at = round(at + seconds + dice.seconds(0.02, 0.3), 3) if dice.is_drawn(0.4) else 0.0
+    crashes = [p.Crash(at=dies_at, process=each, down_seconds=1.0) for each in workers if dies_at]
     return [
-        *deaths,
+        *crashes,
         first,
         p.OnRequest(at=at, what="write", strike=strike, seconds=seconds),
         p.OnRequest(at=at, what="write again", strike=refusal),
@@ -316,66 +326,66 @@ def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> lis
     ]
 
 
-def _of_a_passing_obstacle(dice: _Dice, shape: str) -> list[p.Step]:
-    """The obstacle of a creation is deleted before any read."""
+def _brief_obstacle_steps(dice: _Dice, shape: str) -> list[p.Step]:
+    """Delete the obstacle of a creation before it is read."""
     at = dice.seconds(1.5, dice.duration)
     fields = dice.fields()
     return [
-        p.HumanMakes(at=round(at - 0.05, 3), name=shape, fields=dice.fields()),
+        p.HumanCreates(at=round(at - 0.05, 3), name=shape, fields=dice.fields()),
         p.OnRequest(at=at, what="read", strike="delay", seconds=1.5),
-        p.Declare(at=at, number=_FIRST_REFUSED + 10, shape=shape, fields=fields),
+        p.Declare(at=at, number=_FIRST_REFUSED_NUMBER + 10, shape=shape, fields=fields),
         p.HumanDeletes(at=round(at + 1.0, 3), name=shape),
     ]
 
 
-def _of_a_human(dice: _Dice, at: float, shapes: list[str]) -> p.Step:
+def _human_step(dice: _Dice, at: float, shapes: list[str]) -> p.Step:
     name, draw = dice.random.choice([*shapes, "zoo"]), dice.random.random()
     if draw < 0.35:
         return p.HumanDeletes(at=at, name=name)
     if draw < 0.60:
         label_of = dice.random.choice(["", "", "", *shapes])
-        return p.HumanMakes(at=at, name=name, fields=dice.fields(), label_of=label_of)
+        return p.HumanCreates(at=at, name=name, fields=dice.fields(), label_of=label_of)
     if draw < 0.65:
         return p.HumanReplaces(at=at, name=name, fields=dice.fields())
     if draw < 0.90:
-        fields = dice.fields() if dice.one(0.7) else {"note": "mine"}
+        fields = dice.fields() if dice.is_drawn(0.7) else {"note": "mine"}
         return p.HumanEdits(at=at, name=name, fields=fields)
     return p.HumanStripsLabels(at=at, name=name)
 
 
-def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
+def _fault_step(dice: _Dice, at: float, processes: list[str]) -> p.Step:
     draw, choose = dice.random.random(), dice.random.choice
     if draw < 0.25:
         return _strike(dice, at, "write", choose(_WRITE_STRIKES))
     if draw < 0.60:
-        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(BUS_REQUESTS)
+        what = choose(_LIKELY_REQUESTS) if dice.is_drawn(0.7) else choose(BUS_REQUESTS)
         return _strike(dice, at, what, choose(_BUS_STRIKES))
     if draw < 0.64:
         return _strike(dice, at, choose(("read", "list")), choose(("refuse", "throttle", "delay")))
     if draw < 0.75:
-        return _of_a_process(dice, at, choose(processes))
-    return _of_the_surroundings(dice, at)
+        return _process_fault(dice, at, choose(processes))
+    return _environment_fault(dice, at)
 
 
-def _of_lost_marks(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
-    """If only our label shows what an unreported call has created, a person removes it."""
+def _lost_label_steps(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
+    """Let a person remove the label that alone shows what an unreported call created."""
     generated_steps: list[p.Step] = []
     for declare in steps:
-        if isinstance(declare, p.Declare) and dice.one(0.3):
+        if isinstance(declare, p.Declare) and dice.is_drawn(0.3):
             soon = round(declare.at + dice.seconds(0.1, 8.0), 3)
-            strike = dice.random.choice(_UNREPORTED)
+            strike = dice.random.choice(_UNREPORTED_STRIKES)
             generated_steps.append(_strike(dice, declare.at, "write", strike))
             generated_steps.append(p.HumanStripsLabels(at=soon, name=declare.shape))
     return generated_steps
 
 
-def _of_a_process(dice: _Dice, at: float, process: str) -> p.Step:
-    if dice.one(0.5):
+def _process_fault(dice: _Dice, at: float, process: str) -> p.Step:
+    if dice.is_drawn(0.5):
         return p.Crash(at=at, process=process, down_seconds=dice.seconds(0.5, 8.0))
     return p.Pause(at=at, process=process, seconds=dice.seconds(1.0, 16.0))
 
 
-def _of_the_surroundings(dice: _Dice, at: float) -> p.Step:
+def _environment_fault(dice: _Dice, at: float) -> p.Step:
     draw, choose = dice.random.random(), dice.random.choice
     if draw < 0.25:
         how = choose(("half-way", "half-way", "leaves out"))

@@ -1,4 +1,4 @@
-"""Defects in the support of real APIs (ADR 0025 to 0032), each of which must be noticed."""
+"""Defects in the support of real APIs (ADR 0025 to 0032)."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def _no_renewal_is_due(patch: Patch) -> None:
 
 
 def _renewed_by_the_deciders_own_clock(patch: Patch) -> None:
-    really = renewal.renewal_step
+    original = renewal.renewal_step
 
     def renewal_step(
         observed_object: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
     ) -> Step:
         without = replace(situation.context, bus_time=None)
-        return really(observed_object, spec, replace(situation, context=without), otherwise)
+        return original(observed_object, spec, replace(situation, context=without), otherwise)
 
     patch.setattr(next_step, "renewal_step", renewal_step)
 
 
 def _renewals_are_woken_by_timers_alone(patch: Patch) -> None:
-    really: Any = vars(Sweeper)["_to_wake"]
+    original: Any = vars(Sweeper)["_to_wake"]
 
     def to_wake(
         self: Any, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: Any
     ) -> Any:
         bare = [row for row in rows if row.renewal_at is None]
-        return really(self, bare, held, overdue)
+        return original(self, bare, held, overdue)
 
     patch.setattr(Sweeper, "_to_wake", to_wake)
 
@@ -68,22 +68,22 @@ def _always_ready(_fields: Fields, observed_object: ExternalObject) -> Readiness
 
 
 def _replaced_objects_do_not_wait_for_the_new_one(patch: Patch) -> None:
-    really: Any = vars(next_step)["_conclude_as_declared"]
+    original: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
         always = dataclasses.replace(situation.kind, ready=_always_ready)
         if situation.state.retiring is not None:
             situation = replace(situation, kind=always)
-        return really(observed_object, spec, situation)
+        return original(observed_object, spec, situation)
 
     patch.setattr(next_step, "_conclude_as_declared", as_declared)
 
 
 def _readiness_is_reported_once(patch: Patch) -> None:
-    really: Any = vars(next_step)["_conclude_as_declared"]
+    original: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
-        step = really(observed_object, spec, situation)
+        step = original(observed_object, spec, situation)
         last = situation.state.outcome
         if isinstance(step, Conclusion) and last is not None and last.outcome == "Converged":
             condition = next(each for each in last.conditions if each.type == "Ready")
@@ -119,10 +119,10 @@ def _labeled_objects_are_recreated(patch: Patch) -> None:
 
 
 def _objects_are_known_by_their_names(patch: Patch) -> None:
-    really: Any = SimulatedProvider.read
+    original: Any = SimulatedProvider.read
 
     async def read(self: Any, external_name: str, _uid: str | None = None) -> Any:
-        return await really(self, external_name)
+        return await original(self, external_name)
 
     patch.setattr(SimulatedProvider, "read", read)
 
@@ -137,7 +137,7 @@ def _half_made_objects_have_no_owner(patch: Patch) -> None:
     patch.setattr(result, "_is_partial_creation", never)
 
 
-MUTATIONS_OF_REAL_APIS = (
+REAL_API_MUTATIONS = (
     Mutation("nothing is ever due", _no_renewal_is_due),
     Mutation("due by the decider's own clock", _renewed_by_the_deciders_own_clock),
     Mutation("due by a timer alone", _renewals_are_woken_by_timers_alone),

@@ -1,7 +1,6 @@
-"""Draws of what holds a resource: other services, people who approve, other teams' observers,
-damage.
+"""Draws what holds a resource: other services, approvals, other teams' observers, damage.
 
-And what must not be drawn, because nothing that an API offers would tell what came of it.
+Also removes steps whose results no feature of the API can show.
 """
 
 from __future__ import annotations
@@ -16,32 +15,32 @@ from tests.simulation.publishing import GUARD
 
 _SERVICES = ("billing", "backup")
 _FIRST_NUMBER = 100
-_AWAITS_FIRST_LISTING = 100 * _FIRST_NUMBER
+_FIRST_LOOK_NUMBER = 100 * _FIRST_NUMBER
 _STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
 
 
-def of_holders(
+def holder_steps(
     random: Random, moment: Callable[[], float], shapes: Sequence[str], *, exclusive: bool
 ) -> list[p.Step]:
-    """Draw who holds and refers to resources, who approves, who looks, and what is lost."""
+    """Draw finalizers, references, approvals, listings and damage."""
     numbers = iter(range(_FIRST_NUMBER, 10 * _FIRST_NUMBER))
     steps: list[p.Step] = []
-    for share, most, draw in (
+    for share, limit, draw in (
         (0.35, 3, _finalizer),
         (0.30, 3, _reference),
-        (0.20, 2, _force),
+        (0.20, 2, _forced_release),
         (0.30, 3, _approval),
         (0.25, 3, _listing),
     ):
         if random.random() < share:
-            for _ in range(random.randint(1, most)):
+            for _ in range(random.randint(1, limit)):
                 steps += draw(random, moment, shapes, numbers.__next__)
     if random.random() < 0.12:
         steps.append(p.HumanWipes(at=moment()))
     if exclusive and random.random() < 0.4:
         fields: Fields = {"color": "Red"}
         names = _STRAYS[: random.randint(1, GUARD + 2)]
-        steps += [p.HumanMakes(at=moment(), name=name, fields=fields) for name in names]
+        steps += [p.HumanCreates(at=moment(), name=name, fields=fields) for name in names]
         steps += [p.Approve(at=moment(), shape=random.choice(names)) for _ in range(2)]
     if random.random() < 0.06:
         how = random.choice(("flip", "lose"))
@@ -81,7 +80,7 @@ def _reference(
     return steps
 
 
-def _force(
+def _forced_release(
     random: Random, moment: Callable[[], float], shapes: Sequence[str], number: Callable[[], int]
 ) -> list[p.Step]:
     orphan = random.random() < 0.4
@@ -95,22 +94,22 @@ def _approval(
     return [p.Approve(at=moment(), shape=random.choice(shapes))]
 
 
-def looks_of(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step]:
-    """Draw who asks for a look, without moving what else is drawn of a seed."""
+def look_steps(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step]:
+    """Draw requested reconciliations; the other draws of a seed do not depend on them."""
     random = Random(f"plan/{seed}/looks")
     if random.random() >= 0.3:
         return []
-    numbers = range(_AWAITS_FIRST_LISTING, _AWAITS_FIRST_LISTING + random.randint(1, 3))
+    numbers = range(_FIRST_LOOK_NUMBER, _FIRST_LOOK_NUMBER + random.randint(1, 3))
     return [
         p.Look(at=round(random.uniform(0, duration), 3), number=number, shape=random.choice(shapes))
         for number in numbers
     ]
 
 
-def copies_of(
+def copy_steps(
     seed: int, traits: p.ApiTraits, shapes: Sequence[str], duration: float
 ) -> list[p.Step]:
-    """Draw what a copy of the log writes, without moving what else is drawn of a seed."""
+    """Draw writes of a copy of the log; the other draws of a seed do not depend on them."""
     random = Random(f"plan/{seed}/copies")
     if random.random() >= 0.1 or not (traits.idempotency_keys and traits.names and traits.labels):
         return []
@@ -130,26 +129,26 @@ def _listing(
     return [p.Listing(at=moment(), how=random.choice(("whole", "short", "open", "late")))]
 
 
-def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
-    """Leave out what the API gives no means against."""
+def possible_steps(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
+    """Return the steps without those that this API cannot recover from."""
     remaining_steps: list[p.Step] = list(steps)
     if not traits.names and not traits.idempotency_keys:
         remaining_steps = [
-            step for step in remaining_steps if not (_doubles(step) or _is_late(step))
+            step for step in remaining_steps if not (_hides_an_object(step) or _is_late(step))
         ]
     return remaining_steps
 
 
-def _doubles(step: p.Step) -> bool:
-    """A look for what an unknown call has made believes that it made nothing: it is repeated."""
-    lies = isinstance(step, p.ListingFails) and step.how == "leaves out"
-    return lies or (isinstance(step, p.Listing) and step.how == "short")
+def _hides_an_object(step: p.Step) -> bool:
+    """Return whether a lookup may miss an object: then its creation is repeated."""
+    is_incomplete = isinstance(step, p.ListingFails) and step.how == "leaves out"
+    return is_incomplete or (isinstance(step, p.Listing) and step.how == "short")
 
 
 def _is_late(step: p.Step) -> bool:
-    """A call that arrives after the look that did not find it is done for a second time.
+    """Return whether a call may arrive after its lookup, so that it is repeated.
 
-    And only the label tells that look whose the object is.
+    Only the label shows the lookup which resource an object belongs to.
     """
     if isinstance(step, p.OnRequest):
         waits = step.strike in ("pause before", "pause after")

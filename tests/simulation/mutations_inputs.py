@@ -1,4 +1,4 @@
-"""Defects of references, secrets and definitions (ADR 0028, 0029, 0033), each to be noticed."""
+"""Defects of references, secrets and definitions (ADR 0028, 0029, 0033)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.simulation.mutation import Mutation, Patch
 
 
 def _a_value_is_looked_up_once(patch: Patch) -> None:
-    really: Any = vars(references)["_target_state"]
+    original: Any = vars(references)["_target_state"]
 
     def state_of(
         row: StatusRow,
@@ -36,23 +36,23 @@ def _a_value_is_looked_up_once(patch: Patch) -> None:
     ) -> TargetState:
         if known is not None and known.ready:
             return known
-        return really(row, reference, known, every_row)
+        return original(row, reference, known, every_row)
 
     patch.setattr(references, "_target_state", state_of)
 
 
 def _unready_targets_are_not_waited_for(patch: Patch) -> None:
-    really: Any = vars(inputs)["_waiting_for"]
+    original: Any = vars(inputs)["_waiting_for"]
 
     def waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
-        waiting = really(reference, desired)
+        waiting = original(reference, desired)
         return None if waiting is not None and waiting.reason == "NotReady" else waiting
 
     patch.setattr(inputs, "_waiting_for", waiting_for)
 
 
 def _once_ready_stays_ready(patch: Patch) -> None:
-    really: Any = vars(references)["_target_state"]
+    original: Any = vars(references)["_target_state"]
 
     def state_of(
         row: StatusRow,
@@ -60,42 +60,42 @@ def _once_ready_stays_ready(patch: Patch) -> None:
         known: TargetState | None,
         every_row: Mapping[str, StatusRow],
     ) -> TargetState:
-        found = really(row, reference, known, every_row)
+        result = original(row, reference, known, every_row)
         target = every_row.get(reference.target)
-        was = target is not None and target.declared and target.outcome == "Converged"
-        return replace(found, ready=True) if was else found
+        has_converged = target is not None and target.declared and target.outcome == "Converged"
+        return replace(result, ready=True) if has_converged else result
 
     patch.setattr(references, "_target_state", state_of)
 
 
 def _references_are_not_reported_to_their_target(patch: Patch) -> None:
-    def wanted(*_of_a_target: object) -> dict[str, Any]:
+    def current_references(*_of_a_target: object) -> dict[str, Any]:
         return {}
 
-    patch.setattr(references, "_current_references", wanted)
+    patch.setattr(references, "_current_references", current_references)
 
 
 def _a_referrer_lets_go_with_its_withdrawal(patch: Patch) -> None:
-    really: Any = vars(references)["_current_references"]
+    original: Any = vars(references)["_current_references"]
 
-    def wanted(*of_a_target: Any) -> dict[str, tuple[StatusRow, Reference]]:
-        found = really(*of_a_target)
-        return {by: each for by, each in found.items() if each[0].declared}
+    def current_references(*of_a_target: Any) -> dict[str, tuple[StatusRow, Reference]]:
+        result = original(*of_a_target)
+        return {by: each for by, each in result.items() if each[0].declared}
 
-    patch.setattr(references, "_current_references", wanted)
+    patch.setattr(references, "_current_references", current_references)
 
 
 # --- secrets
 
 
 def _a_rotation_is_not_noticed(patch: Patch) -> None:
-    really = references.secret_messages
+    original = references.secret_messages
 
     def secret_messages(
         concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
     ) -> list[IntakeMessageOut]:
         new = [row for row in concerned if not any(row.secrets.values())]
-        return really(new, digests)
+        return original(new, digests)
 
     patch.setattr(sweeper, "secret_messages", secret_messages)
 
@@ -108,10 +108,10 @@ def _a_digest_is_the_secret(patch: Patch) -> None:
 
 
 def _an_error_repeats_a_secret(patch: Patch) -> None:
-    def as_it_is(provider: Any, _secrecy: object) -> Any:
+    def guard_provider(provider: Any, _secrecy: object) -> Any:
         return provider
 
-    patch.setattr(provider_pool, "guard_provider", as_it_is)
+    patch.setattr(provider_pool, "guard_provider", guard_provider)
 
 
 # --- definitions
@@ -137,7 +137,7 @@ def _a_new_definition_passes_no_guard(patch: Patch) -> None:
         patch.setattr(module, "hold_for_definition", never)
 
 
-MUTATIONS_OF_INPUTS = (
+INPUT_MUTATIONS = (
     Mutation("a reference's value is looked up once", _a_value_is_looked_up_once),
     Mutation("unready objects are not awaited", _unready_targets_are_not_waited_for),
     Mutation("ready is converged", _once_ready_stays_ready),
