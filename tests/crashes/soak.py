@@ -41,7 +41,7 @@ MAX_LONGER_SECONDS = 90.0
 """So much longer than it was told it lasts at most, until enough has happened."""
 
 HEAL_SECONDS = 90.0
-"""So long what was broken may take to settle: back-off, leases and sweeps included."""
+"""So long what was broken may take to settle: backoff, leases and sweeps included."""
 
 
 @dataclass

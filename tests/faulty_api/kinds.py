@@ -18,7 +18,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.answers import decode_body, refusal
+from infra.providers.responses import build_refusal_error, decode_body
 from reconciler.errors import ConflictError, NotFoundError, RefusedError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
@@ -85,7 +85,7 @@ class UnlistedProvider(OptionProvider):
         """Have the API answer for itself: any gateway can answer 404."""
         answer = await self._api.call("GET", "/healthz")
         if answer.status_code != HTTPStatus.OK:
-            raise refusal(answer)
+            raise build_refusal_error(answer)
 
 
 class WhiteProvider(OptionProvider):
