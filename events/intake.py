@@ -92,7 +92,7 @@ class Withdrawn(_Intake, frozen=True):
 
 
 class ReconcileRequested(_Intake, frozen=True):
-    """A client requests an immediate read and reconciliation of a resource, despite back-off."""
+    """A client requests an immediate read and reconciliation of a resource, despite backoff."""
 
     reason: Reason = ""
 

@@ -175,7 +175,7 @@ class DeletionGuard(ManifestStruct, frozen=True):
 
 
 class Retry(ManifestStruct, frozen=True):
-    """Back-off between attempts, in seconds, which grows by a factor of two, with jitter."""
+    """Backoff between attempts, in seconds, which grows by a factor of two, with jitter."""
 
     initial_seconds: Annotated[
         _Seconds,

@@ -29,10 +29,10 @@ from infra.secrets import open_stores
 from reconciler.failpoints import arm_from_environment
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
+from reconciler.roles.process import ROLES, Ports, Role, Running, load, run_parts
 from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
 
-__all__ = ["ROLES", "Role", "Running", "initialize", "open_connection", "process_name", "running"]
+__all__ = ["ROLES", "Role", "Running", "initialize", "open_connection", "process_name", "run_roles"]
 
 START_TIMEOUT_SECONDS = 60.0
 """Time that a process waits for the streams, so that it survives a recovery or an election."""
@@ -76,7 +76,7 @@ async def initialize(
 
 
 @asynccontextmanager
-async def running(
+async def run_roles(
     nc: Client,
     roles: Sequence[Role],
     *,
@@ -98,7 +98,7 @@ async def running(
         nc, lambda: _load(nc, roles, known, stores), seconds=START_TIMEOUT_SECONDS
     )
     background = [lambda: trim_periodically(nc)] if "decider" in roles else []
-    async with running_parts(parts, roles, bus_tasks=background):
+    async with run_parts(parts, roles, bus_tasks=background):
         yield parts
 
 

@@ -56,7 +56,7 @@ async def connect_issuers(root: Path) -> AsyncGenerator[IssuersProvider]:
 async def create_issuer(root: Path, name: str, fields: Fields) -> ExternalObject:
     """Make an issuer in a root."""
     async with connect_issuers(root) as provider:
-        effect = await provider.create(action("Create", name, ISSUER.checked_fields(fields)))
+        effect = await provider.create(action("Create", name, ISSUER.check_fields(fields)))
     assert effect.object is not None
     return effect.object
 

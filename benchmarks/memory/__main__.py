@@ -24,7 +24,7 @@ from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from infra.embedded import EmbeddedServer
 from projections.read_models import decode_checkpoint
-from reconciler.wiring import initialize, open_connection, running
+from reconciler.wiring import initialize, open_connection, run_roles
 
 SECONDS: Final = 10.0
 """Maximum time of a query about one resource or a few events, for a log of any length."""
@@ -82,7 +82,7 @@ async def _measure(folder: Path, count: int) -> Case:
             filled = await fill(nc, count)
             _print_progress(f"{count:,} events written in {time.perf_counter() - began:.0f} s")
             began = time.perf_counter()
-            async with running(nc, ("projector",)):
+            async with run_roles(nc, ("projector",)):
                 await _wait_until_current(nc)
             _print_progress(f"rows are current after {time.perf_counter() - began:.0f} s")
         answers = [

@@ -14,9 +14,15 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import Response, decode_body, decode_object, in_doubt, refusal
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
+from infra.providers.responses import (
+    Response,
+    build_refusal_error,
+    decode_body,
+    decode_object,
+    keep_unknown_result,
+)
 from reconciler.errors import ConflictError, NotFoundError
 from reconciler.provider import Capabilities
 from reconciler.provider.call_permit import CallPermit
@@ -103,13 +109,13 @@ class AliasProvider(NamedObjects[Record]):
         condition = {"If-Match": f'"{existing.native.etag}"'}
         response = await self.api.call("DELETE", path_of(action.external_name), headers=condition)
         if response.status_code == HTTPStatus.NOT_FOUND:
-            with in_doubt(response):  # a gateway may have sent it
+            with keep_unknown_result(response):  # a gateway may have sent it
                 await self.confirm_zone()
             raise NotFoundError(f"{action.external_name!r} does not exist")
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise ConflictError(f"{action.external_name!r} was changed")
         if response.status_code != HTTPStatus.NO_CONTENT:
-            raise refusal(response)
+            raise build_refusal_error(response)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
@@ -142,7 +148,7 @@ class AliasProvider(NamedObjects[Record]):
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise ConflictError(f"{action.external_name!r} exists in another version")
         if response.status_code not in (HTTPStatus.OK, HTTPStatus.CREATED):
-            raise refusal(response)
+            raise build_refusal_error(response)
         return decode_object(action.external_name, response, RECORD)
 
     async def confirm_zone(self) -> None:
@@ -153,7 +159,7 @@ class AliasProvider(NamedObjects[Record]):
         query = [("per_page", str(min(size, 1000))), *([("cursor", cursor)] if cursor else [])]
         response = await self.api.call("GET", "/records", query=query)
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
         return decode_body(response, PAGE)
 
 

@@ -94,7 +94,7 @@ BOARD = composed_kind(
     "Board",
     "boards/v1",
     BoardFields,
-    composes=compose,
+    compose=compose,
     summary=summary,
     ready=ready,
     outputs=ComponentsOutputs,

@@ -22,20 +22,20 @@ class BusClock(NamedTuple):
 
     Attributes:
         ahead: bus time minus local time.
-        margin: possible error of `ahead`, in either direction.
+        margin: possible error of `offset`, in either direction.
     """
 
-    ahead: timedelta
+    offset: timedelta
     margin: timedelta
 
     @property
     def difference(self) -> timedelta:
         """The smallest possible difference between the two clocks."""
-        return max(abs(self.ahead) - self.margin, _ZERO)
+        return max(abs(self.offset) - self.margin, _ZERO)
 
     def now(self) -> datetime:
         """Return the current bus time."""
-        return datetime.now(UTC) + self.ahead
+        return datetime.now(UTC) + self.offset
 
 
 async def read_clock(nc: Client) -> BusClock:
@@ -51,5 +51,5 @@ async def read_clock(nc: Client) -> BusClock:
 
 def clock_of(bus_time: str, sent_at: float, received_at: float) -> BusClock:
     """Compare a bus time with the local times before and after the request, in seconds."""
-    ahead = datetime.fromisoformat(bus_time).timestamp() - (sent_at + received_at) / 2
-    return BusClock(timedelta(seconds=ahead), timedelta(seconds=(received_at - sent_at) / 2))
+    offset = datetime.fromisoformat(bus_time).timestamp() - (sent_at + received_at) / 2
+    return BusClock(timedelta(seconds=offset), timedelta(seconds=(received_at - sent_at) / 2))

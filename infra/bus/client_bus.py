@@ -108,7 +108,7 @@ class JetStreamClientBus:
         except TimeoutError:
             raise _build_unconfirmed_error(len(messages), timeout_seconds) from None
 
-    async def ask(
+    async def request(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
         """Store messages, and return their replies, with None for those that do not arrive in time.
@@ -122,14 +122,14 @@ class JetStreamClientBus:
         with self._replies.expect(len(messages)) as requests:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._ask(messages, requests, stored)
+                    await self._send_requests(messages, requests, stored)
             except TimeoutError:
                 if not stored.is_set():
                     raise _build_unconfirmed_error(len(messages), timeout_seconds) from None
                 _logger.info("replies are missing", count=len(requests.pending))
             return requests.replies
 
-    async def _ask(
+    async def _send_requests(
         self, messages: Sequence[IntakeMessageOut], requests: Round, stored: asyncio.Event
     ) -> None:
         """Store messages; after a lost connection, again store those without a reply.

@@ -450,7 +450,7 @@ class Connections:
             _, connection = await loop.create_unix_connection(self._new, self._socket_path)
             return connection
         resolved = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        addresses = self._guard.usable(self._host, self._port, resolved)
+        addresses = self._guard.filter_addresses(self._host, self._port, resolved)
         tcp_socket = await start_connection(
             addresses, happy_eyeballs_delay=_SECOND_ADDRESS_SECONDS, interleave=1
         )

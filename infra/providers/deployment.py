@@ -16,7 +16,7 @@ DEPLOYMENT = composed_kind(
     "Deployment",
     "composition/v1",
     DeploymentFields,
-    composes=compose,
+    compose=compose,
     summary=summary,
     ready=ready,
     outputs=DeploymentOutputs,

@@ -32,7 +32,7 @@ def socket_path(endpoint: str) -> str | None:
     return path
 
 
-def checked_endpoint(endpoint: str) -> str:
+def check_endpoint(endpoint: str) -> str:
     """Return an endpoint's URL without a trailing slash. Raises ``ConfigurationError``."""
     try:
         url = URL(endpoint) if endpoint.isprintable() else None
@@ -71,7 +71,7 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
     return quote(external_name, safe="")
 
 
-def leads_elsewhere(text: str) -> bool:
+def is_other_path(text: str) -> bool:
     """Return whether a segment is another path to an API that decodes before it routes.
 
     Such an API treats an encoded slash as a separator, some also treat a backslash as one, and some

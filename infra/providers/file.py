@@ -36,7 +36,7 @@ from infra.providers.file_attributes import (
     version_of,
     write_mark,
 )
-from infra.providers.file_errors import failure, mark_unknown_result, settle
+from infra.providers.file_errors import mark_unknown_result, sync_folder, to_provider_error
 from infra.providers.file_root import (
     OWN_PREFIX,
     FileRoot,
@@ -263,7 +263,7 @@ class FileProvider:
                 f"the filesystem of {self._root.path} did not respond before the timeout"
             ) from None
         except OSError as error:
-            raise failure(error, writes=writes) from None
+            raise to_provider_error(error, writes=writes) from None
 
     async def _content(self, action: Action) -> _Content:
         """Return the content that the action writes. A digest keeps the file's content."""
@@ -335,7 +335,7 @@ class FileProvider:
                 return Effect(None, absent=True)
             _check(existing, action)
             os.unlink(segment, dir_fd=folder)
-            settle(folder)
+            sync_folder(folder)
             return Effect(None)
 
     def _write(
@@ -372,7 +372,7 @@ class FileProvider:
                 if current is None or version_of(current) != existing.version:
                     raise _build_changed_error(self._find(folder, name))
                 os.rename(temporary_file, segment, src_dir_fd=folder, dst_dir_fd=folder)
-            settle(folder)
+            sync_folder(folder)
             with mark_unknown_result():
                 return self._read_object(file, name)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from infra.providers.answers import UNDECODABLE
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import RefusedError
 
 if sys.platform != "win32":

@@ -30,7 +30,7 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
 """Errors that the system returns before any effect. Others, such as EIO, prove nothing."""
 
 
-def failure(error: OSError, *, writes: bool) -> ProviderError:
+def to_provider_error(error: OSError, *, writes: bool) -> ProviderError:
     """Return the provider error for an operating system error. It quotes the file name if known."""
     unclassified = UnknownResultError if writes else NotDoneError
     error_class = _ERROR_CLASSES.get(error.errno or 0, unclassified)
@@ -49,7 +49,7 @@ def mark_unknown_result() -> Generator[None]:
         ) from None
 
 
-def settle(folder: int) -> None:
+def sync_folder(folder: int) -> None:
     """Sync a folder, so that changed names are durable before they are reported."""
     with mark_unknown_result():
         os.fsync(folder)

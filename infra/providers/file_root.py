@@ -141,7 +141,7 @@ def temporary_name(key: str) -> str:
     return f"{OWN_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-def checked_segment(segment: str) -> str:
+def check_segment(segment: str) -> str:
     """Return a name of an entry of a folder. Raises ``RefusedError`` for a path.
 
     System calls also accept paths, and an absolute path leads out of any folder.
@@ -154,7 +154,7 @@ def checked_segment(segment: str) -> str:
 def stat_of(folder: int, segment: str) -> os.stat_result | None:
     """Read the attributes of a name, without following a link; None if it does not exist."""
     try:
-        return os.stat(checked_segment(segment), dir_fd=folder, follow_symlinks=False)
+        return os.stat(check_segment(segment), dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
@@ -228,7 +228,7 @@ def is_same_file(folder: int, first: str, second: str) -> bool:
 def _enter(folder: int, segment: str, *, make: bool) -> int | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
-        return os.open(checked_segment(segment), flags, dir_fd=folder)
+        return os.open(check_segment(segment), flags, dir_fd=folder)
     except FileNotFoundError:
         if not make:
             return None

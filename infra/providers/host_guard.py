@@ -27,18 +27,18 @@ class HostAddressError(OSError):
 class HostGuard(msgspec.Struct, frozen=True):
     """Permits all addresses except the host's own, unless ``allow`` lists them.
 
-    ``is_operators``: the name comes from a ``ProviderConfig``, which may name the host itself.
+    ``is_configured``: the name comes from a ``ProviderConfig``, which may name the host itself.
     """
 
     allow: Allow
-    is_operators: bool = False
+    is_configured: bool = False
 
-    def usable(self, host: str, port: int, addresses: Sequence[_A]) -> list[_A]:
+    def filter_addresses(self, host: str, port: int, addresses: Sequence[_A]) -> list[_A]:
         """Return the permitted addresses among the results of ``getaddrinfo``.
 
         Raises ``HostAddressError`` if there is none.
         """
-        if self.is_operators and names_host(host):
+        if self.is_configured and names_host(host):
             return list(addresses)
         allowed = [each for each in addresses if self._is_usable(host, port, each)]
         if addresses and not allowed:
@@ -52,7 +52,9 @@ class HostGuard(msgspec.Struct, frozen=True):
 
     def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
         """Resolve a name and return its permitted addresses. Blocks. Raises ``OSError``."""
-        return self.usable(host, port, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        return self.filter_addresses(
+            host, port, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
 
     def connect(self, host: str, port: int, timeout_seconds: float | None = None) -> socket.socket:
         """Connect to the first address that accepts a connection. Blocks. Raises ``OSError``."""

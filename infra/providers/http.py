@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from events.provider_config import Limits, ProviderConfigSpec
-from infra.providers.answers import Response, is_read, refusal
 from infra.providers.connections import Connections, InvalidResponseError, NotSentError
-from infra.providers.endpoint import authorization, checked_endpoint, socket_path
+from infra.providers.endpoint import authorization, check_endpoint, socket_path
 from infra.providers.host_guard import HostGuard
+from infra.providers.responses import Response, build_refusal_error, is_read
 from infra.providers.trust import build_ssl_context, certificate_problem
 from reconciler.errors import (
     ConfigurationError,
@@ -51,7 +51,7 @@ class HttpApi:
 
     It opens at most ``limits.concurrency`` connections. A call with its response takes at most
     ``limits.request_timeout_seconds``. It never repeats a call and never follows a redirect.
-    ``takes_sockets`` also allows an endpoint such as ``unix:///PATH``. ``secret_header`` names the
+    ``accepts_sockets`` also allows an endpoint like ``unix:///PATH``. ``secret_header`` names the
     header for a secret that is not a bearer token. ``secrecy`` hides secrets in quoted responses.
     """
 
@@ -62,11 +62,11 @@ class HttpApi:
         *,
         secret: str | None,
         secrecy: Secrecy | None = None,
-        takes_sockets: bool = False,
+        accepts_sockets: bool = False,
         secret_header: str | None = None,
     ) -> None:
-        path = socket_path(config.endpoint) if takes_sockets else None
-        self.endpoint = checked_endpoint(config.endpoint) if path is None else config.endpoint
+        path = socket_path(config.endpoint) if accepts_sockets else None
+        self.endpoint = check_endpoint(config.endpoint) if path is None else config.endpoint
         _check_limits(config.limits)
         url = URL(self.endpoint) if path is None else _SOCKET_URL
         assert url.raw_host is not None
@@ -86,7 +86,7 @@ class HttpApi:
             url.port,
             socket_path=path,
             tls=tls if url.scheme == "https" else None,
-            guard=HostGuard(config.allow, is_operators=True),
+            guard=HostGuard(config.allow, is_configured=True),
             max_connections=config.limits.concurrency,
             connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,
             idle_seconds=KEEP_ALIVE_SECONDS,
@@ -166,7 +166,7 @@ class HttpApi:
             await confirm()
             return None
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
         return response
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ MANIFEST_SET = composed_kind(
     "ManifestSet",
     "composition/v1",
     ManifestSetFields,
-    composes=compose,
+    compose=compose,
     summary=stored.summary,
     ready=stored.ready,
     outputs=StoredOutputs,

@@ -22,7 +22,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("describe", MANAGE_GROUP, "Show everything about one resource."),
     ("delete", MANAGE_GROUP, "Withdraw declarations, and delete or release the objects."),
     ("rollback", MANAGE_GROUP, "Declare an older generation again."),
-    ("reconcile", MANAGE_GROUP, "Reconcile resources immediately, without a back-off."),
+    ("reconcile", MANAGE_GROUP, "Reconcile resources immediately, without a backoff."),
     ("pause", MANAGE_GROUP, "Stop all actions on resources until `resume`."),
     ("resume", MANAGE_GROUP, "Resume paused resources, and correct drift."),
     ("approve", MANAGE_GROUP, "Approve the actions of held resources."),

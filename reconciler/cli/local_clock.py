@@ -40,7 +40,7 @@ async def warn_of_clock_difference(read_clock: Callable[[], Awaitable[BusClock]]
     except BusError:  # the command itself reports it
         return
     if clock.difference > MAX_CLOCK_DIFFERENCE:
-        seconds = clock.ahead.total_seconds()
+        seconds = clock.offset.total_seconds()
         where = "behind" if seconds > 0 else "ahead of"
         sys.stderr.write(
             f"warning: this machine's clock is {abs(seconds):.0f} s {where} the bus's clock; ages "

@@ -17,7 +17,7 @@ from reconciler.cli.connection import (
 from reconciler.cli.process_logs import configure_logs
 from reconciler.cli.signals import run_until_stopped
 from reconciler.provider.lazy import check_extra
-from reconciler.wiring import Role, open_connection, running
+from reconciler.wiring import Role, open_connection, run_roles
 
 
 def run(
@@ -49,7 +49,7 @@ def run(
     url = bus.url
 
     async def work() -> None:
-        async with open_connection(url, access=bus.access) as nc, running(nc, (role,)):
+        async with open_connection(url, access=bus.access) as nc, run_roles(nc, (role,)):
             structlog.get_logger().info("role is running", role=role, bus=redact_url(url))
             await asyncio.Event().wait()
 

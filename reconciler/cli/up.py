@@ -44,7 +44,7 @@ from reconciler.cli.signals import run_until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, start_stack, write_up_file
 from reconciler.provider.lazy import check_extra
 from reconciler.roles.projector.lost_events import LogTooShortError
-from reconciler.wiring import ROLES, Role, initialize, open_connection, running, secrets_folder
+from reconciler.wiring import ROLES, Role, initialize, open_connection, run_roles, secrets_folder
 
 _REPAIRABLE_ERRORS = (IncompatibleStreamError, StreamReplacedError, LogTooShortError)
 _REPAIR_HINT = (
@@ -227,7 +227,7 @@ async def _start_roles(
 ) -> None:
     await initialize(nc, replicas=plan.replicas)
     changes = await _correct_configs(plan, stack, nc)
-    parts = await exits.enter_async_context(running(nc, plan.roles, secrets=plan.secrets))
+    parts = await exits.enter_async_context(run_roles(nc, plan.roles, secrets=plan.secrets))
     for change in changes:
         await declare_config(parts, change, wait="decider" in plan.roles)
 
@@ -255,7 +255,7 @@ async def _correct_configs(plan: UpOptions, stack: Stack, nc: Client) -> list[Co
     corrections = [change for change in changes if change.is_correction]
     if not corrections or "decider" not in plan.roles:
         return changes
-    async with running(nc, ("decider",), secrets=plan.secrets) as parts:
+    async with run_roles(nc, ("decider",), secrets=plan.secrets) as parts:
         for change in corrections:
             await declare_config(parts, change, wait=True)
     return [change for change in changes if not change.is_correction]

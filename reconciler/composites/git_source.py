@@ -211,7 +211,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     return stored.ready(fields, existing)
 
 
-def removes(fields: Fields, existing: ExternalObject) -> Removal:
+def count_removed(fields: Fields, existing: ExternalObject) -> Removal:
     """Return the number of resources that a commit would withdraw, and the total number."""
     head: Mapping[str, Any] = existing.outputs.get(HEAD, {})
     if fields.get(CONTENT) in (None, existing.fields.get(CONTENT)):

@@ -2,7 +2,7 @@
 
 A *provider* is a thin client of one external API for one kind. It makes each call once, classifies
 every failure as one of the ``ProviderError`` classes, and holds no state that matters: the
-aggregate is responsible for retries, back-off and ownership (ADR 0003). APIs differ, so a provider
+aggregate is responsible for retries, backoff and ownership (ADR 0003). APIs differ, so a provider
 declares its ``Capabilities``.
 """
 

@@ -249,7 +249,7 @@ class ContractCase:
 
     def object_fields(self, fields: Fields) -> Fields:
         """Return the fields that an object should have for a spec."""
-        return self.kind.object_fields(self.kind.checked_fields(fields))
+        return self.kind.object_fields(self.kind.check_fields(fields))
 
     def action_on(
         self, operation: Operation, observed: ExternalObject | None, fields: Fields | None = None

@@ -7,7 +7,7 @@ import msgspec
 from events.field_hints import field_error
 from events.kind_definition import KindDefinitionSpec
 from events.manifest import Fields, InvalidManifestError
-from reconciler.provider.definition import check_declarable, kind_of
+from reconciler.provider.definition import build_kind, check_declarable
 from reconciler.provider.engine import COMPOSITION, REST, load_engine
 from reconciler.provider.kind import Kind, KindRegistry
 
@@ -30,7 +30,7 @@ def build_defined_kind(kinds: KindRegistry, name: str, fields: Fields, generatio
             "use another name"
         )
     check_declarable(spec)
-    return kind_of(name, spec, generation, _underlying(kinds, name, spec))
+    return build_kind(name, spec, generation, _underlying(kinds, name, spec))
 
 
 def _underlying(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:

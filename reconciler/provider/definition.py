@@ -46,7 +46,9 @@ _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
 _RESERVED: Final = ("providerConfigRef", "policy")
 
 
-def kind_of(name: str, spec: KindDefinitionSpec, generation: int, underlying: Kind) -> DefinedKind:
+def build_kind(
+    name: str, spec: KindDefinitionSpec, generation: int, underlying: Kind
+) -> DefinedKind:
     """Return the kind that a definition describes. Raises ``InvalidManifestError``.
 
     It has the objects, the capabilities and the provider of the underlying kind. Only the declared
@@ -61,7 +63,7 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, underlying: Ki
         _check_fields(spec, underlying)
 
     def over_fields(fields: Fields) -> Fields:
-        return underlying.checked_fields(map_fields(spec, fields))
+        return underlying.check_fields(map_fields(spec, fields))
 
     def document(fields: Fields) -> Fields:
         return underlying.object_fields(normalize_fields(spec.fields, fields))

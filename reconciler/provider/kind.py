@@ -247,7 +247,7 @@ class Kind:
         """Whether its API can list. Otherwise its objects are read one by one."""
         return self.capabilities is None or self.capabilities.listing
 
-    def checked_fields(self, fields: Fields) -> Fields:
+    def check_fields(self, fields: Fields) -> Fields:
         """Validate and canonicalize the kind's fields. Raises ``InvalidManifestError``."""
         try:
             canonical = msgspec.convert(fields, self.schema)
@@ -289,12 +289,12 @@ class Kind:
             and has_reference_or_secret(fields)
             and (secrets_in(fields) or has_reference(fields))
         ):
-            return self.checked_with_references(fields)
-        canonical = self.checked_fields(fields)
+            return self.check_with_references(fields)
+        canonical = self.check_fields(fields)
         self.object_fields(canonical)
         return canonical
 
-    def checked_with_references(self, fields: Fields) -> Fields:
+    def check_with_references(self, fields: Fields) -> Fields:
         """Validate the fields whose values are already known. Raises as above.
 
         Fields with references are checked when their values are known.
@@ -322,10 +322,10 @@ class Kind:
 class ComposedKind(Kind):
     """A kind whose object is a set of other resources (ADR 0050)."""
 
-    composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
+    compose: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
     """Returns the set for a spec and the current object, whose outputs are the parts' states."""
 
-    removes: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
+    count_removed: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
     """Counts the resources that this set would withdraw; the deletion guard may hold them."""
 
     @property

@@ -331,7 +331,7 @@ def _wait(
     at_least: float | None = None,
     flight: InFlight | None = None,
 ) -> RetryScheduled:
-    """Return a wait with back-off, at least `at_least` seconds long."""
+    """Return a wait with backoff, at least `at_least` seconds long."""
     wait = delay(retry, failures, context.jitter, at_least)
     action_id = None if flight is None else flight.action.action_id
     return RetryScheduled(context.bus_now + wait, round(wait.total_seconds(), 3), reason, action_id)

@@ -1,4 +1,4 @@
-"""Back-off: the delay before the next attempt.
+"""Backoff: the delay before the next attempt.
 
 Exponential with equal jitter (half fixed, half random), after Brooker, "Exponential Backoff And
 Jitter" (AWS Architecture Blog, 2015). The random number is an input.

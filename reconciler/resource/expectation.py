@@ -133,7 +133,7 @@ def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action)
     outputs = {CHILDREN: dict.fromkeys(action.fields[CHILDREN], ready)}
     done = ExternalObject(action.external_name, action.fields, outputs=outputs)
     try:
-        return kind.composition.composes(parent, spec, done) != action.fields
+        return kind.composition.compose(parent, spec, done) != action.fields
     except InvalidManifestError:
         return False  # its own decision reports the error
 
@@ -194,12 +194,12 @@ def _with_stand_ins(kind_type: type[Kind]) -> type[Kind]:
     """Return a subclass of a `Kind` type that accepts unknown values."""
 
     class PlanningKind(kind_type):
-        def checked_fields(self, fields: Fields) -> Fields:
+        def check_fields(self, fields: Fields) -> Fields:
             """Return validated fields. An unknown value is valid if any stand-in is."""
             refusal: InvalidManifestError | None = None
             for stand_in in (*_STAND_INS, *_enum_values(msgspec.json.schema(self.schema))):
                 try:
-                    checked = super().checked_fields(_replace_unknown(fields, stand_in))
+                    checked = super().check_fields(_replace_unknown(fields, stand_in))
                 except InvalidManifestError as error:
                     refusal = refusal or error
                     if not _has_unknown(fields):

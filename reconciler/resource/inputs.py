@@ -34,7 +34,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
         return None  # this process has not read the newer definition yet
     try:
         check_growth(spec.fields, fields)
-        fields = kind.object_fields(kind.checked_fields(fields))
+        fields = kind.object_fields(kind.check_fields(fields))
     except InvalidManifestError as error:
         by = (
             "the current definition of its kind"
@@ -73,8 +73,8 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     fields, part = spec.fields, ""
     try:
         if kind.definition is not None:  # the definition may be newer than the declaration
-            fields = kind.object_fields(kind.checked_fields(fields))
-        content = composition.composes(context.key, fields, existing)
+            fields = kind.object_fields(kind.check_fields(fields))
+        content = composition.compose(context.key, fields, existing)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()

@@ -111,7 +111,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     # Before the configuration: the kind determines which provider it must have.
     if kind is None:
         return _hold_for_unknown_kind(context)
-    # Before everything below, which reads the ownership, guards or back-off of this configuration.
+    # Before everything below, which reads the ownership, guards or backoff of this configuration.
     if config is None:
         missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)

@@ -104,7 +104,7 @@ def hold_for_parts(situation: Situation) -> Conclusion | None:
     composition = situation.kind.composition
     if existing is None or composition is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
-    removed, total, by = composition.removes(state.desired.fields, existing)
+    removed, total, by = composition.count_removed(state.desired.fields, existing)
     guard = situation.config.deletion_guard
     if guard.allows(removed, total):
         return None

@@ -172,7 +172,7 @@ def _follow_log(parts: Running, *, writes: bool) -> None:
 
 
 @asynccontextmanager
-async def running_parts(
+async def run_parts(
     parts: Running, roles: Sequence[Role], *, bus_tasks: Sequence[Callable[[], RoleRun]] = ()
 ) -> AsyncGenerator[None]:
     """Run roles and the bus's own tasks, ``bus_tasks``, until the context ends.

@@ -142,13 +142,13 @@ class Client:
         """Return the interface to named sets of manifests, which the bus stores."""
         from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - rarely used
 
-        async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
+        async def request(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
             results = await self._request(messages, timeout_seconds)
             if refused := [each for each in results if isinstance(each, DeclarationRefusedError)]:
                 raise refused[0]
             return [each for each in results if isinstance(each, Reply)]
 
-        return ManifestSets(self._nc, ask, self.declare)
+        return ManifestSets(self._nc, request, self.declare)
 
     async def apply_planned(
         self,
@@ -191,7 +191,7 @@ class Client:
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Reconcile resources immediately, without back-off; the history records the requester.
+        """Reconcile resources immediately, without backoff; the history records the requester.
 
         For a ``ProviderConfig``, list its whole scope. Returns and raises as ``declare_many``.
         """
@@ -292,7 +292,7 @@ class Client:
     async def _request(
         self, messages: Sequence[IntakeMessageOut], timeout_seconds: float
     ) -> list[Reply | DeclarationRefusedError]:
-        replies = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
+        replies = await self._bus.request(messages, timeout_seconds=timeout_seconds)
         return check_replies(messages, replies, timeout_seconds)
 
     # --- outcomes

@@ -4,7 +4,7 @@ import pytest
 from nats.aio.client import Client
 
 from reconciler.roles.process import Role
-from reconciler.wiring import running
+from reconciler.wiring import run_roles
 
 
 @pytest.mark.parametrize("roles", [(), ("worker",)])
@@ -12,5 +12,5 @@ async def test_only_a_process_with_roles_follows_the_log(
     bus: Client, roles: tuple[Role, ...]
 ) -> None:
     """Else `up --roles none` would end when the log is restored, which it is there for."""
-    async with running(bus, roles) as parts:
+    async with run_roles(bus, roles) as parts:
         assert parts.feed.caught_up.is_set() is bool(roles)

@@ -66,7 +66,7 @@ async def retry_call(call: Callable[[], Awaitable[_T]]) -> _T:
 
 
 async def create(provider: Provider, kind: str, replicas: int) -> ExternalObject:
-    fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
+    fields = KINDS[kind].check_fields({**FIELDS[kind], "replicas": replicas})
     effect = await retry_call(lambda: provider.create(action("Create", NAMES[kind], fields)))
     assert effect.object is not None
     return effect.object
@@ -81,7 +81,7 @@ async def test_the_number_of_replicas_changes_in_place(
         await create(providers["Stream"], "Stream", 3)
     created_object = await create(providers[kind], kind, 1)
     for replicas in (3, 1):
-        fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
+        fields = KINDS[kind].check_fields({**FIELDS[kind], "replicas": replicas})
         changed = (await providers[kind].update(upon("Update", created_object, fields))).object
         assert changed is not None
         assert (changed.uid, changed.fields) == (created_object.uid, fields)

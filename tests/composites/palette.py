@@ -85,7 +85,7 @@ PALETTE = composed_kind(
     KIND,
     "palettes/v1",
     PaletteFields,
-    composes=compose,
+    compose=compose,
     summary=summary,
     ready=ready,
     outputs=PaletteOutputs,

@@ -110,4 +110,4 @@ class TestDefinedContract(TestComposedContract):
         assert composed is not None
         namespace, _, its_name = name.partition(".")
         key = ResourceKey(namespace, self.kind.name, its_name)
-        return composed.composes(key, self.kind.check_declared(fields), None)
+        return composed.compose(key, self.kind.check_declared(fields), None)

@@ -626,7 +626,7 @@ def test_a_replay_and_a_withdrawal_need_no_expression():
 
     assert isinstance(story.kind, DefinedKind)
     assert story.kind.composition is not None
-    composed = replace(story.kind.composition, composes=never)
+    composed = replace(story.kind.composition, compose=never)
     story.kind = replace(story.kind, underlying=composed, map_fields=never, is_withdrawn=True)
     state = NEW
     for each in story.log:

@@ -67,7 +67,7 @@ def content(definition: Fields = SPEC, seen: ExternalObject | None = None, **fie
     """What an object is made of, for a declaration and what is there."""
     kind = kind_from(definition)
     assert kind.composition is not None
-    return kind.composition.composes(KEY, kind.object_fields(kind.check_declared(fields)), seen)
+    return kind.composition.compose(KEY, kind.object_fields(kind.check_declared(fields)), seen)
 
 
 def definition(fields: Fields = SPEC) -> Declared:

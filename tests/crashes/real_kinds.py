@@ -461,7 +461,7 @@ class AttachmentStory(KindStory):
     async def declare_existing(self) -> None:
         config = ProviderConfigSpec("disks", self.lane.disks.as_uri())
         disks = DisksProvider(config, Secrets(), CallPermit())
-        created_action = action("Create", self.name, DISK.checked_fields({"sizeBytes": 8 * MIB}))
+        created_action = action("Create", self.name, DISK.check_fields({"sizeBytes": 8 * MIB}))
         labels = {OWNER_LABEL: f"test.default.Disk.{self.name}"}
         await disks.create(msgspec.structs.replace(created_action, labels=labels))
         await disks.close()

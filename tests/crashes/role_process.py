@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from reconciler.wiring import ROLES
-from tests.crashes.roles import READY, run_roles
+from tests.crashes.roles import READY, run_process
 
 TIMEOUT_SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,9 @@ class RoleProcess:
         cls, url: str, log: Path, *, failpoint: str = "", roles: Sequence[str] | str = ROLES
     ) -> RoleProcess:
         """Fork a process; ``failpoint`` has the syntax of ``reconciler.failpoints``."""
-        process = _context.Process(target=run_roles, args=(url, roles, failpoint, log), daemon=True)
+        process = _context.Process(
+            target=run_process, args=(url, roles, failpoint, log), daemon=True
+        )
         process.start()
         assert process.pid is not None
         return cls(process.pid, lambda: process.exitcode, log)

@@ -20,7 +20,7 @@ from reconciler.cli.process_logs import configure_logs
 from reconciler.cli.signals import run_until_stopped
 from reconciler.failpoints import VARIABLE
 from reconciler.provider.kind import KindRegistry, installed_kinds
-from reconciler.wiring import ROLES, SECRETS_VARIABLE, Role, initialize, open_connection, running
+from reconciler.wiring import ROLES, SECRETS_VARIABLE, Role, initialize, open_connection, run_roles
 from tests.faulty_api.kinds import OPTION_KINDS, SEALED
 
 READY = "roles are running"
@@ -33,7 +33,7 @@ INIT = "init"
 """Used instead of roles: create the streams, and exit."""
 
 
-def run_roles(url: str, roles: Sequence[Role] | str, failpoint: str, log: Path | None) -> None:
+def run_process(url: str, roles: Sequence[Role] | str, failpoint: str, log: Path | None) -> None:
     """Run roles in this process, which ends when its parent does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -61,7 +61,7 @@ async def _serve(url: str, roles: Sequence[str]) -> None:
     kinds = KindRegistry([*installed_kinds().values(), *OPTION_KINDS, SEALED])
 
     async def work() -> None:
-        async with open_connection(url) as nc, running(nc, expected, kinds=kinds):
+        async with open_connection(url) as nc, run_roles(nc, expected, kinds=kinds):
             print(READY, file=sys.stderr, flush=True)
             await asyncio.Event().wait()
 
@@ -75,4 +75,4 @@ def _redirect_output(log: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_roles(sys.argv[1], ROLES, "", None)
+    run_process(sys.argv[1], ROLES, "", None)

@@ -20,7 +20,7 @@ from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from infra.bus.streams import ensure_topology
 from infra.jetstream.connection import OLDEST_SERVER, require_jetstream
 from reconciler.ports import IntakeMessageOut
-from reconciler.wiring import ROLES, open_connection, running
+from reconciler.wiring import ROLES, open_connection, run_roles
 from tests.faulty_api import FaultyApi
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ async def test_a_resource_converges_on_a_server_in_a_container(
         again = await ensure_topology(nc)
         assert set(again.changes.values()) == {"unchanged"}
         assert again.log_id == first.log_id
-        async with running(nc, ROLES) as parts:
+        async with run_roles(nc, ROLES) as parts:
             parts.feed.subscribe(notice)
             await parts.intake.publish([_declaration(config), _declaration(shape)])
             await asyncio.wait_for(converged.wait(), CONVERGED_SECONDS)

@@ -19,7 +19,7 @@ from infra.providers.file_root import ROOT_MARKER
 from infra.secrets import open_stores
 from reconciler.provider.secrets import SecretKey
 from reconciler.sdk import Client, client_on
-from reconciler.wiring import ROLES, initialize, open_connection, running
+from reconciler.wiring import ROLES, initialize, open_connection, run_roles
 
 PAGE = (Path(__file__).parents[2] / "docs/kinds/file.md").read_text()
 PATIENCE_SECONDS = 30
@@ -59,7 +59,7 @@ async def client(tmp_path: Path, root: Path) -> AsyncIterator[Client]:
     try:
         async with open_connection(server.url) as nc:
             await initialize(nc)
-            async with running(nc, ROLES, secrets=secrets), client_on(nc, source="test") as one:
+            async with run_roles(nc, ROLES, secrets=secrets), client_on(nc, source="test") as one:
                 await one.declare(manifests(root)["etc"])
                 yield one
     finally:

@@ -47,10 +47,10 @@ def fields_of(struct: type[msgspec.Struct]) -> set[str]:
 def test_the_manifests_are_accepted() -> None:
     config, shape = manifests()
     kinds = installed_kinds()
-    checked: dict[str, Any] = kinds["ProviderConfig"].checked_fields(dict(config.spec))
+    checked: dict[str, Any] = kinds["ProviderConfig"].check_fields(dict(config.spec))
     assert checked["endpoint"] == "https://shapes.example.com"
     declaration = split_manifest(shape)
-    assert kinds["Shape"].checked_fields(declaration.fields) == {
+    assert kinds["Shape"].check_fields(declaration.fields) == {
         "type": "Square",
         "color": "Purple",
     }

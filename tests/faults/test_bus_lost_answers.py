@@ -14,7 +14,7 @@ from infra.jetstream.append import append
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import SubjectStart, last_by_subject, read_starts
 from reconciler.sdk import Client, connect
-from reconciler.wiring import initialize, open_connection, running
+from reconciler.wiring import initialize, open_connection, run_roles
 from tests.faults.tcp_proxy import TcpProxy, proxied
 from tests.scenarios.harness import manifest
 
@@ -38,7 +38,7 @@ async def test_fault_6_an_append_whose_response_is_lost_is_found_and_not_repeate
     async with (
         proxied(bus.port, by_frames=True) as proxy,
         open_connection(proxy.url) as behind,
-        running(behind, ["decider"]),
+        run_roles(behind, ["decider"]),
         connect(bus.url, source="test") as client,
     ):
         _swallow_an_acknowledgement(proxy)
@@ -68,7 +68,7 @@ async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_one_genera
         proxied(bus.port, by_frames=True) as proxy,
         connect(proxy.url, source="test") as client,
         open_connection(bus.url) as direct,
-        running(direct, ["decider"]),
+        run_roles(direct, ["decider"]),
     ):
         proxy.swallow_one(lambda frame: b'"stream":"INTAKE"' in frame and b'"seq"' in frame)
         async with asyncio.timeout(TIMEOUT_SECONDS):

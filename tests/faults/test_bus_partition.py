@@ -14,7 +14,7 @@ from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
-from reconciler.wiring import Role, initialize, open_connection, running
+from reconciler.wiring import Role, initialize, open_connection, run_roles
 from tests.cluster.routes import Routes
 from tests.cluster.servers import NODES, leader
 from tests.cluster.story import until
@@ -51,7 +51,7 @@ async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues
     async with (
         proxied(world.server.port) as proxy,
         open_connection(proxy.url) as behind,
-        running(behind, ["decider"], kinds=world.kinds),
+        run_roles(behind, ["decider"], kinds=world.kinds),
     ):
         await world.configure(api_config(world.human.url))
         proxy.delay_seconds = 0.02

@@ -15,7 +15,7 @@ import pytest
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from reconciler.sdk import connect as connect_sdk
-from reconciler.wiring import ROLES, initialize, open_connection, running
+from reconciler.wiring import ROLES, initialize, open_connection, run_roles
 from tests.faulty_api import FaultyApi
 from tests.security.guarded import provider_config, shape
 from tests.security.keys import Pair
@@ -87,7 +87,7 @@ async def test_roles_start_while_the_server_reloads(reloading: ReloadingBus, pai
         for number in range(STARTS):
             async with open_connection(url, access=reloading.access()) as nc:
                 await initialize(nc)
-                async with running(nc, ROLES):
+                async with run_roles(nc, ROLES):
                     if number == STARTS - 1:
                         reloads.cancel()
                         await reloading.assert_converges("after")
@@ -100,7 +100,7 @@ async def test_keys_are_revoked_while_roles_start(reloading: ReloadingBus, pair:
     """And again while they reconnect, with the new key either before or after the reload."""
     async with open_connection(reloading.bus.url, access=reloading.access()) as nc:
         await initialize(nc)
-        async with running(nc, ROLES):
+        async with run_roles(nc, ROLES):
             for number in range(REVOCATIONS):
                 fresh = Pair.of_user()
                 if number % 2:

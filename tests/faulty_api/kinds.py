@@ -18,7 +18,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.answers import decode_body, refusal
+from infra.providers.responses import build_refusal_error, decode_body
 from reconciler.errors import ConflictError, NotFoundError, RefusedError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
@@ -85,7 +85,7 @@ class UnlistedProvider(OptionProvider):
         """Check that the API responds, because any gateway can return 404."""
         response = await self._api.call("GET", "/healthz")
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
 
 
 class WhiteProvider(OptionProvider):

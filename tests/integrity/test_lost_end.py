@@ -25,7 +25,7 @@ from projections.read_models import (
 )
 from reconciler.ports import ResourceAppend
 from reconciler.roles.projector.lost_events import LogTooShortError
-from reconciler.wiring import initialize, running
+from reconciler.wiring import initialize, run_roles
 from tests.bus.histories import events, new_key
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
@@ -51,7 +51,7 @@ async def test_a_log_shorter_than_its_states_or_rows_is_not_used(
     message = f"expected a log that ends at position 9 or later, according to {witness}, found one"
 
     with pytest.raises(LogTooShortError, match=message):
-        async with running(bus, ["decider"]):
+        async with run_roles(bus, ["decider"]):
             pass
     for command in (("replay",), ("replay", "--verify"), ("backup", "short")):
         ran = await operator.run(fresh_bus_url, *command)
@@ -66,7 +66,7 @@ async def test_a_log_shorter_than_its_states_or_rows_is_not_used(
     assert (await stream_state(bus, STATES if "states" in witness else ROWS)).messages
 
     await operator.run_ok(fresh_bus_url, "restore", "sound", "--replace", log.log_id)
-    async with running(bus, ["decider"]):
+    async with run_roles(bus, ["decider"]):
         pass
     assert (await operator.diagnose(fresh_bus_url, "log"))["status"] == "ok"
 

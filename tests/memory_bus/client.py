@@ -53,7 +53,7 @@ class MemoryClientBus:
         except TimeoutError:
             raise WaitTimeoutError("the bus did not confirm the messages") from None
 
-    async def ask(
+    async def request(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
         """Store messages and wait for the answers; None for one that does not arrive in time."""

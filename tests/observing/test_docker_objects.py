@@ -18,10 +18,10 @@ from events.log import ActionDecided, ActionFailed, ActionSucceeded, DriftDetect
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Retry, Scope
-from infra.providers.answers import Response
 from infra.providers.docker.container import CONTAINER
 from infra.providers.docker.engine import EngineApi
 from infra.providers.docker.volume import VOLUME
+from infra.providers.responses import Response
 from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey

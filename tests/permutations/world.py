@@ -23,7 +23,7 @@ from events.intake import Reply
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from infra.secrets import open_stores
-from reconciler.roles.process import Role, Running, load, running_parts
+from reconciler.roles.process import Role, Running, load, run_parts
 from shapes_api.database import open_database
 from tests.faulty_api.app import CuttingProtocol, create_faulty_app
 from tests.memory_bus.bus import MemoryBus
@@ -89,7 +89,7 @@ class MemoryWorld(World):
         name = current_process().name
         ports = self.bus.ports(name, new_id=lambda: f"id-{next(self._ids)}", secrets=stores)
         parts = await load(ports, roles, self.kinds)
-        async with running_parts(parts, roles):
+        async with run_parts(parts, roles):
             ready.set_result(parts)
             await self._stop.wait()
         self.bus.forget_requests(name)

@@ -292,7 +292,7 @@ async def test_cas_that_hang_delay_no_other_ca(tmp_path: Path) -> None:
                 "http01": {"folder": "x"},
             }
         }
-        checked = ISSUER.checked_fields(fields)
+        checked = ISSUER.check_fields(fields)
 
         def begin(namespace: str, name: str) -> asyncio.Task[Effect]:
             id_ = f"{namespace}/Issuer/{name}@1"
@@ -308,7 +308,7 @@ async def test_cas_that_hang_delay_no_other_ca(tmp_path: Path) -> None:
         with pytest.raises(NotCalledError, match="5 actions of namespace 'other' are already"):
             await begin("other", "another-one")
         async with asyncio.timeout(2):
-            effect = await provider.create(action("Create", "own", ISSUER.checked_fields(OWN_CA)))
+            effect = await provider.create(action("Create", "own", ISSUER.check_fields(OWN_CA)))
             assert await provider.read("own") == effect.object
         assert not any(each.done() for each in hanging)
         for each in hanging:
@@ -415,7 +415,7 @@ async def test_a_certificate_with_names_that_were_not_ordered_is_refused(
         return encode_certificates([effect])
 
     monkeypatch.setattr(AcmeOrder, "certificate", certificate)
-    fields = CERTIFICATE.checked_fields({"issuer": "ca", "dnsNames": ["a.test"]})
+    fields = CERTIFICATE.check_fields({"issuer": "ca", "dnsNames": ["a.test"]})
     with pytest.raises(RefusedError, match="names other than those of 'web'"):
         await provider.create(action("Create", "web", fields))
     names[:] = ["a.test"]

@@ -20,8 +20,7 @@ from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
-from infra.providers.answers import Response
-from infra.providers.caddy.admin import AdminApi, caddy_refusal
+from infra.providers.caddy.admin import AdminApi, build_caddy_error
 from infra.providers.caddy.certificate import compare_certificate, read_checked_pair
 from infra.providers.caddy.configuration import (
     MAX_URLS,
@@ -35,6 +34,7 @@ from infra.providers.caddy.configuration import (
 )
 from infra.providers.caddy.order import Reach, find_index, positions
 from infra.providers.caddy.route import ROUTE
+from infra.providers.responses import Response
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -79,7 +79,7 @@ async def admin(caddy_server: Caddy) -> AsyncIterator[CaddyAdmin]:
 
 
 def declared(**fields: Any) -> Fields:
-    return ROUTE.checked_fields({"backends": BACKENDS, **fields})
+    return ROUTE.check_fields({"backends": BACKENDS, **fields})
 
 
 async def create_route(routes: Provider, name: str, **fields: Any) -> ExternalObject:
@@ -144,7 +144,7 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
 )
 def test_an_invalid_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:
     with pytest.raises(InvalidManifestError) as caught:
-        ROUTE.checked_fields(fields)
+        ROUTE.check_fields(fields)
     assert why in str(caught.value)
 
 
@@ -452,7 +452,7 @@ async def test_a_refusal_by_caddy_is_permanent_and_changes_nothing(
 )
 def test_a_500_is_classified_by_its_message(words: str, error: type[ProviderError]) -> None:
     content = msgspec.json.encode({"error": words}) if words else b"<html>"
-    assert isinstance(caddy_refusal(Response("PATCH", "/config", 500, {}, content)), error)
+    assert isinstance(build_caddy_error(Response("PATCH", "/config", 500, {}, content)), error)
 
 
 async def test_a_404_of_another_server_proves_nothing(

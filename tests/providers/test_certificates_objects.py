@@ -90,12 +90,12 @@ async def provider(root: Path) -> AsyncIterator[CertificatesProvider]:
 
 
 def create(fields: Fields = WEB, name: str = "web") -> Action:
-    return action("Create", name, CERTIFICATE.checked_fields(fields))
+    return action("Create", name, CERTIFICATE.check_fields(fields))
 
 
 def update(observed_certificate: ExternalObject, fields: Fields = WEB) -> Action:
     return with_version_of(
-        action("Update", observed_certificate.name, CERTIFICATE.checked_fields(fields)),
+        action("Update", observed_certificate.name, CERTIFICATE.check_fields(fields)),
         observed_certificate,
     )
 
@@ -144,7 +144,7 @@ def leaf(folder: Path) -> x509.Certificate:
 )
 def test_an_invalid_certificate_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
-        CERTIFICATE.checked_fields(fields)
+        CERTIFICATE.check_fields(fields)
 
 
 @pytest.mark.parametrize(
@@ -165,15 +165,15 @@ def test_an_invalid_certificate_is_refused(fields: Fields, problem: str) -> None
 )
 def test_an_invalid_issuer_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
-        ISSUER.checked_fields(fields)
+        ISSUER.check_fields(fields)
 
 
 def test_two_spellings_of_a_certificate_are_equal() -> None:
-    one = CERTIFICATE.checked_fields(
+    one = CERTIFICATE.check_fields(
         {**WEB, "dnsNames": ["B.test", "a.test"], "duration": "48h", "ipAddresses": ["0:0::1"]}
     )
     other_fields = {**WEB, "dnsNames": ["a.test", "b.test", "a.test"], "duration": "2d"}
-    assert one == CERTIFICATE.checked_fields({**other_fields, "ipAddresses": ["::1"]})
+    assert one == CERTIFICATE.check_fields({**other_fields, "ipAddresses": ["::1"]})
 
 
 def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_install() -> None:
@@ -277,7 +277,7 @@ def test_each_check_says_what_is_wrong_and_how_to_fix_it(
     ],
 )
 def test_only_fields_of_the_request_need_a_new_request(changed: Fields, reasons: list[str]) -> None:
-    applied = CERTIFICATE.checked_fields(WEB)
+    applied = CERTIFICATE.check_fields(WEB)
     case = Case("k", FACTS, {}, applied=applied, desired={**applied, **changed})
     assert [str(each) for each in findings(case)] == reasons
     assert all(not checks for checks in findings(case._replace(desired=None)))
@@ -505,7 +505,7 @@ async def test_nothing_is_created_within_the_directory_of_another_certificate(
 
     # A certificate may move within its own directory, and beside another one.
     observed_certificate = await read_certificate(provider, "first")
-    inner = CERTIFICATE.checked_fields({**WEB, "folder": "one/tls/inner"})
+    inner = CERTIFICATE.check_fields({**WEB, "folder": "one/tls/inner"})
     await provider.update(with_version_of(action("Update", "first", inner), observed_certificate))
     assert leaf(root / "one/tls/inner")
     await provider.create(create({**WEB, "folder": "one/web"}, "second"))
@@ -517,7 +517,7 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
     authority = await create_issuer(root, "own", OWN_CA)
     previous_certificate = await create_certificate(provider)
     async with connect_issuers(root) as issuers:
-        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
+        again = with_version_of(action("Update", "own", ISSUER.check_fields(OWN_CA)), authority)
         again = msgspec.structs.replace(again, purpose="Renew")
         renewed = (await issuers.update(again)).object
         assert renewed is not None
@@ -585,7 +585,7 @@ async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["KeyMissing"]
-        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        again = with_version_of(action("Update", "own", ISSUER.check_fields(OWN_CA)), now)
         with pytest.raises(RefusedError, match="its key is missing"):
             await issuers.update(again)
     assert authority.uid == now.uid
@@ -601,7 +601,7 @@ async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["CertificateMissing"]
-        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        again = with_version_of(action("Update", "own", ISSUER.check_fields(OWN_CA)), now)
         mended = (await issuers.update(again)).object
     assert mended is not None
     assert mended.fields["problems"] == []

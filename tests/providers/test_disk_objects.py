@@ -119,14 +119,14 @@ class Case:
 
 
 def new_disk(name: str = "data", size: int = 8 * MIB, **spec: Any) -> Action:
-    created_action = action("Create", name, DISK.checked_fields({"sizeBytes": size, **spec}))
+    created_action = action("Create", name, DISK.check_fields({"sizeBytes": size, **spec}))
     return msgspec.structs.replace(
         created_action, labels={**created_action.labels, OWNER_LABEL: OWNER}
     )
 
 
 def new_attachment(name: str = "data", **spec: Any) -> Action:
-    return action("Create", name, ATTACHMENT.checked_fields({"disk": name, **spec}))
+    return action("Create", name, ATTACHMENT.check_fields({"disk": name, **spec}))
 
 
 def put_marker(image: Path) -> None:
@@ -181,13 +181,13 @@ async def case(disk_root: Path) -> AsyncIterator[Case]:
 )
 def test_an_invalid_disk_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
-        DISK.checked_fields(fields)
+        DISK.check_fields(fields)
 
 
 @pytest.mark.parametrize("disk", ["", "../x", "a/b", "-o", "a\n", "/dev/vda"])
 def test_an_attachment_refers_to_a_disk_in_the_folder(disk: str) -> None:
     with pytest.raises(InvalidManifestError, match="disk"):
-        ATTACHMENT.checked_fields({"disk": disk})
+        ATTACHMENT.check_fields({"disk": disk})
 
 
 # --- a disk

@@ -52,7 +52,7 @@ class WithDisks:
         disk = action.fields["disk"]
         permit = CALL_GATE.set(None)  # this is no request of the provider's
         if await self._disks.read(disk) is None:
-            of_disk = made("Create", disk, DISK.checked_fields(SMALL))
+            of_disk = made("Create", disk, DISK.check_fields(SMALL))
             labels = {OWNER_LABEL: f"test.default.Disk.{disk}"}
             await self._disks.create(structs.replace(of_disk, labels=labels))
         CALL_GATE.reset(permit)

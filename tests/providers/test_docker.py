@@ -95,7 +95,7 @@ class Case:
         self.volumes = VolumesProvider(config, secrets, CallPermit())
 
     def fields(self, **spec: Any) -> Fields:
-        return CONTAINER.checked_fields({"image": self.image, "stopSeconds": 0, **spec})
+        return CONTAINER.check_fields({"image": self.image, "stopSeconds": 0, **spec})
 
     async def create_container(self, suffix: str = "", /, **spec: Any) -> ExternalObject:
         name = f"{self.prefix}{suffix}"
@@ -179,7 +179,7 @@ async def test_every_declared_field_is_read_back_unchanged(case: Case) -> None:
     assert set(container.outputs["ports"]) == {"80/tcp", "90/tcp"}
     assert not RESERVED_LABELS & container.labels.keys()
     once = case.fields(**spec)
-    assert CONTAINER.checked_fields(once) == once
+    assert CONTAINER.check_fields(once) == once
 
 
 async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_deleted(
@@ -482,7 +482,7 @@ async def test_a_volume_that_is_there_is_a_conflict_though_the_engine_says_creat
     case: Case,
 ) -> None:
     case.admin.post("/volumes/create", {"Name": case.prefix, "Labels": {"whose": "theirs"}})
-    create = action("Create", case.prefix, VOLUME.checked_fields({}))
+    create = action("Create", case.prefix, VOLUME.check_fields({}))
     with pytest.raises(ConflictError) as caught:
         await case.volumes.create(create)
     assert caught.value.obstacle == await case.volumes.read(case.prefix)
@@ -491,7 +491,7 @@ async def test_a_volume_that_is_there_is_a_conflict_though_the_engine_says_creat
 
 
 async def test_a_volumes_uid_stays_when_something_is_written_to_it(case: Case) -> None:
-    created = await case.volumes.create(action("Create", case.prefix, VOLUME.checked_fields({})))
+    created = await case.volumes.create(action("Create", case.prefix, VOLUME.check_fields({})))
     command = ["sh", "-c", "touch /d/x; sleep 9999"]
     await case.create_container(
         "-user", mounts=[{"target": "/d", "source": case.prefix}], command=command
@@ -502,7 +502,7 @@ async def test_a_volumes_uid_stays_when_something_is_written_to_it(case: Case) -
 
 async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(case: Case) -> None:
     container = (
-        await case.volumes.create(action("Create", case.prefix, VOLUME.checked_fields({})))
+        await case.volumes.create(action("Create", case.prefix, VOLUME.check_fields({})))
     ).object
     assert container is not None
     user = await case.create_container("-user", mounts=[{"target": "/d", "source": case.prefix}])
@@ -516,7 +516,7 @@ async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(ca
 
 async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
     options = {"type": "tmpfs", "device": "tmpfs", "o": "size=1m"}
-    create = action("Create", case.prefix, VOLUME.checked_fields({"options": options}))
+    create = action("Create", case.prefix, VOLUME.check_fields({"options": options}))
     container = (await case.volumes.create(create)).object
     assert container is not None
     assert VOLUME.describe_data_loss(None, container) == ""
@@ -702,7 +702,7 @@ async def test_a_call_to_an_unreachable_engine_was_not_executed(tmp_path: Path) 
             lambda: provider.read("any"),
             lambda: provider.changes(None),
             lambda: provider.create(
-                action("Create", "any", CONTAINER.checked_fields({"image": "x"}))
+                action("Create", "any", CONTAINER.check_fields({"image": "x"}))
             ),
         ]
         for call in calls:
@@ -756,4 +756,4 @@ def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
 )
 def test_an_invalid_declaration_is_refused(fields: Fields, words: str) -> None:
     with pytest.raises(InvalidManifestError, match=words):
-        CONTAINER.checked_fields(fields)
+        CONTAINER.check_fields(fields)

@@ -38,7 +38,7 @@ def test_the_manifests_can_be_declared(manifest: Manifest) -> None:
     declared = split_manifest(manifest)
 
     assert manifest.api_version == kind.api_version
-    assert kind.checked_fields(declared.fields)
+    assert kind.check_fields(declared.fields)
     assert kind.name_problem(declared.external_name) is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.providers.endpoint import authorization, checked_endpoint, leads_elsewhere
+from infra.providers.endpoint import authorization, check_endpoint, is_other_path
 from reconciler.errors import ConfigurationError
 
 
@@ -18,7 +18,7 @@ from reconciler.errors import ConfigurationError
     ],
 )
 def test_a_url_of_http_is_an_endpoint(given: str, used: str) -> None:
-    assert checked_endpoint(given) == used
+    assert check_endpoint(given) == used
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_url_of_http_is_an_endpoint(given: str, used: str) -> None:
 )
 def test_anything_else_is_a_configuration_error(given: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.endpoint"):
-        checked_endpoint(given)
+        check_endpoint(given)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_anything_else_is_a_configuration_error(given: str) -> None:
 )
 def test_credentials_in_an_endpoint_are_refused_and_not_shown(given: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        checked_endpoint(given)
+        check_endpoint(given)
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -80,11 +80,11 @@ def test_a_secret_that_cannot_be_a_header_is_refused_and_not_shown(secret: str) 
     ],
 )
 def test_a_text_that_an_api_may_decode_to_another_path_is_detected(text: str) -> None:
-    assert leads_elsewhere(text)
+    assert is_other_path(text)
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a.b", "..a", "projects/x", "100%", "a%2Fb", "é", "...", "a\\b"]
 )
 def test_any_other_text_stays_one_segment(text: str) -> None:
-    assert not leads_elsewhere(text)
+    assert not is_other_path(text)

@@ -93,11 +93,11 @@ def files(root: Path, secrets: Secrets) -> FileProvider:
 
 
 def create(name: str = "etc/app.ini", fields: Fields = PLAIN):
-    return action("Create", name, FILE.checked_fields(fields))
+    return action("Create", name, FILE.check_fields(fields))
 
 
 def update(file: ExternalObject, fields: Fields):
-    return with_version_of(action("Update", file.name, FILE.checked_fields(fields)), file)
+    return with_version_of(action("Update", file.name, FILE.check_fields(fields)), file)
 
 
 async def create_file(files: FileProvider, name: str = "etc/app.ini", fields: Fields = PLAIN):
@@ -117,7 +117,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def drift(file: ExternalObject, fields: Fields) -> list[str]:
-    field_differences = differences(Wanted(FILE.checked_fields(fields), {}), file, FILE)
+    field_differences = differences(Wanted(FILE.check_fields(fields), {}), file, FILE)
     return [each.path for each in field_differences]
 
 
@@ -141,12 +141,12 @@ def drift(file: ExternalObject, fields: Fields) -> list[str]:
 )
 def test_an_invalid_file_is_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(InvalidManifestError, match=problem):
-        FILE.checked_fields(fields)
+        FILE.check_fields(fields)
 
 
 def test_two_spellings_of_a_mode_are_equal() -> None:
-    assert FILE.checked_fields({"content": "a"}) == {"content": "a", "mode": "0644"}
-    assert FILE.checked_fields({"content": "a", "mode": "644"})["mode"] == "0644"
+    assert FILE.check_fields({"content": "a"}) == {"content": "a", "mode": "0644"}
+    assert FILE.check_fields({"content": "a", "mode": "644"})["mode"] == "0644"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_what_others_keep_of_a_file_is_not_written_over(
     file = await create_file(files)
     (root / "etc/app.ini").write_text("theirs\n")
     changed = await read_file(files)
-    desired = Wanted(FILE.checked_fields(PLAIN), {}, ignored=frozenset({"content"}))
+    desired = Wanted(FILE.check_fields(PLAIN), {}, ignored=frozenset({"content"}))
     fields, _labels = merge_desired(desired, changed, FILE.normalize)
     write = with_version_of(action("Update", file.name, {**fields, "mode": "0640"}), changed)
     await files.update(msgspec.structs.replace(write, labels={}))
@@ -565,9 +565,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     rotated = await secrets.store(SecretRef("db"), f"{PLANTED}-2", "default")
     expected = {**SECRET, "content": msgspec.to_builtins(rotated)}
     assert drift(file, expected) == ["content.secret"]
-    to_write, _labels = merge_desired(
-        Wanted(FILE.checked_fields(expected), {}), file, FILE.normalize
-    )
+    to_write, _labels = merge_desired(Wanted(FILE.check_fields(expected), {}), file, FILE.normalize)
     write = with_version_of(action("Update", file.name, to_write), file)
     renewed = (await files.update(write)).object
     assert renewed is not None

@@ -78,20 +78,22 @@ async def test_no_name_of_an_endpoint_may_resolve_to_the_host() -> None:
 
 def test_only_usable_addresses_of_a_name_are_connected_to() -> None:
     guard = HostGuard(NOTHING)
-    assert guard.usable("rebound.test", 80, [INSIDE, OUTSIDE, INSIDE_6]) == [OUTSIDE]
-    assert guard.usable("empty.test", 80, []) == []
+    assert guard.filter_addresses("rebound.test", 80, [INSIDE, OUTSIDE, INSIDE_6]) == [OUTSIDE]
+    assert guard.filter_addresses("empty.test", 80, []) == []
     for addresses in ([INSIDE], [INSIDE_6], [INSIDE, INSIDE_6]):
         with pytest.raises(HostAddressError):
-            guard.usable("rebound.test", 80, addresses)
+            guard.filter_addresses("rebound.test", 80, addresses)
         with pytest.raises(HostAddressError):
-            HostGuard(NOTHING, is_operators=True).usable("rebound.test", 80, addresses)
+            HostGuard(NOTHING, is_configured=True).filter_addresses("rebound.test", 80, addresses)
 
 
 def test_an_address_of_a_declaration_may_not_even_be_written_out() -> None:
     for host in ("127.0.0.1", "localhost", "[::1]"):
         with pytest.raises(HostAddressError, match="is an address of the host itself"):
-            HostGuard(NOTHING).usable(host, 80, [INSIDE])
-        assert HostGuard(NOTHING, is_operators=True).usable(host, 80, [INSIDE]) == [INSIDE]
+            HostGuard(NOTHING).filter_addresses(host, 80, [INSIDE])
+        assert HostGuard(NOTHING, is_configured=True).filter_addresses(host, 80, [INSIDE]) == [
+            INSIDE
+        ]
 
 
 def test_the_address_that_was_judged_is_the_one_that_is_used(

@@ -16,9 +16,9 @@ from events.external import ExternalObject
 from events.intake import ListingBegan
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers import connections
-from infra.providers.answers import Response, decode_body, problem_text
 from infra.providers.connections import MAX_BODY_BYTES
 from infra.providers.http import HttpApi
+from infra.providers.responses import Response, decode_body, describe_problem
 from reconciler.errors import NotDoneError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
@@ -182,7 +182,7 @@ def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
     answer = Response("GET", "http://api/x", 500, {}, deep)
     with pytest.raises(NotDoneError, match="nested too deeply"):
         decode_body(answer, msgspec.json.Decoder())
-    assert problem_text(answer).startswith('{"x":[[')
+    assert describe_problem(answer).startswith('{"x":[[')
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "deflate", "zstd", "x" * 1000])

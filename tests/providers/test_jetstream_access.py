@@ -104,7 +104,7 @@ async def test_the_text_of_a_creds_file_lets_in(tmp_path: Path, connect: Connect
         provider = connect(STREAM, server.url, secret=text)
         assert await listing(provider, Scope()) == []
         with pytest.raises(NotDoneError, match=r"permission denied.*ann.*credentialsRef"):
-            await provider.create(action("Create", "x", STREAM.checked_fields({"subjects": ["x"]})))
+            await provider.create(action("Create", "x", STREAM.check_fields({"subjects": ["x"]})))
         await provider.close()
     finally:
         await server.stop()
@@ -135,10 +135,10 @@ async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Co
             provider = connect(kind, server.url, secret="ann:s3cret")
             assert isinstance(provider, WatchingProvider)
             mark = await provider.changes(None)
-            checked = kind.checked_fields(fields)
+            checked = kind.check_fields(fields)
             created_object = (await provider.create(action("Create", name, checked))).object
             assert await provider.changes(mark) != mark
-            changed = kind.checked_fields({**fields, "description": "x"})
+            changed = kind.check_fields({**fields, "description": "x"})
             updated = (await provider.update(upon("Update", created_object, changed))).object
             assert await listing(provider, Scope()) == [updated]
             if kind is not STREAM:
@@ -199,7 +199,7 @@ async def test_a_server_that_is_away_is_transient_and_one_that_hangs_unknown(
     server = EmbeddedServer()
     await server.start(tmp_path)
     provider = connect(STREAM, server.url, timeout_seconds=1)
-    create = action("Create", unique, STREAM.checked_fields({"subjects": [unique]}))
+    create = action("Create", unique, STREAM.check_fields({"subjects": [unique]}))
     assert await provider.read(unique) is None
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(UnknownResultError):

@@ -133,7 +133,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
 def test_the_subjects_of_an_object_are_limited(kind: Kind, subjects: list[str], words: str) -> None:
     """For each new subject, the server compares those of all streams, and serves no others."""
     with pytest.raises(InvalidManifestError, match=words):
-        kind.checked_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
+        kind.check_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
 
 
 async def test_one_stream_is_written_at_a_time() -> None:
@@ -150,7 +150,7 @@ async def test_one_stream_is_written_at_a_time() -> None:
         config = ProviderConfigSpec("jetstream", f"nats://127.0.0.1:{port}")
         assert STREAM.connect is not None
         provider = STREAM.connect(config, Secrets(), CallPermit())
-        fields = STREAM.checked_fields({"subjects": ["a"]})
+        fields = STREAM.check_fields({"subjects": ["a"]})
         writes = [provider.create(action("Create", f"S{number}", fields)) for number in range(4)]
         results = await asyncio.gather(*writes, return_exceptions=True)
         await provider.close()
@@ -189,7 +189,7 @@ async def test_large_consumers_do_not_hide_others(
         body = {"stream_name": stream, "config": config}
         await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", body)
     provider = connect(CONSUMER, nats_server.url)
-    action_ = action("Create", f"{stream}/small", CONSUMER.checked_fields({}))
+    action_ = action("Create", f"{stream}/small", CONSUMER.check_fields({}))
     await provider.create(action_)
     objects = await listing(provider, Scope(prefix=f"{stream}/"))
     await api_request(nc, f"STREAM.DELETE.{stream}", None)

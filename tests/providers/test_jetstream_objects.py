@@ -90,7 +90,7 @@ def with_required_fields(kind: Kind, field: str, value: Any, subject: str) -> Fi
         fields["deliverPolicy"] = "by_start_" + field.removeprefix("start").lower()
     if field == "deliverPolicy" and value == "last_per_subject":
         fields["filterSubjects"] = ["a"]
-    return kind.checked_fields({**fields, field: value})
+    return kind.check_fields({**fields, field: value})
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
     if kind is CONSUMER:
         declared["ackPolicy"] = "none"
     assert existing is not None
-    assert kind.normalize(existing.fields) == kind.checked_fields(declared)
+    assert kind.normalize(existing.fields) == kind.check_fields(declared)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
     ],
 )
 def test_the_normal_form_is_declared_and_normalized_as_itself(kind: Kind, fields: Fields) -> None:
-    once = kind.checked_fields(fields)
+    once = kind.check_fields(fields)
 
     assert kind.normalize(once) == once
-    assert kind.checked_fields(once) == once
+    assert kind.check_fields(once) == once
 
 
 @given(st.integers(min_value=0, max_value=10**11))
@@ -209,7 +209,7 @@ def test_what_no_server_would_take_is_refused_when_it_is_declared(
     kind: Kind, fields: Fields, why: str
 ) -> None:
     with pytest.raises(InvalidManifestError, match=why):
-        kind.checked_fields(fields)
+        kind.check_fields(fields)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_the_kinds_are_found_by_their_entry_points() -> None:
 
 
 def existing_object(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> ExternalObject:
-    checked = kind.checked_fields({"subjects": ["s"], **fields} if kind is STREAM else fields)
+    checked = kind.check_fields({"subjects": ["s"], **fields} if kind is STREAM else fields)
     outputs = {} if has_data is None else {"hasData": has_data, "hasLeader": True}
     return ExternalObject("x", checked, outputs=outputs)
 
@@ -288,10 +288,10 @@ async def test_data_is_seen_and_stays_seen(
 ) -> None:
     """Or each message through a work queue would be two events of the log."""
     streams, consumers = connect(STREAM, nats_server.url), connect(CONSUMER, nats_server.url)
-    fields = STREAM.checked_fields({"subjects": [unique], "retention": "workqueue"})
+    fields = STREAM.check_fields({"subjects": [unique], "retention": "workqueue"})
     await streams.create(action("Create", unique, fields))
     name = f"{unique}/c"
-    await consumers.create(action("Create", name, CONSUMER.checked_fields({})))
+    await consumers.create(action("Create", name, CONSUMER.check_fields({})))
 
     async def flags() -> list[bool]:
         existing_streams = [await streams.read(unique), await consumers.read(name)]
@@ -323,7 +323,7 @@ async def test_a_foreign_stream_that_is_adopted_keeps_its_messages_and_what_no_f
     await api_request(nc, f"STREAM.CREATE.{unique}", config)
     await nc.request(unique, b"kept")
     provider = connect(STREAM, nats_server.url)
-    expected = STREAM.checked_fields({"subjects": [unique], "description": "ours"})
+    expected = STREAM.check_fields({"subjects": [unique], "description": "ours"})
     with pytest.raises(ConflictError) as caught:
         await provider.create(action("Create", unique, expected))
     stranger = caught.value.obstacle
@@ -344,7 +344,7 @@ async def test_subjects_that_a_foreign_stream_has_are_waited_for(
 ) -> None:
     config = {"name": f"{unique}x", "subjects": [f"{unique}.>"]}
     await api_request(nc, f"STREAM.CREATE.{unique}x", config)
-    fields = STREAM.checked_fields({"subjects": [f"{unique}.a"]})
+    fields = STREAM.check_fields({"subjects": [f"{unique}.a"]})
     with pytest.raises(NotDoneError, match="overlap"):
         await connect(STREAM, nats_server.url).create(action("Create", unique, fields))
 
@@ -361,7 +361,7 @@ async def test_a_part_of_a_work_queue_that_a_foreign_consumer_has_is_waited_for(
             "config": {"durable_name": "x", "ack_policy": "explicit", "filter_subject": first},
         }
         await api_request(nc, f"CONSUMER.CREATE.{unique}.x", body)
-        fields = CONSUMER.checked_fields({"filterSubjects": [second] if second else []})
+        fields = CONSUMER.check_fields({"filterSubjects": [second] if second else []})
         with pytest.raises(NotDoneError, match=r"not unique|not allowed"):
             await provider.create(action("Create", f"{unique}/c", fields))
         await api_request(nc, f"CONSUMER.DELETE.{unique}.x", None)
@@ -371,7 +371,7 @@ async def test_a_consumer_waits_for_its_stream(
     nats_server: EmbeddedServer, connect: Connect, unique: str
 ) -> None:
     provider = connect(CONSUMER, nats_server.url)
-    create = action("Create", f"{unique}/c", CONSUMER.checked_fields({}))
+    create = action("Create", f"{unique}/c", CONSUMER.check_fields({}))
     with pytest.raises(NotDoneError, match="does not exist"):
         await provider.create(create)
     assert await provider.read(f"{unique}/c") is None
@@ -388,7 +388,7 @@ async def test_a_consumer_of_a_client_is_neither_listed_nor_replaced(
 
     assert await listing(provider, Scope(prefix=f"{stream}/")) == []
     with pytest.raises(NotDoneError, match="is an ephemeral consumer"):
-        await provider.create(action("Create", place, CONSUMER.checked_fields({})))
+        await provider.create(action("Create", place, CONSUMER.check_fields({})))
 
 
 async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
@@ -400,7 +400,7 @@ async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
     await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
     provider = connect(CONSUMER, nats_server.url)
     existing = await provider.read(place)
-    expected = CONSUMER.checked_fields({})
+    expected = CONSUMER.check_fields({})
 
     assert existing is not None
     assert existing.fields != expected

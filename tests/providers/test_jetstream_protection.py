@@ -78,7 +78,7 @@ async def test_what_is_the_products_own_is_refused_and_stays(
 ) -> None:
     contents_before = await everything(bus)
     provider = connect(kind, server.url)
-    fields = kind.checked_fields({"subjects": ["mine"]} if kind is STREAM else {})
+    fields = kind.check_fields({"subjects": ["mine"]} if kind is STREAM else {})
 
     for call in (
         provider.create(action("Create", name, fields)),
@@ -107,7 +107,7 @@ async def test_every_stream_of_the_product_has_the_mark_and_what_others_made_has
 
     provider = connect(STREAM, server.url)
     effect = await provider.create(
-        action("Create", "MINE", STREAM.checked_fields({"subjects": ["m"]}))
+        action("Create", "MINE", STREAM.check_fields({"subjects": ["m"]}))
     )
     assert await listing(provider, EVERYTHING) == [effect.object]
     await provider.delete(action("Delete", "MINE", {}))
@@ -177,7 +177,7 @@ async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
 )
 def test_subjects_of_the_product_and_of_the_server_are_refused_when_declared(subject: str) -> None:
     with pytest.raises(InvalidManifestError, match="overlaps"):
-        STREAM.checked_fields({"subjects": ["mine.>", subject]})
+        STREAM.check_fields({"subjects": ["mine.>", subject]})
 
 
 def test_the_products_subjects_are_all_that_its_streams_take() -> None:
@@ -189,7 +189,7 @@ def test_the_products_subjects_are_all_that_its_streams_take() -> None:
 @pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", ">.a", "a\n", "é\x00"])
 def test_what_is_no_subject_is_refused(subject: str) -> None:
     with pytest.raises(InvalidManifestError, match="is not a subject"):
-        STREAM.checked_fields({"subjects": [subject]})
+        STREAM.check_fields({"subjects": [subject]})
 
 
 tokens = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)

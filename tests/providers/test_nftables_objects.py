@@ -67,9 +67,7 @@ class Services:
 
     def fields(self, *backends: tuple[str, int], **spec: Any) -> Fields:
         answering = [{"address": address, "port": port} for address, port in backends]
-        return SERVICE.checked_fields(
-            {"address": VIRTUAL, "port": 80, "backends": answering, **spec}
-        )
+        return SERVICE.check_fields({"address": VIRTUAL, "port": 80, "backends": answering, **spec})
 
     async def create_service(
         self, name: str, *backends: tuple[str, int], **spec: Any
@@ -743,7 +741,7 @@ def test_endpoints_name_a_table_and_a_namespace() -> None:
 )
 def test_a_spec_that_cannot_be_is_refused_with_what_and_where(spec: Fields, why: str) -> None:
     with pytest.raises(InvalidManifestError, match="spec") as caught:
-        SERVICE.checked_fields({"address": VIRTUAL, "port": 80, **spec})
+        SERVICE.check_fields({"address": VIRTUAL, "port": 80, **spec})
     assert why in str(caught.value)
 
 

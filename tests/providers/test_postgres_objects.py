@@ -102,7 +102,7 @@ def grants(postgres_server: Postgres, connect: Connect) -> Provider:
 
 
 def create(kind: Kind, name: str, fields: Fields):
-    creation = action("Create", name, kind.checked_fields(fields))
+    creation = action("Create", name, kind.check_fields(fields))
     return creation if kind is not GRANT else msgspec.structs.replace(creation, labels={})
 
 
@@ -115,7 +115,7 @@ async def create_object(
 
 
 async def updated(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
-    update = action("Update", thing.name, kind.checked_fields(fields))
+    update = action("Update", thing.name, kind.check_fields(fields))
     changed = (await provider.update(with_version_of(update, thing))).object
     assert changed is not None
     return changed
@@ -144,7 +144,7 @@ async def test_a_password_is_set_and_shown_nowhere(
     roles: Provider, secrets: Secrets, postgres_server: Postgres, superuser: Superuser, unique: str
 ) -> None:
     reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
-    expected = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
+    expected = DATABASE_ROLE.check_fields({"login": True, "password": {"$secret": "app"}})
     expected["password"]["digest"] = reference.digest
     role = await create_object(roles, DATABASE_ROLE, unique, expected)
 
@@ -190,7 +190,7 @@ async def test_a_generated_password_is_the_roles_own(
     roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
     fields: Fields = {"login": True, "generatedPassword": {"name": "made"}}
-    expected = DATABASE_ROLE.checked_fields(fields)
+    expected = DATABASE_ROLE.check_fields(fields)
     role = await create_object(roles, DATABASE_ROLE, unique, fields)
     first = await secrets.value(SecretRef("made"), "default")
     assert await superuser.logs_in(unique, first, "postgres")
@@ -500,7 +500,7 @@ async def test_another_way_to_write_an_encoding_or_a_locale_is_no_difference(
     databases: Provider, unique: str, fields: Fields
 ) -> None:
     existing = await create_object(databases, DATABASE, unique.lower(), fields)
-    expected = DATABASE.checked_fields(fields)
+    expected = DATABASE.check_fields(fields)
     assert {name: existing.fields[name] for name in fields} == {
         name: expected[name] for name in fields
     }
@@ -509,7 +509,7 @@ async def test_another_way_to_write_an_encoding_or_a_locale_is_no_difference(
 @pytest.mark.parametrize("encoding", ["LATIN-99", "ISO88591", "nonsense"])
 def test_an_encoding_that_no_server_shows_is_refused(encoding: str) -> None:
     with pytest.raises(InvalidManifestError, match=encoding):
-        DATABASE.checked_fields({"encoding": encoding})
+        DATABASE.check_fields({"encoding": encoding})
 
 
 async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
@@ -528,7 +528,7 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
         databases, DATABASE, existing, {"extensions": ["hstore"], "allowConnections": False}
     )
     assert closed.fields["extensions"] == {"hstore": True}, "as it was last written"
-    assert DATABASE.describe_data_loss(DATABASE.checked_fields({}), closed).endswith(": hstore")
+    assert DATABASE.describe_data_loss(DATABASE.check_fields({}), closed).endswith(": hstore")
 
 
 async def test_text_that_users_write_into_a_comment_stays(
@@ -576,7 +576,7 @@ async def test_the_servers_own_is_never_listed_and_never_written(
             for call in (
                 provider.create(create(kind, name, {})),
                 provider.delete(action("Delete", name, {})),
-                provider.update(action("Update", name, kind.checked_fields({}))),
+                provider.update(action("Update", name, kind.check_fields({}))),
                 provider.read(name),
             ):
                 with pytest.raises(RefusedError):
@@ -589,7 +589,7 @@ async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one
     await create_object(roles, DATABASE_ROLE, unique, {})
     await run(superuser, "ALTER ROLE {} SUPERUSER", unique)
     (role,) = await listing(roles, Scope(prefix=unique))
-    assert drift(DATABASE_ROLE, role, DATABASE_ROLE.checked_fields({})) == ["superuser"]
+    assert drift(DATABASE_ROLE, role, DATABASE_ROLE.check_fields({})) == ["superuser"]
     role = await updated(roles, DATABASE_ROLE, role, {})
     assert role.fields["superuser"] is False
 
@@ -606,7 +606,7 @@ async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one
 )
 def test_what_no_role_may_be_is_refused_when_it_is_declared(fields: Fields, why: str) -> None:
     with pytest.raises(InvalidManifestError, match=why) as caught:
-        DATABASE_ROLE.checked_fields(fields)
+        DATABASE_ROLE.check_fields(fields)
     assert "planted" not in str(caught.value)
 
 
@@ -788,7 +788,7 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
     await run(superuser, "CREATE ROLE {}", unique)
     place = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
-    expected = GRANT.checked_fields(fields)
+    expected = GRANT.check_fields(fields)
     with pytest.raises(NotDoneError, match=r"there is no object \(yet\) to grant privileges on"):
         await create_object(grants, GRANT, place, fields)
     with psycopg.connect(

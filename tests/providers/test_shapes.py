@@ -157,7 +157,7 @@ def test_names_that_the_api_refuses(name: str) -> None:
 )
 def test_a_spec_that_is_no_resource_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifestError):
-        SHAPE.checked_fields(fields)
+        SHAPE.check_fields(fields)
 
 
 @pytest.mark.parametrize("operation", ["Update", "Delete"])

@@ -23,7 +23,7 @@ from events.log import (
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from reconciler.provider.defined_kind import build_defined_kind
-from reconciler.provider.definition import kind_of
+from reconciler.provider.definition import build_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, Holds
@@ -45,7 +45,7 @@ SPEC: dict[str, Any] = {
 def toy_kind(generation: int = 1, over: Kind = BLOCK, **changes: Any) -> Kind:
     spec = msgspec.convert({**SPEC, **changes}, KindDefinitionSpec)
     # The tests' configuration is for the provider of the underlying kind.
-    return replace(kind_of("Toy", spec, generation, over), provider=BLOCK.provider)
+    return replace(build_kind("Toy", spec, generation, over), provider=BLOCK.provider)
 
 
 def declared_story(over: Kind = BLOCK, shade: str = " red ") -> Story:
@@ -357,6 +357,6 @@ def test_a_field_that_connects_resources_to_their_objects_is_immutable(field: st
 def test_the_default_of_an_object_contains_the_defaults_of_its_fields():
     part = {"type": "Object", "default": {}, "fields": {"on": {"type": "Boolean", "default": True}}}
     spec = msgspec.convert({**SPEC, "over": None, "fields": {"part": part}}, KindDefinitionSpec)
-    kind = kind_of("Toy", spec, 1, BLOCK)
-    assert kind.checked_fields({}) == {"part": {"on": True}}
-    assert kind.checked_fields({"part": {"on": False}}) == {"part": {"on": False}}
+    kind = build_kind("Toy", spec, 1, BLOCK)
+    assert kind.check_fields({}) == {"part": {"on": True}}
+    assert kind.check_fields({"part": {"on": False}}) == {"part": {"on": False}}

@@ -89,8 +89,8 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def test_an_unknown_value_may_be_any_value_that_the_kind_accepts():
     kind = with_unknown_values(dataclasses.replace(BLOCK, schema=_Fields))
     values = {"port": UNKNOWN, "shape": "Circle", "names": ["a"]}
-    assert kind.checked_fields(values) == values
+    assert kind.check_fields(values) == values
     values = {"port": 1, "shape": UNKNOWN}
-    assert kind.checked_fields(values) == {**values, "names": []}
+    assert kind.check_fields(values) == {**values, "names": []}
     with pytest.raises(InvalidManifestError, match="port"):
-        kind.checked_fields({"port": "none", "shape": "Circle"})
+        kind.check_fields({"port": "none", "shape": "Circle"})

@@ -1,4 +1,4 @@
-"""Attempts, back-off, refusals and conflicts: scenarios 12 to 15; invariants 2, 3 and 9."""
+"""Attempts, backoff, refusals and conflicts: scenarios 12 to 15; invariants 2, 3 and 9."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ import pytest
 
 from events.kind_definition import KindDefinitionSpec
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import Response, problem_text
-from infra.providers.caddy.admin import caddy_refusal
-from infra.providers.docker.engine import engine_refusal
+from infra.providers.caddy.admin import build_caddy_error
+from infra.providers.docker.engine import build_engine_error
 from infra.providers.http import HttpApi
+from infra.providers.responses import Response, describe_problem
 from infra.providers.rest.protocol import MAX_RULE_CHARACTERS, Protocol
 from infra.providers.rest.provider import MAX_MARK_CHARACTERS, RestProvider, WatchingRestProvider
 from reconciler.errors import NotDoneError, RefusedError
@@ -58,9 +58,9 @@ def test_a_large_refusal_costs_a_fraction_of_a_full_search(what: str, status: in
     whole = cpu_seconds(lambda: content.decode(errors="replace").lower())
     for each in (
         lambda: existing_protocol.rule_for(status, content),
-        lambda: problem_text(answer),
-        lambda: engine_refusal(answer),
-        lambda: caddy_refusal(answer),
+        lambda: describe_problem(answer),
+        lambda: build_engine_error(answer),
+        lambda: build_caddy_error(answer),
     ):
         assert cpu_seconds(each) < whole / 8
 

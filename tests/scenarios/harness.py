@@ -58,7 +58,7 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
-from reconciler.wiring import ROLES, Role, Running, initialize, open_connection, running
+from reconciler.wiring import ROLES, Role, Running, initialize, open_connection, run_roles
 from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
@@ -263,7 +263,7 @@ class World:
     async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
         async with (
             open_connection(self.url) as nc,
-            running(nc, roles, kinds=self.kinds, secrets=self.secrets) as parts,
+            run_roles(nc, roles, kinds=self.kinds, secrets=self.secrets) as parts,
         ):
             self.reconciler_nc = nc
             ready.set_result(parts)

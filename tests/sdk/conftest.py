@@ -9,7 +9,7 @@ import pytest
 
 from events.manifest import Manifest, Metadata
 from reconciler.sdk import Client, connect
-from reconciler.wiring import ROLES, initialize, open_connection, running
+from reconciler.wiring import ROLES, initialize, open_connection, run_roles
 from tests.faulty_api import FaultyApi
 
 NewManifest = Callable[..., Manifest]
@@ -51,7 +51,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, module_bus_url: str) -> Iter
 async def _run_roles(url: str, api_url: str, ready: threading.Event, stop: asyncio.Event) -> None:
     async with open_connection(url) as nc:
         await initialize(nc)
-        async with running(nc, ROLES), connect(url, source="setup") as client:
+        async with run_roles(nc, ROLES), connect(url, source="setup") as client:
             await client.declare(provider_config(api_url))
             ready.set()
             await stop.wait()

@@ -21,7 +21,7 @@ from infra.jetstream.errors import BusUnavailableError
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import BusError, ConfigurationError, WaitTimeoutError, client_on, connect
 from reconciler.sdk.messages import withdrawal
-from reconciler.wiring import initialize, open_connection, running
+from reconciler.wiring import initialize, open_connection, run_roles
 from tests.sdk.conftest import shape
 
 
@@ -76,7 +76,7 @@ async def test_a_lost_reply_is_requested_again(bus: EmbeddedServer) -> None:
         port, folder = bus.port, bus.data_dir
         await bus.kill()
         await bus.start(folder, port=port)
-        async with open_connection(bus.url) as nc, running(nc, ["decider"]):
+        async with open_connection(bus.url) as nc, run_roles(nc, ["decider"]):
             answer = await asking
         declared = [each for each in await client.history("default/Shape/foo") if each]
 
@@ -118,7 +118,7 @@ async def test_reading_and_waiting_continue_through_a_restart(bus: EmbeddedServe
         reading = asyncio.ensure_future(client.history("default/Shape/foo"))
         await bus.start(folder, port=port)
         assert await reading == []
-        async with running(nc, ["decider"]):
+        async with run_roles(nc, ["decider"]):
             await client.declare(shape("foo", providerConfigRef={"name": "nowhere"}))
             outcome = await waiting
             assert (await following).event_id == outcome.event_id

@@ -20,7 +20,7 @@ from infra.jetstream.connection import connect as connect_to_bus
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import connect
 from reconciler.wiring import ROLES as RUNNING_ROLES
-from reconciler.wiring import initialize, open_connection, running
+from reconciler.wiring import initialize, open_connection, run_roles
 from tests.faulty_api import FaultyApi
 from tests.security.keys import Pair
 
@@ -97,7 +97,7 @@ class Guarded:
                 nc = await stack.enter_async_context(
                     open_connection(self.bus.url, access=self.access(principal))
                 )
-                await stack.enter_async_context(running(nc, (principal,)))
+                await stack.enter_async_context(run_roles(nc, (principal,)))
             operator = await stack.enter_async_context(self.sdk_as("operator"))
             await operator.declare(provider_config(self.api.url))
             ready.set()

@@ -23,7 +23,7 @@ from infra.jetstream.errors import BusAccessError
 from infra.jetstream.identity import Identity, KeyFile
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES as RUNNING_ROLES
-from reconciler.wiring import initialize, open_connection, running
+from reconciler.wiring import initialize, open_connection, run_roles
 from tests.cli.runner import Cli
 from tests.faulty_api import FaultyApi
 from tests.security.guarded import NAMESPACES, PATIENCE_SECONDS, provider_config, shape
@@ -88,7 +88,7 @@ async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
             access = jwt_bus.renew(principal, seconds=seconds)
             nc = await stack.enter_async_context(open_connection(url, access=access))
             connections[principal] = nc
-            await stack.enter_async_context(running(nc, (principal,)))
+            await stack.enter_async_context(run_roles(nc, (principal,)))
         client = await stack.enter_async_context(
             connect_sdk(url, source="acme", access=jwt_bus.access("acme"))
         )
@@ -126,7 +126,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
     try:
         async with open_connection(url, access=Access(nkey=key)) as nc:
             await initialize(nc, namespaces=["acme"])
-            async with running(nc, RUNNING_ROLES):
+            async with run_roles(nc, RUNNING_ROLES):
                 config = bus.data_dir / "nats.conf"
                 config.write_text(config.read_text().replace(allow_only(old), allow_only(fresh)))
                 os.kill(bus.pid, signal.SIGHUP)

@@ -256,7 +256,7 @@ def test_every_page_and_example_allows_its_host_access(page: Path):
             name: value for name, value in declared.fields.items() if not has_reference(value)
         }
         try:
-            fields = kind.checked_fields(resolved_fields)
+            fields = kind.check_fields(resolved_fields)
         except InvalidManifestError:
             continue  # a required field is a reference
         use = find_refused_use(kind.find_host_uses(fields), allowed[declared.provider_config])

@@ -23,7 +23,7 @@ from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import DeadLetter, IntakeDelivery
 from reconciler.sdk import Client, OutcomeStream
 from reconciler.wiring import ROLES as RUNNING_ROLES
-from reconciler.wiring import Role, open_connection, running
+from reconciler.wiring import Role, open_connection, run_roles
 from tests.cli.runner import Cli, CommandResult, InProcessCli
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
@@ -130,7 +130,7 @@ async def test_a_role_restarts_on_a_log_with_a_history(guarded: Guarded, role: R
     count_before = len(guarded.violations())
     async with (
         open_connection(guarded.bus.url, access=guarded.access(role)) as nc,
-        running(nc, (role,)),
+        run_roles(nc, (role,)),
     ):
         pass
     assert guarded.violations()[count_before:] == []

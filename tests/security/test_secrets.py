@@ -28,7 +28,7 @@ from reconciler.roles.runtime.secret_guard import MAX_ERROR_CHARACTERS, mask_sec
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy
-from reconciler.wiring import ROLES, initialize, open_connection, running
+from reconciler.wiring import ROLES, initialize, open_connection, run_roles
 from tests.cli.runner import Cli
 from tests.security.echo_api import EchoApi
 from tests.security.guarded import PATIENCE_SECONDS, Guarded
@@ -78,7 +78,7 @@ async def test_a_secret_that_an_api_repeats_appears_nowhere(
         apis = {each: await stack.enter_async_context(EchoApi(each)) for each in references}
         nc = await stack.enter_async_context(open_connection(url))
         await initialize(nc)
-        async with running(nc, ROLES), client_on(nc, source="test") as client:
+        async with run_roles(nc, ROLES), client_on(nc, source="test") as client:
             for status, reference in references.items():
                 config = _config(f"c{status}", apis[status].url, reference)
                 await client.declare(config)

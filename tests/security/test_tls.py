@@ -23,7 +23,7 @@ from reconciler.errors import ConfigurationError, UntrustedApiError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from reconciler.sdk import connect as connect_sdk
-from reconciler.wiring import ROLES, initialize, open_connection, running
+from reconciler.wiring import ROLES, initialize, open_connection, run_roles
 from shapes_api.kinds.shapes import ShapesProvider
 from tests.cli.runner import Cli
 from tests.docs.test_links import DOCS
@@ -131,7 +131,7 @@ async def test_the_main_workflow_runs_over_tls_on_both_sides(
         TlsProxy(api.port, context) as proxy,
         open_connection(bus, access=access) as nc,
         connect_sdk(bus, source="test", access=access) as client,
-        running(nc, ROLES),
+        run_roles(nc, ROLES),
     ):
         trusted = provider_config(proxy.url, tls={"caFile": str(certificates.ca_path)})
         await client.declare(trusted)

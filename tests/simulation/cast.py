@@ -11,7 +11,7 @@ from projections.read_models import ReadModels
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.observer.observer import Observer
-from reconciler.roles.process import Ports, load, running_parts
+from reconciler.roles.process import Ports, load, run_parts
 from tests.memory_bus.bus import MemoryBus
 from tests.memory_bus.loop import Process
 from tests.simulation.plan import ProcessPlan
@@ -84,7 +84,7 @@ class Actor:
         assert self.process is not None
         ports = self._ports(self.process.name)
         parts = await load(ports, self.plan.roles, self._stage.kinds)
-        async with running_parts(parts, self.plan.roles):
+        async with run_parts(parts, self.plan.roles):
             keeps_models = {"projector", "observer"} & set(self.plan.roles)
             self.models = parts.models if keeps_models else None
             self.observer = parts.observer

@@ -13,18 +13,18 @@ import msgspec
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
-from infra.providers.answers import (
+from infra.providers.http import HttpApi
+from infra.providers.responses import (
     Response,
+    build_refusal_error,
     build_unusable_error,
     decode_body,
+    describe_problem,
     explanation,
-    inconclusive,
+    inconclusive_error_class,
     is_read,
-    problem_text,
-    refusal,
-    start_of,
+    redact_start,
 )
-from infra.providers.http import HttpApi
 from reconciler.errors import (
     NotDoneError,
     ProviderError,
@@ -86,7 +86,7 @@ class AdminApi:
             permit,
             secret=secrets.credential,
             secrecy=secrets.secrecy,
-            takes_sockets=True,
+            accepts_sockets=True,
         )
 
     async def get(self, path: str) -> Part:
@@ -103,7 +103,7 @@ class AdminApi:
         if response.status_code == HTTPStatus.NOT_FOUND and is_absent:
             return None
         if response.status_code != HTTPStatus.OK:
-            raise caddy_refusal(response)
+            raise build_caddy_error(response)
         actual_id = decode_body(response, _id_decoder).id
         if str(actual_id) != object_id:
             raise build_unusable_error(response, f"it describes {actual_id!r}, not {object_id!r}")
@@ -139,7 +139,7 @@ class AdminApi:
             case HTTPStatus.BAD_REQUEST if read_error_message(response):
                 return response
             case _:
-                raise caddy_refusal(response)
+                raise build_caddy_error(response)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -148,7 +148,7 @@ class AdminApi:
     async def _read(self, path: str) -> Response:
         response = await self._http.call("GET", path, headers=_HEADERS)
         if response.status_code != HTTPStatus.OK:
-            raise caddy_refusal(response)
+            raise build_caddy_error(response)
         return response
 
 
@@ -169,7 +169,7 @@ def _part_etag(response: Response) -> str:
 def read_error_message(response: Response) -> str:
     """Return the start of Caddy's error message; empty if the response has none."""
     body = explanation(response, _error_decoder)
-    return "" if body is None else start_of(body.error, response)
+    return "" if body is None else redact_start(body.error, response)
 
 
 def is_id_in_use(response: Response) -> bool:
@@ -179,7 +179,7 @@ def is_id_in_use(response: Response) -> bool:
     )
 
 
-def caddy_refusal(response: Response) -> ProviderError:
+def build_caddy_error(response: Response) -> ProviderError:
     """Classify a failed response that has no special meaning for the call."""
     message = " ".join(read_error_message(response).split())
     if _NO_SUCH_PATH in message and is_read(response.method):
@@ -189,14 +189,14 @@ def caddy_refusal(response: Response) -> ProviderError:
             status=HTTPStatus.CONFLICT,
         )
     if not message or response.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
-        content = _encoder.encode({"detail": message or problem_text(response)})
-        return refusal(msgspec.structs.replace(response, content=content))
+        content = _encoder.encode({"detail": message or describe_problem(response)})
+        return build_refusal_error(msgspec.structs.replace(response, content=content))
     text = f"Caddy rejected the request: {message}"
     # Caddy is available, and explains the refusal. A 5xx status would count against its health.
     if _CHANGED_PATH.search(message):
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     if not _ROLLED_BACK.match(message):
-        return inconclusive(response.method)(text, status=response.status_code)
+        return inconclusive_error_class(response.method)(text, status=response.status_code)
     if _EXTERNAL_CAUSES.search(message):
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     return RefusedError(text, status=HTTPStatus.BAD_REQUEST)

@@ -16,9 +16,9 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE
 from infra.providers.caddy.order import MAX_PAIRS, Position, Reach
 from infra.providers.caddy.spec import ANY_PATH, normalize
+from infra.providers.responses import UNDECODABLE
 
 FAIL_SECONDS: Final = 1
 """Seconds during which an unreachable backend is not used, if there are others."""

@@ -27,8 +27,8 @@ from infra.providers.caddy.admin import (
     TLS,
     AdminApi,
     Part,
+    build_caddy_error,
     build_partly_done_error,
-    caddy_refusal,
     is_id_in_use,
 )
 from infra.providers.caddy.certificate import Files, compare_certificate, read_checked_pair
@@ -433,7 +433,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         if is_id_in_use(response):
             return None
         if response.status_code != HTTPStatus.OK:
-            raise caddy_refusal(response)
+            raise build_caddy_error(response)
         return _replace_routes(servers, fields, _insert(routes, index, route))
 
     async def _write(self, name: str, native: _NamedRoute, route: CaddyRoute) -> list[CaddyRoute]:
@@ -495,7 +495,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             method, path, content = "POST", PAIRS, entry
         response = await self._api.change(method, path, content)
         if response.status_code != HTTPStatus.OK:
-            raise caddy_refusal(response)
+            raise build_caddy_error(response)
 
     async def _delete_certificate(self, uid: str, part: Part | None) -> None:
         if part is not None and _is_certificate_of(uid, part):
@@ -507,7 +507,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise NotDoneError(f"{part.path} was changed during the write")
         if response.status_code != HTTPStatus.OK:
-            raise caddy_refusal(response)
+            raise build_caddy_error(response)
 
 
 def _is_certificate_of(uid: str, part: Part) -> bool:

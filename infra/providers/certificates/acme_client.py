@@ -28,13 +28,13 @@ from josepy.interfaces import JSONDeSerializable
 from josepy.jwa import ES256
 from josepy.jwk import JWKEC
 
-from infra.providers.answers import UNDECODABLE
 from infra.providers.certificates.acme_transport import (
     MAX_REDIRECTS,
     LimitedAdapter,
     ResponseLimitError,
 )
 from infra.providers.host_guard import HostAddressError, HostGuard
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import NotDoneError, ProviderError, RefusedError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424

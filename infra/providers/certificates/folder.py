@@ -25,7 +25,7 @@ from infra.providers.certificates.store import (
     Store,
     root_of,
 )
-from infra.providers.file_errors import failure
+from infra.providers.file_errors import to_provider_error
 from infra.providers.file_root import FileRoot
 from infra.providers.host_guard import HostGuard
 from reconciler.errors import NotCalledError, NotDoneError
@@ -71,7 +71,7 @@ class CertificateFolder:
         try:
             return await loop.run_in_executor(threads, function)
         except OSError as error:
-            raise failure(error, writes=writes) from None
+            raise to_provider_error(error, writes=writes) from None
         except (NoAccountError, NoOrderError) as error:
             raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 

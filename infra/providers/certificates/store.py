@@ -23,15 +23,15 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE
 from infra.providers.certificates.spec import STORE, name_problem
 from infra.providers.file_root import (
     FileRoot,
-    checked_segment,
+    check_segment,
     open_file,
     open_temporary,
     temporary_name,
 )
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import ConfigurationError, NotDoneError
 
 RECORD_FILE: Final = "record.json"
@@ -255,7 +255,7 @@ def read_file(folder: int, segment: str) -> bytes | None:
 
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
     """Replace a file in one step, and sync it to disk."""
-    temporary_file = temporary_name(checked_segment(segment))
+    temporary_file = temporary_name(check_segment(segment))
     with open_temporary(folder, temporary_file) as file:
         view = memoryview(data)
         while view:

@@ -69,7 +69,7 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         name,
         spec.api_version,
         _EmptySchema,
-        composes=partial(_compose, parts, defined_outputs.input_names),
+        compose=partial(_compose, parts, defined_outputs.input_names),
         summary=defined_outputs.summary,
         ready=_ready,
         outputs=defined_outputs.outputs,

@@ -45,7 +45,7 @@ def composed_kind(
     api_version: str,
     schema: type[msgspec.Struct],
     *,
-    composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields],
+    compose: Callable[[ResourceKey, Fields, ExternalObject | None], Fields],
     summary: Summary,
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
@@ -53,7 +53,7 @@ def composed_kind(
     provider: str = "infra.providers.composition.provider:CompositionProvider",
     extra: str = "",
     find_references: Callable[[Fields, str], Sequence[Reference]] | None = None,
-    removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
+    count_removed: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
     find_host_uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> ComposedKind:
     """Build a kind whose objects are sets of other resources. See ``lazy`` for ``provider``."""
@@ -67,10 +67,10 @@ def composed_kind(
         name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
         outputs=outputs,
         find_references=find_references,
-        removes=removes,
+        count_removed=count_removed,
         find_host_uses=find_host_uses,
         ready=ready,
         renewal_time=_renewal_time,
         progress=progress,
-        composes=composes,
+        compose=compose,
     )

@@ -324,7 +324,7 @@ class CompositionProvider:
         bus = await self._open_bus()
         await self._api.permit.before_request()
         try:
-            responses = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
+            responses = await bus.request(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
             raise UnknownResultError(f"Reconciler's bus: {error}") from error
         replies = [each for each in responses if each is not None]

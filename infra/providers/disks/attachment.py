@@ -45,7 +45,7 @@ from infra.providers.disks.programs import (
     run,
 )
 from infra.providers.disks.superblock import FILESYSTEM
-from infra.providers.file_errors import settle
+from infra.providers.file_errors import sync_folder
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -416,7 +416,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             if folder is not None:
                 with suppress(FileNotFoundError):
                     os.unlink(f"{name}{ATTACHMENT_SUFFIX}", dir_fd=folder)
-                settle(folder)
+                sync_folder(folder)
 
     def _build_busy_error(
         self, result: ProgramResult, attachment: Attachment, next_step: str

@@ -21,7 +21,6 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE
 from infra.providers.disks import loops
 from infra.providers.disks.folder import (
     ATTACHMENT_SUFFIX,
@@ -36,8 +35,9 @@ from infra.providers.disks.folder import (
 )
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.mounts import Mount, mount_at, mounts
-from infra.providers.file_errors import settle
+from infra.providers.file_errors import sync_folder
 from infra.providers.file_root import open_file, open_temporary, stat_of, temporary_name
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import NotDoneError, RefusedError
 
 IMAGE_DELETED: Final = "ImageDeleted"
@@ -275,4 +275,4 @@ class Attachments:
                     )
                 else:
                     os.rename(temporary_file, segment, src_dir_fd=folder, dst_dir_fd=folder)
-                settle(folder)
+                sync_folder(folder)

@@ -46,7 +46,7 @@ from infra.providers.disks.programs import (
     run,
 )
 from infra.providers.disks.superblock import FILESYSTEM, read_superblock
-from infra.providers.file_errors import mark_unknown_result, settle
+from infra.providers.file_errors import mark_unknown_result, sync_folder
 from infra.providers.file_root import is_same_file, temporary_name
 from reconciler.errors import (
     ConflictError,
@@ -300,7 +300,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     f"disk {name!r}: this filesystem has no hard links, which creating a disk "
                     "requires; use another filesystem"
                 ) from None
-            settle(folder)
+            sync_folder(folder)
 
     def _finish(self, action: Action) -> _Disk:
         name = action.external_name
@@ -411,7 +411,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     "Reconciler deletes it after it is detached"
                 )
             os.unlink(segment_of(name), dir_fd=folder)
-            settle(folder)
+            sync_folder(folder)
 
     @contextmanager
     def _open_own_image(self, action: Action) -> Generator[tuple[int, int]]:
@@ -454,7 +454,7 @@ def _remove_temporary_name(folder: int, action: Action) -> None:
     if is_same_file(folder, _temporary_name(action), segment_of(action.external_name)):
         with mark_unknown_result():
             os.unlink(_temporary_name(action), dir_fd=folder)
-        settle(folder)
+        sync_folder(folder)
 
 
 def _run(file: int, program: str, *arguments: str) -> ProgramResult:

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.programs import build_waiting_error
-from infra.providers.file_errors import failure
+from infra.providers.file_errors import to_provider_error
 from infra.providers.file_root import FileRoot, is_named, root_path, stat_of
 from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
@@ -74,7 +74,7 @@ class DiskFolder:
                 f"the filesystem of {self.root.path} did not respond before the timeout"
             ) from None
         except OSError as error:
-            raise failure(error, writes=writes) from None
+            raise to_provider_error(error, writes=writes) from None
         if writes:
             self._permit.record_write()
         return result

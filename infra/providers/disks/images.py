@@ -17,7 +17,6 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE
 from infra.providers.disks import loops
 from infra.providers.disks.folder import segment_of
 from infra.providers.disks.loops import Loop
@@ -25,6 +24,7 @@ from infra.providers.disks.programs import build_waiting_error, is_out_of_space
 from infra.providers.disks.superblock import Superblock, read_superblock
 from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
 from infra.providers.file_root import open_file
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import RefusedError
 
 ATTRIBUTE: Final = "user.reconciler.disk"

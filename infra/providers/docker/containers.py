@@ -19,14 +19,13 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.answers import Response, decode_body
 from infra.providers.connections import InvalidResponseError
 from infra.providers.docker.engine import (
     EngineApi,
+    build_engine_error,
     build_name_conflict,
     build_partly_done_error,
     checked_name,
-    engine_refusal,
     filters,
     gather_limited,
     label_filter,
@@ -53,6 +52,7 @@ from infra.providers.docker.spec import (
     MUTABLE,
     comparable,
 )
+from infra.providers.responses import Response, decode_body
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -165,7 +165,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise _build_creation_error(response, action.fields)
         if response.status_code != HTTPStatus.CREATED:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         with mark_partly_done("the container was created, but a later step failed"):
             created = await self._by_id(decode_body(response, _created_decoder).id)
         return await self._finish(created, action)
@@ -345,7 +345,7 @@ class ContainersProvider(NamedObjects[_Container]):
         path = f"/containers/{inspection.id}"
         response = await self._api.call("DELETE", path, query=[("force", "true")])
         if response.status_code not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND):
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         return response.status_code == HTTPStatus.NO_CONTENT
 
     async def _stop(self, inspection: Inspection) -> None:
@@ -355,7 +355,7 @@ class ContainersProvider(NamedObjects[_Container]):
         path = f"/containers/{inspection.id}/stop"
         response = await self._api.call("POST", path, query=[("t", str(seconds))])
         if response.status_code not in {*_DONE, HTTPStatus.NOT_FOUND}:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
 
     # --- reading
 
@@ -503,7 +503,7 @@ def _build_creation_error(response: Response, fields: Fields) -> ProviderError:
             "not pull images; pull, load or build it there",
             status=HTTPStatus.NOT_FOUND,
         )
-    return engine_refusal(response)
+    return build_engine_error(response)
 
 
 def _build_change_error(response: Response) -> ProviderError:
@@ -515,4 +515,4 @@ def _build_change_error(response: Response) -> ProviderError:
         return ConflictError(
             "the container has been deleted since it was read", status=response.status_code
         )
-    return engine_refusal(response)
+    return build_engine_error(response)

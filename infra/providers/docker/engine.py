@@ -15,17 +15,17 @@ import msgspec
 
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
-from infra.providers.answers import (
-    Response,
-    decode_body,
-    explanation,
-    inconclusive,
-    refusal,
-    start_of,
-)
 from infra.providers.docker.names import name_problem
 from infra.providers.endpoint import authorization, socket_path
 from infra.providers.http import HttpApi, Query
+from infra.providers.responses import (
+    Response,
+    build_refusal_error,
+    decode_body,
+    explanation,
+    inconclusive_error_class,
+    redact_start,
+)
 from infra.providers.trust import build_ssl_context
 from reconciler.errors import (
     ConflictError,
@@ -97,7 +97,7 @@ class EngineApi:
             permit,
             secret=secrets.credential,
             secrecy=secrets.secrecy,
-            takes_sockets=True,
+            accepts_sockets=True,
         )
         self._permit = permit
         self._config = config
@@ -110,7 +110,7 @@ class EngineApi:
         """Read an object that must exist."""
         response = await self.call("GET", path, query=query)
         if response.status_code != HTTPStatus.OK:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         return decode_body(response, decoder)
 
     async def find(self, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
@@ -129,7 +129,7 @@ class EngineApi:
         ):
             return None
         if response.status_code != HTTPStatus.OK:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         return response
 
     async def call(
@@ -158,7 +158,7 @@ class EngineApi:
         """Check that the Engine responds. This call needs no API version."""
         response = await self._http.call("GET", "/_ping")
         if response.status_code != HTTPStatus.OK:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         return response
 
     @asynccontextmanager
@@ -179,7 +179,9 @@ class EngineApi:
             async with self._streaming.stream("GET", url, params=list(query)) as response:
                 if response.status_code != HTTPStatus.OK:
                     content = await self._read_error_body(response)
-                    raise engine_refusal(Response("GET", path, response.status_code, {}, content))
+                    raise build_engine_error(
+                        Response("GET", path, response.status_code, {}, content)
+                    )
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise NotDoneError(
                         f"GET {self._config.endpoint}{path}: invalid response: it is compressed"
@@ -226,7 +228,7 @@ class EngineApi:
     async def _negotiate_version(self) -> str:
         response = await self._http.call("GET", "/version")
         if response.status_code != HTTPStatus.OK:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         versions = decode_body(response, _versions_decoder)
         oldest, newest = _parse_version(versions.oldest), _parse_version(versions.newest)
         if newest < API_VERSION:
@@ -251,14 +253,14 @@ def _parse_version(version: str) -> tuple[int, ...]:
 def read_error_message(response: Response) -> str:
     """Return the start of the Engine's error message; empty if the response has none."""
     body = explanation(response, _error_decoder)
-    return "" if body is None else start_of(body.message, response)
+    return "" if body is None else redact_start(body.message, response)
 
 
-def engine_refusal(response: Response) -> ProviderError:
+def build_engine_error(response: Response) -> ProviderError:
     """Classify a failed response that has no special meaning for the call."""
     message = read_error_message(response)
     if not message:
-        return refusal(response)
+        return build_refusal_error(response)
     message = " ".join(message.split())
     text, status = f"the Engine rejected the request: {message}", response.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
@@ -270,12 +272,12 @@ def engine_refusal(response: Response) -> ProviderError:
         return RefusedError(text, status=HTTPStatus.CONFLICT)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         # An Engine that explains its error is available, so only this object's action waits.
-        return inconclusive(response.method)(text, status=HTTPStatus.CONFLICT)
+        return inconclusive_error_class(response.method)(text, status=HTTPStatus.CONFLICT)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return refusal(
+        return build_refusal_error(
             msgspec.structs.replace(response, content=_encoder.encode({"detail": message}))
         )
-    return inconclusive(response.method)(text, status=status)
+    return inconclusive_error_class(response.method)(text, status=status)
 
 
 @contextmanager

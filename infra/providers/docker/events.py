@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from infra.providers.answers import UNDECODABLE
 from infra.providers.docker.engine import EngineApi, filters
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import NotDoneError, ProviderError
 
 MAX_WAIT_SECONDS: Final = 30.0

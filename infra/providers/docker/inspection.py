@@ -15,7 +15,6 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE, Response, decode_body
 from infra.providers.docker.engine import DECLARED, WRITTEN_BY, unreserved_labels
 from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
@@ -29,6 +28,7 @@ from infra.providers.docker.spec import (
     to_cpu_quota,
     to_nanoseconds,
 )
+from infra.providers.responses import UNDECODABLE, Response, decode_body
 
 MAX_INSPECTION_BYTES: Final = 1024 * 1024
 """An object has at most 256 KiB, and contains only part of what the Engine reports."""

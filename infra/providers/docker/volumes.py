@@ -17,14 +17,13 @@ from events.excerpt import list_first
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import decode_body
 from infra.providers.docker.engine import (
     WRITTEN_BY,
     EngineApi,
+    build_engine_error,
     build_name_conflict,
     build_not_found_error,
     checked_name,
-    engine_refusal,
     filters,
     label_filter,
     labels_to_write,
@@ -33,6 +32,7 @@ from infra.providers.docker.engine import (
 from infra.providers.docker.events import EngineEvents
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.volume_spec import DEFAULT_DRIVER, normalize
+from infra.providers.responses import decode_body
 from reconciler.errors import NotDoneError, RefusedError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
@@ -116,7 +116,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         if response.status_code == HTTPStatus.CONFLICT:
             raise build_name_conflict(action, None)
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
-            raise engine_refusal(response)
+            raise build_engine_error(response)
         return decode_body(response, _volume_decoder)
 
     async def update_object(self, action: Action, existing: ExistingObject[_Volume]) -> _Volume:
@@ -139,7 +139,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         if response.status_code == HTTPStatus.CONFLICT:
             raise await self._build_in_use_error(action.external_name)
         if response.status_code != HTTPStatus.NO_CONTENT:
-            raise engine_refusal(response)
+            raise build_engine_error(response)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable

@@ -8,10 +8,10 @@ from reconciler.composites.git_source import (
     GitSourceFields,
     GitSourceOutputs,
     compose,
+    count_removed,
     find_host_uses,
     find_references,
     ready,
-    removes,
     summary,
 )
 
@@ -19,13 +19,13 @@ GIT_SOURCE = composed_kind(
     KIND,
     "git/v1",
     GitSourceFields,
-    composes=compose,
+    compose=compose,
     summary=summary,
     ready=ready,
     outputs=GitSourceOutputs,
     provider="infra.providers.git.sources:GitSourceProvider",
     extra="git",
     find_references=find_references,
-    removes=removes,
+    count_removed=count_removed,
     find_host_uses=find_host_uses,
 )

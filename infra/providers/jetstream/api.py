@@ -134,7 +134,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
 _T = TypeVar("_T")
 
 
-class AnswerTooLargeError(NotDoneError):
+class ListingTooLargeError(NotDoneError):
     """A response exceeds the limit because some objects are large."""
 
 
@@ -243,7 +243,7 @@ def classify_error(error: BusError, *, is_read: bool) -> ProviderError:
             return NotDoneError(text)
         case ResponseTooLargeError() if is_read:
             # It says nothing about the server's health, because a tenant can cause it.
-            return AnswerTooLargeError(text, status=HTTPStatus.CONFLICT)
+            return ListingTooLargeError(text, status=HTTPStatus.CONFLICT)
         case MessageTooLargeError():
             return RefusedError(text)
         case BusRefusedError():

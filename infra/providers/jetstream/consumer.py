@@ -19,7 +19,6 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.jetstream.parser import Incoming
-from infra.providers.answers import UNDECODABLE
 from infra.providers.jetstream.advisories import PREFIX, Advisories
 from infra.providers.jetstream.api import (
     Cluster,
@@ -45,6 +44,7 @@ from infra.providers.jetstream.streams import (
     to_milliseconds,
 )
 from infra.providers.jetstream.subjects import MAX_SUBJECTS, check_filters
+from infra.providers.responses import UNDECODABLE
 from infra.providers.times import check_time, in_utc
 from reconciler.errors import (
     ConflictError,
@@ -420,7 +420,7 @@ def normalize(fields: Fields) -> Fields:
     ack_wait = to_milliseconds(
         "ackWaitSeconds", fields.get("ackWaitSeconds") or DEFAULT_ACK_WAIT_SECONDS
     )
-    # As the server converts them: the first back-off interval is the acknowledgement wait, and a
+    # As the server converts them: the first backoff interval is the acknowledgement wait, and a
     # consumer without acknowledgements has neither a wait nor a limit.
     result["ackWaitSeconds"] = (*result["backoffSeconds"], ack_wait)[0]
     result["maxAckPending"] = result["maxAckPending"] or DEFAULT_MAX_ACK_PENDING

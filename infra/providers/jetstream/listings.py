@@ -12,7 +12,7 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from infra.providers.jetstream.api import AnswerTooLargeError, JetStreamApi
+from infra.providers.jetstream.api import JetStreamApi, ListingTooLargeError
 from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Unreadable
 
@@ -71,7 +71,7 @@ async def list_details(
     while True:
         try:
             page = await _objects(api, kind, form, stream, offset)
-        except AnswerTooLargeError:
+        except ListingTooLargeError:
             page = await _objects_by_name(
                 api, kind, form, stream, offset, unreadable=unreadable, to_name=to_name
             )
@@ -121,7 +121,7 @@ async def _objects_by_name(
         async with slots:
             try:
                 return await api.query(_request_subject(kind, "INFO", stream, name), form)
-            except AnswerTooLargeError as error:
+            except ListingTooLargeError as error:
                 if (external_name := to_name(name)) is not None:
                     unreadable.add(external_name, None, error.message)
                 return None

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from infra.providers.answers import UNDECODABLE
 from infra.providers.nftables.spec import Front
+from infra.providers.responses import UNDECODABLE
 from reconciler.errors import NotDoneError
 
 Expressions = list[object]

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from infra.providers.answers import UNDECODABLE
+from infra.providers.responses import UNDECODABLE
 
 _BEGIN: Final = "reconciler: "
 

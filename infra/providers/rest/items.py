@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from infra.providers.answers import UNDECODABLE
+from infra.providers.responses import UNDECODABLE
 
 _TURN_SECONDS: Final = 0.01
 _TOKENS_PER_TURN: Final = 256

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from events.rest_definition import MetadataField
-from infra.providers.answers import UNDECODABLE
+from infra.providers.responses import UNDECODABLE
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.json_paths import MISSING, Finder
 

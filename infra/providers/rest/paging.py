@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from events.external import ExternalObject
 from events.rest_definition import Paging
-from infra.providers.answers import Response, build_unusable_error
+from infra.providers.responses import Response, build_unusable_error
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.json_paths import MISSING, Finder
 from infra.providers.rest.protocol import Protocol

@@ -22,8 +22,8 @@ from events.rest_definition import (
     Reading,
     RestSpec,
 )
-from infra.providers.answers import decode_start
-from infra.providers.endpoint import leads_elsewhere
+from infra.providers.endpoint import is_other_path
+from infra.providers.responses import decode_start
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.items import UndecodableItem
@@ -214,7 +214,7 @@ class Protocol:
         """Describe why this API cannot have an object with a name; None if it can."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
-        is_path = "/" in name or leads_elsewhere(name)
+        is_path = "/" in name or is_other_path(name)
         if is_path or not name.isprintable() or name != name.strip():
             return "do not use /, control characters, surrounding spaces, or the names . and .."
         if self._name_pattern is None or self._name_pattern.is_in(name):

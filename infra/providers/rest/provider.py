@@ -24,20 +24,20 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import (
+from infra.providers.endpoint import is_other_path
+from infra.providers.http import HttpApi
+from infra.providers.responses import (
     UNDECODABLE,
     Response,
+    build_refusal_error,
     build_undecodable_error,
     build_unusable_error,
     decode_body,
-    in_doubt,
+    describe_problem,
     is_read,
-    problem_text,
-    refusal,
+    keep_unknown_result,
     retry_after_seconds,
 )
-from infra.providers.endpoint import leads_elsewhere
-from infra.providers.http import HttpApi
 from infra.providers.rest.document import remove_null_members
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
@@ -110,13 +110,15 @@ class RestProvider:
         if not meaning and response.status_code == HTTPStatus.NOT_FOUND:
             # If a read works, the API itself returned the 404: something that the creation requires
             # is missing.
-            with in_doubt(response):
+            with keep_unknown_result(response):
                 existing = await self._find(name)
             if existing is None:
-                raise NotDoneError(refusal(response).message, status=response.status_code)
+                raise NotDoneError(
+                    build_refusal_error(response).message, status=response.status_code
+                )
         if meaning != "Conflict":
             raise self._classify(response, meaning)
-        text = f"{name!r}: {problem_text(response)}"
+        text = f"{name!r}: {describe_problem(response)}"
         existing = None if protocol.has_server_ids else await self._find(name)
         if existing is not None:
             return self._match_attempt(existing.object, action, text, status=response.status_code)
@@ -151,8 +153,8 @@ class RestProvider:
         meaning = self._meaning(response, call.conflict or (409, 412), call.absent)
         if meaning not in ("Conflict", "Absent"):
             raise self._classify(response, meaning)
-        text = f"{name!r}: {problem_text(response)}"
-        with in_doubt(response):
+        text = f"{name!r}: {describe_problem(response)}"
+        with keep_unknown_result(response):
             current = await self._find(name, existing.object.uid)
         if current is None:
             raise NotFoundError(text, status=response.status_code)
@@ -184,7 +186,7 @@ class RestProvider:
         if meaning == "Conflict":
             raise NotDoneError(f"{name!r} was changed during the deletion")
         if meaning == "Absent":
-            with in_doubt(response):
+            with keep_unknown_result(response):
                 current = await self._find(name, existing.object.uid)
             if current is None:
                 return Effect(None, absent=True)
@@ -340,7 +342,7 @@ class RestProvider:
         if confirm is not None:
             collection = await self._api.call("GET", confirm, headers=protocol.rest.headers)
             if collection.status_code != HTTPStatus.OK:
-                raise refusal(collection)
+                raise build_refusal_error(collection)
             await self._check_json(collection)
             return
         page = await self._pages(1, Unreadable()).fetch("")
@@ -565,7 +567,7 @@ class RestProvider:
         return "Absent" if response.status_code in absent else ""
 
     def _classify(self, response: Response, meaning: str) -> ProviderError:
-        error = refusal(response)
+        error = build_refusal_error(response)
         status, wait = response.status_code, retry_after_seconds(response)
         match meaning:
             case "NotDone":
@@ -595,7 +597,7 @@ class RestProvider:
         """Return the values of placeholders. Raises ``RefusedError`` for an id such as ``..``."""
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
-            if leads_elsewhere(uid):
+            if is_other_path(uid):
                 raise RefusedError(f"{external_name!r}: {uid!r} is not a valid id")
             values["uid"] = uid
         return values
@@ -616,7 +618,7 @@ class WatchingRestProvider(RestProvider):
             headers=self._protocol.rest.headers,
         )
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
         if mark_at is None:
             mark = response.headers.get(_ETAG)
         else:

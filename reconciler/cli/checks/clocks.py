@@ -55,7 +55,7 @@ def check_clock(server_time: str, requested_at: float, responded_at: float) -> F
     remedy = (
         "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
     )
-    offset = round(clock.ahead.total_seconds(), 3) + 0.0
+    offset = round(clock.offset.total_seconds(), 3) + 0.0
     return Finding("clock", verdict, f"the server's clock differs by {offset:+.3f} s", remedy)
 
 

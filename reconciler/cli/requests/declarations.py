@@ -324,7 +324,7 @@ def reconcile(
     output: Output = "table",
     connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
-    """Reconcile resources immediately, without waiting for a back-off.
+    """Reconcile resources immediately, without waiting for a backoff.
 
     The observer reads each object from its API. For a ProviderConfig, the
     observer lists the whole API. The history records your request.

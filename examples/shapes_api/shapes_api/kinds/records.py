@@ -20,16 +20,16 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import (
-    Response,
-    decode_body,
-    decode_object,
-    in_doubt,
-    problem_text,
-    refusal,
-)
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
+from infra.providers.responses import (
+    Response,
+    build_refusal_error,
+    decode_body,
+    decode_object,
+    describe_problem,
+    keep_unknown_result,
+)
 from reconciler.errors import ConflictError, NotDoneError, NotFoundError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
@@ -165,13 +165,13 @@ class RecordsProvider(NamedObjects[_Record]):
             "DELETE", _path(action.external_name), headers={"If-Match": f'"{existing.native.etag}"'}
         )
         if response.status_code == HTTPStatus.NOT_FOUND:
-            with in_doubt(response):
+            with keep_unknown_result(response):
                 await self._confirm_zone()
             raise NotFoundError(f"record {action.external_name!r} does not exist")
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise NotDoneError(f"record {action.external_name!r} was changed during the deletion")
         if response.status_code != HTTPStatus.NO_CONTENT:
-            raise refusal(response)
+            raise build_refusal_error(response)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
@@ -188,7 +188,7 @@ class RecordsProvider(NamedObjects[_Record]):
         query = [] if after is None else [("after", after), ("wait", f"{self._wait_seconds:g}")]
         response = await self._feed.call("GET", "/changes", query=query)
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
         return str(decode_body(response, _changes_decoder).last)
 
     async def close(self) -> None:
@@ -210,11 +210,11 @@ class RecordsProvider(NamedObjects[_Record]):
         )
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise ConflictError(
-                f"record {action.external_name!r}: {problem_text(response)}",
+                f"record {action.external_name!r}: {describe_problem(response)}",
                 status=response.status_code,
             )
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
-            raise refusal(response)
+            raise build_refusal_error(response)
         return _decode_record(response, action.external_name)
 
     async def _confirm_zone(self) -> None:
@@ -225,7 +225,7 @@ class RecordsProvider(NamedObjects[_Record]):
         full = [*query, ("cursor", cursor)] if cursor else query
         response = await self._api.call("GET", "/records", query=full)
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
         page = decode_body(response, _page_decoder)
         return Page(page.records, page.next_cursor)
 

@@ -26,17 +26,17 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import (
-    Response,
-    decode_body,
-    decode_object,
-    in_doubt,
-    problem_text,
-    refusal,
-    retry_after_seconds,
-)
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
+from infra.providers.responses import (
+    Response,
+    build_refusal_error,
+    decode_body,
+    decode_object,
+    describe_problem,
+    keep_unknown_result,
+    retry_after_seconds,
+)
 from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
@@ -165,7 +165,7 @@ class ShapesProvider:
         }:
             absent = response.status_code == HTTPStatus.NOT_FOUND
             if absent:
-                with in_doubt(response):
+                with keep_unknown_result(response):
                     await self._confirm_absence(action.external_name)
             return Effect(object=None, replayed=_is_replay(response), absent=absent)
         raise await self._refused(response, action)
@@ -197,9 +197,9 @@ class ShapesProvider:
         query = [*filters, ("continue", token)] if token else filters
         response = await self._api.call("GET", "/shapes", query=query)
         if response.status_code == HTTPStatus.GONE:
-            raise ListingExpiredError(problem_text(response), status=response.status_code)
+            raise ListingExpiredError(describe_problem(response), status=response.status_code)
         if response.status_code != HTTPStatus.OK:
-            raise refusal(response)
+            raise build_refusal_error(response)
         page = decode_body(response, _page_decoder)
         return Page(await convert_in_turns(page.items, _Shape.as_object), page.next)
 
@@ -215,7 +215,7 @@ class ShapesProvider:
     async def _refused(self, response: Response, action: Action) -> ProviderError:
         """Return the error for a refused write, with the obstacle."""
         status = response.status_code
-        text = f"shape {action.external_name!r}: {problem_text(response)}"
+        text = f"shape {action.external_name!r}: {describe_problem(response)}"
         if status == HTTPStatus.CONFLICT:
             if _is_still_running(response):  # an earlier request of this action may succeed
                 wait = retry_after_seconds(response)
@@ -223,15 +223,15 @@ class ShapesProvider:
             # A conflict although its cause was deleted: the API may store this response with the
             # key. The aggregate ends the action, unless an earlier attempt may have been executed.
             conflict = ConflictError(text, status=status, replayed=_is_replay(response))
-            with in_doubt(response):
+            with keep_unknown_result(response):
                 return await with_obstacle(self, action, conflict)
         if status == HTTPStatus.PRECONDITION_FAILED:
             return await with_obstacle(self, action, NotFoundError(text, status=status))
         if status == HTTPStatus.NOT_FOUND and action.operation == "Update":
-            with in_doubt(response):
+            with keep_unknown_result(response):
                 await self._confirm_absence(action.external_name)
             return NotFoundError(text, status=status)
-        return refusal(response)
+        return build_refusal_error(response)
 
 
 def _path(external_name: str) -> str:
@@ -265,7 +265,9 @@ def _is_replay(response: Response) -> bool:
 
 def _is_still_running(response: Response) -> bool:
     """Whether a 409 means that a request with the key is still running."""
-    return "Retry-After" in response.headers or bool(_STILL_RUNNING.search(problem_text(response)))
+    return "Retry-After" in response.headers or bool(
+        _STILL_RUNNING.search(describe_problem(response))
+    )
 
 
 SHAPE = Kind(

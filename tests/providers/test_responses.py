@@ -7,16 +7,16 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from infra.providers.answers import (
+from infra.providers.caddy.admin import build_caddy_error
+from infra.providers.docker.engine import build_engine_error
+from infra.providers.responses import (
     MAX_DETAIL_CHARACTERS,
     Response,
+    build_refusal_error,
     decode_body,
-    problem_text,
-    refusal,
+    describe_problem,
     retry_after_seconds,
 )
-from infra.providers.caddy.admin import caddy_refusal
-from infra.providers.docker.engine import engine_refusal
 from reconciler.errors import (
     NotDoneError,
     ProviderError,
@@ -63,21 +63,25 @@ def test_the_class_of_a_refusal_depends_on_its_status_and_on_read_or_write(
 ) -> None:
     headers = {"Location": "https://elsewhere.example"} if status == 302 else None
     for method in ("POST", "PUT", "DELETE"):
-        error = refusal(answer_with(status, method=method, headers=headers))
+        error = build_refusal_error(answer_with(status, method=method, headers=headers))
         assert type(error) is of_a_write
         assert error.status == status
-    assert type(refusal(answer_with(status, method="GET", headers=headers))) is of_a_read
+    assert (
+        type(build_refusal_error(answer_with(status, method="GET", headers=headers))) is of_a_read
+    )
 
 
 def test_a_refusal_with_retry_after_is_retried_at_that_time() -> None:
     for status, expected in ((423, NotDoneError), (409, UnknownResultError)):
-        error = refusal(answer_with(status, headers={"Retry-After": "3"}))
+        error = build_refusal_error(answer_with(status, headers={"Retry-After": "3"}))
         assert type(error) is expected
         assert error.retry_after_seconds == 3
 
 
 def test_a_refusal_names_the_call_and_the_reason() -> None:
-    error = refusal(answer_with(422, b'{"type": "about:blank", "detail": "no such color"}'))
+    error = build_refusal_error(
+        answer_with(422, b'{"type": "about:blank", "detail": "no such color"}')
+    )
     assert str(error) == "PUT https://api.example/shapes returned 422: no such color"
 
 
@@ -94,11 +98,11 @@ def test_a_refusal_names_the_call_and_the_reason() -> None:
     ],
 )
 def test_the_error_text_of_the_api_is_extracted(body: bytes, text: str) -> None:
-    assert problem_text(answer_with(400, body)) == text
+    assert describe_problem(answer_with(400, body)) == text
 
 
 def test_the_error_text_of_the_api_is_truncated() -> None:
-    assert len(problem_text(answer_with(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
+    assert len(describe_problem(answer_with(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,9 @@ def test_a_secret_is_hidden_before_a_refusal_is_truncated(of_problem: bool) -> N
     for visible in range(1, len(token)):
         text = "x" * (MAX_DETAIL_CHARACTERS - visible) + token
         body = msgspec.json.encode({"detail": text}) if of_problem else text.encode()
-        quoted = problem_text(Response("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
+        quoted = describe_problem(
+            Response("PUT", "https://api.example", 400, {}, body, Secrecy(token))
+        )
         assert quoted == ("x" * (MAX_DETAIL_CHARACTERS - visible) + HIDDEN)[:MAX_DETAIL_CHARACTERS]
 
 
@@ -155,7 +161,7 @@ def test_a_secret_that_is_longer_than_what_is_searched_at_least_is_hidden(form: 
     """The beginning of a keystore in Base64, which an API repeats, is still the secret."""
     secret = "".join(f"{number:x}Zq" for number in range(20_000))
     answer = answer_with(422, form.format(secret).encode())
-    text = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
+    text = describe_problem(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
     assert text == HIDDEN
 
 
@@ -164,12 +170,12 @@ def test_no_part_of_a_secret_that_is_repeated_often_is_quoted(form: str) -> None
     """Hidden, they are short, so what stood at the end of what is searched comes to the front."""
     secret = "".join(f"{number:x}Zq" for number in range(3_000))
     answer = answer_with(422, form.format(secret * 50).encode())
-    text = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
+    text = describe_problem(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
     assert secret[:20] not in text
 
 
 @pytest.mark.parametrize(
-    ("refused", "field"), [(engine_refusal, "message"), (caddy_refusal, "error")]
+    ("refused", "field"), [(build_engine_error, "message"), (build_caddy_error, "error")]
 )
 @pytest.mark.parametrize("status", [400, 404, 500])
 def test_a_refusal_of_megabytes_costs_little_memory(

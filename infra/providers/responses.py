@@ -101,18 +101,18 @@ def is_read(method: str) -> bool:
     return method in _READS
 
 
-def inconclusive(method: str) -> type[NotDoneError | UnknownResultError]:
+def inconclusive_error_class(method: str) -> type[NotDoneError | UnknownResultError]:
     """Return the error class for a call that was sent but got no conclusive response."""
     return NotDoneError if is_read(method) else UnknownResultError
 
 
-def refusal(response: Response) -> ProviderError:
+def build_refusal_error(response: Response) -> ProviderError:
     """Return the error for a refusal that has no special meaning in this API.
 
     A 404 is assumed to concern the collection: providers detect a missing object themselves.
     """
     status, is_from_read = response.status_code, is_read(response.method)
-    text = f"{_call(response)} returned {status}: {problem_text(response)}"
+    text = f"{_call(response)} returned {status}: {describe_problem(response)}"
     wait = retry_after_seconds(response)
     if _REDIRECTED <= status < _CLIENT_ERROR:
         text += " (redirects are not followed; correct spec.endpoint)"
@@ -122,7 +122,9 @@ def refusal(response: Response) -> ProviderError:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
     is_proof = _CLIENT_ERROR <= status < _SERVER_ERROR
     if not is_proof or (status in _INCONCLUSIVE_STATUSES and not is_from_read):
-        return inconclusive(response.method)(text, status=status, retry_after_seconds=wait)
+        return inconclusive_error_class(response.method)(
+            text, status=status, retry_after_seconds=wait
+        )
     may_succeed = (
         status in _CONFIGURATION_REMEDIES or status in _TRANSIENT_STATUSES or wait is not None
     )
@@ -132,7 +134,7 @@ def refusal(response: Response) -> ProviderError:
 
 
 @contextmanager
-def in_doubt(response: Response) -> Generator[None]:
+def keep_unknown_result(response: Response) -> Generator[None]:
     """Keep the result of a write unknown if the read that must determine it fails.
 
     By itself, a 404 response to a write proves nothing, because any gateway can send one.
@@ -176,13 +178,13 @@ def build_undecodable_error(response: Response, error: Exception) -> ProviderErr
 
 def build_unusable_error(response: Response, reason: str) -> ProviderError:
     """Return the error for a success with an invalid body."""
-    return inconclusive(response.method)(
+    return inconclusive_error_class(response.method)(
         f"{_call(response)} returned {response.status_code} with an invalid body: {reason}",
         status=response.status_code,
     )
 
 
-def problem_text(response: Response) -> str:
+def describe_problem(response: Response) -> str:
     """Return the API's explanation: the text of an RFC 9457 problem, or the start of the body."""
     problem = explanation(response, _problem_decoder) or _Problem()
     text = problem.detail or problem.title
@@ -190,7 +192,7 @@ def problem_text(response: Response) -> str:
         text = decode_start(
             response.content, MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes
         )
-    text = start_of(text, response)
+    text = redact_start(text, response)
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 
@@ -209,7 +211,7 @@ def decode_start(content: bytes, characters: int) -> str:
     return content[: (characters + 1) * _MAX_UTF8_BYTES].decode(errors="replace")
 
 
-def start_of(text: str, response: Response) -> str:
+def redact_start(text: str, response: Response) -> str:
     """Return the start of an API's text without secrets. The text may be megabytes long."""
     # Hide secrets before cutting the text, because the start of a cut secret is not recognized.
     return response.secrecy.hide_start(text, MIN_SEARCHED_CHARACTERS)
