@@ -59,7 +59,7 @@ async def test_messages_that_the_server_does_not_confirm_are_reported_before_the
     retries: list[int] = []
     bus = client_bus.JetStreamClientBus(cast("NatsClient", nc), "test", retries.append)
     message = withdrawal("default/Shape/foo")
-    for send in (bus.ask, bus.store):
+    for send in (bus.request, bus.store):
         retries.clear()
         with pytest.raises(WaitTimeoutError, match=r"did not confirm 1 message within 0\.1 s"):
             await send([message], timeout_seconds=0.1)
