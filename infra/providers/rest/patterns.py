@@ -66,7 +66,7 @@ class Pattern(NamedTuple):
             return _MATCH.execute({"text": text, "pattern": self.text})
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split()).rpartition("error: ")[2]
-            raise PatternError(f"is not a regular expression of RE2: {reason}") from None
+            raise PatternError(f"is not an RE2 regular expression: {reason}") from None
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +83,7 @@ def read_pattern(text: str) -> Pattern:
         token = _TOKEN.match(text, at)
         if token is None or (token.lastgroup == "close" and len(groups) == 1):
             raise PatternError(
-                "is not a regular expression of RE2 (no backreferences, no lookaround): "
+                "is not an RE2 regular expression (no backreferences, no lookaround): "
                 f"at {text[at : at + 20]!r}"
             )
         part = token[0]
@@ -127,7 +127,7 @@ def _read_class(text: str, *, is_folded: bool) -> tuple[str, int]:
     """Return a class in brackets for the library, and its size."""
     content = text[1:-1]
     if _INVALID_RANGE.search(content):
-        raise PatternError(f"is not a regular expression of RE2: invalid range in {text[:20]!r}")
+        raise PatternError(f"is not an RE2 regular expression: invalid range in {text[:20]!r}")
     items = _CLASS_ITEM.findall(content)
     sizes = [_item_size(each, is_folded=is_folded) for each in items]
     size = 1 + len(items) // _CHARACTERS_PER_SIZE + sum(each for each in sizes if each > 1)
