@@ -55,6 +55,7 @@ from reconciler.roles.sweeper.references import (
     reference_messages,
     secret_messages,
 )
+from reconciler.roles.sweeper.report_queue import ReportQueue
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -136,6 +137,7 @@ class Sweeper:
         self._new_id = runtime.new_id
         self._should_sweep = asyncio.Event()
         self._index = ReferenceIndex()
+        self._reports = ReportQueue(self._clock)
         self._known_digests: dict[NamedSecret, str] = {}
         self._unreadable: set[NamedSecret] = set()
         self._full_sweep_at = self._clock()
@@ -175,10 +177,9 @@ class Sweeper:
             if is_configuration_ready(row, self._configurations.by_name, self._kinds)
         ]
         wake_messages += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
-        affected = self._find_affected()
-        reports = reference_messages(affected, self._index, self._models)
-        reports += await self._secret_messages(affected)
-        reports += self._definition_messages(every_row, damaged)
+        digests = await self._find_affected()
+        definitions = self._definition_messages(every_row, damaged)
+        reports = self._reports.take(lambda some: self._find_reports(some, digests), definitions)
         if wake_messages or reports:
             reach(Failpoint.SWEEPER_FOUND)
             try:
@@ -186,11 +187,12 @@ class Sweeper:
             except BaseException:
                 self._full_sweep_at = self._clock()
                 raise
+            self._reports.record_published(reports)
             reach(Failpoint.SWEEPER_WOKE)
         return len(wake_messages)
 
-    def _find_affected(self) -> AffectedResources:
-        """Return the resources to check: changed ones, or periodically all."""
+    async def _find_affected(self) -> dict[NamedSecret, str]:
+        """Add the changed resources to the queue, or periodically all. Return secrets' digests."""
         if self._clock() >= self._full_sweep_at:
             held, every_row = self._models.damage, self._models.status
             linked = (name for name in self._models.linked if name not in held)
@@ -198,14 +200,21 @@ class Sweeper:
             self._known_digests.clear()
             self._unreadable.clear()
             self._full_sweep_at = self._clock() + FULL_SWEEP_SECONDS
-        return self._index.take_changed()
-
-    async def _secret_messages(self, affected: AffectedResources) -> list[IntakeMessageOut]:
+        self._reports.add(self._index.take_changed())
         digests = await self._digests()
         rotated = [each for each in digests if digests[each] != self._known_digests.get(each)]
         names = {name for each in rotated for name in self._index.secret_referrers(each)}
         self._known_digests = digests  # a secret counts as changed when it becomes readable
-        return secret_messages(select_rows(names | affected.targets, self._models.status), digests)
+        self._reports.add(AffectedResources(frozenset(), frozenset(names)))
+        return digests
+
+    def _find_reports(
+        self, affected: AffectedResources, digests: Mapping[NamedSecret, str]
+    ) -> list[IntakeMessageOut]:
+        """Return what differs between the rows of resources and what they depend on."""
+        rows = select_rows(affected.targets, self._models.status)
+        reports = reference_messages(affected, self._index, self._models)
+        return reports + secret_messages(rows, digests)
 
     def _to_wake(
         self, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: datetime
@@ -273,6 +282,7 @@ class Sweeper:
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
         """Schedule a sweep after an event that may affect references; subscribes to the log."""
+        self._reports.handle_event(event)
         if type(event.data) not in _REFERENCE_EVENTS:
             return
         if isinstance(event.data, SpecDeclared) and event.data.definition is not None:

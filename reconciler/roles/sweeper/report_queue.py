@@ -1,0 +1,195 @@
+"""Reports to resources: each is published once, and a limited number for each namespace.
+
+A tenant's declarations cause reports: 2,000 resources with 64 references each need 128,000. The
+quota of a namespace does not apply to messages of roles, so the sweeper limits them itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from events.intake import (
+    DefinitionReported,
+    IntakeData,
+    Referenced,
+    SecretReported,
+    TargetReported,
+    Unreferenced,
+)
+from events.log import (
+    DefinitionObserved,
+    LogEvent,
+    ReferenceAdded,
+    ReferenceRemoved,
+    SecretObserved,
+    SpecDeclared,
+    SpecWithdrawn,
+    TargetObserved,
+)
+from reconciler.ports import IntakeMessageOut
+from reconciler.roles.sweeper.reference_index import AffectedResources
+
+MAX_UNPROCESSED_REPORTS: Final = 500
+"""Limit on reports to a namespace that are published, and that the log does not show yet."""
+
+REPEAT_SECONDS: Final = 15.0
+"""Time after which a report that the log does not show is repeated. It doubles each time."""
+
+MAX_REPEAT_SECONDS: Final = 300.0
+
+_DEFINITION = ("definition", "")
+
+_Topic = tuple[str, str]
+"""What a report is about, for example a target. A newer report about the same replaces it."""
+
+
+class _Published(msgspec.Struct):
+    """The last report about a topic. ``content`` is None if the report must be repeated.
+
+    ``unprocessed`` counts it and the reports that it replaced, until they count as lost.
+    """
+
+    content: object
+    unprocessed: int
+    until: float  # on the monotonic clock
+    pause_seconds: float
+
+
+class ReportQueue:
+    """The resources to check for reports, and the published reports."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._to_check: dict[str, dict[tuple[str, bool], None]] = {}  # by namespace, oldest first
+        self._published: dict[str, dict[_Topic, _Published]] = {}
+
+    def add(self, affected: AffectedResources) -> None:
+        """Add resources to check."""
+        for name in sorted(affected.referrers):
+            self._add(name, is_target=False)
+        for name in sorted(affected.targets):
+            self._add(name, is_target=True)
+
+    def take(
+        self,
+        find_reports: Callable[[AffectedResources], Iterable[IntakeMessageOut]],
+        further: Iterable[IntakeMessageOut],
+    ) -> list[IntakeMessageOut]:
+        """Check resources, and return the reports to publish, in addition to ``further`` ones.
+
+        The resources of a namespace stay in the queue while it has too many unprocessed reports.
+        """
+        self._expire()
+        room: Counter[str] = Counter()
+        for name, topics in self._published.items():
+            room[_namespace(name)] -= sum(each.unprocessed for each in topics.values())
+        reports: list[IntakeMessageOut] = []
+
+        def accept(found: Iterable[IntakeMessageOut], namespace: str) -> bool:
+            """Accept reports that are not published yet. Return whether there is room for all."""
+            new = [each for each in found if not self._is_published(each)]
+            free = max(MAX_UNPROCESSED_REPORTS + room[namespace], 0)
+            reports.extend(new[:free])
+            room[namespace] -= len(new[:free])
+            return len(new) <= free
+
+        for each in further:
+            accept([each], each.key.namespace)
+        for namespace, waiting in list(self._to_check.items()):
+            while waiting and MAX_UNPROCESSED_REPORTS + room[namespace] > 0:
+                name, is_target = next(iter(waiting))
+                one, none = frozenset([name]), frozenset[str]()
+                affected = AffectedResources(*((none, one) if is_target else (one, none)))
+                if accept(find_reports(affected), namespace):
+                    del waiting[name, is_target]
+            if not waiting:
+                del self._to_check[namespace]
+        return reports
+
+    def record_published(self, reports: Sequence[IntakeMessageOut]) -> None:
+        """Remember reports that are stored in the intake."""
+        now = self._clock()
+        for report in reports:
+            topics = self._published.setdefault(str(report.key), {})
+            topic, content = _topic_of(report.data)
+            last = topics.get(topic)
+            count, pause = 1, REPEAT_SECONDS
+            if last is not None:
+                count += last.unprocessed
+                is_repeated = not last.unprocessed
+                pause = min(last.pause_seconds * (1 + is_repeated), MAX_REPEAT_SECONDS)
+            topics[topic] = _Published(content, count, now + pause, pause)
+
+    def handle_event(self, event: LogEvent) -> None:
+        """Forget the reports that an event shows, so that a difference is reported again."""
+        topics = self._published.get(event.subject)
+        if topics is None:
+            return
+        match event.data:
+            case TargetObserved(target):
+                topics.pop(("target", target), None)
+            case SecretObserved(secret):
+                topics.pop(("secret", secret), None)
+            case ReferenceAdded(by) | ReferenceRemoved(by):
+                topics.pop(("reference", by), None)
+            case DefinitionObserved():
+                topics.pop(_DEFINITION, None)
+            case SpecDeclared() | SpecWithdrawn():
+                # Earlier reports may not apply to this spec. They still count as unprocessed.
+                for topic, last in topics.items():
+                    topics[topic] = replace(last, content=None)
+            case _:
+                return
+        if not topics:
+            del self._published[event.subject]
+
+    def _add(self, name: str, *, is_target: bool) -> None:
+        self._to_check.setdefault(_namespace(name), {})[name, is_target] = None
+
+    def _is_published(self, report: IntakeMessageOut) -> bool:
+        topic, content = _topic_of(report.data)
+        last = self._published.get(str(report.key), {}).get(topic)
+        return last is not None and last.content == content
+
+    def _expire(self) -> None:
+        """Check the resources again whose reports count as lost."""
+        now = self._clock()
+        for name, topics in list(self._published.items()):
+            for topic, last in list(topics.items()):
+                if last.until > now:
+                    continue
+                if last.unprocessed:
+                    self._add(name, is_target=topic[0] != "target")
+                    # Its pause is forgotten later, if the report is no longer needed.
+                    until = now + last.pause_seconds
+                    topics[topic] = _Published(None, 0, until, last.pause_seconds)
+                else:
+                    del topics[topic]
+            if not topics:
+                del self._published[name]
+
+
+def _topic_of(data: IntakeData) -> tuple[_Topic, object]:
+    """Return what a report is about, and what it reports."""
+    match data:
+        case TargetReported(target, state):
+            return ("target", target), state
+        case SecretReported(secret, digest):
+            return ("secret", secret), digest
+        case Referenced(by, on_withdrawal):
+            return ("reference", by), on_withdrawal
+        case Unreferenced(by):
+            return ("reference", by), "removed"
+        case DefinitionReported(generation):
+            return _DEFINITION, generation
+        case _:
+            raise TypeError(f"{type(data).__name__} is not a report of the sweeper")
+
+
+def _namespace(name: str) -> str:
+    return name.partition("/")[0]
