@@ -31,6 +31,8 @@ import msgspec
 from nats.aio.client import Client
 
 from events import subjects
+from events.envelope import InvalidMessageError, decode_log
+from events.log import ActionDecided
 from events.names import ResourceKey
 from events.subjects import DISCARDED
 from events.wording import plural
@@ -44,7 +46,7 @@ from infra.jetstream.errors import (
     StreamExistsError,
     StreamFullError,
 )
-from infra.jetstream.reads import StreamState, stream_state
+from infra.jetstream.reads import StreamState, read_subject, stream_state
 from infra.jetstream.topology import (
     consumer_names,
     delete_consumer,
@@ -56,6 +58,7 @@ from infra.jetstream.topology import (
 )
 from reconciler.errors import ConfigurationError
 from reconciler.failpoints import Failpoint, reach
+from reconciler.resource.owner_label import OWNER_LABEL
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -178,6 +181,8 @@ a stream."""
 _OTHER_SERVER_REMEDY: Final = (
     " This run removed nothing. Restore the backup to another server or account"
 )
+
+_PAGE_MESSAGES: Final = 1_000
 
 _PLACEHOLDER_SUBJECT: Final = "restoring.intake"
 """Subject of an intake that accepts no messages yet."""
@@ -612,12 +617,51 @@ async def _check_no_lost_log(nc: Client) -> None:
 
 async def _check_no_lost_metadata(nc: Client, log: StreamState) -> None:
     """Raise ``IncompatibleStreamError`` if a log without an id lost its metadata."""
-    if any(_is_older(log, each.created) for each in await _states_after_log(nc)):
-        raise IncompatibleStreamError(
-            f"stream {LOG} lost its metadata, which contains the id of the log, but still has its "
-            f"{plural(log.messages, 'event')}; keep all streams, and run `reconciler init`, which "
-            "restores the metadata"
-        )
+    if await _has_lost_metadata(nc, log):
+        raise _build_lost_metadata_error(log)
+
+
+def _build_lost_metadata_error(log: StreamState) -> IncompatibleStreamError:
+    return IncompatibleStreamError(
+        f"stream {LOG} lost its metadata, which contains the id of the log, but still has its "
+        f"{plural(log.messages, 'event')}; keep all streams, and run `reconciler init` as a user "
+        f"that may read messages of {LOG}, which restores the metadata"
+    )
+
+
+async def _has_lost_metadata(nc: Client, log: StreamState) -> bool:
+    """Return whether a log without an id is older than the streams that refer to it."""
+    return any(_is_older(log, each.created) for each in await _states_after_log(nc))
+
+
+async def _recover_metadata(nc: Client, log: StreamState) -> dict[str, str]:
+    """Return the metadata of a log without any copy of it, from its events.
+
+    Only owner labels contain the id. Without one, no object has the label, so any id is valid. The
+    epoch is unknown. As after a restore, a new one keeps the keys of new actions apart.
+    """
+    try:
+        log_id = await _find_labeled_id(nc)
+    except BusDeniedError:
+        raise _build_lost_metadata_error(log) from None
+    return {LOG_ID_METADATA: log_id or new_id(), EPOCH_METADATA: new_id()}
+
+
+async def _find_labeled_id(nc: Client) -> str:
+    """Return the log id in the owner label of an action, or ""."""
+    actions = subjects.log(ResourceKey("*", "*", "*"), "action.*")
+    start = 1
+    while messages := await read_subject(nc, LOG, actions, start_seq=start, limit=_PAGE_MESSAGES):
+        for message in messages:
+            with suppress(InvalidMessageError):  # `doctor` reports damaged events
+                data = decode_log(message.payload).data
+                key = ".".join(message.subject.split(".")[1:4])
+                is_action = isinstance(data, ActionDecided)
+                label = data.action.labels.get(OWNER_LABEL, "") if is_action else ""
+                if label.endswith(f".{key}"):
+                    return label.removesuffix(f".{key}")
+        start = messages[-1].seq + 1
+    return ""
 
 
 async def _states_after_log(nc: Client) -> list[StreamState]:
@@ -718,8 +762,10 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
         return LogIdentity(new_id()), 0
     metadata = _check_usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
-        await _check_no_lost_metadata(nc, state)
-        await _check_no_lost_log(nc)
+        if await _has_lost_metadata(nc, state):
+            metadata = await _recover_metadata(nc, state)
+        else:
+            await _check_no_lost_log(nc)
     identity = _identity({LOG_ID_METADATA: new_id(), **metadata})
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 

@@ -1,7 +1,5 @@
 """One idempotent function creates and upgrades the streams."""
 
-from collections.abc import Iterable
-
 import pytest
 from nats.aio.client import Client
 
@@ -42,7 +40,7 @@ from infra.jetstream.topology import consumer_infos, delete_consumer, delete_str
 from reconciler.cli.checks.bus import check_streams
 from reconciler.errors import ConfigurationError
 from reconciler.ports import ResourceAppend
-from tests.bus.histories import event, new_key
+from tests.bus.histories import event, new_key, remove_metadata
 
 
 async def test_a_second_init_changes_nothing_and_keeps_the_log_id(fresh_bus_url: str) -> None:
@@ -332,13 +330,6 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
         assert await find_log(nc) == previous_identity
     finally:
         await nc.close()
-
-
-async def remove_metadata(nc: Client, names: Iterable[str]) -> None:
-    """Declare streams again without metadata, as a library does."""
-    for name in names:
-        config = (await api_request(nc, f"STREAM.INFO.{name}", None))["config"]
-        await api_request(nc, f"STREAM.UPDATE.{name}", {**config, "metadata": {}})
 
 
 async def test_a_log_keeps_its_identity_if_all_streams_lose_their_metadata(
