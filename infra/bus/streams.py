@@ -31,6 +31,8 @@ import msgspec
 from nats.aio.client import Client
 
 from events import subjects
+from events.envelope import InvalidMessageError, decode_log
+from events.log import ActionDecided
 from events.names import ResourceKey
 from events.subjects import DISCARDED
 from events.wording import plural
@@ -44,7 +46,7 @@ from infra.jetstream.errors import (
     StreamExistsError,
     StreamFullError,
 )
-from infra.jetstream.reads import StreamState, stream_state
+from infra.jetstream.reads import StreamState, read_subject, stream_state
 from infra.jetstream.topology import (
     consumer_names,
     delete_consumer,
@@ -56,6 +58,7 @@ from infra.jetstream.topology import (
 )
 from reconciler.errors import ConfigurationError
 from reconciler.failpoints import Failpoint, reach
+from reconciler.resource.owner_label import OWNER_LABEL
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -116,6 +119,9 @@ OWN_METADATA: Final = "reconciler-own"
 """Marks Reconciler's streams. No kind may list, adopt, change or delete such a stream."""
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
+UNKNOWN_LOG_ID: Final = "unknown"
+"""Stands for the id of a log that another client recreated."""
+
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
@@ -176,8 +182,20 @@ _OTHER_SERVER_REMEDY: Final = (
     " This run removed nothing. Restore the backup to another server or account"
 )
 
+_PAGE_MESSAGES: Final = 1_000
+
 _PLACEHOLDER_SUBJECT: Final = "restoring.intake"
 """Subject of an intake that accepts no messages yet."""
+
+_COPIES: Final = (
+    f"STREAM.INFO.{ROWS}",
+    f"STREAM.INFO.{INTAKE}",
+    f"CONSUMER.INFO.{INTAKE}.decider-misfits",
+    f"STREAM.INFO.{STATES}",
+    f"STREAM.INFO.{TIMERS}",
+)
+"""Holders of a copy of the log's metadata. A tool that declares all streams again keeps the
+consumers."""
 
 Config = dict[str, Any]
 
@@ -324,7 +342,7 @@ async def ensure_topology(
             continue
         changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
-    for stream, consumer in await _consumer_configs(nc):
+    for stream, consumer in await _consumer_configs(nc, metadata):
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
         reach(Failpoint.INIT_STEP)
@@ -476,12 +494,13 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     """
     result: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     identity, first_position = await _existing_log(nc)
-    for config in await _stream_configs(nc, _metadata(identity), first_position):
+    metadata = _metadata(identity)
+    for config in await _stream_configs(nc, metadata, first_position):
         existing = await _existing_config(nc, f"STREAM.INFO.{config['name']}")
         wanted = with_raised_limit(config, existing)
         result[config["name"]] = differences(wanted, existing)
     services = [service_consumers(each) for each in await _existing_services(nc)]
-    for stream, config in [*await _consumer_configs(nc), *chain.from_iterable(services)]:
+    for stream, config in [*await _consumer_configs(nc, metadata), *chain.from_iterable(services)]:
         name = f"{stream}/{config['durable_name']}"
         existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         result[name] = differences(config, existing)
@@ -509,12 +528,14 @@ async def find_log(nc: Client) -> LogIdentity:
         NotFoundOnBusError: `init` has not run yet.
     """
     try:
-        metadata = _check_usable(await _log_metadata(nc, await _log_state(nc)))
+        state = await _log_state(nc)
+        metadata = _check_usable(await _log_metadata(nc, state))
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
         raise
     log_id = metadata.get(LOG_ID_METADATA)
     if not log_id:
+        await _check_no_lost_metadata(nc, state)
         await _check_no_lost_log(nc)
         raise NotFoundOnBusError(
             f"stream {LOG} lacks the metadata {LOG_ID_METADATA}, so `reconciler init` did not "
@@ -538,26 +559,31 @@ def find_lost_beginning(state: StreamState) -> str:
 
 
 async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
-    """Return the log's metadata, completed from the rows stream if another client removed some.
+    """Return the log's metadata, completed from its copies if another client removed some.
 
-    A library that declares the stream again removes all metadata. The rows stream describes this
-    log only if the log is older. Otherwise the log was recreated.
+    A library that declares the stream again removes all metadata. A copy describes this log only if
+    the log is older. Otherwise the log was recreated.
     """
     metadata: dict[str, str] = log.config.get("metadata", {})
     if LOG_ID_METADATA in metadata and FORMAT_METADATA not in metadata:
         return metadata  # format 1
-    with suppress(NotFoundOnBusError, BusDeniedError):
-        rows = await stream_state(nc, ROWS)
-        copied = _copied_metadata(rows.config.get("metadata", {}))
-        log_id = copied.get(LOG_ID_METADATA)
-        is_older = _parse_time(log.created) <= _parse_time(rows.created)
-        if is_older and log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id:
-            return {**copied, **metadata}
+    for where in _COPIES:
+        with suppress(NotFoundOnBusError, BusDeniedError):
+            holder = await api_request(nc, where, None)
+            copied = _copied_metadata(holder["config"].get("metadata") or {})
+            log_id = copied.get(LOG_ID_METADATA)
+            is_same = log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id
+            if is_same and _is_older(log, holder["created"]):
+                return {**copied, **metadata}
     return metadata
 
 
+def _is_older(log: StreamState, created: str) -> bool:
+    return _parse_time(log.created) <= _parse_time(created)
+
+
 def _copied_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the log's metadata that the rows stream copies, which excludes the restore mark."""
+    """Return the log's metadata that has copies, which excludes the restore mark."""
     copied = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA, FORMAT_METADATA)
     return {field: value for field in copied if (value := metadata.get(field))}
 
@@ -579,16 +605,74 @@ async def _log_state(nc: Client) -> StreamState:
 
 async def _check_no_lost_log(nc: Client) -> None:
     """Raise ``IncompatibleStreamError`` if the log is missing, but other streams refer to it."""
+    for state in await _states_after_log(nc):
+        stream = state.config["name"]
+        raise IncompatibleStreamError(
+            f"stream {LOG} was deleted or recreated, but stream {stream} still has its messages "
+            f"(up to its position {state.last_seq}). Keep all streams, and restore the log from a "
+            "backup with `reconciler restore`. To start with an empty log instead, use another "
+            "NATS account or an empty data directory"
+        )
+
+
+async def _check_no_lost_metadata(nc: Client, log: StreamState) -> None:
+    """Raise ``IncompatibleStreamError`` if a log without an id lost its metadata."""
+    if await _has_lost_metadata(nc, log):
+        raise _build_lost_metadata_error(log)
+
+
+def _build_lost_metadata_error(log: StreamState) -> IncompatibleStreamError:
+    return IncompatibleStreamError(
+        f"stream {LOG} lost its metadata, which contains the id of the log, but still has its "
+        f"{plural(log.messages, 'event')}; keep all streams, and run `reconciler init` as a user "
+        f"that may read messages of {LOG}, which restores the metadata"
+    )
+
+
+async def _has_lost_metadata(nc: Client, log: StreamState) -> bool:
+    """Return whether a log without an id is older than the streams that refer to it."""
+    return any(_is_older(log, each.created) for each in await _states_after_log(nc))
+
+
+async def _recover_metadata(nc: Client, log: StreamState) -> dict[str, str]:
+    """Return the metadata of a log without any copy of it, from its events.
+
+    Only owner labels contain the id. Without one, no object has the label, so any id is valid. The
+    epoch is unknown. As after a restore, a new one keeps the keys of new actions apart.
+    """
+    try:
+        log_id = await _find_labeled_id(nc)
+    except BusDeniedError:
+        raise _build_lost_metadata_error(log) from None
+    return {LOG_ID_METADATA: log_id or new_id(), EPOCH_METADATA: new_id()}
+
+
+async def _find_labeled_id(nc: Client) -> str:
+    """Return the log id in the owner label of an action, or ""."""
+    actions = subjects.log(ResourceKey("*", "*", "*"), "action.*")
+    start = 1
+    while messages := await read_subject(nc, LOG, actions, start_seq=start, limit=_PAGE_MESSAGES):
+        for message in messages:
+            with suppress(InvalidMessageError):  # `doctor` reports damaged events
+                data = decode_log(message.payload).data
+                key = ".".join(message.subject.split(".")[1:4])
+                is_action = isinstance(data, ActionDecided)
+                label = data.action.labels.get(OWNER_LABEL, "") if is_action else ""
+                if label.endswith(f".{key}"):
+                    return label.removesuffix(f".{key}")
+        start = messages[-1].seq + 1
+    return ""
+
+
+async def _states_after_log(nc: Client) -> list[StreamState]:
+    """Return the states of the streams whose messages prove that a log existed."""
+    states: list[StreamState] = []
     for stream in (ROWS, INTAKE):
         with suppress(NotFoundOnBusError, BusDeniedError):
             state = await stream_state(nc, stream)
             if state.last_seq and not _is_foreign(stream, state.config):
-                raise IncompatibleStreamError(
-                    f"stream {LOG} was deleted or recreated, but stream {stream} still has its "
-                    f"messages (up to position {state.last_seq}). Keep all streams, and restore "
-                    "the log from a backup with `reconciler restore`. To start with an empty log "
-                    "instead, use another NATS account or an empty data directory"
-                )
+                states.append(state)
+    return states
 
 
 async def check_stream_owners(nc: Client) -> None:
@@ -678,7 +762,10 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
         return LogIdentity(new_id()), 0
     metadata = _check_usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
-        await _check_no_lost_log(nc)
+        if await _has_lost_metadata(nc, state):
+            metadata = await _recover_metadata(nc, state)
+        else:
+            await _check_no_lost_log(nc)
     identity = _identity({LOG_ID_METADATA: new_id(), **metadata})
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
@@ -749,13 +836,20 @@ def is_being_restored(metadata: Mapping[str, str]) -> bool:
 
 
 async def existing_log(nc: Client) -> LogIdentity | None:
-    """Return the identity of the existing log, even if only partly restored, or None."""
+    """Return the identity of the existing log, even if only partly restored, or None.
+
+    Raises:
+        IncompatibleStreamError: the log lost its metadata.
+    """
     try:
-        metadata = await _log_metadata(nc, await _log_state(nc))
+        state = await _log_state(nc)
     except NotFoundOnBusError:
         return None
+    metadata = await _log_metadata(nc, state)
     check_format(metadata)
-    return _identity(metadata)
+    if LOG_ID_METADATA not in metadata:
+        await _check_no_lost_metadata(nc, state)
+    return _identity({LOG_ID_METADATA: UNKNOWN_LOG_ID, **metadata})
 
 
 async def lost_log(nc: Client) -> LogIdentity:
@@ -768,16 +862,17 @@ async def lost_log(nc: Client) -> LogIdentity:
 async def _stream_configs(
     nc: Client, metadata: Mapping[str, str], first_position: int
 ) -> list[Config]:
+    copy = {"metadata": {**_OWN, **_copied_metadata(metadata)}}
     return [
         _rejections(),  # before the log, whose format implies that it exists
         {**_log(), "metadata": metadata},
-        _timers(),
-        await _intake(nc, first_position),
-        _states(),
+        {**_timers(), **copy},
+        {**await _intake(nc, first_position), **copy},
+        {**_states(), **copy},
         _listings(),
         _dead_letters(),
         _rates(),
-        {**_rows(), "metadata": {**_OWN, **_copied_metadata(metadata)}},
+        {**_rows(), **copy},
     ]
 
 
@@ -946,11 +1041,12 @@ def _file_stream(name: str, **overrides: object) -> Config:
     }
 
 
-async def _consumer_configs(nc: Client) -> list[tuple[str, Config]]:
+async def _consumer_configs(nc: Client, metadata: Mapping[str, str]) -> list[tuple[str, Config]]:
     """Return the consumers that every log has, and those that workers have created."""
+    copy = {"metadata": _copied_metadata(metadata)}
     filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
     deciders = [
-        (INTAKE, _decider_consumer(name, subject_filter))
+        (INTAKE, {**_decider_consumer(name, subject_filter), **copy})
         for name, subject_filter in zip(decider_consumers(), filters, strict=True)
     ]
     names = [each["name"] for each in await worker_consumers(nc)]

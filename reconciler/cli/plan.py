@@ -195,7 +195,25 @@ def read_plan(path: Path) -> Plan:
             f"{path}: the plan has format {stored.format}, which this release cannot read; plan "
             "again"
         )
+    _check_manifests(path, stored)
     return stored
+
+
+def _check_manifests(path: Path, stored: Plan) -> None:
+    """Raise ``CommandError`` for a plan without manifests, or with names that disagree."""
+    if not any(each.is_declared for each in stored.resources):
+        raise CommandError(
+            f"{path}: the plan contains no manifest, so it declares nothing; plan again"
+        )
+    for each in stored.resources:
+        if each.manifest is None:
+            continue
+        metadata = each.manifest.metadata
+        name = f"{metadata.namespace}/{each.manifest.kind}/{metadata.name}"
+        if name != each.resource:
+            raise CommandError(
+                f"{path}: {each.resource}: its manifest has the name {name}; plan again"
+            )
 
 
 # --- tables

@@ -1,11 +1,14 @@
-"""Histories of resources, as the aggregate writes them."""
+"""Histories of resources, as the aggregate writes them, and streams without metadata."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+
+from nats.aio.client import Client
 
 from events.log import LogEvent, OutcomeRecorded, ResourceEvent, event_id, event_type
 from events.names import ResourceKey
+from infra.jetstream.connection import api_request
 from reconciler.ports import EventLog
 
 
@@ -35,3 +38,10 @@ async def history_of(log: EventLog, key: ResourceKey) -> Sequence[LogEvent]:
     loaded = (await log.load([key], from_leader=True, use_cache=False))[key]
     assert loaded.damage is None
     return loaded.events
+
+
+async def remove_metadata(nc: Client, names: Iterable[str]) -> None:
+    """Declare streams again without metadata, as a library does."""
+    for name in names:
+        config = (await api_request(nc, f"STREAM.INFO.{name}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{name}", {**config, "metadata": {}})

@@ -13,7 +13,9 @@ from infra.bus.streams import (
     LOG_FORMAT,
     LOG_ID_METADATA,
     REJECTIONS,
+    ROWS_PREFIX,
     STATES,
+    SUBJECTS,
     TIMERS,
     LogIdentity,
     begin_restoration,
@@ -34,11 +36,11 @@ from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.follow import follow
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from infra.jetstream.topology import consumer_infos, delete_stream
+from infra.jetstream.topology import consumer_infos, delete_consumer, delete_stream
 from reconciler.cli.checks.bus import check_streams
 from reconciler.errors import ConfigurationError
 from reconciler.ports import ResourceAppend
-from tests.bus.histories import event, new_key
+from tests.bus.histories import event, new_key, remove_metadata
 
 
 async def test_a_second_init_changes_nothing_and_keeps_the_log_id(fresh_bus_url: str) -> None:
@@ -330,6 +332,49 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
         await nc.close()
 
 
+async def test_a_log_keeps_its_identity_if_all_streams_lose_their_metadata(
+    fresh_bus_url: str,
+) -> None:
+    """A tool that declares all streams again keeps their consumers."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        identity = LogIdentity(await find_log_id(nc), "e2.e1", "2026-11-25T00:00:00Z")
+        await begin_restoration(nc, identity)
+        await ensure_topology(nc, restored=identity)
+        await end_restoration(nc, identity)
+        await publish(nc, "log.a.b.c.fact", b"{}")
+        await publish(nc, f"{ROWS_PREFIX}checkpoint", b"{}")
+        await remove_metadata(nc, SUBJECTS)
+        assert await find_log(nc) == identity
+        assert await existing_log(nc) == identity
+        assert (await ensure_topology(nc)).changes[LOG] == "updated"
+        assert not any((await topology_differences(nc)).values())
+        assert await find_log(nc) == identity
+    finally:
+        await nc.close()
+
+
+async def test_a_log_that_lost_every_copy_of_its_id_is_not_called_deleted(
+    fresh_bus_url: str,
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        await publish(nc, "log.a.b.c.fact", b"{}")
+        await publish(nc, f"{ROWS_PREFIX}checkpoint", b"{}")
+        await remove_metadata(nc, SUBJECTS)
+        for consumer in decider_consumers():
+            await delete_consumer(nc, INTAKE, consumer)
+        for use in (find_log, existing_log):
+            with pytest.raises(
+                IncompatibleStreamError, match=r"lost its metadata.*1 event; .*init"
+            ):
+                await use(nc)
+    finally:
+        await nc.close()
+
+
 async def test_a_recreated_log_does_not_get_the_identity_of_the_lost_one(
     fresh_bus_url: str,
 ) -> None:
@@ -344,6 +389,9 @@ async def test_a_recreated_log_does_not_get_the_identity_of_the_lost_one(
         for use in (find_log, ensure_topology, topology_differences):
             with pytest.raises(IncompatibleStreamError, match="was deleted or recreated"):
                 await use(nc)
+        log = await existing_log(nc)
+        assert log is not None
+        assert log.log_id == "unknown"  # an operator can pass it to `restore --replace`
     finally:
         await nc.close()
 

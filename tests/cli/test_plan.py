@@ -324,6 +324,32 @@ def test_an_invalid_plan_file_is_named(live: Cli, content: str | None, message: 
     assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"name": "renamed"}, "default/Shape/edited: its manifest has the name default/Shape/ren"),
+        ({"namespace": "shop"}, "default/Shape/edited: its manifest has the name shop/Shape/edi"),
+        ({"name": "no name"}, "default/Shape/edited: its manifest has the name default/Shape/no "),
+        ({"resource": "default/Shape/b"}, "default/Shape/b: its manifest has the name default/"),
+        ({"resource": "nothing"}, "nothing: its manifest has the name default/Shape/edited"),
+        ({"manifest": None}, "the plan contains no manifest"),
+    ],
+)
+def test_an_edited_plan_file_is_refused(live: Cli, edit: dict[str, Any], message: str) -> None:
+    live.write("edited.yaml", shape("edited"))
+    live.run("plan", "-f", "edited.yaml", "--out", "edited.plan")
+    plan = json.loads((live.folder / "edited.plan").read_text())
+    [resource] = plan["resources"]
+    for field, value in edit.items():
+        is_metadata = field in ("name", "namespace")
+        (resource["manifest"]["metadata"] if is_metadata else resource)[field] = value
+    live.write("edited.plan", json.dumps(plan))
+    result = live.run("apply", "--plan", "edited.plan")
+    assert (result.status, result.out, len(result.err.splitlines())) == (1, "", 1)
+    assert result.err.startswith(f"error: edited.plan: {message}")
+    assert result.err.endswith("plan again\n")
+
+
 def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
     live.write("other.yaml", shape("other-log"))
     live.run("plan", "-f", "other.yaml", "--out", "other.plan")

@@ -10,12 +10,21 @@ from nats.aio.client import Client
 from infra.bus.event_log import JetStreamLog
 from infra.bus.removals import find_intake_problem
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import INTAKE, LOG, ROWS, ROWS_PREFIX, STATES
+from infra.bus.streams import (
+    INTAKE,
+    LOG,
+    ROWS,
+    ROWS_PREFIX,
+    STATES,
+    SUBJECTS,
+    decider_consumers,
+    find_log_id,
+)
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import IncompatibleStreamError, StreamReplacedError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from infra.jetstream.topology import delete_stream
+from infra.jetstream.topology import delete_consumer, delete_stream
 from projections.read_models import (
     CHECKPOINT,
     Checkpoint,
@@ -26,7 +35,7 @@ from projections.read_models import (
 from reconciler.ports import ResourceAppend
 from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import initialize, run_roles
-from tests.bus.histories import events, new_key
+from tests.bus.histories import events, new_key, remove_metadata
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 
@@ -360,3 +369,40 @@ async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_re
     assert (await operator.diagnose(url, "stored rows"))["status"] == "ok"
     verified = await operator.run_ok(url, "replay", "--verify")
     assert "equal the rebuilt rows" in " ".join(verified.out.split())
+
+
+async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
+    bare_world: World, operator: Operator
+) -> None:
+    """A tool declared all streams and consumers again, without metadata. No event is missing."""
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.until_settled()
+    log_id = await find_log_id(world.nc)
+    await operator.run_ok(url, "backup", "older")
+    await world.declare("bar")
+    await world.until_outcome("bar", "Converged")
+    await world.until_settled()
+    await world.stop_reconciler()
+    await remove_metadata(world.nc, SUBJECTS)
+    for consumer in decider_consumers():
+        await delete_consumer(world.nc, INTAKE, consumer)
+
+    for command in ("get", "backup new", "restore older", "restore older --replace unknown"):
+        refused = await operator.run(url, *command.split())
+        assert refused.status == 1, command
+        assert f"stream {LOG} lost its metadata" in refused.err, command
+        assert "reconciler init" in refused.err, command
+    await operator.run_ok(url, "init")
+    assert await find_log_id(world.nc) == log_id
+    await operator.run_ok(url, "backup", "new")
+    await world.start_reconciler()
+    await world.until_observed_again()
+    await world.declare("foo", color="Green")
+    await world.until_outcome("foo", "Converged", generation=2)
+    await world.until_settled()
+    assert await world.human.effects("bar") == ["POST"]
+    await operator.run_ok(url, "replay", "--verify")
