@@ -26,7 +26,7 @@ from infra.jetstream.connection import (
     server_urls,
 )
 from infra.jetstream.errors import BusUnavailableError
-from reconciler.cli.interrupts import enable_keyboard_interrupts, record_sending
+from reconciler.cli.interrupts import interrupting, record_sending
 from reconciler.cli.local_clock import warn_of_clock_difference
 from reconciler.cli.options import NamedPath
 from reconciler.cli.process_logs import LogLevel, configure_logs
@@ -219,11 +219,16 @@ async def _read_clock(nc: Client) -> BusClock:
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's coroutine on the fastest available event loop."""
-    enable_keyboard_interrupts()
-    gc.freeze()  # objects imported so far are never freed
-    gc.enable()
-    try:
-        import uvloop  # noqa: PLC0415 - only with the extra `server`, and not on Windows
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
+    with interrupting() as begin:
+
+        async def begin_work() -> _T:
+            begin()
+            return await work
+
+        gc.freeze()  # objects imported so far are never freed
+        gc.enable()
+        try:
+            import uvloop  # noqa: PLC0415 - only with the extra `server`, and not on Windows
+        except ImportError:
+            return asyncio.run(begin_work())
+        return uvloop.run(begin_work())

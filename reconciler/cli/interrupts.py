@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
-from reconciler.cli.entry import exit_immediately
+from reconciler.cli.entry import INTERRUPTED, exit_immediately
 
 
 class _Process:
@@ -13,10 +18,47 @@ class _Process:
     has_sent = False
 
 
-def enable_keyboard_interrupts() -> None:
-    """Make Ctrl-C raise ``KeyboardInterrupt``, so that the work that begins can clean up."""
-    if signal.getsignal(signal.SIGINT) is exit_immediately:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+@contextmanager
+def interrupting() -> Generator[Callable[[], None]]:
+    """Let Ctrl-C end the process at once, before and after the call of the yielded function.
+
+    After that call, by the task that works, the first Ctrl-C cancels the task. A handler that
+    raises ``KeyboardInterrupt`` would stop the event loop instead, at any point.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has cancelled the task.
+    """
+    handlers = (exit_immediately, signal.default_int_handler)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) not in handlers:
+        yield lambda: None
+        return
+    task: asyncio.Task[object] | None = None
+    is_interrupted = False
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal is_interrupted
+        if task is None or task.done() or is_interrupted:
+            os.write(2, f"{interruption_message()}\n".encode())
+            os._exit(INTERRUPTED)
+        is_interrupted = True
+        task.cancel()
+        task.get_loop().call_soon_threadsafe(lambda: None)  # wake the event loop
+
+    def begin() -> None:
+        nonlocal task
+        task = asyncio.current_task()
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield begin
+    except asyncio.CancelledError:
+        if is_interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def record_sending() -> bool:

@@ -28,11 +28,60 @@ sys.exit(main())
 
 @pytest.mark.parametrize(
     "module",
-    ["reconciler.cli.main", "difflib", "cyclopts", "reconciler.cli.get", "infra.jetstream.access"],
+    [
+        "reconciler.cli.main",
+        "difflib",
+        "cyclopts",
+        "reconciler.cli.get",
+        "infra.jetstream.access",
+        "uvloop",
+    ],
 )
 def test_an_interrupt_during_startup_is_reported_in_one_line(cli: Cli, module: str) -> None:
     process = subprocess.run(
         [sys.executable, "-c", INTERRUPT_AT_IMPORT.format(module=module)],
+        cwd=cli.folder,
+        capture_output=True,
+        text=True,
+        timeout=STOP_SECONDS,
+        env=cli.environment(),
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (130, "error: interrupted\n")
+
+
+INTERRUPT_AT_WORK = """
+import asyncio, os, signal, sys, threading
+from reconciler.cli import get
+from reconciler.cli.entry import main
+
+def interrupt_soon():
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+async def work(again):
+    try:
+        await asyncio.sleep(60)
+    finally:
+        if again:
+            interrupt_soon()
+            await asyncio.sleep(60)
+
+async def get_interrupted(*_):
+    interrupt_soon()
+    background = asyncio.create_task(work("{second}" == "shutdown"))
+    await work("{second}" == "cleanup")
+
+get._get = get_interrupted
+sys.argv[1:] = ["get"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("second", ["", "cleanup", "shutdown"])
+def test_interrupts_of_a_working_command_are_reported_in_one_line(cli: Cli, second: str) -> None:
+    """A second interrupt may arrive while the command cleans up, or while the event loop ends."""
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPT_AT_WORK.format(second=second)],
         cwd=cli.folder,
         capture_output=True,
         text=True,
