@@ -38,6 +38,7 @@ from infra.providers.file_attributes import (
 )
 from infra.providers.file_errors import mark_unknown_result, sync_folder, to_provider_error
 from infra.providers.file_root import (
+    MAX_SEGMENTS,
     OWN_PREFIX,
     FileRoot,
     discard,
@@ -186,6 +187,8 @@ def name_problem(name: str) -> str | None:
     segments = name.split("/")
     if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
         return f"use printable characters, at most {_MAX_NAME_BYTES} bytes"
+    if len(segments) > MAX_SEGMENTS:
+        return f"use at most {MAX_SEGMENTS} segments, separated by /"
     if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         return f"use at most {_MAX_SEGMENT_BYTES} bytes between two /"
     if any(segment in {"", ".", ".."} for segment in segments):
@@ -239,9 +242,13 @@ class FileProvider:
         prefix, folders, names = scope.prefix or "", [""], list[str]()
         while folders or names:
             while folders and len(names) < size:
-                name = folders.pop()
-                entries = await self._call(lambda name=name: self._root.entries(name, prefix))
-                folders += entries.folders
+                count = size - len(names)
+                entries = await self._call(
+                    lambda folders=folders, count=count: self._root.entries(
+                        folders, prefix, max_files=count
+                    )
+                )
+                folders = entries.folders
                 names += [name for name in entries.files if name_problem(name) is None]
             page, names = names[:size], names[size:]
             objects = await self._call(lambda page=page: [self._read(name) for name in page])

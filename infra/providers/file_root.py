@@ -11,10 +11,11 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +31,10 @@ ROOT_MARKER = f"{OWN_PREFIX}root"
 LEFTOVER_SECONDS = 3600.0
 """Older temporary files belong to actions that are no longer retried."""
 
+MAX_SEGMENTS = 32
+"""Limit on the segments of a file's name, because a declaration creates its missing folders."""
+
+_MAX_FOLDERS_PER_CALL = 100
 _RESERVED_SEGMENTS = frozenset({"", ".", ".."})
 _MAX_SCANS = 3
 _FOLDER_MODE = 0o755
@@ -37,7 +42,7 @@ _FOLDER_MODE = 0o755
 
 @dataclass
 class Entries:
-    """The files and folders in a folder, by their names below the root."""
+    """Listed files, and folders to list, by their names below the root."""
 
     files: list[str] = field(default_factory=list[str])
     folders: list[str] = field(default_factory=list[str])
@@ -58,26 +63,22 @@ class FileRoot:
         with self._folder(name.split("/")[:-1], make=make) as folder:
             yield folder
 
-    def entries(self, folder_name: str, prefix: str) -> Entries:
-        """List a folder's regular files that match a prefix, and the folders that may contain more.
+    def entries(self, folder_names: Sequence[str], prefix: str, *, max_files: int) -> Entries:
+        """List folders, the last one first, until there are enough files.
 
-        Remove old temporary files that a crash left behind.
+        Return the regular files that match a prefix, and the folders that may contain more. Remove
+        old temporary files that a crash left behind.
         """
-        with self._folder(folder_name.split("/") if folder_name else []) as folder:
-            if folder is None:
-                return Entries()
-            listing = Entries()
-            start = f"{folder_name}/" if folder_name else ""
-            for segment, is_folder in _scan(folder).items():
-                name = start + segment
-                if segment.startswith(OWN_PREFIX):
-                    _remove_old(folder, segment)
-                elif is_folder:
-                    if f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
-                        listing.folders.append(name)
-                elif name.startswith(prefix):
-                    listing.files.append(name)
-            return listing
+        listing = Entries(folders=list(folder_names))
+        with closing(_OpenPath(self._open_root())) as path:
+            for _ in range(_MAX_FOLDERS_PER_CALL):
+                if not listing.folders or len(listing.files) >= max_files:
+                    break
+                folder_name = listing.folders.pop()
+                folder = path.enter(folder_name.split("/") if folder_name else [])
+                if folder is not None:
+                    _add_entries(listing, folder, folder_name, prefix)
+        return listing
 
     def mark(self) -> None:
         """Mark the root, so that it is recognized even if it becomes empty."""
@@ -118,6 +119,46 @@ class FileRoot:
                 f"right directory, create the empty file {ROOT_MARKER} there"
             )
         return root
+
+
+class _OpenPath:
+    """The open folders from the root to a folder, so that entering the next one is cheap."""
+
+    def __init__(self, root: int) -> None:
+        self._folders = [root]
+        self._segments: list[str] = []
+
+    def enter(self, segments: Sequence[str]) -> int | None:
+        """Open a folder of the root, below the folders that are open; None if it is missing."""
+        pairs = zip(self._segments, segments, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._leave(shared)
+        for segment in segments[shared:]:
+            folder = _enter(self._folders[-1], segment, make=False)
+            if folder is None:
+                return None
+            self._folders.append(folder)
+            self._segments.append(segment)
+        return self._folders[-1]
+
+    def close(self) -> None:
+        """Close all folders. Raises ``NotDoneError`` if one was replaced in the meantime."""
+        try:
+            self._leave(0)
+        finally:
+            for folder in self._folders:
+                os.close(folder)
+
+    def _leave(self, depth: int) -> None:
+        while len(self._segments) > depth:
+            folder, segment = self._folders.pop(), self._segments.pop()
+            try:
+                # The files of the new folder were not listed, so they would seem to be missing.
+                current = stat_of(self._folders[-1], segment)
+                if current is not None and not os.path.samestat(current, os.fstat(folder)):
+                    raise NotDoneError(f"the directory {segment!r} was replaced during a listing")
+            finally:
+                os.close(folder)
 
 
 def root_path(endpoint: str) -> Path:
@@ -251,6 +292,20 @@ def _enter(folder: int, segment: str, *, make: bool) -> int | None:
         os.fchmod(child, _FOLDER_MODE)  # regardless of the umask
         os.fsync(folder)
     return child
+
+
+def _add_entries(listing: Entries, folder: int, folder_name: str, prefix: str) -> None:
+    start = f"{folder_name}/" if folder_name else ""
+    may_enter = start.count("/") + 1 < MAX_SEGMENTS
+    for segment, is_folder in _scan(folder).items():
+        name = start + segment
+        if segment.startswith(OWN_PREFIX):
+            _remove_old(folder, segment)
+        elif is_folder:
+            if may_enter and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/")):
+                listing.folders.append(name)
+        elif name.startswith(prefix):
+            listing.files.append(name)
 
 
 def _scan(folder: int) -> dict[str, bool]:

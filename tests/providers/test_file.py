@@ -37,7 +37,12 @@ from infra.providers.file import (
     name_problem,
 )
 from infra.providers.file_attributes import ATTRIBUTE
-from infra.providers.file_root import LEFTOVER_SECONDS, ROOT_MARKER, temporary_name
+from infra.providers.file_root import (
+    LEFTOVER_SECONDS,
+    MAX_SEGMENTS,
+    ROOT_MARKER,
+    temporary_name,
+)
 from infra.secrets import open_stores
 from reconciler.errors import (
     ConfigurationError,
@@ -153,7 +158,13 @@ def test_two_spellings_of_a_mode_are_equal() -> None:
     "name",
     [
         *("", "/etc/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\n", "\udc80"),
-        *("x" * 256, "x/" * 2000 + "x", temporary_name("key"), f"a/{ROOT_MARKER}"),
+        *(
+            "x" * 256,
+            "x/" * MAX_SEGMENTS + "x",
+            "x/" * 2000 + "x",
+            temporary_name("key"),
+            f"a/{ROOT_MARKER}",
+        ),
     ],
 )
 async def test_a_name_that_leads_elsewhere_is_refused(files: FileProvider, name: str) -> None:
@@ -272,6 +283,55 @@ async def test_a_listing_walks_folders_and_shows_regular_files_only(
     assert await files.read("pipe") is None
     assert await files.read("b") is None
     assert await files.read("a/below") is None
+
+
+async def test_a_file_in_the_deepest_folder_is_listed_and_deeper_folders_are_not_entered(
+    files: FileProvider, root: Path
+) -> None:
+    folder = "/".join(["x"] * (MAX_SEGMENTS - 1))
+    await create_file(files, f"{folder}/f")
+    (root / folder / "x").mkdir()
+    (root / folder / "x" / "f").touch()
+    assert [each.name for each in await listing(files, Scope(), page_size=9)] == [f"{folder}/f"]
+
+
+async def test_the_cost_of_a_listing_is_linear_in_the_folders(
+    files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chains, depth = 10, MAX_SEGMENTS - 1
+    for number in range(chains):
+        (root / f"a{number}" / "/".join(["x"] * (depth - 1))).mkdir(parents=True)
+    opened = 0
+
+    def count(*args: Any, original: Any = os.open, **options: Any) -> int:
+        nonlocal opened
+        opened += 1
+        return original(*args, **options)
+
+    monkeypatch.setattr(os, "open", count)
+    assert await listing(files, Scope(), page_size=9) == []
+    assert opened < 2 * chains * depth
+
+
+async def test_a_listing_fails_if_a_folder_is_replaced_under_way(
+    files: FileProvider, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of the new folder exist, but the listing may have read the old folder."""
+    await create_file(files, "etc/sub/f")
+    shutil.copytree(root / "etc", tmp_path / "new")
+    read_folder = (root / "etc/sub").stat()
+
+    def replace_during_scan(folder: int, original: Any = os.scandir) -> Any:
+        if os.path.samestat(os.fstat(folder), read_folder) and not (tmp_path / "old").exists():
+            (root / "etc").rename(tmp_path / "old")
+            (tmp_path / "new").rename(root / "etc")
+            (tmp_path / "old/sub/f").unlink()
+        return original(folder)
+
+    monkeypatch.setattr(os, "scandir", replace_during_scan)
+    with pytest.raises(NotDoneError, match="'etc' was replaced during a listing"):
+        await listing(files, Scope(), page_size=9)
+    assert [each.name for each in await listing(files, Scope(), page_size=9)] == ["etc/sub/f"]
 
 
 async def test_a_large_file_of_others_is_shown_without_being_read(
