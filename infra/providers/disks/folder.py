@@ -102,7 +102,7 @@ class DiskFolder:
     def names(self, folder: str, suffix: str, prefix: str) -> list[str]:
         """Return the names of a folder's regular files. Removes old leftovers of crashes."""
         start = f"{folder}/"
-        files = self.root.entries(folder, start + prefix).files
+        files = self.root.entries([folder], start + prefix, max_files=1).files  # of this folder
         disk_names = [
             each.removeprefix(start).removesuffix(suffix) for each in files if each.endswith(suffix)
         ]
