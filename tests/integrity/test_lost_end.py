@@ -260,7 +260,7 @@ async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are
     await world.declare("baz")
     assert await find_intake_problem(world.nc)
 
-    with pytest.raises(StreamReplacedError, match="Delete nothing"):
+    with pytest.raises(StreamReplacedError, match="Do not delete anything"):
         await world.start_reconciler()
     finding = await operator.diagnose(url, "intake positions")
     assert finding["status"] == "fail"

@@ -137,8 +137,8 @@ def leaf(folder: Path) -> x509.Certificate:
         ({**WEB, "folder": "../etc"}, "below the root"),
         ({**WEB, "folder": "/etc"}, "below the root"),
         ({**WEB, "folder": f"{STORE}/issuers"}, "below the root"),
-        ({**WEB, "folder": "shop/tls.key"}, "'tls.key' is the name of a file of a certificate"),
-        ({**WEB, "folder": "shop/ca.crt/web"}, "'ca.crt' is the name of a file of a certificate"),
+        ({**WEB, "folder": "shop/tls.key"}, "'tls.key' is the name of a certificate file"),
+        ({**WEB, "folder": "shop/ca.crt/web"}, "'ca.crt' is the name of a certificate file"),
         ({**WEB, "isuer": "x"}, "spec.isuer: unknown field"),
     ],
 )
@@ -697,7 +697,7 @@ from reconciler.provider.secrets import Secrets
 from tests.host_access import EVERYTHING
 
 class KillBefore:
-    is_free, interval_seconds, remaining = False, 0.0, int(sys.argv[2])
+    may_send_now, interval_seconds, remaining = False, 0.0, int(sys.argv[2])
 
     async def wait(self, *, has_priority=False):
         self.remaining -= 1

@@ -31,7 +31,7 @@ async def test_42_contention_is_reported_and_the_loop_slows_down(bare_world: Wor
     overwrites: list[int] = []
     other_task = asyncio.create_task(overwrite_forever())
     outcome = await world.until_outcome("foo", "Degraded", reason=REPEATED_DRIFT)
-    assert "another client has overwrites color 3 times since" in outcome.message
+    assert "another client has overwritten color 3 times since" in outcome.message
     await world.until(lambda: _has_delayed(world, 3), "three delayed repairs")
     other_task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
