@@ -200,7 +200,9 @@ async def test_a_login_with_millions_of_scram_iterations_stops_nothing_else() ->
         assert "still being computed" in third
         assert loop.blocked_seconds < ENOUGH_SECONDS
         deadline = time.monotonic() + 120
-        while "still being computed" in (error := await connection_error(server_at(port, seconds=60))):
+        while "still being computed" in (
+            error := await connection_error(server_at(port, seconds=60))
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.1)  # noqa: ASYNC251 - nothing else runs on this loop
         assert "refused" in error, "later logins are attempted again"
