@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -41,6 +42,9 @@ REPEAT_SECONDS: Final = 15.0
 """Time after which a report that the log does not show is repeated. It doubles each time."""
 
 MAX_REPEAT_SECONDS: Final = 300.0
+
+_BATCH_RESOURCES: Final = 32
+"""Resources to check together: single checks are slow, and reports beyond the limit are wasted."""
 
 _DEFINITION = ("definition", "")
 
@@ -90,23 +94,23 @@ class ReportQueue:
             room[_namespace(name)] -= sum(each.unprocessed for each in topics.values())
         reports: list[IntakeMessageOut] = []
 
-        def accept(found: Iterable[IntakeMessageOut], namespace: str) -> bool:
-            """Accept reports that are not published yet. Return whether there is room for all."""
+        def accept(found: Iterable[IntakeMessageOut], namespace: str) -> set[str]:
+            """Accept reports that are not published yet. Return the resources without room."""
             new = [each for each in found if not self._is_published(each)]
             free = max(MAX_UNPROCESSED_REPORTS + room[namespace], 0)
             reports.extend(new[:free])
             room[namespace] -= len(new[:free])
-            return len(new) <= free
+            return {str(each.key) for each in new[free:]}
 
         for each in further:
             accept([each], each.key.namespace)
         for namespace, waiting in list(self._to_check.items()):
             while waiting and MAX_UNPROCESSED_REPORTS + room[namespace] > 0:
-                name, is_target = next(iter(waiting))
-                one, none = frozenset([name]), frozenset[str]()
-                affected = AffectedResources(*((none, one) if is_target else (one, none)))
-                if accept(find_reports(affected), namespace):
-                    del waiting[name, is_target]
+                batch = list(islice(waiting, _BATCH_RESOURCES))
+                rest = accept(find_reports(_as_affected(batch)), namespace)
+                for name, is_target in batch:
+                    if name not in rest:
+                        del waiting[name, is_target]
             if not waiting:
                 del self._to_check[namespace]
         return reports
@@ -172,6 +176,13 @@ class ReportQueue:
                     del topics[topic]
             if not topics:
                 del self._published[name]
+
+
+def _as_affected(resources: Iterable[tuple[str, bool]]) -> AffectedResources:
+    by_role: tuple[set[str], set[str]] = set(), set()
+    for name, is_target in resources:
+        by_role[is_target].add(name)
+    return AffectedResources(*map(frozenset, by_role))
 
 
 def _topic_of(data: IntakeData) -> tuple[_Topic, object]:
