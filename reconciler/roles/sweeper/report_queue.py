@@ -89,23 +89,23 @@ class ReportQueue:
         The resources of a namespace stay in the queue while it has too many unprocessed reports.
         """
         self._expire()
-        room: Counter[str] = Counter()
+        unprocessed: Counter[str] = Counter()  # reports by namespace
         for name, topics in self._published.items():
-            room[_namespace(name)] -= sum(each.unprocessed for each in topics.values())
+            unprocessed[_namespace(name)] += sum(each.unprocessed for each in topics.values())
         reports: list[IntakeMessageOut] = []
 
         def accept(found: Iterable[IntakeMessageOut], namespace: str) -> set[str]:
-            """Accept reports that are not published yet. Return the resources without room."""
+            """Accept new reports up to the limit. Return the resources of the other new ones."""
             new = [each for each in found if not self._is_published(each)]
-            free = max(MAX_UNPROCESSED_REPORTS + room[namespace], 0)
+            free = max(MAX_UNPROCESSED_REPORTS - unprocessed[namespace], 0)
             reports.extend(new[:free])
-            room[namespace] -= len(new[:free])
+            unprocessed[namespace] += len(new[:free])
             return {str(each.key) for each in new[free:]}
 
         for each in further:
             accept([each], each.key.namespace)
         for namespace, waiting in list(self._to_check.items()):
-            while waiting and MAX_UNPROCESSED_REPORTS + room[namespace] > 0:
+            while waiting and unprocessed[namespace] < MAX_UNPROCESSED_REPORTS:
                 batch = list(islice(waiting, _BATCH_RESOURCES))
                 rest = accept(find_reports(_as_affected(batch)), namespace)
                 for name, is_target in batch:
