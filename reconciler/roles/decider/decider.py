@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import cast
 
 import msgspec
@@ -194,6 +195,7 @@ class Decider:
         self._now = runtime.now
         self._jitter = runtime.jitter
         self._graph: Graph = {}
+        self._referenced: frozenset[str] = frozenset()
         self._decision_errors: dict[ResourceKey, str] = {}
         self._postponed = PostponedMessages(max(1, min(reader.slots // 4, MAX_POSTPONED)))
         self._batch: Sequence[IntakeDelivery] = ()
@@ -485,6 +487,7 @@ class Decider:
             for each in targets_of(item.commands, self._kinds.find(key.kind), key)
         }
         self._graph = await graph_from(targets, self._repository) if targets else {}
+        self._referenced = frozenset(chain.from_iterable(self._graph.values()))
         resources = await self._repository.get(list(open_work))
         if any(self._has_unknown_kinds_in(key, item) for key, item in open_work.items()):
             await self._definitions.load(self._log)
@@ -609,7 +612,8 @@ class Decider:
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
-            reference_graph=self._graph,
+            # no cycle leads to a resource that nothing references
+            reference_graph=self._graph if str(key) in self._referenced else {},
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
             check_part_name=self._kinds.check_name,

@@ -14,6 +14,7 @@ from reconciler.resource.turn import Command
 from reconciler.roles.decider.repository import ResourceRepository
 
 _MAX_RESOURCES = 1_000
+"""Limit on resources to read for a batch. Longer cycles are found later, from the read models."""
 
 Graph = dict[str, tuple[str, ...]]
 
@@ -38,15 +39,16 @@ async def graph_from(targets: Iterable[str], repository: ResourceRepository) -> 
     graph: Graph = {}
     frontier = set(targets)
     for _ in range(MAX_CYCLE):
-        if not frontier or len(graph) > _MAX_RESOURCES:
+        names = sorted(frontier)[: _MAX_RESOURCES - len(graph)]
+        if not names:
             break
-        newest = await repository.get_newest([ResourceKey.parse(each) for each in sorted(frontier)])
-        for each in frontier:
+        newest = await repository.get_newest([ResourceKey.parse(each) for each in names])
+        for each in names:
             resource = newest.get(ResourceKey.parse(each))
             desired = None if resource is None else resource.state.desired
             spec = None if desired is None or not desired.is_declared else desired.spec
             graph[each] = (
                 () if spec is None else tuple(reference.target for reference in spec.references)
             )
-        frontier = {target for each in frontier for target in graph[each]} - graph.keys()
+        frontier = {target for each in names for target in graph[each]} - graph.keys()
     return graph
