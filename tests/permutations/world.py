@@ -98,6 +98,11 @@ class MemoryWorld(World):
         self.bus.rows.clear()
         self.bus.log.erase_states()
 
+    @property
+    def loop_steps(self) -> int:
+        """The number of callbacks that the loop has run."""
+        return self._loop.steps
+
     # --- declaring
 
     @asynccontextmanager
