@@ -60,7 +60,8 @@ def _looked_at(
     models, index = ReadModels(), ReferenceIndex()
     models.position, models.status = position, every_row
     models.damage = {name: LogDamage("Changed", 0, 0, "", "", name) for name in damaged}
-    index.build((name, row) for name, row in every_row.items() if name not in damaged)
+    for name, row in every_row.items():
+        index.add(name, None if name in damaged else row)
     return reference_messages(index.take_changed(), index, models)
 
 
@@ -188,24 +189,25 @@ def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> No
 def test_a_changed_digest_of_a_secret_is_reported_to_its_referrers() -> None:
     row = StatusRow("default", "Shape", "a", declared=True, secrets={"files/db": "d1"})
     secret, foreign = NamedSecret("default", "files/db"), NamedSecret("other", "files/db")
-    assert secret_messages([row], {secret: "d1", foreign: "d2"}) == []
-    [message] = secret_messages([row], {secret: "d2", foreign: "d1"})
+    assert secret_messages(row, {secret: "d1", foreign: "d2"}) == []
+    [message] = secret_messages(row, {secret: "d2", foreign: "d1"})
     assert message.data == SecretReported("files/db", "d2")
-    assert secret_messages([row], {}) == [], "what cannot be read is not gone"
+    assert secret_messages(row, {}) == [], "what cannot be read is not gone"
 
 
 def test_two_secrets_of_one_value_are_two_messages() -> None:
     secrets = {"files/one": "", "files/two": ""}
     row = StatusRow("default", "Shape", "a", declared=True, secrets=secrets)
     digests = {NamedSecret("default", each): "d1" for each in secrets}
-    messages = secret_messages([row], digests)
+    messages = secret_messages(row, digests)
     assert len({each.message_id for each in messages}) == 2, "the bus would drop one as a duplicate"
 
 
 def _of(*rows: StatusRow) -> tuple[ReferenceIndex, dict[str, StatusRow]]:
     every_row = {str(row.key): row for row in rows}
     index = ReferenceIndex()
-    index.build(every_row.items())
+    for name, row in every_row.items():
+        index.add(name, row)
     index.take_changed()
     return index, every_row
 

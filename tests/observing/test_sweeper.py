@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -33,14 +33,18 @@ from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
 from reconciler.roles.sweeper import sweeper as sweeper_module
+from reconciler.roles.sweeper.reference_index import AffectedResources
 from reconciler.roles.sweeper.report_queue import (
     MAX_REPEAT_SECONDS,
     MAX_UNPROCESSED_REPORTS,
     REPEAT_SECONDS,
+    TURN_COST,
+    ReportQueue,
 )
 from reconciler.roles.sweeper.sweeper import (
     FULL_SWEEP_SECONDS,
     MAX_WAKE_UP_SECONDS,
+    ROWS_PER_SLICE,
     SECRETS_PER_SLICE,
     SWEEP_SECONDS,
     Sweeper,
@@ -480,6 +484,35 @@ async def test_a_tenant_with_many_references_fills_no_intake_and_delays_no_other
         large.process(100)
     await scene.sweeper.sweep()
     assert len(large.reports) == 20 * 64
+
+
+async def test_a_sweep_yields_to_other_work_while_it_adds_resources() -> None:
+    scene = Scene()
+    Tenant(scene, "default", resources=4 * ROWS_PER_SLICE)
+    assert await count_turns(scene.sweeper.sweep()) >= 3
+
+
+async def test_checks_of_targets_with_many_referrers_yield_to_other_work() -> None:
+    queue = ReportQueue(lambda: 0.0)
+    queue.add(AffectedResources(frozenset(), frozenset(f"shop/File/f{n}" for n in range(50))))
+    turns = await count_turns(queue.take(lambda _name, _is_target: ([], 1_000), ()))
+    assert turns >= 50 * 1_000 / TURN_COST - 1
+
+
+async def count_turns(work: Coroutine[None, None, object]) -> int:
+    """Run a coroutine; return how often it yielded to other tasks."""
+    turns = 0
+
+    async def run_beside() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(run_beside())
+    await work
+    task.cancel()
+    return turns
 
 
 async def test_a_new_declaration_receives_a_report_again() -> None:

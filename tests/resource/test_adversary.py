@@ -494,7 +494,7 @@ def _digests(row: StatusRow, stores: SecretStores) -> dict[NamedSecret, str]:
     sweeper._stores = stores  # pyright: ignore[reportPrivateUsage]
     sweeper._unreadable = set()  # pyright: ignore[reportPrivateUsage]
     sweeper._index = ReferenceIndex()  # pyright: ignore[reportPrivateUsage]
-    sweeper._index.build([(str(row.key), row)])  # pyright: ignore[reportPrivateUsage]
+    sweeper._index.add(str(row.key), row)  # pyright: ignore[reportPrivateUsage]
     return asyncio.run(sweeper._digests())  # pyright: ignore[reportPrivateUsage]
 
 

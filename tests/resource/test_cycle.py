@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from reconciler.resource.cycle import MAX_CYCLE, find_cycle
+from reconciler.resource.cycle import MAX_CYCLE, MAX_REFERENCES, find_cycle, find_cycles
 
 
 def chain_of(length: int) -> dict[str, tuple[str, ...]]:
@@ -31,9 +31,17 @@ def test_a_cycle_has_a_maximum_length() -> None:
     assert find_cycle("r0", longer["r0"], longer.__getitem__) == ()
 
 
+def test_all_targets_that_lead_back_are_found_together() -> None:
+    graph = {"a": ("b", "d", "e"), "b": ("c",), "c": ("a",), "d": ("a",), "e": ("f",), "f": ()}
+    assert find_cycles("a", graph["a"], graph.__getitem__) == {
+        "b": ("a", "b", "c", "a"),
+        "d": ("a", "d", "a"),
+    }
+
+
 def test_a_resource_on_many_paths_is_followed_once() -> None:
-    """Twenty levels of 64 resources that reference all of the next level have 64^20 paths."""
-    levels = [[f"{level}-{number}" for number in range(64)] for level in range(20)]
+    """Ten levels of 16 resources that reference all of the next level have 16^10 paths."""
+    levels = [[f"{level}-{number}" for number in range(16)] for level in range(10)]
     graph = {name: below for above, below in itertools.pairwise(levels) for name in above}
     calls: Counter[str] = Counter()
 
@@ -43,4 +51,17 @@ def test_a_resource_on_many_paths_is_followed_once() -> None:
 
     assert find_cycle("root", levels[0], targets_of) == ()
     assert set(calls.values()) == {1}
-    assert len(calls) == 20 * 64
+    assert len(calls) == 10 * 16
+
+
+def test_a_search_follows_a_limited_number_of_references_nearest_first() -> None:
+    followed = 0
+
+    def targets_of(name: str) -> list[str]:
+        nonlocal followed
+        followed += 64
+        return [f"{name}/{number}" for number in range(63)] + ["far" if "/" in name else "near"]
+
+    assert find_cycle("near", ["root"], targets_of) == ("near", "root", "near")
+    assert find_cycle("other", ["root"], targets_of) == ()
+    assert followed <= 2 * (MAX_REFERENCES + 64)

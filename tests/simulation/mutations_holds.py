@@ -72,10 +72,11 @@ def _references_keep_nothing(patch: Patch) -> None:
 
 
 def _references_are_not_reported(patch: Patch) -> None:
-    def reference_messages(*_: Any) -> list[Any]:
+    def no_messages(*_: Any) -> list[Any]:
         return []
 
-    patch.setattr(sweeper, "reference_messages", reference_messages)
+    patch.setattr(sweeper, "target_messages", no_messages)
+    patch.setattr(sweeper, "referrer_messages", no_messages)
 
 
 def _dangling_reported_once(patch: Patch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -59,8 +59,9 @@ def _once_ready_stays_ready(patch: Patch) -> None:
         reference: Reference,
         known: TargetState | None,
         every_row: Mapping[str, StatusRow],
+        cycles: Mapping[str, tuple[str, ...]],
     ) -> TargetState:
-        result = original(row, reference, known, every_row)
+        result = original(row, reference, known, every_row, cycles)
         target = every_row.get(reference.target)
         has_converged = target is not None and target.declared and target.outcome == "Converged"
         return replace(result, ready=True) if has_converged else result
@@ -92,10 +93,9 @@ def _a_rotation_is_not_noticed(patch: Patch) -> None:
     original = references.secret_messages
 
     def secret_messages(
-        concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
+        row: StatusRow, digests: Mapping[NamedSecret, str]
     ) -> list[IntakeMessageOut]:
-        new = [row for row in concerned if not any(row.secrets.values())]
-        return original(new, digests)
+        return [] if any(row.secrets.values()) else original(row, digests)
 
     patch.setattr(sweeper, "secret_messages", secret_messages)
 

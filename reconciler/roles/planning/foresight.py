@@ -173,7 +173,8 @@ class Foresight:
         """Read the inputs of every decision."""
         await self._definitions.load(self._log)
         await self.configurations.load(self._log)
-        self._index.build(self._models.status.items())
+        for name, row in self._models.status.items():
+            self._index.add(name, row)
         self._index.take_changed()  # changes in progress are not part of this plan
         self._definitions.listen(self._redefined.add)
         self.configurations.listen(self._reconfigured.add)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 from projections.status import StatusRow
 
 _MAX_REFERRERS = 1_000
+_T = TypeVar("_T")
 
 
 class AffectedResources(NamedTuple):
@@ -30,6 +31,7 @@ class ReferenceIndex:
     def __init__(self) -> None:
         self._targets_of: dict[str, frozenset[str]] = {}
         self._referrers_of: dict[str, set[str]] = {}
+        self._secrets_of: dict[str, frozenset[NamedSecret]] = {}
         self._secret_referrers: dict[NamedSecret, set[str]] = {}
         self._changed: set[str] = set()
 
@@ -38,39 +40,41 @@ class ReferenceIndex:
         """All referenced secrets."""
         return sorted(self._secret_referrers)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all resources that reference others or secrets."""
+        return list(self._targets_of | self._secrets_of)
+
     def secret_referrers(self, secret: NamedSecret) -> Iterable[str]:
-        """Return the names of resources that reference a secret, or did so earlier."""
+        """Return the names of resources that reference a secret."""
         return self._secret_referrers.get(secret, ())
 
-    def build(self, rows: Iterable[tuple[str, StatusRow]]) -> None:
-        """Replace the index with the references of these rows, and mark all of them as changed."""
-        self._targets_of.clear()
-        self._referrers_of.clear()
-        self._secret_referrers.clear()
-        for name, row in rows:
-            if row.refers:
-                self._link(name, frozenset(each.target for each in row.refers))
-            self._update_secrets(name, row)
-            if row.refers or row.references or row.secrets:
-                self._changed.add(name)
+    def add(self, name: str, row: StatusRow | None) -> None:
+        """Add or correct the references of a row, and mark it as changed if it is linked.
+
+        In contrast to ``update``, the resources that its change affects are not marked.
+        """
+        self._link(name, _targets(row))
+        self._update_secrets(name, row)
+        if row is not None and (row.refers or row.references or row.secrets):
+            self._changed.add(name)
 
     def update(self, name: str, row: StatusRow | None) -> bool:
         """Update a resource's row. Return whether a reference may depend on it."""
         old_targets = self._targets_of.get(name, frozenset())
-        new_targets = frozenset(() if row is None else (each.target for each in row.refers))
+        new_targets = _targets(row)
         if new_targets != old_targets:
             self._changed |= old_targets  # this resource no longer references them
             self._link(name, new_targets)
             self._changed |= self._reachable_referrers(name)
-        if row is not None:
-            self._update_secrets(name, row)
+        self._update_secrets(name, row)
         is_linked = new_targets or old_targets or name in self._referrers_of
         if is_linked or (row is not None and (row.references or row.secrets)):
             self._changed.add(name)
             return True
         return False
 
-    def referrers(self, target: str) -> Iterable[str]:
+    def referrers(self, target: str) -> Collection[str]:
         """Return the names of the resources that reference a target."""
         return self._referrers_of.get(target, ())
 
@@ -94,22 +98,44 @@ class ReferenceIndex:
             frontier += more
         return referrers
 
-    def _update_secrets(self, name: str, row: StatusRow) -> None:
-        for secret in row.secrets if row.declared else ():
-            self._secret_referrers.setdefault(NamedSecret(row.namespace, secret), set()).add(name)
+    def _update_secrets(self, name: str, row: StatusRow | None) -> None:
+        _replace_links(name, _secrets(row), self._secrets_of, self._secret_referrers)
 
     def _link(self, name: str, targets: frozenset[str]) -> None:
-        for removed in self._targets_of.get(name, frozenset()) - targets:
-            known = self._referrers_of[removed]
-            known.discard(name)
-            if not known:
-                del self._referrers_of[removed]
-        if targets:
-            self._targets_of[name] = targets
-        else:
-            self._targets_of.pop(name, None)
-        for target in targets:
-            self._referrers_of.setdefault(target, set()).add(name)
+        _replace_links(name, targets, self._targets_of, self._referrers_of)
+
+
+def _targets(row: StatusRow | None) -> frozenset[str]:
+    return frozenset(() if row is None else (each.target for each in row.refers))
+
+
+def _secrets(row: StatusRow | None) -> frozenset[NamedSecret]:
+    if row is None or not row.declared:
+        return frozenset()
+    return frozenset(NamedSecret(row.namespace, secret) for secret in row.secrets)
+
+
+def _replace_links(
+    name: str,
+    targets: frozenset[_T],
+    targets_of: dict[str, frozenset[_T]],
+    referrers_of: dict[_T, set[str]],
+) -> None:
+    """Replace what a resource references, in both directions."""
+    old_targets = targets_of.get(name, frozenset())
+    if targets == old_targets:
+        return
+    for removed in old_targets - targets:
+        known = referrers_of[removed]
+        known.discard(name)
+        if not known:
+            del referrers_of[removed]
+    for target in targets - old_targets:
+        referrers_of.setdefault(target, set()).add(name)
+    if targets:
+        targets_of[name] = targets
+    else:
+        del targets_of[name]
 
 
 def select_rows(names: Iterable[str], every_row: Mapping[str, StatusRow]) -> list[StatusRow]:

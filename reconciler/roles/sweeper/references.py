@@ -29,7 +29,7 @@ from events.reference import Reference, may_refer, value_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-from reconciler.resource.cycle import find_cycle
+from reconciler.resource.cycle import find_cycles, find_reachable
 from reconciler.roles.sweeper.reference_index import (
     AffectedResources,
     NamedSecret,
@@ -55,36 +55,49 @@ def reference_messages(
     ``index`` contains the references of all rows. Damaged resources are excluded, because they may
     still be declared, and their targets must not be released.
     """
+    messages: list[IntakeMessageOut] = []
+    for name in sorted(affected.referrers):
+        messages += referrer_messages(name, models)
+    for name in sorted(affected.targets):
+        messages += target_messages(name, index, models)
+    return messages
+
+
+def referrer_messages(name: str, models: ReadModels) -> list[IntakeMessageOut]:
+    """Return the messages to a resource about the states of its targets."""
+    row = models.status.get(name)
+    if row is None or name in models.damage:
+        return []
+    return [*_state_messages(row, models.status, models.damage)]
+
+
+def target_messages(
+    target: str, index: ReferenceIndex, models: ReadModels
+) -> list[IntakeMessageOut]:
+    """Return the messages to a resource about the references to it."""
     every_row, damaged = models.status, models.damage
-    rows = [
-        row for row in select_rows(affected.referrers, every_row) if str(row.key) not in damaged
-    ]
-    messages = [*_target_messages(rows, every_row, damaged)]
-    for target in sorted(affected.targets):
-        if target in damaged:
-            continue
-        row = every_row.get(target)
-        known = {} if row is None else row.references
-        current = _limit_referrers(_current_references(target, index, every_row, damaged), known)
-        for by, (referrer, reference) in current.items():
-            if known.get(by) != reference.on_withdrawal:
-                data = Referenced(by, reference.on_withdrawal)
-                # Each version of the target needs a new id: an older message may arrive late and
-                # undo this one, and the bus would drop a repetition as a duplicate. A target
-                # without a row may have changed with any event of the log.
-                version = f"at-{models.position}" if row is None else row.version
-                basis = f"{by}/{referrer.version}/{version}"
-                messages.append(_message(ResourceKey.parse(target), data, basis))
-        if row is None:
-            continue
+    if target in damaged:
+        return []
+    row = every_row.get(target)
+    known = {} if row is None else row.references
+    current = _limit_referrers(_current_references(target, index, every_row, damaged), known)
+    messages: list[IntakeMessageOut] = []
+    for by, (referrer, reference) in current.items():
+        if known.get(by) != reference.on_withdrawal:
+            data = Referenced(by, reference.on_withdrawal)
+            # Each version of the target needs a new id: an older message may arrive late and
+            # undo this one, and the bus would drop a repetition as a duplicate. A target
+            # without a row may have changed with any event of the log.
+            version = f"at-{models.position}" if row is None else row.version
+            basis = f"{by}/{referrer.version}/{version}"
+            messages.append(_message(ResourceKey.parse(target), data, basis))
+    if row is not None:
         removed = (by for by in sorted(known.keys() - current.keys()) if by not in damaged)
         messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in removed]
     return messages
 
 
-def secret_messages(
-    affected: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
-) -> list[IntakeMessageOut]:
+def secret_messages(row: StatusRow, digests: Mapping[NamedSecret, str]) -> list[IntakeMessageOut]:
     """Return the messages about secrets whose digest differs from the one in a resource's row."""
     return [
         _message(
@@ -92,7 +105,6 @@ def secret_messages(
             SecretReported(secret, digest, row.version),
             f"{secret}/{digest}/{row.version}",
         )
-        for row in affected
         for secret, known in row.secrets.items()
         if row.declared
         and (digest := digests.get(NamedSecret(row.namespace, secret))) is not None
@@ -128,13 +140,19 @@ def _current_references(
         is_leaving = node is not None and name not in damaged and not node.declared
         return [each.target for each in node.refers] if node is not None and is_leaving else ()
 
+    rows = select_rows(index.referrers(target), every_row)
+    target_row, key = every_row.get(target), ResourceKey.parse(target)
+    referenced_from = () if target_row is None else target_row.referenced_from
+    namespaces = {row.namespace for row in rows}
+    permitted = {each for each in namespaces if may_refer(key, each, referenced_from)}
+    # Withdrawn members of a cycle would keep each other, so their order is ignored.
+    reachable = () if all(row.declared for row in rows) else find_reachable([target], leaving)
     return {
         str(row.key): (row, reference)
-        for row in select_rows(index.referrers(target), every_row)
+        for row in rows
         if str(row.key) not in damaged
-        if _permits(every_row.get(target), target, row.namespace)
-        # Withdrawn members of a cycle would keep each other, so their order is ignored.
-        if row.declared or not find_cycle(str(row.key), [target], leaving)
+        if row.namespace in permitted
+        if row.declared or str(row.key) not in reachable
         for reference in row.refers
         if reference.target == target
     }
@@ -157,39 +175,55 @@ def _limit_referrers(
     return {by: current[by] for by in sorted(current, key=rank)[:MAX_REFERRERS]}
 
 
-def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
-    permitted = () if target is None else target.referenced_from
-    return may_refer(ResourceKey.parse(name), namespace, permitted)
-
-
-def _target_messages(
-    rows: Iterable[StatusRow], every_row: _Rows, damaged: Container[str]
+def _state_messages(
+    row: StatusRow, every_row: _Rows, damaged: Container[str]
 ) -> Iterator[IntakeMessageOut]:
-    for row in rows:
-        if not row.declared:
+    if not row.declared:
+        return
+    remaining_bytes = MAX_VALUE_BYTES
+    cycles = _find_open_cycles(row, every_row)
+    for reference in row.refers:
+        if reference.target in damaged:
             continue
-        remaining_bytes = MAX_VALUE_BYTES
-        for reference in row.refers:
-            if reference.target in damaged:
-                continue
-            known = row.targets.get(reference.target)
-            state = _target_state(row, reference, known, every_row)
-            remaining_bytes -= len(_encoder.encode(state.values)) if state.values else 0
-            if remaining_bytes < 0 and state.values:
-                state = replace(state, values={})
-            if state != known:
-                state_digest = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
-                data = TargetReported(reference.target, state, row.version)
-                yield _message(row.key, data, f"{reference.target}/{state_digest}/{row.version}")
+        known = row.targets.get(reference.target)
+        state = _target_state(row, reference, known, every_row, cycles)
+        remaining_bytes -= len(_encoder.encode(state.values)) if state.values else 0
+        if remaining_bytes < 0 and state.values:
+            state = replace(state, values={})
+        if state != known:
+            state_digest = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
+            data = TargetReported(reference.target, state, row.version)
+            yield _message(row.key, data, f"{reference.target}/{state_digest}/{row.version}")
+
+
+def _find_open_cycles(row: StatusRow, every_row: _Rows) -> Mapping[str, tuple[str, ...]]:
+    """Return the cycles of the references that may still wait, by target."""
+
+    def refers(name: str) -> Iterable[str]:
+        node = every_row.get(name)
+        return [each.target for each in node.refers] if node is not None and node.declared else ()
+
+    waiting = {
+        each.target
+        for each in row.refers
+        if row.outcome == "Waiting"
+        or (known := row.targets.get(each.target)) is None
+        or known.cycle
+    }
+    return find_cycles(str(row.key), sorted(waiting), refers) if waiting else {}
 
 
 def _target_state(
-    row: StatusRow, reference: Reference, known: TargetState | None, every_row: _Rows
+    row: StatusRow,
+    reference: Reference,
+    known: TargetState | None,
+    every_row: _Rows,
+    cycles: Mapping[str, tuple[str, ...]],
 ) -> TargetState:
     target = every_row.get(reference.target)
     if target is None or not target.declared:
         return TargetState(False)
-    if not _permits(target, reference.target, row.namespace):
+    if not may_refer(target.key, row.namespace, target.referenced_from):
         # Report it as missing, because the namespace may not read its state.
         return TargetState(False)
     was_ready = known is not None and known.ready
@@ -199,13 +233,7 @@ def _target_state(
         value = value_of(field, target.external_name, target.uid, target.outputs)
         if value is not None and target.owned:
             values[field] = value
-    is_open = known is None or bool(known.cycle) or row.outcome == "Waiting"
-
-    def refers(name: str) -> Iterable[str]:
-        node = every_row.get(name)
-        return [each.target for each in node.refers] if node is not None and node.declared else ()
-
-    cycle = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
+    cycle = cycles.get(reference.target, ())
     # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, cycle)
 

@@ -6,9 +6,9 @@ quota of a namespace does not apply to messages of roles, so the sweeper limits 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -43,13 +43,21 @@ REPEAT_SECONDS: Final = 15.0
 
 MAX_REPEAT_SECONDS: Final = 300.0
 
-_BATCH_RESOURCES: Final = 32
-"""Resources to check together: single checks are slow, and reports beyond the limit are wasted."""
+_RESOURCE_COST: Final = 64
+TURN_COST: Final = 2_048
+"""Resources and references to check before yielding to the event loop, for some milliseconds."""
 
 _DEFINITION = ("definition", "")
 
 _Topic = tuple[str, str]
 """What a report is about, for example a target. A newer report about the same replaces it."""
+
+
+_FindReports = Callable[[str, bool], tuple[Iterable[IntakeMessageOut], int]]
+"""Checks a resource, as a target or as a referrer; returns its reports and a number of references.
+
+The references are those that were compared, because a target may have any number.
+"""
 
 
 class _Published(msgspec.Struct):
@@ -79,9 +87,9 @@ class ReportQueue:
         for name in sorted(affected.targets):
             self._add(name, is_target=True)
 
-    def take(
+    async def take(
         self,
-        find_reports: Callable[[AffectedResources], Iterable[IntakeMessageOut]],
+        find_reports: _FindReports,
         further: Iterable[IntakeMessageOut],
     ) -> list[IntakeMessageOut]:
         """Check resources, and return the reports to publish, in addition to ``further`` ones.
@@ -93,24 +101,29 @@ class ReportQueue:
         for name, topics in self._published.items():
             unprocessed[_namespace(name)] += sum(each.unprocessed for each in topics.values())
         reports: list[IntakeMessageOut] = []
+        cost = 0
 
-        def accept(found: Iterable[IntakeMessageOut], namespace: str) -> set[str]:
-            """Accept new reports up to the limit. Return the resources of the other new ones."""
+        def accept(found: Iterable[IntakeMessageOut], namespace: str) -> bool:
+            """Accept new reports up to the limit. Return whether these are all."""
             new = [each for each in found if not self._is_published(each)]
             free = max(MAX_UNPROCESSED_REPORTS - unprocessed[namespace], 0)
             reports.extend(new[:free])
             unprocessed[namespace] += len(new[:free])
-            return {str(each.key) for each in new[free:]}
+            return len(new) <= free
 
         for each in further:
             accept([each], each.key.namespace)
         for namespace, waiting in list(self._to_check.items()):
-            while waiting and unprocessed[namespace] < MAX_UNPROCESSED_REPORTS:
-                batch = list(islice(waiting, _BATCH_RESOURCES))
-                rest = accept(find_reports(_as_affected(batch)), namespace)
-                for name, is_target in batch:
-                    if name not in rest:
-                        del waiting[name, is_target]
+            for name, is_target in list(waiting):
+                if unprocessed[namespace] >= MAX_UNPROCESSED_REPORTS:
+                    break
+                found, references = find_reports(name, is_target)
+                if accept(found, namespace):
+                    del waiting[name, is_target]
+                cost += _RESOURCE_COST + references
+                if cost >= TURN_COST:
+                    await asyncio.sleep(0)
+                    cost = 0
             if not waiting:
                 del self._to_check[namespace]
         return reports
@@ -176,13 +189,6 @@ class ReportQueue:
                     del topics[topic]
             if not topics:
                 del self._published[name]
-
-
-def _as_affected(resources: Iterable[tuple[str, bool]]) -> AffectedResources:
-    by_role: tuple[set[str], set[str]] = set(), set()
-    for name, is_target in resources:
-        by_role[is_target].add(name)
-    return AffectedResources(*map(frozenset, by_role))
 
 
 def _topic_of(data: IntakeData) -> tuple[_Topic, object]:

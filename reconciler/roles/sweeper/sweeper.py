@@ -48,12 +48,12 @@ from reconciler.roles.sweeper.reference_index import (
     AffectedResources,
     NamedSecret,
     ReferenceIndex,
-    select_rows,
 )
 from reconciler.roles.sweeper.references import (
     definition_messages,
-    reference_messages,
+    referrer_messages,
     secret_messages,
+    target_messages,
 )
 from reconciler.roles.sweeper.report_queue import ReportQueue
 
@@ -63,6 +63,9 @@ OVERDUE_SECONDS = 3.0
 
 FULL_SWEEP_SECONDS = 60.0
 """Interval between checks of all references. Other sweeps check only changed ones."""
+
+ROWS_PER_SLICE = 256
+"""Rows added to a full sweep without yielding to the event loop, which takes some milliseconds."""
 
 SECRETS_PER_SLICE = 16
 """Secrets read without yielding to the event loop, which takes about a millisecond."""
@@ -179,24 +182,24 @@ class Sweeper:
         wake_messages += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
         digests = await self._find_affected()
         definitions = self._definition_messages(every_row, damaged)
-        reports = self._reports.take(lambda some: self._find_reports(some, digests), definitions)
-        if wake_messages or reports:
-            reach(Failpoint.SWEEPER_FOUND)
-            try:
+        try:
+            reports = await self._reports.take(
+                lambda name, is_target: self._find_reports(name, is_target, digests), definitions
+            )
+            if wake_messages or reports:
+                reach(Failpoint.SWEEPER_FOUND)
                 await self._intake.publish([*wake_messages, *reports])
-            except BaseException:
-                self._full_sweep_at = self._clock()
-                raise
-            self._reports.record_published(reports)
-            reach(Failpoint.SWEEPER_WOKE)
+                self._reports.record_published(reports)
+                reach(Failpoint.SWEEPER_WOKE)
+        except BaseException:
+            self._full_sweep_at = self._clock()
+            raise
         return len(wake_messages)
 
     async def _find_affected(self) -> dict[NamedSecret, str]:
         """Add the changed resources to the queue, or periodically all. Return secrets' digests."""
         if self._clock() >= self._full_sweep_at:
-            held, every_row = self._models.damage, self._models.status
-            linked = (name for name in self._models.linked if name not in held)
-            self._index.build((name, every_row[name]) for name in linked)
+            await self._add_all()
             self._known_digests.clear()
             self._unreadable.clear()
             self._full_sweep_at = self._clock() + FULL_SWEEP_SECONDS
@@ -208,13 +211,28 @@ class Sweeper:
         self._reports.add(AffectedResources(frozenset(), frozenset(names)))
         return digests
 
+    async def _add_all(self) -> None:
+        """Add all linked resources to the queue, in slices."""
+        models = self._models
+        names = [*dict.fromkeys([*models.linked, *self._index.names])]
+        for start in range(0, len(names), ROWS_PER_SLICE):
+            for name in names[start : start + ROWS_PER_SLICE]:
+                is_linked = name in models.linked and name not in models.damage
+                self._index.add(name, models.status[name] if is_linked else None)
+            self._reports.add(self._index.take_changed())
+            await asyncio.sleep(0)
+
     def _find_reports(
-        self, affected: AffectedResources, digests: Mapping[NamedSecret, str]
-    ) -> list[IntakeMessageOut]:
-        """Return what differs between the rows of resources and what they depend on."""
-        rows = select_rows(affected.targets, self._models.status)
-        reports = reference_messages(affected, self._index, self._models)
-        return reports + secret_messages(rows, digests)
+        self, name: str, is_target: bool, digests: Mapping[NamedSecret, str]
+    ) -> tuple[list[IntakeMessageOut], int]:
+        """Return what differs between a row and what it depends on, and the compared references."""
+        models = self._models
+        if not is_target:
+            return referrer_messages(name, models), 0
+        row = models.status.get(name)
+        secrets = () if row is None else secret_messages(row, digests)
+        messages = [*target_messages(name, self._index, models), *secrets]
+        return messages, len(self._index.referrers(name))
 
     def _to_wake(
         self, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: datetime
