@@ -33,10 +33,11 @@ def _a_value_is_looked_up_once(patch: Patch) -> None:
         reference: Reference,
         known: TargetState | None,
         every_row: Mapping[str, StatusRow],
+        cycles: Mapping[str, tuple[str, ...]],
     ) -> TargetState:
         if known is not None and known.ready:
             return known
-        return original(row, reference, known, every_row)
+        return original(row, reference, known, every_row, cycles)
 
     patch.setattr(references, "_target_state", state_of)
 
