@@ -87,7 +87,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
 
     @property
     def set_key(self) -> ResourceKey:
-        """The set of the parent, which has only one."""
+        """Key of the parent's set. Each parent has one."""
         parent = ResourceKey.parse(self.parent)
         return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
 
@@ -122,8 +122,8 @@ def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -
     owner = labels.get(PART_OF_LABEL, "")
     if owner == part_of:
         return ""
-    by = f"is already a part of {owner}" if owner else "is already declared separately"
-    return f"{name} {by}; withdraw that declaration, or choose another name"
+    conflict = f"is already a part of {owner}" if owner else "is already declared separately"
+    return f"{name} {conflict}; withdraw that declaration, or choose another name"
 
 
 def blocker(children: Mapping[str, Child]) -> str:

@@ -39,8 +39,8 @@ Problem = Literal[
 
 ``Missing``: an event is missing. ``Lost``: the newest events are missing, according to other data.
 ``Repeated``, ``OutOfOrder``: the order is wrong. ``Changed``: the bytes of an event have
-changed. ``Unreadable``: not an event, or one of another release. ``Misplaced``: stored under the
-wrong subject. ``Undigested``: written without a digest.
+changed. ``Unreadable``: not an event, or written by another release. ``Misplaced``: stored under
+the wrong subject. ``Undigested``: written without a digest.
 """
 
 
@@ -108,7 +108,7 @@ class HistoryChain:
             self._check_subject(recorded, event, resource)
             self._check_order(recorded, event, resource)
             self._check_digest(recorded, event, resource)
-            self._take(recorded, event)
+            self._advance(recorded, event)
         return event
 
     def try_append(self, recorded: RecordedEvent, event: LogEvent) -> bool:
@@ -122,11 +122,11 @@ class HistoryChain:
             == f"log.{event.subject.replace('/', '.')}.{log_suffix(event.data)}"
             and next_digest(self.digest, recorded.payload) == recorded.digest
         ):
-            self._take(recorded, event)
+            self._advance(recorded, event)
             return True
         return False
 
-    def _take(self, recorded: RecordedEvent, event: LogEvent) -> None:
+    def _advance(self, recorded: RecordedEvent, event: LogEvent) -> None:
         self.version = event.resourceversion
         self.digest = recorded.digest
         self.position = recorded.position
@@ -219,7 +219,7 @@ class LogChains:
         self._older: dict[str, HistoryChain] = {}
 
     def verify_next(self, recorded: RecordedEvent) -> LogEvent | None:
-        """Return a valid event, or None for one of a damaged resource or without a resource."""
+        """Return the event if it is valid; None if its resource is damaged, or if it names none."""
         if recorded.position != self._position + 1 and self._is_whole:
             self._report_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position

@@ -64,8 +64,8 @@ class DefinedField(ManifestStruct, frozen=True):
     optional: Annotated[
         bool,
         msgspec.Meta(
-            description="Whether the field may be left out without a default. Reconciler then"
-            " does not manage it."
+            description="Whether the field may be left out although it has no default. Reconciler"
+            " does not manage a field that is left out."
         ),
     ] = False
     fields: Annotated[

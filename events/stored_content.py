@@ -135,7 +135,7 @@ def parts_of(chunks: Iterable[ComposedContentSpec]) -> Iterator[Part]:
 
 
 def _divide(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide parts by a digest of their names, so that a change to one part moves no other."""
+    """Divide parts by a digest of their names, so that a changed part does not move the others."""
     sizes = {
         str(each.manifest.key): len(_encoder.encode(each.manifest)) + len(each.origin.encode())
         for each in parts

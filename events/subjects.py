@@ -18,7 +18,7 @@
 ``deadletter.<stage>.<ns>.<bytes>``    dead letters, with an upper limit on their size; one more
                                        token identifies a dead letter that is stored only once
 ``deadletter.handled``                 retries and dismissals of dead letters
-``discarded``                          numbers of messages without a dead letter
+``discarded``                          counts of messages discarded without a dead letter
 =====================================  =========================================================
 
 The number of subjects depends on the resources, not on the events, because subjects cost memory.
@@ -174,7 +174,7 @@ HANDLED = "deadletter.handled"
 """Subject of retries and dismissals of dead letters."""
 
 DISCARDED = "discarded"
-"""Subject of the numbers of messages without a dead letter."""
+"""Subject of the counts of messages that were discarded without a dead letter."""
 
 
 def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:

@@ -1,7 +1,7 @@
 """Limits on a YAML document, checked before any value is built.
 
 The composer in C recurses for each level, without a limit. Aliases expand a few words into
-many values. Of two equal keys, the first would be lost. The events of the parser show all of these.
+many values. Of two equal keys, the first would be lost. The parser's events reveal all three.
 """
 
 from __future__ import annotations

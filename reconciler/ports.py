@@ -1,8 +1,8 @@
-"""What the roles require of their environment: narrow protocols, implemented in ``infra``.
+"""What the roles require from their environment: narrow protocols, implemented in ``infra``.
 
 All of them work on lists: a role calls the bus once per batch, never once per event. Every method
-may raise ``BusError`` classes of the implementation. The result is then unknown, and the roles
-repeat the call, which is safe (invariants 3 and 5).
+may raise the ``BusError`` classes of its implementation. The result of the call is then unknown,
+and the roles repeat it, which is safe (invariants 3 and 5).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StoredEvent(NamedTuple):
 class LoadedResource(msgspec.Struct, frozen=True, gc=False):
     """The history of one resource in the log: a stored state, and the events after it.
 
-    ``last_position`` is the position of the newest event, or 0 if there is none. ``damage`` is the
-    reason if the history must not be folded. ``events`` then end before the damage.
+    ``last_position`` is the position of the newest event, or 0 if there is none. ``damage`` is set
+    if the history must not be folded, and ``events`` then end before it.
     """
 
     last_position: int
@@ -76,7 +76,7 @@ class AppendRefusedError(Exception):
 
 
 class EventFeed(Protocol):
-    """An endless feed of the log's events, in order and in lists."""
+    """An endless feed of the log's events, in order and in batches."""
 
     @property
     def caught_up(self) -> bool:
@@ -102,7 +102,7 @@ class EventLog(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Random name that this log got when it was created. Each log has another name."""
+        """Random name that this log got when it was created. Each log has a different name."""
         ...
 
     @property
@@ -304,7 +304,7 @@ class TimerRequest(NamedTuple):
 
 
 class DecisionSink(Protocol):
-    """Destination of a decider's output that is not an event of the log."""
+    """Destination of everything that a decider sends, except events of the log."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         """Schedule wake-ups. A lost timer only costs time."""
@@ -337,7 +337,7 @@ class DecisionSink(Protocol):
 class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     """A decided action or retry. It is acknowledged when its result is in the intake.
 
-    ``is_count_certain``: whether the bus cannot have forgotten an earlier delivery.
+    ``is_count_certain``: whether ``delivered`` certainly counts all earlier deliveries.
     """
 
     position: int
@@ -354,7 +354,7 @@ class QueueRefusedError(Exception):
 class ActionReader(Protocol):
     """Delivers each decided action to one worker at a time, with a separate queue per API."""
 
-    async def take_from(self, provider_config: str, limit: int) -> None:
+    async def add_queue(self, provider_config: str, limit: int) -> None:
         """Also read the actions of a configuration, with a limit on unacknowledged ones.
 
         For a configuration that is already read, this changes the limit. Raises
@@ -367,7 +367,7 @@ class ActionReader(Protocol):
         ...
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        """Allow one more action beside this one, which is not acknowledged yet."""
+        """Allow one more action in addition to this one, which is not acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:

@@ -1,4 +1,4 @@
-"""Remembers the secrets that this process has read, and hides them in text from outside.
+"""Remembers the secrets that this process has read, and hides them in text from other systems.
 
 An API may repeat a secret in an error, a label or a listing, in any encoding (invariant 12). Text
 is searched both unchanged and decoded, so that any mixture of escapes is found. The search covers
@@ -37,7 +37,7 @@ MAX_REMEMBERED: Final = 10_000
 
 GRACE_SECONDS: Final = 7 * 86_400.0
 
-_LEVELS: Final = 4  # of nested escapes, such as a URL in JSON in a log line
+_LEVELS: Final = 4  # maximum nesting of escapes, such as a URL in JSON in a log line
 _WINDOW: Final = 4  # bytes, because ``memoryview.cast("I")`` reads that many
 _ALIGNMENTS: Final = 3  # of Base64: number of bytes before the secret, modulo three
 
@@ -388,7 +388,7 @@ def _passwords(secret: str) -> Iterator[str]:
     login = split_login(secret)
     found = [] if login is None else [login.password]
     for in_url in islice(_IN_URL.findall(secret), _MAX_PARTS):
-        found += [in_url, in_url.partition("@")[0]]  # parsers disagree which @ ends it
+        found += [in_url, in_url.partition("@")[0]]  # parsers disagree on which @ ends it
     for each in found:
         for password in (each, each.strip(), unquote(each)):
             if len(password) >= MIN_CHARACTERS:
@@ -465,7 +465,7 @@ def _unescape(text: bytes) -> bytes:
 
 
 def _origins(content: bytes) -> Search[list[int]]:
-    """Return the origin of each byte of the unescaped content, and of its end."""
+    """Return the offset in ``content`` of each byte of the unescaped content, and of its end."""
     origins: list[int] = []
     done = cost = 0
     for found in _ESCAPE.finditer(content):

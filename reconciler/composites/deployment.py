@@ -160,25 +160,25 @@ def next_replicas(
     existing: Sequence[Replica], newest: str, replicas: int, strategy: Strategy
 ) -> list[Replica]:
     """Return the containers that must exist next, from the existing ones and new ones."""
-    new = sorted((each for each in existing if each.template == newest), key=_last_to_go)[:replicas]
+    new = sorted((each for each in existing if each.template == newest), key=_keep_order)[:replicas]
     old = [each for each in existing if each.template != newest]
-    room = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
+    max_added = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
     used = {each.number for each in new}
     free = (number for number in range(MAX_REPLICAS + len(used)) if number not in used)
-    missing = max(0, min(replicas - len(new), room))
+    missing = max(0, min(replicas - len(new), max_added))
     added = [Replica(newest, number) for number in islice(free, missing)]
     return [*new, *added, *_remaining_old(old, new, replicas - strategy.max_unavailable)]
 
 
-def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list[Replica]:
+def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], min_ready: int) -> list[Replica]:
     """Return the old containers that stay for now. Those that are not ready are removed first."""
-    least = max(0, least)
+    min_ready = max(0, min_ready)
     ready_new = sum(each.is_ready for each in new)
-    may_go = max(0, len(old) + len(new) - least - (len(new) - ready_new))
+    max_removed = max(0, len(old) + len(new) - min_ready - (len(new) - ready_new))
     unready = [each for each in old if not each.is_ready]
-    ready = sorted((each for each in old if each.is_ready), key=_last_to_go)
-    removed = min(len(unready), may_go)
-    spare = max(0, min(may_go - removed, ready_new + len(ready) - least))
+    ready = sorted((each for each in old if each.is_ready), key=_keep_order)
+    removed = min(len(unready), max_removed)
+    spare = max(0, min(max_removed - removed, ready_new + len(ready) - min_ready))
     return [*unready[removed:], *ready[: len(ready) - spare]]
 
 
@@ -228,7 +228,8 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     }
 
 
-def _last_to_go(replica: Replica) -> tuple[bool, int]:
+def _keep_order(replica: Replica) -> tuple[bool, int]:
+    """Return the sort key of the containers, from the first to keep to the first to remove."""
     return (not replica.is_ready, replica.number)
 
 

@@ -38,7 +38,8 @@ class SecretStore(Protocol):
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a secret, or None if it is missing or the namespace ``reader`` may not read it.
 
-        The two cases must look the same, so that no namespace can find out what another one has.
+        The two cases must look the same, so that no namespace can find out which secrets another
+        one has.
         Raises ``ConfigurationError`` if the secret cannot be read, and ``NotDoneError`` if the
         store does not respond. Neither error contains a secret.
         """
@@ -55,9 +56,10 @@ class SecretStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SecretStores:
-    """The stores that a process can read, by name. ``key`` keys the digests of their secrets.
+    """The stores that a process can read, by name.
 
-    ``secrecy`` remembers the values that were read, and the credentials of APIs.
+    ``key`` is the key for the digests of their secrets. ``secrecy`` remembers the values that were
+    read, and the credentials of APIs.
     """
 
     by_name: Mapping[str, SecretStore] = field(default_factory=dict[str, SecretStore])
@@ -72,7 +74,7 @@ class SecretStores:
 class Secrets:
     """The secrets that a provider may use: the credential of its API, and those in the stores.
 
-    ``key`` keys the digests. All processes need the same key.
+    ``key`` is the key for the digests. All processes need the same one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Approval: an action waits until an operator decides about exactly this action (ADR 0040).
+"""Approval: an action waits until an operator approves or rejects exactly this action (ADR 0040).
 
 The request contains a *plan*: a digest of the action's parameters and of the current object. If
 either changes, the plan changes, and a decision about the earlier one no longer applies.
@@ -32,7 +32,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
-    """Return the command that approves the repetition, or the end, of an action in doubt."""
+    """Return the command that approves a retry of an action in doubt, or abandons the action."""
     ending = " --abandon" if abandon else ""
     return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{ending}`"
 

@@ -224,7 +224,7 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
 
 
 def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
-    """Return why a declaration cannot move an existing object to another place; None if it can."""
+    """Return why a declaration cannot change an object's name or API; None if it can."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
         return None

@@ -98,7 +98,7 @@ COMPLETED: frozenset[OutcomeName] = frozenset(
 LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
 NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
 CHECKED_NOT_DONE = ActionError(
-    "NotDone", "an operator approved the repetition of the call; the worker repeats it"
+    "NotDone", "an operator approved a retry of the call; the worker repeats it"
 )
 
 _NO_WAITS = Waits()
@@ -485,7 +485,7 @@ def _fold_observation(
     known, existing, spec = state.observed, data.object, state.desired.spec
     is_same = known.object is not None and existing is not None and known.object.uid == existing.uid
     if state.released is not None and not is_same and spec is not None:
-        # Another object with the second name of the released one does not belong to this resource.
+        # The released object may have a second name. Another object with that name is unrelated.
         existing = existing if data.external_name == spec.external_name else None
     # A listing may omit the released object, and a later one may contain it again (invariant 6).
     is_released = (
@@ -530,7 +530,7 @@ def _with_uncertain_creation(
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
-    """Own the replaced object again, if its replacement disappears first."""
+    """Own the replaced object again if its replacement disappears before it is deleted."""
     replaced = state.retiring
     if replaced is None:
         return state
@@ -687,8 +687,8 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         return _remember_message(replace(_with_approval(state, approved), cause=event.id), event)
     flight = state.actions.in_flight
     if flight is None and data.hold == Hold.UNKNOWN_RESULT:
-        # The operator checked the object: the result of a creation in doubt is ours only if it gets
-        # our label.
+        # The operator checked the object. The resource claims the result of a creation in doubt
+        # only if the operator added the owner label to it.
         ended = tuple(
             replace(each, in_doubt=False) if each.action.operation == "Create" else each
             for each in state.actions.ended
@@ -1045,7 +1045,7 @@ def _end_failed_action(
 
 
 def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
-    """Remember the object that had the name of a creation."""
+    """Remember the object that already had the name that a creation requested."""
     is_conflict = data.operation == "Create" and data.consequence in ("Conflict", "Observed")
     if not is_conflict or data.object is None or not ended:
         return ended

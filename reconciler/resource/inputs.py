@@ -36,12 +36,12 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
         check_growth(spec.fields, fields)
         fields = kind.object_fields(kind.check_fields(fields))
     except InvalidManifestError as error:
-        by = (
+        cause = (
             "the current definition of its kind"
             if kind.definition
             else "the current values of its references"
         )
-        return Conclusion("Failed", "InvalidInput", f"the spec is invalid with {by}: {error}")
+        return Conclusion("Failed", "InvalidInput", f"the spec is invalid with {cause}: {error}")
     digest = "" if kind.definition is None else kind.definition.digest
     if (fields, digest) == (desired.resolved, desired.resolved_by):
         return None

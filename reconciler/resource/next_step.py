@@ -89,7 +89,7 @@ _AWAITS_FIRST_LISTING = Conclusion(
 )
 
 
-def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
+def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     state: ResourceState, context: Context, comparison: Comparison
 ) -> Step:
     """Return the next event to record, or the conclusion if there is nothing to do.
@@ -123,8 +123,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     known = _claim_known_object(situation)
     if known is not None:
         return known
-    # Here for the same reason. The read that shows the replacement also records it, unless a crash
-    # interrupted that turn.
+    # Also before the pause, waits and holds. The turn that read the replacement recorded it, unless
+    # a crash interrupted that turn.
     if state.owned is not None and comparison.is_replaced:
         identity = (state.owned.external_name, state.owned.uid)
         return OwnershipReleased(*identity, "Replaced", state.owned.provider_config)
@@ -231,7 +231,7 @@ def _hold_for_changed_provider(
 def _hold_for_ended_permission(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Conclusion | None:
-    """Hold the repetition of a write that is no longer permitted. Deletions need no permission."""
+    """Hold the retry of a write that is no longer permitted. Deletions need no permission."""
     if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
@@ -713,7 +713,7 @@ def _conclude_released(
 
 
 def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
-    """Return the conclusion of a withdrawn resource that never owned the object of its name."""
+    """Return the conclusion of a withdrawn resource that never owned the object with its name."""
     desired = state.desired
     is_reported = state.outcome is not None and state.outcome.reason == "NotOurs"
     if desired.generation and (desired.completed_generation != desired.generation or is_reported):
@@ -732,8 +732,7 @@ def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | N
     """Wait for a listing that shows whether another resource owns an unmarked object.
 
     The last listing may have waited in the intake, while newer ones assigned the object to another
-    resource. From this outcome on, listings do not assign it to another one
-    (`reconciler.roles.observer.listing`).
+    resource. After this outcome, listings no longer do that (`reconciler.roles.observer.listing`).
     """
     last = state.outcome
     if (
@@ -773,7 +772,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
-    """Return the claim of an existing object. A reappearance may show that the API lags."""
+    """Return the claim of an existing object. If it had disappeared, the API may lag."""
     state = situation.state
     grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
     location = state.observed.provider_config
@@ -857,7 +856,7 @@ def _delete(situation: Situation) -> Step:
         return Conclusion("Disputed", "OwnedByAnother", message)
     if situation.comparison.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.comparison.existing, situation)
-    # Again, because mode Absent gets here without a withdrawal.
+    # Checked again, because mode Absent gets here without a withdrawal.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting

@@ -108,8 +108,8 @@ def _shows_wrong_uid(
     """Return whether our creation created the object, although its response had another uid.
 
     The idempotency key of that creation shows it. A copy of the object has the same key, so this
-    applies only until a read confirms the uid of the response. The key of another creation shows an
-    object beside ours.
+    applies only until a read confirms the uid of the response. An object with the key of another
+    creation exists in addition to the owned one.
     """
     existing, owned = data.object, state.owned
     if existing is None or owned is None or existing.labels.get(OWNER_LABEL) != context.owner:
@@ -156,7 +156,8 @@ def _is_created_beside(
 def _is_created_late(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether an object may be the result of a late call of a creation.
 
-    It needs our owner label and the name of a creation. A label alone may be a copy (invariant 7).
+    It must have our owner label and the name of a creation, because a label may be a copy
+    (invariant 7).
     """
     existing = data.object
     if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
@@ -185,7 +186,8 @@ def _claim_second_object(data: Observed) -> OwnershipClaimed:
 def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
     """Return whether the observation is of an object other than the owned or known one.
 
-    The observer may have known another object at that time. Its absence does not concern ours.
+    The observer may have known another object at that time. The absence of that one proves nothing
+    about the owned one.
     """
     known = state.owned or state.released
     if known is None and data.object is None:
@@ -202,8 +204,8 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
     # The read may have begun before or after the call. The result of the call shows the object.
     if actions.in_flight is not None:
         return True
-    # An approved deletion requires a newer read. Observers stop reporting once one is recorded, so
-    # an older one must not be recorded.
+    # An approved deletion requires a newer read. Observers stop reporting once a read is recorded,
+    # so an older read must not be recorded.
     if holds.approved == Hold.DELETION_GUARD and data.as_of < holds.approved_position:
         return True
     if data.object is None and data.evidence == "CompleteListing" and known.is_listing_disproved:
@@ -318,7 +320,7 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
 
 
 def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
-    """Return a doubt if the listing lacks more objects than the loss guard allows."""
+    """Return the event that rejects a listing if it lacks more objects than the guard allows."""
     losses, config = data.losses, context.configs.get(data.provider_config)
     if data.object is not None or state.owned is None or losses is None or config is None:
         return None
@@ -387,9 +389,9 @@ def _read_time(command: Command) -> datetime | None:
 def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether a creation may have created an object other than the one in its response.
 
-    This is possible for a limited time after that response, while only the response has shown the
-    owned uid, and if no write of ours may have reached another object. Later, our label on an
-    object proves nothing.
+    This is possible for a limited time after that response, while no read has shown the owned uid,
+    and unless one of our writes may have reached another object. Later, our label on an object
+    proves nothing.
     """
     owned, at = state.owned, _read_time(command)
     if owned is None or owned.uid is None or owned.responded_at is None or at is None:
@@ -407,8 +409,8 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
 def compute_grace(state: ResourceState, context: Context) -> float:
     """Return the consistency grace in seconds that a reappeared object implies; 0 if unchanged.
 
-    It is twice the age of the write at the read that missed the object, because a lag may be
-    longer.
+    It is twice the time from the write to the read that missed the object, because the lag may have
+    been longer.
     """
     lag = state.observed.lost_after_seconds
     known = context.grace_seconds(state.provider_config, state)

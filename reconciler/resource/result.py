@@ -52,7 +52,7 @@ def report(
     if data.error is None and not data.is_lookup:
         success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
         uid = None if data.object is None else data.object.uid
-        # The write may have met an object that replaced ours after our last read.
+        # The write may have reached an object that replaced ours after our last read.
         is_other_object = None not in (action.uid, uid) and action.uid != uid
         success = _with_doubt(success, command, state, context)
         return CommandResult((_with_report_time(success, command),), shows_object=is_other_object)
@@ -68,7 +68,7 @@ def report(
 def _error_if_too_early(
     data: Reported, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ActionError | None:
-    """Return the error of a call that found no object, if the API may not show our last write yet.
+    """Return the error for a call that found no object, if the API may not show our last write yet.
 
     Otherwise it would count as proof of absence, and the decider would create a second object.
     Lookups wait for the grace period before they start.
@@ -197,7 +197,7 @@ def _ended_with_possible_effect(state: ResourceState, context: Context) -> tuple
     """Return the ended actions for which another call may still have an effect."""
     if not context.capabilities.idempotency_keys:
         return state.actions.ended
-    # An API with keys returns its first response to every further call of a creation.
+    # An API with keys returns its first response to every later call of a creation.
     return tuple(
         each
         for each in state.actions.ended
@@ -334,8 +334,8 @@ def _after_failure(
     if error.error_class != "Conflict":
         return failed
     if data.object is None and not data.replayed and (flight.unknown_results or data.redelivered):
-        # The conflicting object may be our own, or our call may still run. A repetition or a lookup
-        # shows it.
+        # The conflicting object may be our own, or our call may still be running. A retry or a
+        # lookup will show which.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
     finding = judge_conflict(action, data.object, context, uncertain=uncertain)
