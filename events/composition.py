@@ -24,10 +24,10 @@ PART_OF_LABEL: Final = "reconciler/part-of"
 """Label of a part that names its parent: ``namespace.kind.name``."""
 
 REFUSED: Final = "Refused"
-"""Outcome of a part that a decider refused, and reason of its parent."""
+"""Outcome of a part that a decider refused, and reason for the outcome of its parent."""
 
 STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
-"""Outcomes of a part that do not resolve themselves."""
+"""Outcomes of a part that do not change without intervention."""
 
 MAX_CONTENT_BYTES: Final = 128 * 1024
 """Maximum size of the content, in bytes: half of an object's limit, because the object also
@@ -145,17 +145,22 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     digests: dict[str, str] = {}
     known: dict[tuple[object, ...], str] = {}  # replicas share the objects of their template
     sizes: dict[str, int] = {}
-    every = list(children)  # keeps the objects alive, so that ids are unique
-    for each in every:
-        metadata = each.metadata
-        identity = (id(each.spec), id(metadata.labels), id(metadata.annotations), each.api_version)
+    all_manifests = list(children)  # keeps the objects alive, so that ids are unique
+    for manifest in all_manifests:
+        metadata = manifest.metadata
+        identity = (
+            id(manifest.spec),
+            id(metadata.labels),
+            id(metadata.annotations),
+            manifest.api_version,
+        )
         digest = known.get(identity)
         if digest is None:
-            body = without_name(each)
+            body = without_name(manifest)
             encoded = _encoder.encode(body)
             digest = known[identity] = _digest_of(encoded)
             manifests[digest], sizes[digest] = body, len(encoded)
-        digests[str(each.key)] = digest
+        digests[str(manifest.key)] = digest
     content = {CHILDREN: digests, MANIFESTS: manifests}
     size = len(_encoder.encode(content))
     if size > MAX_CONTENT_BYTES:

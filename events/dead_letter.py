@@ -197,19 +197,19 @@ def count_discarded(
     counted = {(each.namespace, each.stage): each for each in counts}
     for (namespace, stage), count in Counter(new).items():
         _add(counted, Discarded(namespace, stage, count, at, at))
-    for each in list(counted.values()):
+    for oldest in list(counted.values()):
         if len(counted) <= MAX_COUNTS:
             break
-        if each.namespace != OTHERS:
-            del counted[each.namespace, each.stage]
-            _add(counted, msgspec.structs.replace(each, namespace=OTHERS))
+        if oldest.namespace != OTHERS:
+            del counted[oldest.namespace, oldest.stage]
+            _add(counted, msgspec.structs.replace(oldest, namespace=OTHERS))
     return list(counted.values())
 
 
 def _add(counted: dict[tuple[str, str], Discarded], more: Discarded) -> None:
     key = (more.namespace, more.stage)
-    before = counted.pop(key, None)
-    if before is not None:
-        first, last = min(before.first_at, more.first_at), max(before.last_at, more.last_at)
-        more = Discarded(*key, before.count + more.count, first, last)
+    known = counted.pop(key, None)
+    if known is not None:
+        first, last = min(known.first_at, more.first_at), max(known.last_at, more.last_at)
+        more = Discarded(*key, known.count + more.count, first, last)
     counted[key] = more

@@ -58,13 +58,13 @@ def field_error(error: msgspec.ValidationError, schema: Any, prefix: str = "") -
         text = f"{subject} {_SIGNS[found['sign']]} {found['limit']}"
     else:
         text = text.replace("Expected `str` matching regex", "must match the regular expression")
-    where = _join(prefix, path)
-    return f"{where}: {text}" if where else text
+    location = _join(prefix, path)
+    return f"{location}: {text}" if location else text
 
 
-def unknown_field(where: str, name: str, known: Iterable[str]) -> str:
+def unknown_field(location: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown field, with the known fields."""
-    return f"{where}: unknown field{_hint(name, set(known))}"
+    return f"{location}: unknown field{_hint(name, set(known))}"
 
 
 def _join(prefix: str, path: str) -> str:

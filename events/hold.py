@@ -1,4 +1,4 @@
-"""Reasons of the outcome ``Held``, with their meaning and remedy."""
+"""Reasons for the outcome ``Held``, with their meaning and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ two.
 
 
 class Hold(StrEnum):
-    """Reason of the outcome ``Held``. An approval names the hold that it ends."""
+    """Reason for the outcome ``Held``. An approval names the hold that it ends."""
 
     PROVIDER_CONFIG_MISSING = "ProviderConfigMissing"
     WRONG_PROVIDER = "WrongProvider"

@@ -192,7 +192,7 @@ class LogChains:
     """The histories of all resources in a log, verified in one pass with 300 bytes per resource.
 
     The pass starts after position ``after``. Unless it is 0, the first event of each resource is
-    accepted without a check. ``damaged`` receives each damaged resource once, and each missing
+    accepted without a check. ``on_damage`` receives each damaged resource once, and each missing
     position. A log never removes a message, so a missing position is a lost event, even if it was
     the last one of its resource.
 
@@ -203,7 +203,7 @@ class LogChains:
 
     def __init__(
         self,
-        damaged: Callable[[LogDamage], object],
+        on_damage: Callable[[LogDamage], object],
         *,
         after: int = 0,
         max_resources: int | None = None,
@@ -211,7 +211,7 @@ class LogChains:
     ) -> None:
         self.chains: dict[str, HistoryChain] = {}
         self._is_whole = is_whole
-        self._report = damaged
+        self._report = on_damage
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
@@ -275,8 +275,8 @@ class LogChains:
             self._report_gap(last_position + 1, "no event")
             self._position = last_position
 
-    def _report_gap(self, before: int, found: str) -> None:
-        first, last = self._position + 1, before - 1
+    def _report_gap(self, next_position: int, found: str) -> None:
+        first, last = self._position + 1, next_position - 1
         expected = f"an event at position {first}"
         if last > first:
             expected = f"events at positions {first} to {last}"

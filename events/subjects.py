@@ -65,7 +65,7 @@ def intake(what: Intake, key: ResourceKey, user: str = "") -> str:
 
 
 def stored_intake(key: ResourceKey) -> str:
-    """Return the filter of a resource's stored messages, in all partitions and of all users."""
+    """Return the filter for a resource's stored messages, in all partitions and of all users."""
     return f"in.*.*.{key.tokens}"
 
 
@@ -110,17 +110,17 @@ def log(key: ResourceKey, suffix: str) -> str:
 
 
 def log_filter(key: ResourceKey) -> str:
-    """Return the filter of all events of one resource."""
+    """Return the filter for all events of one resource."""
     return f"log.{key.tokens}.>"
 
 
 def log_filter_of(subject: str) -> str:
-    """Return the filter of all events of the resource in a subject of the log."""
+    """Return the filter for all events of the resource in a subject of the log."""
     return ".".join(subject.split(".")[:4]) + ".>"
 
 
 def outcome_filter(tokens: str) -> str:
-    """Return the filter of the outcomes of all resources that match ``namespace.kind.name``."""
+    """Return the filter for the outcomes of all resources that match ``namespace.kind.name``."""
     return f"log.{tokens}.outcome.*"
 
 
@@ -130,7 +130,7 @@ def rejection(key: ResourceKey) -> str:
 
 
 def rejection_filter(tokens: str) -> str:
-    """Return the filter of the rejections of resources that match ``namespace.kind.name``."""
+    """Return the filter for the rejections of resources that match ``namespace.kind.name``."""
     return f"rejection.{tokens}"
 
 
@@ -166,7 +166,7 @@ def deadletter(stage: str, namespace: str, size: int | str, dedup_key: str = "")
 
 
 def deadletter_filter(namespace: str) -> str:
-    """Return the filter of the dead letters of one namespace."""
+    """Return the filter for the dead letters of one namespace."""
     return f"deadletter.*.{namespace}.>"
 
 

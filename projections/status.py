@@ -409,23 +409,23 @@ def _unmet_since(
 ) -> dict[str, datetime] | None:
     """Return the time since which each unmet condition has had its current reason."""
     unmet: dict[str, datetime] | None = None
-    for each in data.conditions:
-        if (each.status == "True") is not (each.type in _GOOD_IF_FALSE):
+    for condition in data.conditions:
+        if (condition.status == "True") is not (condition.type in _GOOD_IF_FALSE):
             continue
         since = now
         for previous in row.conditions if row.unmet_since else ():
             if (previous.type, previous.status, previous.reason) != (
-                each.type,
-                each.status,
-                each.reason,
+                condition.type,
+                condition.status,
+                condition.reason,
             ):
                 continue
             # A waiting resource names its prerequisite in the message. Other messages may contain
             # counters.
-            if data.outcome != "Waiting" or previous.message == each.message:
-                since = (row.unmet_since or {}).get(each.type, now)
+            if data.outcome != "Waiting" or previous.message == condition.message:
+                since = (row.unmet_since or {}).get(condition.type, now)
         unmet = unmet or {}
-        unmet[each.type] = since
+        unmet[condition.type] = since
     return unmet
 
 

@@ -19,9 +19,9 @@ _MIN_BYTES: Final = 6
 def _classes(digits: bytes) -> bytes:
     """Return a table that maps each byte to its class: a digit, an ``x``, a letter or a gap."""
     classes = bytearray(b"." * 256)
-    for each in range(256):
-        if chr(each).isascii() and chr(each).isalnum():
-            classes[each] = ord("d" if each in digits else "x" if each in b"xX" else "a")
+    for byte in range(256):
+        if chr(byte).isascii() and chr(byte).isalnum():
+            classes[byte] = ord("d" if byte in digits else "x" if byte in b"xX" else "a")
     return bytes(classes)
 
 

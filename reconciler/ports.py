@@ -149,12 +149,12 @@ class EventLog(Protocol):
         self,
         after: int = 0,
         *,
-        damaged: DamageListener | None = None,
+        on_damage: DamageListener | None = None,
         max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log after a position.
 
-        ``damaged`` is called if the log differs from what was written. Events of a resource after
+        ``on_damage`` is called if the log differs from what was written. Events of a resource after
         its damage are not delivered. ``max_resources`` limits the number of resources whose newest
         event the feed remembers, to check that the next event follows it
         (``events.integrity.LogChains``).
@@ -214,7 +214,7 @@ class IntakeReader(Protocol):
         ...
 
     async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
-        """Return whether no other reader got messages of their partitions after these."""
+        """Return whether no other reader got messages from their partitions after these."""
         ...
 
     async def newer_declarations(
@@ -249,8 +249,8 @@ class IntakeMessageOut(NamedTuple):
 class NotStoredError(Exception):
     """At least one of several messages was not stored, or may not have been.
 
-    ``missing`` contains their indexes. Publish only these again. If there is room for only a few
-    messages at a time, repeating all of them would store the first ones again and again.
+    ``missing`` contains their indexes. Publish only these again. If the stream accepts only a few
+    messages at a time, publishing all of them again would store only the first ones repeatedly.
     """
 
     def __init__(self, cause: Exception, missing: Sequence[int]) -> None:
@@ -284,7 +284,7 @@ class DeadLetter(NamedTuple):
 
     ``dedup_key`` identifies the cause of dead letters that would recur, such as an object in a
     listing or an action. The newest one is not repeated while the digest ``content`` is the same.
-    ``usable``: the message itself is correct, so it is never discarded.
+    ``usable``: the message itself is valid, so it is never discarded.
     """
 
     stage: Stage | Literal["quota"]

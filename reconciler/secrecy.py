@@ -384,7 +384,7 @@ def _forms(secret: str) -> Iterable[bytes]:
 
 
 def _passwords(secret: str) -> Iterator[str]:
-    """Return the parts of a secret that are secrets on their own."""
+    """Return the passwords in a secret, which must also be hidden on their own."""
     login = split_login(secret)
     found = [] if login is None else [login.password]
     for in_url in islice(_IN_URL.findall(secret), _MAX_PARTS):

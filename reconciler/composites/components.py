@@ -326,15 +326,15 @@ def _call_hook(
     manifest = inputs[0]
     if hook is None:
         return manifest
-    where = f"component {component.name!r}: {hook_name} of {manifest.key}"
+    location = f"component {component.name!r}: {hook_name} of {manifest.key}"
     try:
         result = hook(*inputs)
         key = result.key
     except Exception as error:  # an error in the author's code must fail only this resource
-        raise InvalidManifestError(f"{where} failed: {_describe_error(error)}") from error
+        raise InvalidManifestError(f"{location} failed: {_describe_error(error)}") from error
     if key != manifest.key:
         raise InvalidManifestError(
-            f"{where} returned {key}; a hook must not change the namespace, kind or name"
+            f"{location} returned {key}; a hook must not change the namespace, kind or name"
         )
     return result
 

@@ -28,20 +28,20 @@ _PARTS: Final = 3  # parts of a container's name
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _about = msgspec.Meta
-_Few = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Limits during a rolling update."""
 
     max_unavailable: Annotated[
-        _Few,
+        _Count,
         _about(
             description="At least replicas - maxUnavailable containers are ready during an update."
         ),
     ] = 0
     max_surge: Annotated[
-        _Few, _about(description="At most replicas + maxSurge containers exist during an update.")
+        _Count, _about(description="At most replicas + maxSurge containers exist during an update.")
     ] = 1
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Replicas of a container, with rolling updates."""
 
     template: Annotated[Template, _about(description="Template of the containers.")]
-    replicas: Annotated[_Few, _about(description="Number of containers.")] = 1
+    replicas: Annotated[_Count, _about(description="Number of containers.")] = 1
     strategy: Annotated[Strategy, _about(description="Limits during an update.")] = Strategy()
     progress_deadline_seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_SECONDS)],
@@ -185,7 +185,9 @@ def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], min_ready: in
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether all containers exist, are ready, and have the newest template."""
     rollout, children = fields["rollout"], children_of(existing)
-    updated = {name: child for name, child in children.items() if _is_of(name, rollout["template"])}
+    updated = {
+        name: child for name, child in children.items() if _has_template(name, rollout["template"])
+    }
     number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
     old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
@@ -222,7 +224,7 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     return {
         "replicas": len(children),
         "ready": sum(child.ready for child in children.values()),
-        "updated": sum(_is_of(name, newest) for name in children),
+        "updated": sum(_has_template(name, newest) for name in children),
         "addresses": addresses,
         "backends": [{"address": each, "port": port} for each in addresses] if port else [],
     }
@@ -242,7 +244,7 @@ def _replica(name: str, child: Child | None = None) -> Replica | None:
     return Replica(parts[1], int(parts[2]), child is not None and child.ready)
 
 
-def _is_of(name: str, template: object) -> bool:
+def _has_template(name: str, template: object) -> bool:
     replica = _replica(name)
     return replica is not None and replica.template == template
 

@@ -224,9 +224,9 @@ def count_removed(fields: Fields, existing: ExternalObject) -> Removal:
 def find_references(fields: Fields, namespace: str) -> Sequence[Reference]:
     """Return the resources that must be ready first. Raises ``InvalidManifestError``."""
     references: list[Reference] = []
-    for each in fields.get(_DEPENDS_ON, ()):
+    for target in fields.get(_DEPENDS_ON, ()):
         try:
-            key = ResourceKey.parse(f"{namespace}/{each}")
+            key = ResourceKey.parse(f"{namespace}/{target}")
         except InvalidNameError as error:
             raise InvalidManifestError(f"spec.dependsOn: {error}") from None
         references.append(Reference(str(key), (), "Ignore"))

@@ -94,7 +94,7 @@ class CallPermit:
             record.has_written = True
 
     @contextmanager
-    def outside_of_action(self) -> Generator[None]:
+    def exclude_writes(self) -> Generator[None]:
         """Exclude writes that are not part of the action's effect, such as to shared chains."""
         token = CALL_RECORD.set(None)
         try:

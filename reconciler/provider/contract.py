@@ -530,30 +530,30 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs("idempotency_keys", "deterministic_names")
-        for number, each in number_requests(name):
-            create = self.action("Create", each, self.fields)
+        for number, object_name in number_requests(name):
+            create = self.action("Create", object_name, self.fields)
             if not await is_interrupted(number, provider.create(create)):
                 break
-            for partial in await self.read_and_list(provider, each):
+            for partial in await self.read_and_list(provider, object_name):
                 self.check_writer(partial, create, f"after a crash before request {number}")
             created = await repeat(provider.create(create))
 
             context = f"repeated after a crash before request {number}"
             self.check_declared(created, self.fields, context)
             self.check_writer(created, create, context)
-            visible = await self.read_and_list(provider, each)
+            visible = await self.read_and_list(provider, object_name)
             expect(visible, [created] * (1 + self.kind.lists), _RESUME, context)
 
     async def test_an_update_interrupted_before_any_request_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
-        for number, each in number_requests(name):
-            created = await self.create_one(provider, each)
+        for number, object_name in number_requests(name):
+            created = await self.create_one(provider, object_name)
             update = self.action_on("Update", created, self.other_fields)
             if not await is_interrupted(number, provider.update(update)):
                 break
-            partial = await provider.read(each, created.uid)
+            partial = await provider.read(object_name, created.uid)
             context = f"after a crash before request {number}"
             partial = require_object(partial)
             expect(partial.uid, created.uid, _UID, context)
@@ -566,23 +566,23 @@ class ProviderContract(ContractCase):
                     self.action_on("Update", conflict.obstacle, self.other_fields)
                 )
 
-            updated = await provider.read(each, created.uid)
+            updated = await provider.read(object_name, created.uid)
             self.check_declared(updated, self.other_fields, f"repeated {context}")
             expect(require_object(updated).uid, created.uid, _UID, f"repeated {context}")
 
     async def test_a_deletion_interrupted_before_any_request_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
-        for number, each in number_requests(name):
-            created = await self.create_one(provider, each)
+        for number, object_name in number_requests(name):
+            created = await self.create_one(provider, object_name)
             delete = self.action_on("Delete", created)
             if not await is_interrupted(number, provider.delete(delete)):
                 break
-            partial = await provider.read(each, created.uid)
+            partial = await provider.read(object_name, created.uid)
             context = f"repeated after a crash before request {number}"
             expect(created.uid if partial is None else partial.uid, created.uid, _UID, context)
             expect((await provider.delete(delete)).object, None, _ABSENT, context)
-            expect(await provider.read(each, created.uid), None, _RESUME, context)
+            expect(await provider.read(object_name, created.uid), None, _RESUME, context)
 
     async def test_a_creation_that_is_refused_and_then_corrected_creates_one_object(
         self, provider: Provider, name: str

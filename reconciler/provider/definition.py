@@ -162,8 +162,8 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
     Raises ``InvalidManifestError``. This check comes first, so that the later checks process few
     fields.
     """
-    every = _every_field(spec.fields, "spec.fields", 1)
-    for number, (location, depth, name, field) in enumerate(every):
+    all_fields = _every_field(spec.fields, "spec.fields", 1)
+    for number, (location, depth, name, field) in enumerate(all_fields):
         if number >= MAX_FIELDS or depth > MAX_DEPTH:
             raise InvalidManifestError(
                 f"{location}: a definition can have at most {MAX_FIELDS} fields and "

@@ -179,7 +179,7 @@ class Kind:
     """
 
     has_second_name: bool = False
-    """Whether an object and its replacement can exist side by side, under different names."""
+    """Whether an object and its replacement can exist at the same time, under different names."""
 
     describe_data_loss: Callable[[Fields | None, ExternalObject], str] = field(
         default=_no_data_loss

@@ -155,8 +155,8 @@ async def convert_in_turns(
     """Convert the items of a response in short turns."""
     objects: list[ExternalObject] = []
     turns = Turns()
-    for each in items:
-        result = convert(each)
+    for item in items:
+        result = convert(item)
         if result is not None:
             objects.append(result)
         await turns.pause()

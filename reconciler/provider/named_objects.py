@@ -232,11 +232,11 @@ class NamedObjects(ABC, Generic[_N]):
     ) -> list[ExternalObject]:
         objects: list[ExternalObject] = []
         turns = Turns()
-        for each in natives:
+        for native in natives:
             convert = partial(
-                unreadable.convert_or_record, each.as_object, partial(_identify, each)
+                unreadable.convert_or_record, native.as_object, partial(_identify, native)
             )
-            converted = await convert_by_size(convert, self.size_bytes(each))
+            converted = await convert_by_size(convert, self.size_bytes(native))
             if converted is not None:
                 objects.append(converted)
             await turns.pause()

@@ -115,14 +115,14 @@ class Secrets:
     async def store(self, reference: SecretRef, value: str, namespace: str) -> SecretRef:
         """Store a generated secret of a namespace, and return the reference with its digest."""
         self._check_key()
-        key = _own(reference, namespace)
-        self._note(reference.store, key, value)
+        key = _writable_key(reference, namespace)
+        self._remember(reference.store, key, value)
         await self._store(reference.store).write(key, value)
         return replace(reference, digest=self.digest(value))
 
     async def remove(self, reference: SecretRef, namespace: str) -> None:
         """Remove a generated secret of a namespace. Succeeds if it is already missing."""
-        await self._store(reference.store).remove(_own(reference, namespace))
+        await self._store(reference.store).remove(_writable_key(reference, namespace))
 
     def has_other_value(self, reference: SecretRef, namespace: str) -> bool:
         """Return whether this process has read a secret, but not the value with this digest."""
@@ -140,10 +140,10 @@ class Secrets:
         key = _key(reference, namespace)
         value = await self._store(reference.store).read(key, namespace)
         if value is not None:
-            self._note(reference.store, key, value)
+            self._remember(reference.store, key, value)
         return value
 
-    def _note(self, store: str, key: SecretKey, value: str) -> None:
+    def _remember(self, store: str, key: SecretKey, value: str) -> None:
         self.secrecy.add(value)
         self._read.setdefault((store, key), {})[self.digest(value)] = value
 
@@ -169,7 +169,7 @@ def _key(reference: SecretRef, namespace: str) -> SecretKey:
     return SecretKey(reference.namespace or namespace, reference.name)
 
 
-def _own(reference: SecretRef, namespace: str) -> SecretKey:
+def _writable_key(reference: SecretRef, namespace: str) -> SecretKey:
     """Return the key of a secret that a resource may write. Raises ``ConfigurationError``."""
     key = _key(reference, namespace)
     if key.namespace != namespace:

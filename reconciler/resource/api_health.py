@@ -82,7 +82,7 @@ def _new_event(data: ApiReported, state: ResourceState, context: Context) -> Res
 
 
 def conclude_api_health(health: ApiHealth) -> Conclusion | None:
-    """Return the conclusion of a ProviderConfig whose API is held or unhealthy, or None."""
+    """Return the conclusion for a ProviderConfig whose API is held or unhealthy, or None."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:

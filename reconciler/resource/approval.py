@@ -70,9 +70,13 @@ def decide_about(data: Approved, command: Command, state: ResourceState) -> Comm
             "decision Abandon: not allowed for hold Approval; use Proceed or Reject",
         )
     if data.plan != request.plan:
-        given = f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
-        other = f"plan {request.plan[:SHORT_PLAN]} waits for approval, {given}; review it first"
-        return refuse(state, command, "PlanOutdated", other)
+        mismatch = (
+            f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
+        )
+        outdated = (
+            f"plan {request.plan[:SHORT_PLAN]} waits for approval, {mismatch}; review it first"
+        )
+        return refuse(state, command, "PlanOutdated", outdated)
     if request.decision == data.decision:
         return accept(state, command, reason="Unchanged")
     if data.decision == "Reject":

@@ -73,7 +73,7 @@ def new_action(
 ) -> ActionDecided:
     """Return the decision for an operation on the object, with its key and fixed parameters.
 
-    `purpose` Retire concerns the replaced object. `external_name` is the name of a created object.
+    `purpose` Retire deletes the replaced object. `external_name` is the name of a created object.
     """
     action_id = event_id(context.key, state.version + 1)
     owned = state.retiring if purpose == "Retire" else state.owned

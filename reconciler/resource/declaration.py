@@ -1,4 +1,4 @@
-"""Events of a declaration or withdrawal: a new generation, or a refusal."""
+"""Events that a declaration or withdrawal causes: a new generation, or a refusal."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _repeats_older_message(command: Command, state: ResourceState) -> bool:
 def _build_spec_declared(
     data: Declared, context: Context, kind: Kind, generation: int
 ) -> SpecDeclared:
-    """Return the event of a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
+    """Return the event for a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
     manifest = data.manifest
     # The server checked permissions for the subject only, so the manifest must name the same
     # resource.

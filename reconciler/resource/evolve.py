@@ -96,9 +96,10 @@ COMPLETED: frozenset[OutcomeName] = frozenset(
 """Outcomes that complete a generation. The next generation does not supersede it."""
 
 LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
+# Cached states contain the next two, so a changed text requires a new `STATE_SCHEMA`.
 NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
 CHECKED_NOT_DONE = ActionError(
-    "NotDone", "an operator approved a retry of the call; the worker repeats it"
+    "NotDone", "an operator approved the repetition of the call; the worker repeats it"
 )
 
 _NO_WAITS = Waits()
@@ -119,8 +120,8 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
     version = event.resourceversion
-    before = _apply_endings(state, event.data)
-    return replace(_with_disowned(state, _fold_data(before, event), version), version=version)
+    current = _apply_endings(state, event.data)
+    return replace(_with_disowned(state, _fold_data(current, event), version), version=version)
 
 
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
@@ -417,8 +418,11 @@ def spec_of(data: SpecDeclared) -> Spec:
 def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     """Start a generation, and reset the waits, inputs and approvals."""
     spec, desired, observed = spec_of(data), state.desired, state.observed
-    location, before = (data.provider_config, data.external_name), desired.spec
-    is_moved = before is None or (before.provider_config, before.external_name) != location
+    location, earlier_spec = (data.provider_config, data.external_name), desired.spec
+    is_moved = (
+        earlier_spec is None
+        or (earlier_spec.provider_config, earlier_spec.external_name) != location
+    )
     if state.owned is not None or (state.released is not None and not is_moved):
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != location:
@@ -558,11 +562,11 @@ def _with_disowned(before: ResourceState, after: ResourceState, version: int) ->
 
 def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
     """Return whether a release concerns the replaced object and not the current one."""
-    before, owned = state.retiring, state.owned
+    retiring, owned = state.retiring, state.owned
     identity = (data.external_name, data.uid)
-    if before is None or (owned is not None and identity == (owned.external_name, owned.uid)):
+    if retiring is None or (owned is not None and identity == (owned.external_name, owned.uid)):
         return False
-    return identity == (before.external_name, before.uid)
+    return identity == (retiring.external_name, retiring.uid)
 
 
 def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
@@ -966,9 +970,9 @@ def _union(first: Fields, second: Fields) -> Fields:
     """Return the union of two contents at every depth. The second one takes precedence."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
-        before, after = first[name], second[name]
-        if _is_nested(before) and _is_nested(after):
-            result[name] = _union(cast("Fields", before), cast("Fields", after))
+        old, new = first[name], second[name]
+        if _is_nested(old) and _is_nested(new):
+            result[name] = _union(cast("Fields", old), cast("Fields", new))
     return result
 
 

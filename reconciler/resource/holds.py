@@ -1,4 +1,4 @@
-"""Events of finalizers, references, approvals, forced releases and reports about inputs."""
+"""Events for messages about finalizers, references, approvals, forced releases and inputs."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
-        for each in manifests_of(content):  # one invalid part rejects all
-            part = f"{each.key}: "
-            content_key = (each.kind, content[CHILDREN][str(each.key)])
+        for manifest in manifests_of(content):  # one invalid part rejects all
+            part = f"{manifest.key}: "
+            content_key = (manifest.kind, content[CHILDREN][str(manifest.key)])
             check = context.check_part_name if content_key in checked else context.check_part
-            check(each)
+            check(manifest)
             checked.add(content_key)
     except UnknownKindError as error:
         return on_hold(Hold.UNKNOWN_KIND, f"{part}{error}")
@@ -92,7 +92,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
 
 
 def conclude_references(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
-    """Return the conclusion of a resource that only references others, such as a ShapeRef."""
+    """Return the conclusion for a resource that only references others, such as a ShapeRef."""
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:

@@ -162,7 +162,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
 
 
 def _conclude_without_object(state: ResourceState, context: Context) -> Step:
-    """Return the conclusion of a resource without an object, such as a ProviderConfig."""
+    """Return the conclusion for a resource without an object, such as a ProviderConfig."""
     if not state.desired.is_declared:
         was_declared = bool(state.desired.generation)
         return Conclusion("Deleted", "Withdrawn") if was_declared else NOTHING_TO_REPORT
@@ -190,7 +190,7 @@ def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclu
 
 
 def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
-    """Return the conclusion of a resource with neither a declaration nor an object.
+    """Return the conclusion for a resource with neither a declaration nor an object.
 
     It repeats the last outcome, so that only the first one is recorded.
     """
@@ -372,7 +372,7 @@ def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
 
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
-    """Return the step of a declared resource whose object must exist."""
+    """Return the step for a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.comparison.existing, spec.policy.mode
     # Before the creation: nothing proves the absence of the owned object yet.
@@ -559,7 +559,7 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
 
 
 def _keep_absent(spec: Spec, situation: Situation) -> Step:
-    """Return the step of a resource with mode Absent whose object the log does not own."""
+    """Return the step for a resource with mode Absent whose object the log does not own."""
     if situation.comparison.existing is not None:
         return _adopt(spec.policy, situation.comparison.existing, situation)
     return (
@@ -583,7 +583,7 @@ def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
 
 
 def _finish_withdrawal(situation: Situation) -> Step:
-    """Return the step of an undeclared resource: keep, release or delete its object."""
+    """Return the step for an undeclared resource: keep, release or delete its object."""
     state = situation.state
     owned, holds = state.owned, state.holds
     if owned is None:
@@ -662,7 +662,7 @@ def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
 
 
 def _conclude_unowned(situation: Situation) -> Step:
-    """Return the step of an undeclared resource whose object the log does not own."""
+    """Return the step for an undeclared resource whose object the log does not own."""
     state, context, existing = situation.state, situation.context, situation.comparison.existing
     if existing is None:
         return Conclusion("Deleted", "Gone")
@@ -703,7 +703,7 @@ def _conclude_unowned(situation: Situation) -> Step:
 def _conclude_released(
     existing: ExternalObject, state: ResourceState, context: Context
 ) -> Conclusion:
-    """Return the conclusion of an object that was released and still exists."""
+    """Return the conclusion for an object that was released and still exists."""
     message = "the object stays in the API, and Reconciler no longer manages it"
     if existing.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still has its owner label"
@@ -713,7 +713,7 @@ def _conclude_released(
 
 
 def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
-    """Return the conclusion of a withdrawn resource that never owned the object with its name."""
+    """Return the conclusion for a withdrawn resource that never owned the object with its name."""
     desired = state.desired
     is_reported = state.outcome is not None and state.outcome.reason == "NotOurs"
     if desired.generation and (desired.completed_generation != desired.generation or is_reported):

@@ -1,4 +1,4 @@
-"""Events of an observation: the new state of the object, loss of ownership, and drift."""
+"""Events that an observation causes: the object's new state, loss of ownership, and drift."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ FIRST_LISTING_SECONDS = 120.0
 listing intervals apply if they are longer."""
 
 AWAITING_READ = "AwaitingRead"
-"""Reason of an outcome: the resource waits for a read of an object before it writes to it."""
+"""Reason for an outcome: the resource waits for a read of an object before it writes to it."""
 
 AWAITING_LISTING = "AwaitingListing"
-"""Reason of an outcome: a resource whose policy creates nothing waits for its first listing."""
+"""Reason for an outcome: a resource whose policy creates nothing waits for its first listing."""
 
 
 def observe(
@@ -276,7 +276,7 @@ def awaits_first_listing(state: ResourceState, context: Context) -> bool:
         return False
     policy, capabilities = desired.spec.policy, context.capabilities
     is_passive = policy.mode in ("Absent", "ObserveOnly")
-    # Where the API assigns ids, a creation would create a second object beside the one to adopt.
+    # If the API assigns ids, a creation would not conflict with the object to adopt.
     assigns_ids = capabilities.listing and not capabilities.deterministic_names
     needs_listing = is_passive or (assigns_ids and policy.adoption == "Adopt")
     return needs_listing and known.object is None and known.absent_at < desired.position

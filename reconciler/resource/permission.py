@@ -14,7 +14,7 @@ from reconciler.resource.turn import Conclusion, Context, on_hold
 
 
 def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -> Conclusion | None:
-    """Return the hold of a resource whose namespace may not use a configuration, or None."""
+    """Return the hold for a resource whose namespace may not use a configuration, or None."""
     namespace = context.key.namespace
     if config.may_be_used_in(namespace):
         return None
@@ -28,7 +28,7 @@ def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -
 def host_access_not_permitted(
     state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Conclusion | None:
-    """Return the hold of a resource whose fields use more of the host than is allowed, or None."""
+    """Return the hold for a resource whose fields use more of the host than is allowed, or None."""
     kind, spec = context.kind, state.desired.spec
     if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):
         return None

@@ -118,7 +118,7 @@ def hold_for_parts(situation: Situation) -> Conclusion | None:
 
 
 def _second_name(spec: Spec, current_name: str, situation: Situation) -> str | None:
-    """Return the name of a replacement that exists beside its predecessor; None if it cannot."""
+    """Return the name of a replacement that coexists with its predecessor; None if it cannot."""
     kind, context = situation.kind, situation.context
     if not context.capabilities.deterministic_names:
         return current_name  # the API assigns ids, so two objects may have the same name

@@ -1,4 +1,4 @@
-"""Events of a worker's report: the end of an attempt or of a lookup."""
+"""Events that a worker's report causes: the end of an attempt or of a lookup."""
 
 from __future__ import annotations
 
@@ -183,11 +183,13 @@ def _build_doubts(
     """Record that another call may have taken effect, unless the log already contains that."""
     if data.error is None or data.error.error_class != "Unknown" or data.is_lookup:
         return
-    for each in known:
-        is_known = each.effect.may_arrive if isinstance(each, InFlight) else each.in_doubt
-        if each.action.action_id == data.action_id and not is_known:
-            operation, message = each.action.operation, data.error.message
-            unlisted = is_unlisted(each.action, context.capabilities)
+    for candidate in known:
+        is_known = (
+            candidate.effect.may_arrive if isinstance(candidate, InFlight) else candidate.in_doubt
+        )
+        if candidate.action.action_id == data.action_id and not is_known:
+            operation, message = candidate.action.operation, data.error.message
+            unlisted = is_unlisted(candidate.action, context.capabilities)
             yield ActionDoubted(
                 data.action_id, operation, data.attempt, message, unconfirmed=unlisted
             )
@@ -312,7 +314,7 @@ def _is_replaced_object(
 def _after_failure(
     data: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Return the event of a failed attempt.
+    """Return the event for a failed attempt.
 
     The object that conflicts may be the action's own result.
     """

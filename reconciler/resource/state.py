@@ -146,7 +146,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     is_lookup: bool = False  # whether the current attempt is a lookup, not a call
     is_unclear: bool = False  # whether the lookup after the last unknown result was inconclusive
     hold_message: str = ""  # what an operator must decide
-    abandoned: bool = False  # by an operator
+    abandoned: bool = False  # whether an operator abandoned the action
 
     @property
     def is_held(self) -> bool:
@@ -198,8 +198,8 @@ class Actions(msgspec.Struct, frozen=True, gc=False):
     disowned: dict[str, int] = {}  # version of the event that ended the ownership, by uid
     # intake position of the newest result; observations that began earlier are stale
     effect_position: int = 0
-    effect_at: datetime | None = None  # by the clock of the bus
-    has_created: bool = False  # since the declaration
+    effect_at: datetime | None = None  # bus time of that result
+    has_created: bool = False  # whether an object was created since the declaration
     # whether a creation may have created an object that the log does not contain
     uncertain_create: bool = False
 

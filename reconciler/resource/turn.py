@@ -41,7 +41,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     data: IntakeData
     # position of the first message with this source and id; None if not looked up (ADR 0016)
     first_position: int | None = None
-    stored_at: datetime | None = None  # by the bus's clock
+    stored_at: datetime | None = None  # bus time of the message
 
     @property
     def effective_position(self) -> int:

@@ -1,7 +1,7 @@
 """Objects that prove that a second copy of this log exists, and the hold of their API (ADR 0065).
 
 Two copies of a data directory have the same log id, so they write the same owner labels. Any client
-can copy a label, and the idempotency key beside it. But the key of an action that this log has not
+can copy a label together with the idempotency key. But the key of an action that this log has not
 decided yet exists only if another copy of the log decided it.
 """
 
