@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
-WokenBy = Literal["ProviderConfig", "Kind", "Message"]
+EndedBy = Literal["ProviderConfig", "Kind", "Message"]
 """What may end a hold.
 
 A change to a ``ProviderConfig``, a newly loaded kind or provider, or a message to the resource
@@ -38,9 +38,9 @@ class Hold(StrEnum):
     LOG_DAMAGED = "LogDamaged"
 
     @property
-    def woken_by(self) -> WokenBy:
+    def ended_by(self) -> EndedBy:
         """What may end the hold."""
-        return _TEXTS[self].woken_by
+        return _TEXTS[self].ended_by
 
     @property
     def meaning(self) -> str:
@@ -88,7 +88,7 @@ _BY_NAME = {str(each): each for each in Hold}
 
 
 class _HoldText(NamedTuple):
-    woken_by: WokenBy
+    ended_by: EndedBy
     meaning: str
     remedy: str
 

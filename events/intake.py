@@ -395,7 +395,7 @@ class ApiReported(_Intake, frozen=True):
             "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
             "Probing: the reporter requests permission for the call that decides whether an open "
             "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
-            "stops and makes no probe. Twin: the API has objects that are newer than the log. "
+            "stops and does not probe. Twin: the API has objects that are newer than the log. "
             "ListingsFailed: no listing of `kind` has completed for several resync intervals. "
             "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
         ),
@@ -528,7 +528,7 @@ class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
         int,
         description(
             "Number of objects in the listing. If the observer receives a different number of "
-            "items, the listing proves no absence."
+            "items, the listing does not prove that any object is missing."
         ),
     ]
 

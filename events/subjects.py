@@ -69,7 +69,7 @@ def stored_intake(key: ResourceKey) -> str:
     return f"in.*.*.{key.tokens}"
 
 
-EVERY_STORED_INTAKE = "in.>"
+ALL_STORED_INTAKE = "in.>"
 
 
 def intake_kind_of(subject: str) -> str:

@@ -278,7 +278,7 @@ class ReadModels:
             if row.position > newest.get(row.key, 0) and name not in self.damage
         ]
 
-    def lost_earlier(self, name: str) -> bool:
+    def has_earlier_loss(self, name: str) -> bool:
         """Return whether a resource lost events before the log last lost its end.
 
         It has been held since, and has no later events.

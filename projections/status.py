@@ -224,7 +224,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return None
 
     @property
-    def waits_since(self) -> datetime | None:
+    def waiting_since(self) -> datetime | None:
         """Time since which the unmet condition has had its current reason."""
         unmet_type = "Ready" if self.outcome == "Converged" else "Converged"
         return (self.unmet_since or {}).get(unmet_type)

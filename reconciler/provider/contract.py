@@ -685,7 +685,7 @@ def number_requests(name: str) -> Iterator[tuple[int, str]]:
 
 
 async def fails_without_effect(call: Awaitable[Effect]) -> None:
-    """Make a call whose failure proves that it had no effect, so that its action can end."""
+    """Check that a call fails, and that its failure proves that nothing was changed."""
     record = CallRecord()
     token = CALL_RECORD.set(record)
     try:

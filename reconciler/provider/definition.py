@@ -162,7 +162,7 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
     Raises ``InvalidManifestError``. This check comes first, so that the later checks process few
     fields.
     """
-    all_fields = _every_field(spec.fields, "spec.fields", 1)
+    all_fields = _iterate_fields(spec.fields, "spec.fields", 1)
     for number, (location, depth, name, field) in enumerate(all_fields):
         if number >= MAX_FIELDS or depth > MAX_DEPTH:
             raise InvalidManifestError(
@@ -179,7 +179,7 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
         _check_values(location, field)
 
 
-def _every_field(
+def _iterate_fields(
     fields: Mapping[str, DefinedField], location: str, depth: int
 ) -> Iterator[tuple[str, int, str, DefinedField]]:
     for name, field in fields.items():
@@ -187,9 +187,9 @@ def _every_field(
         yield path, depth, name, field
         if depth > MAX_DEPTH:
             return
-        yield from _every_field(field.fields, f"{path}.fields", depth + 1)
+        yield from _iterate_fields(field.fields, f"{path}.fields", depth + 1)
         if field.items is not None:
-            yield from _every_field({"items": field.items}, path, depth + 1)
+            yield from _iterate_fields({"items": field.items}, path, depth + 1)
 
 
 def _check_shape(location: str, field: DefinedField) -> None:

@@ -56,7 +56,7 @@ def require_approval(
     return on_hold(Hold.APPROVAL, f"{describe_plan(request)}; approve or reject it")
 
 
-def decide_about(data: Approved, command: Command, state: ResourceState) -> CommandResult:
+def apply_decision(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """Approve or reject the waiting plan, or refuse a decision about any other one."""
     request, outcome = state.holds.approval, state.outcome
     is_waiting = outcome is not None and outcome.reason in PLAN_HOLDS

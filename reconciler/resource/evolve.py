@@ -257,7 +257,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ActionHeld() as data:
             return _in_flight(state, hold_message=data.reason, effect=Effect.HELD)
         case ActionNotDone():
-            return _schedule_repetition(_clear_partial_effect(state), event, NOT_DONE)
+            return _schedule_retry(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:
             return _fold_doubt(state, data)
         case ActionSucceeded() as data:
@@ -644,7 +644,7 @@ def _start_attempt(
     return replace(state, actions=replace(state.actions, in_flight=flight))
 
 
-def _schedule_repetition(
+def _schedule_retry(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
     """Return the state in which the action is repeated immediately, because it had no effect."""
@@ -702,7 +702,7 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
     if flight is not None and flight.is_held:
         # The operator found no effect: an object that exists now belongs to another client.
         is_checked = data.decision == "Proceed"
-        state = _schedule_repetition(
+        state = _schedule_retry(
             state,
             event,
             CHECKED_NOT_DONE if is_checked else NOT_DONE,

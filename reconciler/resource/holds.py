@@ -129,7 +129,7 @@ def request_reconcile(
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """Approve the named hold, decide about the waiting plan, or refuse the message."""
     if data.hold == Hold.APPROVAL:
-        return approval.decide_about(data, command, state)
+        return approval.apply_decision(data, command, state)
     outcome = state.outcome
     hold = None if outcome is None else hold_of(outcome.outcome, outcome.reason)
     if outcome is not None and outcome.generation != state.desired.generation:

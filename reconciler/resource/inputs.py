@@ -27,7 +27,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
         if not desired.secrets.get(secret):
             ref = SecretRef.from_path(secret)
             label = ref.label(key.namespace)
-            message = f"waits for secret {label}: {_why_missing(ref)}"
+            message = f"waits for secret {label}: {_explain_missing(ref)}"
             return Conclusion("Waiting", "SecretMissing", message)
     fields = fill_references(spec.fields, key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
@@ -98,11 +98,11 @@ def conclude_references(spec: Spec, state: ResourceState, key: ResourceKey) -> S
         if target is None:
             return NOTHING_TO_REPORT  # the sweeper reports the target
         if not target.declared:
-            return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
+            return on_hold(Hold.DANGLING, _explain_dangling(reference.target, key))
     return Conclusion("Converged", "Resolved")
 
 
-def _why_dangling(target: str, key: ResourceKey) -> str:
+def _explain_dangling(target: str, key: ResourceKey) -> str:
     if may_refer(ResourceKey.parse(target), key.namespace, ()):
         return f"{target} is not declared"
     return (
@@ -137,7 +137,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     return None
 
 
-def _why_missing(secret: SecretRef) -> str:
+def _explain_missing(secret: SecretRef) -> str:
     """Return why a secret has no digest.
 
     It does not reveal whether another namespace has the secret.

@@ -60,7 +60,7 @@ from reconciler.resource.ownership import (
     references_with_policy,
     verdict,
 )
-from reconciler.resource.permission import host_access_not_permitted, use_not_permitted
+from reconciler.resource.permission import hold_for_host_access, hold_for_namespace
 from reconciler.resource.progress import with_progress
 from reconciler.resource.renewal import renewal_step
 from reconciler.resource.replacement import (
@@ -236,9 +236,9 @@ def _hold_for_ended_permission(
         return None
     if not state.desired.is_declared:
         return None
-    return use_not_permitted(
+    return hold_for_namespace(
         flight.action.provider_config, context, config
-    ) or host_access_not_permitted(state, context, config)
+    ) or hold_for_host_access(state, context, config)
 
 
 def _hold_for_unknown_kind(context: Context) -> Conclusion:
@@ -357,18 +357,18 @@ def _report_wait(situation: Situation) -> Conclusion | None:
 def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
     """Return the step for an unmet prerequisite (permission, host access, inputs), or None."""
     state, context, config = situation.state, situation.context, situation.config
-    forbidden = use_not_permitted(state.provider_config, context, config)
+    forbidden = hold_for_namespace(state.provider_config, context, config)
     if forbidden is not None or spec.policy.mode == "Absent":
         return forbidden
     if situation.kind.composition is not None:
         # Before the composition: the spec determines its host access.
-        return host_access_not_permitted(state, context, config) or compose(spec, situation)
+        return hold_for_host_access(state, context, config) or compose(spec, situation)
     if spec.references or spec.secrets or situation.kind.definition is not None:
         unresolved = resolve(spec, situation)
         if unresolved is not None:
             return unresolved
     # After the resolution: the resolved fields determine the host access.
-    return host_access_not_permitted(state, context, config)
+    return hold_for_host_access(state, context, config)
 
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
@@ -382,7 +382,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         )
     if existing is None:
         return _create(spec, situation)
-    # Before the comparison: the resource reads no content of an object that it does not own.
+    # Before the comparison: a resource must not read the content of an object that it does not own.
     ownership_step = _settle_ownership(spec.policy, existing, situation)
     if ownership_step is not None:
         return ownership_step
@@ -401,7 +401,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     rejected = rejection(state)
     if rejected is not None:
         return rejected
-    if situation.comparison.is_kept_by_the_api:
+    if situation.comparison.is_kept_by_api:
         keeps = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", keeps)
     # Before the data guards: an operator is asked only when the write comes next.

@@ -41,7 +41,7 @@ AWAITING_READ = "AwaitingRead"
 """Reason for an outcome: the resource waits for a read of an object before it writes to it."""
 
 AWAITING_LISTING = "AwaitingListing"
-"""Reason for an outcome: a resource whose policy creates nothing waits for its first listing."""
+"""Reason for an outcome: a resource that must not create its object waits for a first listing."""
 
 
 def observe(
@@ -126,12 +126,12 @@ def _is_second_object(data: Observed, state: ResourceState, context: Context) ->
     if state.owned is None or state.retiring is not None:
         return False  # it may have the name of the replaced object
     if not context.capabilities.deterministic_names:
-        return _is_created_beside(data, state.owned, state, context)
+        return _is_duplicate_creation(data, state.owned, state, context)
     has_another_name = data.external_name != state.owned.external_name
     return has_another_name and _is_created_late(data, state, context)
 
 
-def _is_created_beside(
+def _is_duplicate_creation(
     data: Observed, owned: Owned, state: ResourceState, context: Context
 ) -> bool:
     """Return whether an object has our label and the key of a creation without a known object.
@@ -227,10 +227,10 @@ def _began_at(data: Observed, command: Command) -> datetime | None:
     """Return when the read began, by the bus's clock, because an observer's clock may be wrong."""
     if command.stored_at is None or data.age_seconds is None:
         return None
-    return began_by_bus(command.stored_at, timedelta(seconds=data.age_seconds), data.began_at)
+    return bus_start_time(command.stored_at, timedelta(seconds=data.age_seconds), data.began_at)
 
 
-def began_by_bus(stored_at: datetime, age: timedelta, began_at: datetime | None) -> datetime:
+def bus_start_time(stored_at: datetime, age: timedelta, began_at: datetime | None) -> datetime:
     """Return when a call began, by the bus's clock, given its age when its result was sent.
 
     ``began_at`` comes from the clock of the role that made the call. The role may have been

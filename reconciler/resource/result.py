@@ -25,7 +25,7 @@ from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import is_unlisted, judge_conflict, judge_lookup
 from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
-from reconciler.resource.observation import began_by_bus, is_unconfirmed
+from reconciler.resource.observation import bus_start_time, is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Ended, InFlight, ResourceState
 from reconciler.resource.turn import Command, CommandResult, Context
@@ -79,7 +79,7 @@ def _error_if_too_early(
         return None
     grace = min(context.grace_seconds(action.provider_config, state), MAX_SECONDS)
     duration = max(data.finished_at - data.started_at, timedelta())
-    began_at = began_by_bus(stored_at, duration, data.started_at)
+    began_at = bus_start_time(stored_at, duration, data.started_at)
     remaining = grace - (began_at - written_at).total_seconds()
     if not grace or remaining <= 0:
         return None

@@ -157,8 +157,8 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     def is_in_doubt(self) -> bool:
         """Whether an attempt may have taken effect, and no later lookup shows that none did.
 
-        An update or deletion with a partial effect needs no lookup, because the next write corrects
-        it.
+        An update or deletion with a partial effect does not need a lookup, because the next write
+        corrects it.
         """
         return self.unknown_results > 0 or self.may_be_partial
 
