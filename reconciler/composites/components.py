@@ -126,7 +126,7 @@ def compose_components(components: Iterable[Component], observed: ExternalObject
 
 
 def is_usable(child: Child) -> bool:
-    """Return whether a resource is ready. With mode CreateOnly, it is ready once it was created."""
+    """Return whether a resource is ready. With mode CreateOnly, it is ready once created."""
     return child.ready or (child.outcome, child.reason) == ("Drifted", _CREATE_ONLY)
 
 

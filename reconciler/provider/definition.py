@@ -86,11 +86,11 @@ def build_kind(
 
 def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struct]:
     """Build a struct of the fields. Names such as ``__init__`` do not become its attributes."""
-    names = {f"field{number}": each for number, each in enumerate(fields)}
+    names = {f"field{number}": field_name for number, field_name in enumerate(fields)}
     members: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for attribute, each in names.items():
-        field = fields[each]
-        field_type = _type(f"{name}.{each}", each, field)
+    for attribute, field_name in names.items():
+        field = fields[field_name]
+        field_type = _type(f"{name}.{field_name}", field_name, field)
         if field.default is not None:
             members.append((attribute, field_type, _with_default(field.default, field_type)))
         elif field.optional:
@@ -244,8 +244,8 @@ def _check_fields(spec: KindDefinitionSpec, base: Kind) -> None:
             raise InvalidManifestError(
                 f"{location}: {base.name} has no field {target!r}; use one of {names}"
             )
-    for target, each in underlying.items():
-        if each.required and target not in writers:
+    for target, target_field in underlying.items():
+        if target_field.required and target not in writers:
             raise InvalidManifestError(
                 f"spec.fields: {base.name} requires {target!r}; map a field to it, or set it in "
                 "spec.constants"
