@@ -359,7 +359,7 @@ def _forms(secret: str) -> Iterable[bytes]:
     plain = {_encode(each) for each in (*whole, *lines)}
     plain |= {b"".join(_latin(character) for character in each) for each in whole}
     texts: set[bytes] = set()
-    for form in plain:  # a file may have thousands of lines, so form is processed separately
+    for form in plain:  # a file may have thousands of lines, so each is processed separately
         written = {form, *(form.replace(old, new) for old, new in _QUOTES)}
         written |= {text.replace(b" ", b"+") for text in written}  # as in HTML forms
         decoded = form
