@@ -129,7 +129,7 @@ def check_allow(allow: Allow) -> None:
             if not pattern.startswith("/") or has_parent(pattern) or pattern != _plain(pattern):
                 raise InvalidManifestError(
                     f"spec.allow.{category}: {pattern!r} must be an absolute path without '..', "
-                    "'//' and a trailing '/'"
+                    "'//' or a trailing '/'"
                 )
     for pattern in allow.binds:
         if ANY in pattern and pattern != EVERY_PATH:

@@ -24,10 +24,10 @@ PART_OF_LABEL: Final = "reconciler/part-of"
 """Label of a part that names its parent: ``namespace.kind.name``."""
 
 REFUSED: Final = "Refused"
-"""Outcome of a part that a decider refused, and reason of its parent."""
+"""Outcome of a part that a decider refused, and reason for the outcome of its parent."""
 
 STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
-"""Outcomes of a part that do not resolve themselves."""
+"""Outcomes of a part that do not change without intervention."""
 
 MAX_CONTENT_BYTES: Final = 128 * 1024
 """Maximum size of the content, in bytes: half of an object's limit, because the object also
@@ -87,7 +87,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
 
     @property
     def set_key(self) -> ResourceKey:
-        """The set of the parent, which has only one."""
+        """Key of the parent's set. Each parent has one."""
         parent = ResourceKey.parse(self.parent)
         return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
 
@@ -122,8 +122,8 @@ def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -
     owner = labels.get(PART_OF_LABEL, "")
     if owner == part_of:
         return ""
-    by = f"is already a part of {owner}" if owner else "is already declared separately"
-    return f"{name} {by}; withdraw that declaration, or choose another name"
+    conflict = f"is already a part of {owner}" if owner else "is already declared separately"
+    return f"{name} {conflict}; withdraw that declaration, or choose another name"
 
 
 def blocker(children: Mapping[str, Child]) -> str:
@@ -145,17 +145,22 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     digests: dict[str, str] = {}
     known: dict[tuple[object, ...], str] = {}  # replicas share the objects of their template
     sizes: dict[str, int] = {}
-    every = list(children)  # keeps the objects alive, so that ids are unique
-    for each in every:
-        metadata = each.metadata
-        identity = (id(each.spec), id(metadata.labels), id(metadata.annotations), each.api_version)
+    all_manifests = list(children)  # keeps the objects alive, so that ids are unique
+    for manifest in all_manifests:
+        metadata = manifest.metadata
+        identity = (
+            id(manifest.spec),
+            id(metadata.labels),
+            id(metadata.annotations),
+            manifest.api_version,
+        )
         digest = known.get(identity)
         if digest is None:
-            body = without_name(each)
+            body = without_name(manifest)
             encoded = _encoder.encode(body)
             digest = known[identity] = _digest_of(encoded)
             manifests[digest], sizes[digest] = body, len(encoded)
-        digests[str(each.key)] = digest
+        digests[str(manifest.key)] = digest
     content = {CHILDREN: digests, MANIFESTS: manifests}
     size = len(_encoder.encode(content))
     if size > MAX_CONTENT_BYTES:

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from events.manifest import Fields, ManifestStruct, Token
-from events.rest_definition import MAX_ENTRIES, OutputType, Place
+from events.rest_definition import MAX_ENTRIES, BoundedText, OutputType
 
 MAX_PARTS: Final = 64
 
@@ -30,15 +30,15 @@ class PartMetadata(ManifestStruct, frozen=True):
     """
 
     name: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Name of the part. Default: the name of the composed resource, a "
             "hyphen, and the name of the part."
         ),
     ] = ""
-    labels: Annotated[dict[str, Place], msgspec.Meta(description="Labels of the part.")] = {}  # noqa: RUF012 - msgspec copies it
+    labels: Annotated[dict[str, BoundedText], msgspec.Meta(description="Labels of the part.")] = {}  # noqa: RUF012 - msgspec copies it
     annotations: Annotated[
-        dict[str, Place], msgspec.Meta(description="Annotations of the part.")
+        dict[str, BoundedText], msgspec.Meta(description="Annotations of the part.")
     ] = {}  # noqa: RUF012
 
 
@@ -73,11 +73,11 @@ class PartDefinition(ManifestStruct, frozen=True):
         ),
     ]
     when: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(description="Boolean expression: whether the part exists. Default: true."),
     ] = ""
     for_each: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="List expression: the part has one resource for each item. "
             "Default: one resource."
@@ -95,7 +95,7 @@ class PartDefinition(ManifestStruct, frozen=True):
 class ComposedOutput(ManifestStruct, frozen=True):
     """A value that composed resources provide to others, as an expression."""
 
-    value: Annotated[Place, msgspec.Meta(description="Expression for the value.")]
+    value: Annotated[BoundedText, msgspec.Meta(description="Expression for the value.")]
     type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"
     about: Annotated[
         str,
@@ -116,7 +116,7 @@ class CompositionSpec(ManifestStruct, frozen=True):
         ),
     ]
     ready: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Boolean expression: whether the resource is ready. Default: "
             "when all parts are ready."

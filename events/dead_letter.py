@@ -42,8 +42,8 @@ _MAX_ID = 256
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A message that could not be processed.
 
-    The stage ``quota`` (too many waiting messages in its namespace) is only counted, see
-    ``Discarded``.
+    Messages of the stage ``quota`` (too many waiting messages in the namespace) are only counted;
+    see ``Discarded``.
     """
 
     stage: Annotated[
@@ -89,7 +89,7 @@ class DeadLetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaul
 
 
 class Discarded(msgspec.Struct, frozen=True, rename="camel"):
-    """Number of messages of a namespace without a dead letter.
+    """Number of a namespace's messages that were discarded without a dead letter.
 
     ``stage`` has the same values as in ``DeadLetterRecord``.
     """
@@ -168,11 +168,11 @@ def published_subject(record: DeadLetterRecord) -> str:
 def resource_of(record: DeadLetterRecord) -> ResourceKey | None:
     """Return the resource that the subject of a message names, or None."""
     parts = record.subject.split(".")
-    where = {"in": 3, "rec": 2, "log": 1}.get(parts[0])
-    if where is None or len(parts) != where + (4 if parts[0] == "log" else 3):
+    index = {"in": 3, "rec": 2, "log": 1}.get(parts[0])
+    if index is None or len(parts) != index + (4 if parts[0] == "log" else 3):
         return None
     try:
-        return ResourceKey.checked(*parts[where : where + 3])
+        return ResourceKey.checked(*parts[index : index + 3])
     except InvalidNameError:
         return None
 
@@ -197,19 +197,19 @@ def count_discarded(
     counted = {(each.namespace, each.stage): each for each in counts}
     for (namespace, stage), count in Counter(new).items():
         _add(counted, Discarded(namespace, stage, count, at, at))
-    for each in list(counted.values()):
+    for oldest in list(counted.values()):
         if len(counted) <= MAX_COUNTS:
             break
-        if each.namespace != OTHERS:
-            del counted[each.namespace, each.stage]
-            _add(counted, msgspec.structs.replace(each, namespace=OTHERS))
+        if oldest.namespace != OTHERS:
+            del counted[oldest.namespace, oldest.stage]
+            _add(counted, msgspec.structs.replace(oldest, namespace=OTHERS))
     return list(counted.values())
 
 
 def _add(counted: dict[tuple[str, str], Discarded], more: Discarded) -> None:
     key = (more.namespace, more.stage)
-    before = counted.pop(key, None)
-    if before is not None:
-        first, last = min(before.first_at, more.first_at), max(before.last_at, more.last_at)
-        more = Discarded(*key, before.count + more.count, first, last)
+    known = counted.pop(key, None)
+    if known is not None:
+        first, last = min(known.first_at, more.first_at), max(known.last_at, more.last_at)
+        more = Discarded(*key, known.count + more.count, first, last)
     counted[key] = more

@@ -119,7 +119,7 @@ def _parse_yaml(text: str, first_line: int) -> Any:
             return f"line {first_line + problem[0]}: {problem[1]}"
         parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
     except yaml.YAMLError as error:
-        return f"not YAML: {_where(error, first_line)}"
+        return f"not YAML: {_describe_yaml_error(error, first_line)}"
     except RecursionError:
         return _TOO_DEEP
     except Exception as error:  # noqa: BLE001 - an invalid date, number or tag
@@ -127,7 +127,7 @@ def _parse_yaml(text: str, first_line: int) -> Any:
     return "a manifest must be a mapping, not a string" if isinstance(parsed, str) else parsed
 
 
-def _where(error: yaml.YAMLError, first_line: int) -> str:
+def _describe_yaml_error(error: yaml.YAMLError, first_line: int) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark = error.problem_mark
@@ -162,7 +162,7 @@ def _read(source: Source, document: Any, namespace: str) -> ReadManifest | Probl
 
 
 def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Return a document without the status of `get -o yaml`, and with a namespace."""
+    """Return a document without the status that `get -o yaml` adds, and with a namespace."""
     document = {name: value for name, value in document.items() if name != "status"}
     metadata: Any = document.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -174,13 +174,13 @@ def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    """Convert dates that YAML has parsed back to strings, as in JSON."""
+    """Convert the dates that YAML parsed to strings, as in JSON."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
         return [_plain(item) for item in cast("list[Any]", value)]
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidManifestError(
-            "a manifest must not contain .inf or .nan: JSON has no such number"
+            "a manifest must not contain .inf or .nan, which JSON cannot represent"
         )
     return value.isoformat() if isinstance(value, date) else value

@@ -103,11 +103,11 @@ def _encode(message_id: str, source: str, event_type: str, data: object, time: d
 
 
 def decode_intake(
-    payload: bytes, *, expected: Intake, fallback_id: str, about: str | None = None
+    payload: bytes, *, expected: Intake, fallback_id: str, resource: str | None = None
 ) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
-    ``fallback_id`` is the id of a bare manifest. ``about`` is the resource in the subject of the
+    ``fallback_id`` is the id of a bare manifest. ``resource`` is the one in the subject of the
     message, as ``namespace/kind/name``. A CloudEvent with a different subject is refused, because
     the server checked only the message's subject against the publisher's permissions. Raises
     ``InvalidMessageError``.
@@ -124,10 +124,10 @@ def decode_intake(
         raise InvalidMessageError("id and source of a CloudEvent: must not be empty")
     _check_text("id of the CloudEvent", envelope.id)
     _check_text("source of the CloudEvent", envelope.source)
-    if about is not None and envelope.subject not in (None, about):
+    if resource is not None and envelope.subject not in (None, resource):
         raise InvalidMessageError(
             f"subject {envelope.subject[:200]!r} of the CloudEvent: the message was published "
-            f"for {about}; use the same resource, or omit the subject"
+            f"for {resource}; use the same resource, or omit the subject"
         )
     decoder = _intake_decoders.get(envelope.type)
     if decoder is None or envelope.type.split(".")[1] != expected:

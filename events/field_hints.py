@@ -58,13 +58,13 @@ def field_error(error: msgspec.ValidationError, schema: Any, prefix: str = "") -
         text = f"{subject} {_SIGNS[found['sign']]} {found['limit']}"
     else:
         text = text.replace("Expected `str` matching regex", "must match the regular expression")
-    where = _join(prefix, path)
-    return f"{where}: {text}" if where else text
+    location = _join(prefix, path)
+    return f"{location}: {text}" if location else text
 
 
-def unknown_field(where: str, name: str, known: Iterable[str]) -> str:
+def unknown_field(location: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown field, with the known fields."""
-    return f"{where}: unknown field{_hint(name, set(known))}"
+    return f"{location}: unknown field{_hint(name, set(known))}"
 
 
 def _join(prefix: str, path: str) -> str:
@@ -103,13 +103,13 @@ def _types_at(type_: inspect.Type, path: str) -> Iterator[inspect.Type]:
 
 
 def _inner_types(type_: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    for each in _plain_types(type_):
-        if isinstance(each, inspect.StructType) and name is not None:
-            yield from (field.type for field in each.fields if field.encode_name == name)
-        elif isinstance(each, inspect.DictType):
-            yield each.value_type
-        elif isinstance(each, (inspect.ListType, inspect.VarTupleType, inspect.SetType)):
-            yield each.item_type
+    for member in _plain_types(type_):
+        if isinstance(member, inspect.StructType) and name is not None:
+            yield from (field.type for field in member.fields if field.encode_name == name)
+        elif isinstance(member, inspect.DictType):
+            yield member.value_type
+        elif isinstance(member, (inspect.ListType, inspect.VarTupleType, inspect.SetType)):
+            yield member.item_type
 
 
 def _plain_types(type_: inspect.Type) -> Iterator[inspect.Type]:

@@ -1,4 +1,4 @@
-"""Reasons of the outcome ``Held``, with their meaning and remedy."""
+"""Reasons for the outcome ``Held``, with their meaning and remedy."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
-WokenBy = Literal["ProviderConfig", "Kind", "Message"]
+EndedBy = Literal["ProviderConfig", "Kind", "Message"]
 """What may end a hold.
 
-A change to a ``ProviderConfig``, a kind or provider that the roles load, or a message to the
-resource itself, such as an approval. Every message triggers a decision, so the sweeper checks only
-the first two.
+A change to a ``ProviderConfig``, a newly loaded kind or provider, or a message to the resource
+itself, such as an approval. Every message triggers a decision, so the sweeper checks only the first
+two.
 """
 
 
 class Hold(StrEnum):
-    """Reason of the outcome ``Held``. An approval names the hold that it ends."""
+    """Reason for the outcome ``Held``. An approval names the hold that it ends."""
 
     PROVIDER_CONFIG_MISSING = "ProviderConfigMissing"
     WRONG_PROVIDER = "WrongProvider"
@@ -38,9 +38,9 @@ class Hold(StrEnum):
     LOG_DAMAGED = "LogDamaged"
 
     @property
-    def woken_by(self) -> WokenBy:
+    def ended_by(self) -> EndedBy:
         """What may end the hold."""
-        return _TEXTS[self].woken_by
+        return _TEXTS[self].ended_by
 
     @property
     def meaning(self) -> str:
@@ -54,12 +54,12 @@ class Hold(StrEnum):
 
     @property
     def is_approvable(self) -> bool:
-        """Whether an approval names this hold."""
+        """Whether an approval can name this hold."""
         return self in _APPROVABLE
 
     @property
     def needs_listing(self) -> bool:
-        """Whether an approval takes effect with the next listing, instead of immediately."""
+        """Whether an approval takes effect at the next listing rather than immediately."""
         return self in (Hold.DELETION_GUARD, Hold.LOSS_GUARD)
 
 
@@ -76,11 +76,11 @@ _APPROVABLE = frozenset(
     }
 )
 PLAN_HOLDS = (Hold.APPROVAL, Hold.NOT_APPROVED)
-"""Holds while a plan waits for a decision. A rejected plan can still be approved."""
+"""Holds of a plan that can be approved, including one that was rejected."""
 
 
 def hold_of(outcome: str, reason: str) -> Hold | None:
-    """Return the hold of an outcome; None for another outcome or an unknown reason."""
+    """Return the hold of a ``Held`` outcome; None for other outcomes and unknown reasons."""
     return _BY_NAME.get(reason) if outcome == "Held" else None
 
 
@@ -88,7 +88,7 @@ _BY_NAME = {str(each): each for each in Hold}
 
 
 class _HoldText(NamedTuple):
-    woken_by: WokenBy
+    ended_by: EndedBy
     meaning: str
     remedy: str
 
@@ -107,7 +107,7 @@ _TEXTS: Final[Mapping[Hold, _HoldText]] = {
     Hold.NOT_PERMITTED: _HoldText(
         "ProviderConfig",
         "The `ProviderConfig` does not permit the namespace, or a host resource that the spec uses",
-        "Use what is permitted, or extend `spec.namespaces` or `spec.allow`",
+        "Use a permitted namespace or host resource, or extend `spec.namespaces` or `spec.allow`",
     ),
     Hold.UNKNOWN_KIND: _HoldText(
         "Kind",
@@ -167,23 +167,22 @@ _TEXTS: Final[Mapping[Hold, _HoldText]] = {
         "Message",
         "A call may have taken effect, and neither the response nor the API can show whether "
         "it did",
-        "Check the object in the API, then approve the repetition or abandon the action",
+        "Check the object in the API, then approve a retry or abandon the action",
     ),
     Hold.FINALIZERS: _HoldText(
         "Message",
         "Another service set a finalizer and has not removed it",
-        "Find out what that service waits for, or force the release",
+        "Find out what that service is waiting for, or force the release",
     ),
     Hold.REFERENCED: _HoldText(
         "Message",
-        "A `ShapeRef`, or a `$ref` of another resource, keeps the object",
+        "A `ShapeRef`, or a `$ref` in another resource, protects the object from deletion",
         "Withdraw the resources that refer to it, or force the release",
     ),
     Hold.TWIN: _HoldText(
         "ProviderConfig",
-        "The API of a `ProviderConfig` has objects that are newer than the log. A resource of the "
-        "`ProviderConfig` has the same reason if it needs an action. You approve only the "
-        "`ProviderConfig`",
+        "The API of a `ProviderConfig` has objects that are newer than the log. Its resources that "
+        "need an action are held for the same reason. Approve only the `ProviderConfig`",
         "Stop the other copy of the log, then approve the `ProviderConfig`",
     ),
     Hold.LOG_DAMAGED: _HoldText(

@@ -57,7 +57,7 @@ _ExpectedGeneration = Annotated[
 class PlanRef(_Intake, frozen=True):
     """A plan: the resource's version when it was planned, and the digest of the resulting events.
 
-    The digest is that of ``reconciler.resource.expectation.turn_digest``.
+    ``reconciler.resource.expectation.turn_digest`` computes the digest.
     """
 
     version: Annotated[int, description("Version of the resource when it was planned.")]
@@ -73,7 +73,7 @@ class Declared(_Intake, frozen=True):
         PlanRef | None,
         description(
             "Plan that the result must match exactly, or the decider rejects the message; null "
-            "for none."
+            "if there is none."
         ),
     ] = None
     reason: Annotated[
@@ -236,7 +236,7 @@ class LossCount(_Intake, frozen=True):
 class Observed(_Intake, frozen=True):
     """An observer read one object, or proved that it does not exist.
 
-    ``began_at`` and ``age_seconds`` give the same moment by two clocks, for APIs that show effects
+    ``began_at`` and ``age_seconds`` are the same moment on two clocks, for APIs that show effects
     after a delay.
     """
 
@@ -395,8 +395,8 @@ class ApiReported(_Intake, frozen=True):
             "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
             "Probing: the reporter requests permission for the call that decides whether an open "
             "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
-            "stops and makes no probe. Twin: the API has objects that are newer than the log. "
-            "ListingsFailed: no listing of `kind` has completed for some resync intervals. "
+            "stops and does not probe. Twin: the API has objects that are newer than the log. "
+            "ListingsFailed: no listing of `kind` has completed for several resync intervals. "
             "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
         ),
     ]
@@ -430,7 +430,7 @@ WaitPurpose = Literal["Retry", "Renewal", "Progress"]
 
 
 class TimerFired(_Intake, frozen=True):
-    """A timer fired, so the decider processes the resource. A lost timer only delays this."""
+    """A timer fired, so the decider processes the resource. A lost timer only causes a delay."""
 
     purpose: Annotated[
         WaitPurpose | Literal["Sweep", "ConfigChanged"],
@@ -528,7 +528,7 @@ class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
         int,
         description(
             "Number of objects in the listing. If the observer receives a different number of "
-            "items, the listing proves no absence."
+            "items, the listing does not prove that any object is missing."
         ),
     ]
 

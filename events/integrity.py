@@ -39,8 +39,8 @@ Problem = Literal[
 
 ``Missing``: an event is missing. ``Lost``: the newest events are missing, according to other data.
 ``Repeated``, ``OutOfOrder``: the order is wrong. ``Changed``: the bytes of an event have
-changed. ``Unreadable``: not an event, or one of another release. ``Misplaced``: stored under the
-wrong subject. ``Undigested``: written without a digest.
+changed. ``Unreadable``: not an event, or written by another release. ``Misplaced``: stored under
+the wrong subject. ``Undigested``: written without a digest.
 """
 
 
@@ -108,7 +108,7 @@ class HistoryChain:
             self._check_subject(recorded, event, resource)
             self._check_order(recorded, event, resource)
             self._check_digest(recorded, event, resource)
-            self._take(recorded, event)
+            self._advance(recorded, event)
         return event
 
     def try_append(self, recorded: RecordedEvent, event: LogEvent) -> bool:
@@ -122,11 +122,11 @@ class HistoryChain:
             == f"log.{event.subject.replace('/', '.')}.{log_suffix(event.data)}"
             and next_digest(self.digest, recorded.payload) == recorded.digest
         ):
-            self._take(recorded, event)
+            self._advance(recorded, event)
             return True
         return False
 
-    def _take(self, recorded: RecordedEvent, event: LogEvent) -> None:
+    def _advance(self, recorded: RecordedEvent, event: LogEvent) -> None:
         self.version = event.resourceversion
         self.digest = recorded.digest
         self.position = recorded.position
@@ -192,7 +192,7 @@ class LogChains:
     """The histories of all resources in a log, verified in one pass with 300 bytes per resource.
 
     The pass starts after position ``after``. Unless it is 0, the first event of each resource is
-    accepted without a check. ``damaged`` receives each damaged resource once, and each missing
+    accepted without a check. ``on_damage`` receives each damaged resource once, and each missing
     position. A log never removes a message, so a missing position is a lost event, even if it was
     the last one of its resource.
 
@@ -203,7 +203,7 @@ class LogChains:
 
     def __init__(
         self,
-        damaged: Callable[[LogDamage], object],
+        on_damage: Callable[[LogDamage], object],
         *,
         after: int = 0,
         max_resources: int | None = None,
@@ -211,7 +211,7 @@ class LogChains:
     ) -> None:
         self.chains: dict[str, HistoryChain] = {}
         self._is_whole = is_whole
-        self._report = damaged
+        self._report = on_damage
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
@@ -219,7 +219,7 @@ class LogChains:
         self._older: dict[str, HistoryChain] = {}
 
     def verify_next(self, recorded: RecordedEvent) -> LogEvent | None:
-        """Return a valid event, or None for one of a damaged resource or without a resource."""
+        """Return the event if it is valid; None if its resource is damaged, or if it names none."""
         if recorded.position != self._position + 1 and self._is_whole:
             self._report_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
@@ -275,8 +275,8 @@ class LogChains:
             self._report_gap(last_position + 1, "no event")
             self._position = last_position
 
-    def _report_gap(self, before: int, found: str) -> None:
-        first, last = self._position + 1, before - 1
+    def _report_gap(self, next_position: int, found: str) -> None:
+        first, last = self._position + 1, next_position - 1
         expected = f"an event at position {first}"
         if last > first:
             expected = f"events at positions {first} to {last}"

@@ -64,8 +64,8 @@ class DefinedField(ManifestStruct, frozen=True):
     optional: Annotated[
         bool,
         msgspec.Meta(
-            description="Whether the field may be left out without a default. Reconciler then"
-            " does not manage it."
+            description="Whether the field may be left out although it has no default. Reconciler"
+            " does not manage a field that is left out."
         ),
     ] = False
     fields: Annotated[
@@ -166,38 +166,37 @@ def map_fields(definition: KindDefinitionSpec, fields: Fields) -> Fields:
 
 
 def normalize_fields(
-    defined: Mapping[str, DefinedField], fields: Fields, where: str = "spec"
+    defined: Mapping[str, DefinedField], fields: Fields, path: str = "spec"
 ) -> Fields:
     """Return checked fields in canonical form, without undeclared ones.
 
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
     return {
-        name: _normalize_field(each, fields[name], f"{where}.{name}")
+        name: _normalize_field(each, fields[name], f"{path}.{name}")
         for name, each in defined.items()
         if fields.get(name) is not None
     }
 
 
-def _normalize_field(field: DefinedField, value: Any, where: str) -> Any:
+def _normalize_field(field: DefinedField, value: Any, path: str) -> Any:
     if field.type == "Object" and isinstance(value, dict):
-        return normalize_fields(field.fields, cast("Fields", value), where)
+        return normalize_fields(field.fields, cast("Fields", value), path)
     if field.items is not None and isinstance(value, dict):
         mapping = cast("Fields", value)
         return {
-            each: _normalize_field(field.items, mapping[each], f"{where}.{each}")
-            for each in mapping
+            each: _normalize_field(field.items, mapping[each], f"{path}.{each}") for each in mapping
         }
     if field.items is not None and isinstance(value, list):
         items = cast("list[Any]", value)
         return [
-            _normalize_field(field.items, each, f"{where}[{number}]")
+            _normalize_field(field.items, each, f"{path}[{number}]")
             for number, each in enumerate(items)
         ]
     value = normalize_value(value, field.normalize)
     if not is_allowed(field, value):
         allowed = ", ".join(map(str, field.values))
-        raise InvalidManifestError(f"{where}: {value!r} is not allowed; use one of {allowed}")
+        raise InvalidManifestError(f"{path}: {value!r} is not allowed; use one of {allowed}")
     return value
 
 

@@ -740,7 +740,8 @@ class ProgressNoted(_Event, frozen=True):
     at: Annotated[
         datetime | None,
         description(
-            "Time by which more progress is expected; null without a deadline, or after it."
+            "Time by which more progress is expected; null if there is no deadline or it has "
+            "passed."
         ),
     ] = None
     delay_seconds: _Delay = 0.0
@@ -796,7 +797,7 @@ class TwinDetected(_Event, frozen=True):
 
 
 class ListingsFailed(_Event, frozen=True):
-    """No listing of a kind has completed for some resync intervals (ADR 0069).
+    """No listing of a kind has completed for several resync intervals (ADR 0069).
 
     Until one completes, Reconciler detects neither drift nor deletions of the kind's objects at
     this ``ProviderConfig``.

@@ -196,8 +196,8 @@ def split_manifest(manifest: Manifest) -> Declaration:
         )
         check_token(config, what="spec.providerConfigRef.name")
     except msgspec.ValidationError as error:
-        where = "spec.providerConfigRef"
-        raise InvalidManifestError(field_error(error, ProviderConfigRef, where)) from None
+        path = "spec.providerConfigRef"
+        raise InvalidManifestError(field_error(error, ProviderConfigRef, path)) from None
     except ValueError as error:
         raise InvalidManifestError(f"spec.providerConfigRef: {error}") from None
     try:

@@ -1,8 +1,8 @@
 """Names: identities of resources, and tokens of NATS subjects.
 
-A subject is an address on the bus, so an unchecked name would allow an injection: a publish with a
-literal ``*`` is accepted and stored. Every token is therefore checked before it becomes part of a
-subject.
+A subject is an address on the bus, so an unchecked name would allow injection: the server accepts
+and stores messages on a subject with a literal ``*``. Every token is therefore checked before it
+becomes part of a subject.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ SYSTEM_NAMESPACE = "system"
 KIND_DEFINITION_KIND: Final = "KindDefinition"
 PROVIDER_CONFIG_KIND: Final = "ProviderConfig"
 _SYSTEM_KINDS: Final = (KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND)
-"""These are in the order of their dependencies: a ProviderConfig may use the provider of a "
-"defined kind."""
+"""In dependency order: a ProviderConfig may use the provider of a defined kind."""
 
 
 def system_rank(kind: str) -> int:
@@ -90,7 +89,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @classmethod
     def checked(cls, namespace: str, kind: str, name: str) -> ResourceKey:
-        """Return the key of three names from outside. Raises ``InvalidNameError``."""
+        """Return the key of three untrusted names. Raises ``InvalidNameError``."""
         return cls(
             check_token(namespace, what="namespace"),
             check_token(kind, what="kind"),
@@ -101,7 +100,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
     def parse(cls, text: str) -> ResourceKey:
         """Parse ``namespace/kind/name``. Raises ``InvalidNameError``."""
         parts = text.split("/")
-        if len(parts) != 3:  # noqa: PLR2004 - the three parts of the line above
+        if len(parts) != 3:  # noqa: PLR2004 - namespace, kind and name
             raise InvalidNameError(f"{text!r} is not a resource name; write namespace/kind/name")
         return cls.checked(*parts)
 
@@ -117,9 +116,9 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
 def name_for_external(external_name: str, location: str = "") -> str:
     """Return the resource name for an object of an external API.
 
-    It is the same text if that is a valid token. Otherwise it consists of the valid characters and
-    a digest, which distinguishes similar names. With ``location``, the digest also covers it, in
-    case a resource at another location already has the name.
+    It is ``external_name`` itself if that is a valid token. Otherwise it consists of the valid
+    characters and a digest, which distinguishes similar names. With ``location``, the digest also
+    covers it, in case a resource at another location already has the name.
     """
     if not location and _TOKEN.fullmatch(external_name) is not None:
         return external_name

@@ -180,8 +180,8 @@ class Retry(ManifestStruct, frozen=True):
     initial_seconds: Annotated[
         _Seconds,
         msgspec.Meta(
-            description="Delay before the first retry, in seconds. It doubles each time, with"
-            " jitter."
+            description="Delay before the first retry, in seconds. It doubles after each attempt, "
+            "with jitter."
         ),
     ] = 1.0
     max_seconds: Annotated[_Seconds, msgspec.Meta(description="Maximum delay, in seconds.")] = 300.0
@@ -232,8 +232,8 @@ class Breaker(ManifestStruct, frozen=True):
     initial_seconds: Annotated[
         _Seconds,
         msgspec.Meta(
-            description="Seconds that the breaker stays open at first. The time doubles each "
-            "time, with jitter."
+            description="Seconds that the breaker stays open at first. The time doubles after each "
+            "failed probe, with jitter."
         ),
     ] = 2.0
     max_seconds: Annotated[

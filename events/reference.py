@@ -1,6 +1,6 @@
 """References of a spec to other resources and to secrets.
 
-``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value of another resource of
+``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value of another resource in
 the namespace, and ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
 without a value: a service declares that it depends on a resource of another service.
 """
@@ -50,7 +50,7 @@ def may_refer(target: ResourceKey, namespace: str, permitted: Collection[str]) -
     """Return whether references from a namespace to a resource are permitted.
 
     References from its own namespace and from operators are always permitted. Others require the
-    resource's permission, because a reference can keep an object that its owner has withdrawn.
+    resource's permission, because a reference can prevent the deletion of a withdrawn resource.
     """
     return namespace in (target.namespace, SYSTEM_NAMESPACE, *permitted) or "*" in permitted
 
@@ -94,8 +94,8 @@ def shape_reference(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
 def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
     """Return the references of a spec. Raises ``InvalidManifestError`` for an invalid one."""
     wanted: dict[str, list[str]] = {}
-    for path, place in _find_marked(fields, _REF, "spec"):
-        target, field = _read(path, place, namespace)
+    for path, node in _find_marked(fields, _REF, "spec"):
+        target, field = _read(path, node, namespace)
         if field not in wanted.setdefault(target, []):
             wanted[target].append(field)
     if len(wanted) > MAX_REFERENCES:
@@ -112,28 +112,26 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
 
 
 def secrets_in(fields: Fields) -> tuple[str, ...]:
-    """Return the secrets of a spec, each as its ``place``. Raises ``InvalidManifestError``."""
-    places: dict[str, None] = {}
-    for path, place in _find_marked(fields, _SECRET, "spec"):
+    """Return the secrets of a spec, each as its ``path``. Raises ``InvalidManifestError``."""
+    secret_paths: dict[str, None] = {}
+    for path, node in _find_marked(fields, _SECRET, "spec"):
         try:
-            secret = msgspec.convert(place, SecretRef)
+            secret = msgspec.convert(node, SecretRef)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, SecretRef, path)) from None
         if secret.digest:
             raise InvalidManifestError(
                 f"{path}.digest: must not be declared; omit it, Reconciler computes it"
             )
-        places[secret.path] = None
-    if len(places) > MAX_SECRETS:
+        secret_paths[secret.path] = None
+    if len(secret_paths) > MAX_SECRETS:
         raise InvalidManifestError(f"spec: names more than {MAX_SECRETS} secrets; use fewer")
-    return tuple(places)
+    return tuple(secret_paths)
 
 
 def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
     """Return the secrets of resolved fields, each with the digest of its desired value."""
-    return tuple(
-        msgspec.convert(place, SecretRef) for _, place in _find_marked(fields, _SECRET, "")
-    )
+    return tuple(msgspec.convert(node, SecretRef) for _, node in _find_marked(fields, _SECRET, ""))
 
 
 def has_reference(value: object) -> bool:
@@ -148,9 +146,9 @@ def has_reference_or_secret(fields: Fields) -> bool:
 
 def _has(value: object, marks: tuple[str, ...]) -> bool:
     if isinstance(value, dict):
-        place = cast("dict[str, object]", value)
-        return any(mark in place for mark in marks) or any(
-            _has(each, marks) for each in place.values()
+        node = cast("dict[str, object]", value)
+        return any(mark in node for mark in marks) or any(
+            _has(each, marks) for each in node.values()
         )
     if isinstance(value, list):
         return any(_has(each, marks) for each in cast("list[object]", value))
@@ -170,15 +168,15 @@ def fill_references(
             return [fill(each) for each in cast("list[Any]", value)]
         if not isinstance(value, dict):
             return value
-        place = cast("dict[str, Any]", value)
-        if _REF in place:
-            target, field = _read("", place, namespace)
+        node = cast("dict[str, Any]", value)
+        if _REF in node:
+            target, field = _read("", node, namespace)
             return targets[target].values[field]
-        if _SECRET in place:
-            secret = msgspec.convert(place, SecretRef)
+        if _SECRET in node:
+            secret = msgspec.convert(node, SecretRef)
             known = {_SECRET: secret.name, "store": secret.store, "digest": digests[secret.path]}
             return {**known, "namespace": secret.namespace} if secret.namespace else known
-        return {name: fill(each) for name, each in place.items()}
+        return {name: fill(each) for name, each in node.items()}
 
     return fill(fields)
 
@@ -200,17 +198,17 @@ def _find_marked(value: object, mark: str, path: str) -> Iterator[tuple[str, dic
         for number, each in enumerate(cast("list[object]", value)):
             yield from _find_marked(each, mark, f"{path}[{number}]")
     elif isinstance(value, dict):
-        place = cast("dict[str, Any]", value)
-        if mark in place:
-            yield path, place
+        node = cast("dict[str, Any]", value)
+        if mark in node:
+            yield path, node
             return
-        for name, each in place.items():
+        for name, each in node.items():
             yield from _find_marked(each, mark, f"{path}.{name}")
 
 
-def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
+def _read(path: str, node: dict[str, Any], namespace: str) -> tuple[str, str]:
     try:
-        reference = msgspec.convert(place, FieldReference)
+        reference = msgspec.convert(node, FieldReference)
     except msgspec.ValidationError as error:
         raise InvalidManifestError(field_error(error, FieldReference, path)) from None
     kind, _, name = reference.target.partition("/")

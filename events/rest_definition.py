@@ -16,7 +16,7 @@ from events.manifest import Fields, ManifestStruct
 MAX_TEXT_CHARACTERS: Final = 1000
 MAX_ENTRIES: Final = 64
 
-Place = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)]
+BoundedText = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)]
 _Path = Annotated[
     str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS, pattern="^(/|(?!.))")
 ]  # empty: the endpoint
@@ -26,7 +26,7 @@ _Headers = Annotated[dict[_Header, _Word], msgspec.Meta(max_length=MAX_ENTRIES)]
 _Query = Annotated[dict[_Word, str], msgspec.Meta(max_length=MAX_ENTRIES)]
 _Status = Annotated[int, msgspec.Meta(ge=200, le=599)]
 Statuses = Annotated[tuple[_Status, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
-_Texts = Annotated[tuple[Place, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+_Texts = Annotated[tuple[BoundedText, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 RuleClass = Literal["NotDone", "Refused", "Conflict", "Absent", "Throttled", "Unknown"]
 OutputType = Literal["String", "Integer", "Number", "Boolean", "Strings"]
@@ -82,7 +82,7 @@ class Call(ManifestStruct, frozen=True):
         ),
     ] = ()
     shows: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Path of the object in the response; . is the whole response. Without "
             "it, Reconciler reads the object after the call."
@@ -109,7 +109,7 @@ class Paging(ManifestStruct, frozen=True):
         _Word | None,
         msgspec.Meta(description="Query parameter for the token, the page number or the offset."),
     ] = None
-    at: Annotated[Place, msgspec.Meta(description="Path of the token in the response.")] = ""
+    at: Annotated[BoundedText, msgspec.Meta(description="Path of the token in the response.")] = ""
     size: Annotated[
         _Word | None, msgspec.Meta(description="Query parameter for the page size.")
     ] = None
@@ -137,7 +137,7 @@ class Listing(ManifestStruct, frozen=True):
         Statuses, msgspec.Meta(description="Status codes that indicate success. Default: 200.")
     ] = ()
     items: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(description="Path of the objects in the response; . is the whole response."),
     ] = "."
     paging: Annotated[
@@ -175,13 +175,13 @@ class Reading(ManifestStruct, frozen=True):
         Statuses, msgspec.Meta(description="Status codes that mean that the object does not exist.")
     ] = (404,)
     shows: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Path of the object in the response. Default: the whole response."
         ),
     ] = ""
     items: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(description="Path of a list that contains the object, instead of shows."),
     ] = ""
     confirm: Annotated[
@@ -193,14 +193,14 @@ class Reading(ManifestStruct, frozen=True):
     ] = None
 
 
-class NamePlace(ManifestStruct, frozen=True):
+class NameField(ManifestStruct, frozen=True):
     """Where an object stores its name, and which parts of the name only the API uses.
 
     ``prefix`` and ``suffix`` are added to a name for the API, and removed from names that it
     returns. ``matches`` is a regular expression for valid names. It is evaluated in linear time.
     """
 
-    at: Annotated[Place, msgspec.Meta(description="Path of the name in the object.")] = "name"
+    at: Annotated[BoundedText, msgspec.Meta(description="Path of the name in the object.")] = "name"
     prefix: Annotated[str, msgspec.Meta(description="Text that precedes the name in the API.")] = ""
     suffix: Annotated[
         str,
@@ -221,7 +221,7 @@ class MetadataField(ManifestStruct, frozen=True):
     It is a ``Map`` of strings, or one ``Text``. Templates read it as ``metadata``.
     """
 
-    at: Annotated[Place, msgspec.Meta(description="Path of the metadata in the object.")]
+    at: Annotated[BoundedText, msgspec.Meta(description="Path of the metadata in the object.")]
     form: Annotated[
         Literal["Map", "Text"],
         msgspec.Meta(
@@ -264,7 +264,7 @@ class ErrorRule(ManifestStruct, frozen=True):
 class Output(ManifestStruct, frozen=True):
     """A value of an object that other resources can reference."""
 
-    at: Annotated[Place, msgspec.Meta(description="Path of the value in the object.")]
+    at: Annotated[BoundedText, msgspec.Meta(description="Path of the value in the object.")]
     type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"
     about: Annotated[
         str,
@@ -278,7 +278,7 @@ class ChangeMark(ManifestStruct, frozen=True):
     path: Annotated[_Path, msgspec.Meta(description="Path, appended to the endpoint.")]
     query: Annotated[_Query, msgspec.Meta(description="Query parameters.")] = {}  # noqa: RUF012
     at: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Path of the value in the response. Default: the ETag of the response."
         ),
@@ -320,7 +320,7 @@ class RestSpec(ManifestStruct, frozen=True):
         ),
     ] = None
     shown: Annotated[
-        dict[_Word, Place],
+        dict[_Word, BoundedText],
         msgspec.Meta(
             max_length=MAX_ENTRIES,
             description="Path at which the API returns a field of the document, if it differs.",
@@ -334,17 +334,17 @@ class RestSpec(ManifestStruct, frozen=True):
         ),
     ] = ()
     where: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Expression over object: whether a listed object is of this kind. "
             "Default: every listed object is."
         ),
     ] = ""
-    name: Annotated[NamePlace, msgspec.Meta(description="Name of the object in the API.")] = (
-        NamePlace()
+    name: Annotated[NameField, msgspec.Meta(description="Name of the object in the API.")] = (
+        NameField()
     )
-    uid: Annotated[Place, msgspec.Meta(description="Path of the API's own id.")] = ""
-    version: Annotated[Place, msgspec.Meta(description="Path of the version.")] = ""
+    uid: Annotated[BoundedText, msgspec.Meta(description="Path of the API's own id.")] = ""
+    version: Annotated[BoundedText, msgspec.Meta(description="Path of the version.")] = ""
     condition: Annotated[
         Literal["Version", "ETag", "Body"] | None,
         msgspec.Meta(
@@ -382,7 +382,7 @@ class RestSpec(ManifestStruct, frozen=True):
         ),
     ] = ()
     ready: Annotated[
-        Place,
+        BoundedText,
         msgspec.Meta(
             description="Path that is true when the object is ready. Default: an object is "
             "always ready."

@@ -135,7 +135,7 @@ def parts_of(chunks: Iterable[ComposedContentSpec]) -> Iterator[Part]:
 
 
 def _divide(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide parts by a digest of their names, so that a change to one part moves no other."""
+    """Divide parts by a digest of their names, so that a changed part does not move the others."""
     sizes = {
         str(each.manifest.key): len(_encoder.encode(each.manifest)) + len(each.origin.encode())
         for each in parts
@@ -169,9 +169,9 @@ def _bucket(name: str, number: int) -> int:
 def _chunk(parent: str, parts: Sequence[Part]) -> ComposedContentSpec:
     manifests: dict[str, Fields] = {}
     children: dict[str, str] = {}
-    for each in parts:
-        body = without_name(each.manifest)
-        children[str(each.manifest.key)] = digest = digest_of(body)
+    for part in parts:
+        body = without_name(part.manifest)
+        children[str(part.manifest.key)] = digest = digest_of(body)
         manifests[digest] = body
     origins = {str(each.manifest.key): each.origin for each in parts if each.origin}
     return ComposedContentSpec(parent, (), children, manifests, origins)

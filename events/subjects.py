@@ -18,7 +18,7 @@
 ``deadletter.<stage>.<ns>.<bytes>``    dead letters, with an upper limit on their size; one more
                                        token identifies a dead letter that is stored only once
 ``deadletter.handled``                 retries and dismissals of dead letters
-``discarded``                          numbers of messages without a dead letter
+``discarded``                          counts of messages discarded without a dead letter
 =====================================  =========================================================
 
 The number of subjects depends on the resources, not on the events, because subjects cost memory.
@@ -65,11 +65,11 @@ def intake(what: Intake, key: ResourceKey, user: str = "") -> str:
 
 
 def stored_intake(key: ResourceKey) -> str:
-    """Return the filter of a resource's stored messages, in all partitions and of all users."""
+    """Return the filter for a resource's stored messages, in all partitions and of all users."""
     return f"in.*.*.{key.tokens}"
 
 
-EVERY_STORED_INTAKE = "in.>"
+ALL_STORED_INTAKE = "in.>"
 
 
 def intake_kind_of(subject: str) -> str:
@@ -110,17 +110,17 @@ def log(key: ResourceKey, suffix: str) -> str:
 
 
 def log_filter(key: ResourceKey) -> str:
-    """Return the filter of all events of one resource."""
+    """Return the filter for all events of one resource."""
     return f"log.{key.tokens}.>"
 
 
 def log_filter_of(subject: str) -> str:
-    """Return the filter of all events of the resource in a subject of the log."""
+    """Return the filter for all events of the resource in a subject of the log."""
     return ".".join(subject.split(".")[:4]) + ".>"
 
 
 def outcome_filter(tokens: str) -> str:
-    """Return the filter of the outcomes of all resources that match ``namespace.kind.name``."""
+    """Return the filter for the outcomes of all resources that match ``namespace.kind.name``."""
     return f"log.{tokens}.outcome.*"
 
 
@@ -130,7 +130,7 @@ def rejection(key: ResourceKey) -> str:
 
 
 def rejection_filter(tokens: str) -> str:
-    """Return the filter of the rejections of resources that match ``namespace.kind.name``."""
+    """Return the filter for the rejections of resources that match ``namespace.kind.name``."""
     return f"rejection.{tokens}"
 
 
@@ -166,7 +166,7 @@ def deadletter(stage: str, namespace: str, size: int | str, dedup_key: str = "")
 
 
 def deadletter_filter(namespace: str) -> str:
-    """Return the filter of the dead letters of one namespace."""
+    """Return the filter for the dead letters of one namespace."""
     return f"deadletter.*.{namespace}.>"
 
 
@@ -174,7 +174,7 @@ HANDLED = "deadletter.handled"
 """Subject of retries and dismissals of dead letters."""
 
 DISCARDED = "discarded"
-"""Subject of the numbers of messages without a dead letter."""
+"""Subject of the counts of messages that were discarded without a dead letter."""
 
 
 def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:

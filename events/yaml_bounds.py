@@ -1,7 +1,7 @@
 """Limits on a YAML document, checked before any value is built.
 
 The composer in C recurses for each level, without a limit. Aliases expand a few words into
-many values. Of two equal keys, the first would be lost. The events of the parser show all of these.
+many values. Of two equal keys, the first would be lost. The parser's events reveal all three.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MERGE: Final = "<<"
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenNode:
     """A list or a mapping that has not ended, with expanded aliases.
 
     ``size`` is the number of its values so far, and ``characters`` their total length.
@@ -49,7 +49,7 @@ class _Open:
 def find_yaml_problem(text: str, loader: Any) -> tuple[int, str] | None:
     """Return the first problem and its line, counted from 0. Raises ``yaml.YAMLError``."""
     sizes: dict[str, tuple[int, int]] = {}
-    opened = [_Open(None, is_mapping=False)]
+    opened = [_OpenNode(None, is_mapping=False)]
     parse: Any = vars(yaml)["parse"]  # it is untyped
     events: Iterable[yaml.Event] = parse(text, Loader=loader)
     for event in events:
@@ -58,7 +58,7 @@ def find_yaml_problem(text: str, loader: Any) -> tuple[int, str] | None:
         anchor: str | None = getattr(event, "anchor", None)
         match event:
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                opened.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
+                opened.append(_OpenNode(anchor, isinstance(event, yaml.MappingStartEvent)))
                 if len(opened) > MAX_DEPTH:
                     return line, "the document is nested too deeply"
                 continue

@@ -1,7 +1,7 @@
 """Ownership: the external objects that resources own, or may own because a creation is in flight.
 
-Computed from the status row, because a separate row caused half of the writes in a replay (ADR
-0044).
+They are computed from status rows, because separate rows caused half of the writes in a replay
+(ADR 0044).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
 SCHEMA = 26
-"""Schema of the rows. Raise it when a row changes its meaning, so that stored rows are rebuilt."""
+"""Schema of the rows. Increase it when a row's meaning changes, so that stored rows are rebuilt."""
 
 STATUS = "status"
 DAMAGE = "damage"
@@ -41,7 +41,7 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="camel", order=True):
 
     ``losses`` counts how often the log lost its end, because its positions are then reused.
     ``is_whole`` is false while a change that needs several batches is being stored. Such rows are
-    incomplete, and cannot be continued.
+    incomplete, and cannot be folded further.
     """
 
     schema: int
@@ -159,7 +159,7 @@ class ReadModels:
         self._linked: dict[str, None] = {}
         self._fleet = _FleetCounts()
         self._last_checkpoint = EMPTY_CHECKPOINT
-        self.replaces: Checkpoint | None = None  # of stored rows that are unusable
+        self.replaces: Checkpoint | None = None  # checkpoint of the stored rows, if unusable
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -210,7 +210,7 @@ class ReadModels:
         self.position = position
         if name in self.damage:
             return row
-        if position > row.position:  # otherwise the row already contains it
+        if position > row.position:  # otherwise the row already reflects it
             if 0 < row.version != event.resourceversion - 1:
                 self.mark_damage(_build_gap_damage(row, position, event))
                 return row
@@ -267,7 +267,7 @@ class ReadModels:
                 self._dirty[name] = None
 
     def find_losses(self, newest: Mapping[ResourceKey, int]) -> list[LogDamage]:
-        """Return the damage of resources whose rows contain events that the log no longer has.
+        """Return the damage of resources whose rows reflect events that the log no longer has.
 
         ``newest`` contains the position of each resource's newest event. A history without its last
         events has no gap, so only the rows reveal the loss.
@@ -278,7 +278,7 @@ class ReadModels:
             if row.position > newest.get(row.key, 0) and name not in self.damage
         ]
 
-    def lost_earlier(self, name: str) -> bool:
+    def has_earlier_loss(self, name: str) -> bool:
         """Return whether a resource lost events before the log last lost its end.
 
         It has been held since, and has no later events.
@@ -384,15 +384,13 @@ def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadMod
 
 
 def _check_complete(found: FleetSummary, stored: FleetSummary) -> None:
-    """Raise ``OutdatedRowsError`` unless there are as many rows as the fleet's row counts.
+    """Raise ``OutdatedRowsError`` unless there are as many rows as the fleet row counts.
 
     The bus loses rows if their stream has a limit. A resource without its row would look
-    undeclared. Outcomes may differ, because damage is stored before the fleet's row.
+    undeclared. Outcomes may differ, because damage is stored before the fleet row.
     """
     if _resources_by_kind(found) != _resources_by_kind(stored):
-        raise OutdatedRowsError(
-            f"there are {_total(found)} rows of resources instead of {_total(stored)}"
-        )
+        raise OutdatedRowsError(f"{_total(found)} resource rows exist instead of {_total(stored)}")
 
 
 def _resources_by_kind(fleet: FleetSummary) -> Counter[tuple[str, str]]:

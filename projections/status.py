@@ -139,8 +139,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Names of objects that creations with unknown results may have created, or may still create.
     uncertain_names: tuple[str, ...] = ()
 
-    # Whether its creation may have created an object that no read has shown yet, or may still
-    # create it. Its name does not show this: the API assigns the ids, or cannot list.
+    # Whether a creation may have created, or may still create, an object that no read has shown.
+    # ``uncertain_names`` cannot identify it, because the API assigns the ids, or cannot list.
     is_unconfirmed: bool = False
 
     # The action in flight. ``pending_digest`` is the digest of the written content, which counts as
@@ -162,8 +162,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     retry_seconds: float = 0.0
     renewal_at: datetime | None = None  # time of the next renewal
     progress_at: datetime | None = None  # deadline for the next progress
-    pending_plan: str = ""  # plan that waits for approval, from ``pending_level`` on
-    pending_level: ApprovalLevel = "Never"
+    pending_plan: str = ""  # plan that waits for approval
+    pending_level: ApprovalLevel = "Never"  # least strict level that requires this approval
 
     # Dependencies of other services and resources on this one.
     finalizers: dict[str, str] = {}
@@ -224,7 +224,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return None
 
     @property
-    def waits_since(self) -> datetime | None:
+    def waiting_since(self) -> datetime | None:
         """Time since which the unmet condition has had its current reason."""
         unmet_type = "Ready" if self.outcome == "Converged" else "Converged"
         return (self.unmet_since or {}).get(unmet_type)
@@ -236,7 +236,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
     @property
     def hold(self) -> Hold | None:
-        """Hold of a resource with the outcome ``Held``; None for a hold of a newer release."""
+        """Hold of a resource with the outcome ``Held``; None for a hold from a newer release."""
         return hold_of(self.outcome, self.reason)
 
     @property
@@ -250,7 +250,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return self.outcome == "Held" or bool(self.retry_at or self.renewal_at or self.progress_at)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
-        """Show the resource as held, because its history must not be folded further."""
+        """Mark the resource as held, because its history must not be folded further."""
         self.outcome, self.reason, self.message = "Held", Hold.LOG_DAMAGED, str(damage)
         self.conditions = (
             Condition("Converged", "Unknown", Hold.LOG_DAMAGED, str(damage), self.generation),
@@ -399,8 +399,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             assert_never(event.data)
     _apply_endings(row, endings_of(event.data))
     if not (row.declared or row.owned or row.action_id):
-        # References end with the object of a declaration. A later claim leads to a deletion or
-        # release. A row that was deleted first could not name a target either.
+        # References end with the declaration and its object. A resource that claims the object
+        # later only deletes or releases it. A row that was deleted has lost its references, too.
         row.refers = row.referenced_from = ()
 
 
@@ -409,28 +409,28 @@ def _unmet_since(
 ) -> dict[str, datetime] | None:
     """Return the time since which each unmet condition has had its current reason."""
     unmet: dict[str, datetime] | None = None
-    for each in data.conditions:
-        if (each.status == "True") is not (each.type in _GOOD_IF_FALSE):
+    for condition in data.conditions:
+        if (condition.status == "True") is not (condition.type in _GOOD_IF_FALSE):
             continue
         since = now
         for previous in row.conditions if row.unmet_since else ():
             if (previous.type, previous.status, previous.reason) != (
-                each.type,
-                each.status,
-                each.reason,
+                condition.type,
+                condition.status,
+                condition.reason,
             ):
                 continue
             # A waiting resource names its prerequisite in the message. Other messages may contain
             # counters.
-            if data.outcome != "Waiting" or previous.message == each.message:
-                since = (row.unmet_since or {}).get(each.type, now)
+            if data.outcome != "Waiting" or previous.message == condition.message:
+                since = (row.unmet_since or {}).get(condition.type, now)
         unmet = unmet or {}
-        unmet[each.type] = since
+        unmet[condition.type] = since
     return unmet
 
 
 def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
-    """Show a new generation of the declaration."""
+    """Fold a new generation of the declaration."""
     name = data.external_name
     is_known = row.provider_config == data.provider_config and name in (
         row.external_name,
@@ -483,7 +483,7 @@ def _apply_endings(row: StatusRow, endings: Endings) -> None:
 
 
 def _start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
-    """Show an attempt of an action as in flight."""
+    """Mark an attempt of an action as in flight."""
     row.action_id = action.action_id
     if action.purpose == "Renew":
         row.renewal_at = None
@@ -515,7 +515,7 @@ def _set_owned(row: StatusRow, event: LogEvent, reason: str) -> None:
 
 
 def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
-    """Show the result of a successful action."""
+    """Fold the result of a successful action."""
     if data.operation == "Create" and (data.redelivered or data.late):
         _remember_uncertain(row, data.external_name if data.late else row.pending_name)
     if data.outdated:
@@ -561,7 +561,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
 
 
 def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
-    """Show what a failed attempt revealed about the object."""
+    """Fold what a failed attempt revealed about the object."""
     if data.effect.may_exist:
         _remember_uncertain(row, row.pending_name)
     if data.consequence == "Retry":
@@ -573,7 +573,7 @@ def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
 
 
 def _fold_observation(row: StatusRow, data: ExternalObserved) -> None:
-    """Show a new observation of the object."""
+    """Fold a new observation of the object."""
     existing, name = data.object, data.external_name
     is_replaced = existing is not None and existing.uid != row.observed_uid
     # Only a read proves an absence: a later listing may contain the object again (invariant 6).
@@ -581,7 +581,7 @@ def _fold_observation(row: StatusRow, data: ExternalObserved) -> None:
         _forget_release(row, (row.external_name, row.observed_uid))
     if row.declared_name and not row.owned:
         is_same = existing is not None and existing.uid == row.observed_uid
-        if not is_same:  # released object deleted; another object has its second name
+        if not is_same:  # the released object was deleted; another one may have its second name
             existing, name = None, row.declared_name
             row.external_name, row.declared_name = name, ""
     _set_observed(row, existing)
@@ -601,7 +601,7 @@ def _set_observed(row: StatusRow, existing: ExternalObject | None) -> None:
 
 
 def _clear_ownership(row: StatusRow) -> None:
-    """Show the object as not owned, and its location as declared."""
+    """Mark the object as not owned, and reset its location to the declared one."""
     row.owned = False
     if not row.retiring:  # otherwise, the replaced object is owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
@@ -613,7 +613,7 @@ def _clear_ownership(row: StatusRow) -> None:
 
 
 def _restore_replaced(row: StatusRow) -> None:
-    """Own the replaced object again, if its replacement disappears first."""
+    """Own the replaced object again if its replacement disappears before it is deleted."""
     if not row.retiring:
         return
     if row.external_name != row.retiring:

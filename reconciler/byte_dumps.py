@@ -19,9 +19,9 @@ _MIN_BYTES: Final = 6
 def _classes(digits: bytes) -> bytes:
     """Return a table that maps each byte to its class: a digit, an ``x``, a letter or a gap."""
     classes = bytearray(b"." * 256)
-    for each in range(256):
-        if chr(each).isascii() and chr(each).isalnum():
-            classes[each] = ord("d" if each in digits else "x" if each in b"xX" else "a")
+    for byte in range(256):
+        if chr(byte).isascii() and chr(byte).isalnum():
+            classes[byte] = ord("d" if byte in digits else "x" if byte in b"xX" else "a")
     return bytes(classes)
 
 
@@ -44,7 +44,7 @@ _LINE: Final = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""A line of ``hexdump -C``, ``xxd`` or ``od -t x1``: an offset, bytes, and the same as text."""
+"""A line of ``hexdump -C``, ``xxd`` or ``od -t x1``: an offset, bytes, and the bytes as text."""
 
 _PAIR: Final = re.compile(rb"(?:[0-9a-f]x)?([0-9a-f]{2})", re.IGNORECASE)
 _NUMBER: Final = re.compile(rb"([0-9]{1,3})")
@@ -73,7 +73,7 @@ _Line = tuple[int, int, int, int]
 
 
 class _Part(NamedTuple):
-    """Start and end of the numbers of some bytes, how many count, and the end of their line."""
+    """Start and end of some numbers, how many of them are decoded, and the end of their line."""
 
     start: int
     stop: int
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteDump:
-    """Decoded bytes without zeros, as the number of a character may have more digits than a byte.
+    """Decoded bytes without zeros, because a character's number may have more digits than a byte.
 
     ``content`` has a line break between parts that do not follow one another.
     """
@@ -95,7 +95,7 @@ class ByteDump:
     are_lines: bool = False
 
     def spans(self) -> Generator[int, None, list[tuple[int, int]]]:
-        """Return the span of each byte; in a line that ends with text, up to its end."""
+        """Return the span of each byte. In a line that ends with text, it extends to the end."""
         number, base = (_NUMBER, 10) if self.is_decimal else (_PAIR, 16)
         spans: list[tuple[int, int]] = []
         for part in self._parts:

@@ -1,4 +1,4 @@
-"""The exceptions of this project: one tree, in which each states what, where and what to do.
+"""The exceptions of this project. Each message states what is wrong, where, and what to do.
 
 A provider reports what happened by the class of its ``ProviderError`` (ADR 0070)::
 
@@ -72,7 +72,7 @@ class PositionNotFoundError(ReconcilerError):
 
 
 class ProviderError(ReconcilerError):
-    """A call to an external API did not succeed. The class decides what happens next.
+    """A call to an external API did not succeed. The class determines what happens next.
 
     ``obstacle``: the object that prevents the call, if known. For a creation that was permanently
     refused after its first calls, the object that these calls created. ``retry_after_seconds``: the
@@ -160,7 +160,7 @@ class UnreadableObjectsError(ProviderError):
     """A listing is complete, except for objects that exist and cannot be shown.
 
     ``objects``: their names and uids, None for unknown ones. The listing does not prove that one of
-    them is absent. With an unknown name, it proves the absence of no object.
+    them is absent. If one of the names is unknown, it does not prove that any object is absent.
     """
 
     error_class: ErrorClass = "NotDone"

@@ -3,8 +3,8 @@
 The environment variable ``RECONCILER_FAILPOINT`` arms one of them for a process, when its roles
 start: ``NAME[/OPERATION][:ARRIVAL][=ACTION]``.
 
-- ``OPERATION`` (``Create``, ``Update``, ``Delete``): count only arrivals with that operation, at
-  those steps of the worker that belong to an action.
+- ``OPERATION`` (``Create``, ``Update``, ``Delete``): count only arrivals with that operation. Only
+  steps of the worker that belong to an action support it.
 - ``ARRIVAL``: number of the arrival at which the action happens, once. The default is 1.
 - ``ACTION``: ``kill`` (SIGKILL to the process itself, the default), ``kill:PID`` (SIGKILL to
   another process, such as the NATS server, at exactly this step), ``stop`` (SIGSTOP to itself, so
@@ -103,7 +103,7 @@ class Failpoint(StrEnum):
 
     @property
     def has_operation(self) -> bool:
-        """Whether an arrival here belongs to one action, which has an operation."""
+        """Whether an arrival at this step belongs to one action, which has an operation."""
         return self in _WITH_OPERATION
 
 

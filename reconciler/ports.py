@@ -1,8 +1,8 @@
-"""What the roles require of their environment: narrow protocols, implemented in ``infra``.
+"""What the roles require from their environment: narrow protocols, implemented in ``infra``.
 
 All of them work on lists: a role calls the bus once per batch, never once per event. Every method
-may raise ``BusError`` classes of the implementation. The result is then unknown, and the roles
-repeat the call, which is safe (invariants 3 and 5).
+may raise the ``BusError`` classes of its implementation. The result of the call is then unknown,
+and the roles repeat it, which is safe (invariants 3 and 5).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StoredEvent(NamedTuple):
 class LoadedResource(msgspec.Struct, frozen=True, gc=False):
     """The history of one resource in the log: a stored state, and the events after it.
 
-    ``last_position`` is the position of the newest event, or 0 if there is none. ``damage`` is the
-    reason if the history must not be folded. ``events`` then end before the damage.
+    ``last_position`` is the position of the newest event, or 0 if there is none. ``damage`` is set
+    if the history must not be folded, and ``events`` then end before it.
     """
 
     last_position: int
@@ -76,7 +76,7 @@ class AppendRefusedError(Exception):
 
 
 class EventFeed(Protocol):
-    """An endless feed of the log's events, in order and in lists."""
+    """An endless feed of the log's events, in order and in batches."""
 
     @property
     def caught_up(self) -> bool:
@@ -102,7 +102,7 @@ class EventLog(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Random name that this log got when it was created. Each log has another name."""
+        """Random name that this log got when it was created. Each log has a different name."""
         ...
 
     @property
@@ -149,12 +149,12 @@ class EventLog(Protocol):
         self,
         after: int = 0,
         *,
-        damaged: DamageListener | None = None,
+        on_damage: DamageListener | None = None,
         max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log after a position.
 
-        ``damaged`` is called if the log differs from what was written. Events of a resource after
+        ``on_damage`` is called if the log differs from what was written. Events of a resource after
         its damage are not delivered. ``max_resources`` limits the number of resources whose newest
         event the feed remembers, to check that the next event follows it
         (``events.integrity.LogChains``).
@@ -214,7 +214,7 @@ class IntakeReader(Protocol):
         ...
 
     async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
-        """Return whether no other reader got messages of their partitions after these."""
+        """Return whether no other reader got messages from their partitions after these."""
         ...
 
     async def newer_declarations(
@@ -249,8 +249,8 @@ class IntakeMessageOut(NamedTuple):
 class NotStoredError(Exception):
     """At least one of several messages was not stored, or may not have been.
 
-    ``missing`` contains their indexes. Publish only these again. If there is room for only a few
-    messages at a time, repeating all of them would store the first ones again and again.
+    ``missing`` contains their indexes. Publish only these again. If the stream accepts only a few
+    messages at a time, publishing all of them again would store only the first ones repeatedly.
     """
 
     def __init__(self, cause: Exception, missing: Sequence[int]) -> None:
@@ -284,7 +284,7 @@ class DeadLetter(NamedTuple):
 
     ``dedup_key`` identifies the cause of dead letters that would recur, such as an object in a
     listing or an action. The newest one is not repeated while the digest ``content`` is the same.
-    ``usable``: the message itself is correct, so it is never discarded.
+    ``usable``: the message itself is valid, so it is never discarded.
     """
 
     stage: Stage | Literal["quota"]
@@ -304,7 +304,7 @@ class TimerRequest(NamedTuple):
 
 
 class DecisionSink(Protocol):
-    """Destination of a decider's output that is not an event of the log."""
+    """Destination of everything that a decider sends, except events of the log."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         """Schedule wake-ups. A lost timer only costs time."""
@@ -337,7 +337,7 @@ class DecisionSink(Protocol):
 class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     """A decided action or retry. It is acknowledged when its result is in the intake.
 
-    ``is_count_certain``: whether the bus cannot have forgotten an earlier delivery.
+    ``is_count_certain``: whether ``delivered`` certainly counts all earlier deliveries.
     """
 
     position: int
@@ -354,7 +354,7 @@ class QueueRefusedError(Exception):
 class ActionReader(Protocol):
     """Delivers each decided action to one worker at a time, with a separate queue per API."""
 
-    async def take_from(self, provider_config: str, limit: int) -> None:
+    async def add_queue(self, provider_config: str, limit: int) -> None:
         """Also read the actions of a configuration, with a limit on unacknowledged ones.
 
         For a configuration that is already read, this changes the limit. Raises
@@ -367,7 +367,7 @@ class ActionReader(Protocol):
         ...
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        """Allow one more action beside this one, which is not acknowledged yet."""
+        """Allow one more action in addition to this one, which is not acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:

@@ -72,7 +72,7 @@ class Share:
 
     @contextmanager
     def in_use(self) -> Generator[None]:
-        """Let the clients of APIs take from this share."""
+        """Make API clients take memory from this share."""
         token = _SHARE.set(self)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Remembers the secrets that this process has read, and hides them in text from outside.
+"""Remembers the secrets that this process has read, and hides them in text from other systems.
 
 An API may repeat a secret in an error, a label or a listing, in any encoding (invariant 12). Text
 is searched both unchanged and decoded, so that any mixture of escapes is found. The search covers
@@ -37,7 +37,7 @@ MAX_REMEMBERED: Final = 10_000
 
 GRACE_SECONDS: Final = 7 * 86_400.0
 
-_LEVELS: Final = 4  # of nested escapes, such as a URL in JSON in a log line
+_LEVELS: Final = 4  # maximum nesting of escapes, such as a URL in JSON in a log line
 _WINDOW: Final = 4  # bytes, because ``memoryview.cast("I")`` reads that many
 _ALIGNMENTS: Final = 3  # of Base64: number of bytes before the secret, modulo three
 
@@ -359,24 +359,24 @@ def _forms(secret: str) -> Iterable[bytes]:
     plain = {_encode(each) for each in (*whole, *lines)}
     plain |= {b"".join(_latin(character) for character in each) for each in whole}
     texts: set[bytes] = set()
-    for each in plain:  # a file may have thousands of lines, so each is processed separately
-        written = {each, *(each.replace(old, new) for old, new in _QUOTES)}
+    for form in plain:  # a file may have thousands of lines, so each is processed separately
+        written = {form, *(form.replace(old, new) for old, new in _QUOTES)}
         written |= {text.replace(b" ", b"+") for text in written}  # as in HTML forms
-        decoded = each
+        decoded = form
         for _ in range(_LEVELS):  # the search also decodes what looks like an escape in a secret
             decoded = complete(_unescape_all(decoded))
             written.add(decoded)
         texts |= written
-    for each in whole:
-        if len(each) >= MIN_CUT_CHARACTERS:  # a shorter one in capitals may be any word
-            content = _encode(each)
-            texts |= {_encode(changed) for changed in (each.lower(), each.upper())}
-            texts |= {_encode(changed) for changed in (each.swapcase(), each[::-1])}
+    for value in whole:
+        if len(value) >= MIN_CUT_CHARACTERS:  # a shorter one in capitals may be any word
+            content = _encode(value)
+            texts |= {_encode(changed) for changed in (value.lower(), value.upper())}
+            texts |= {_encode(changed) for changed in (value.swapcase(), value[::-1])}
             texts.add(base64.b32encode(content)[: 8 * len(content) // 5])
-    for each in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
-        content = _encode(each)
+    for value in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
+        content = _encode(value)
         texts |= {content.hex().encode(), content.hex().upper().encode()}
-        for shown in {content, _encode(json.dumps(each)[1:-1])}:
+        for shown in {content, _encode(json.dumps(value)[1:-1])}:
             for before in range(_ALIGNMENTS):
                 standard = _base64_within(shown, before)
                 texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
@@ -384,13 +384,13 @@ def _forms(secret: str) -> Iterable[bytes]:
 
 
 def _passwords(secret: str) -> Iterator[str]:
-    """Return the parts of a secret that are secrets on their own."""
+    """Return the passwords in a secret, which must also be hidden on their own."""
     login = split_login(secret)
     found = [] if login is None else [login.password]
     for in_url in islice(_IN_URL.findall(secret), _MAX_PARTS):
-        found += [in_url, in_url.partition("@")[0]]  # parsers disagree which @ ends it
-    for each in found:
-        for password in (each, each.strip(), unquote(each)):
+        found += [in_url, in_url.partition("@")[0]]  # parsers disagree on which @ ends it
+    for candidate in found:
+        for password in (candidate, candidate.strip(), unquote(candidate)):
             if len(password) >= MIN_CHARACTERS:
                 yield password
 
@@ -465,7 +465,7 @@ def _unescape(text: bytes) -> bytes:
 
 
 def _origins(content: bytes) -> Search[list[int]]:
-    """Return the origin of each byte of the unescaped content, and of its end."""
+    """Return the offset in ``content`` of each byte of the unescaped content, and of its end."""
     origins: list[int] = []
     done = cost = 0
     for found in _ESCAPE.finditer(content):

@@ -28,7 +28,7 @@ class PackageConflictError(Exception):
 
 
 def check_packages(home: Path | None = None) -> None:
-    """Check that each of our packages is found beside this one, and contains our files.
+    """Check that Python finds each of our packages next to this one, with our files.
 
     ``home``: the folder that contains our packages. Raises ``PackageConflictError``.
     """

@@ -67,7 +67,7 @@ async def open_connection(
 async def initialize(
     nc: Client, *, replicas: int | None = None, namespaces: Sequence[str] = ()
 ) -> Topology:
-    """Create or upgrade every stream, consumer and bucket. A repetition changes nothing.
+    """Create or upgrade every stream, consumer and bucket. Repeating this changes nothing.
 
     ``namespaces``: the namespaces whose services read outcomes.
     """

@@ -26,7 +26,7 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.excerpt import list_first
 from events.integrity import LogDamage, next_digest
-from events.subjects import EVERY_STORED_INTAKE, REPLY_HEADER
+from events.subjects import ALL_STORED_INTAKE, REPLY_HEADER
 from infra.backup.backup import intake_position, save_log, to_recorded
 from infra.backup.file import PARTIAL, Backup, SavedMessage
 from infra.backup.inspection import LogSummary, content_of
@@ -328,7 +328,7 @@ async def _lacks_saved_messages(nc: Client, backup: Backup, summary: LogSummary)
     }
     if not names or not await intake_position(nc):
         return bool(names)
-    stored = await read_subject(nc, INTAKE, EVERY_STORED_INTAKE)
+    stored = await read_subject(nc, INTAKE, ALL_STORED_INTAKE)
     return bool(names - {_declaration_id(_declaration(_to_saved(one))) for one in stored})
 
 

@@ -41,7 +41,7 @@ class JetStreamActionReader:
         # The log's last position at the start of the current connection, see `_track_connection`.
         self._decided_before = 0
 
-    async def take_from(self, provider_config: str, limit: int) -> None:
+    async def add_queue(self, provider_config: str, limit: int) -> None:
         """Add the actions of a configuration, or change how many of them to hold."""
         await self._track_connection()
         try:

@@ -350,13 +350,13 @@ class JetStreamLog:
         self,
         after: int = 0,
         *,
-        damaged: DamageListener | None = None,
+        on_damage: DamageListener | None = None,
         max_resources: int | None = None,
         tokens: str = ALL_RESOURCES,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log after a position, for resources that match ``namespace.kind.name``."""
         is_whole = tokens == ALL_RESOURCES
-        listener = damaged or _log_damage
+        listener = on_damage or _log_damage
         chains = LogChains(listener, after=after, max_resources=max_resources, is_whole=is_whole)
         # Without a filter, messages under invalid subjects are also read and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")

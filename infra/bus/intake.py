@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from events.envelope import encode_intake
 from events.names import ResourceKey
 from events.subjects import (
-    EVERY_STORED_INTAKE,
+    ALL_STORED_INTAKE,
     REPLY_HEADER,
     intake_kind_of,
     stored_intake,
@@ -257,7 +257,7 @@ class JetStreamIntakeReader:
         """
         if self._flood_counts is None or self._flood_counts.last_seq < up_to:
             self._flood_counts = _DeclarationCounts(
-                [await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)]
+                [await subject_counts(self._nc, INTAKE, ALL_STORED_INTAKE)]
             )
         return self._flood_counts
 

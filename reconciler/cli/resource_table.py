@@ -59,7 +59,7 @@ class ResourceTable:
         if self._wide:
             action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
             cells += [
-                time_text(row.waits_since),
+                time_text(row.waiting_since),
                 time_text(row.changed_at),
                 row.provider_config,
                 row.external_name,

@@ -126,7 +126,7 @@ def compose_components(components: Iterable[Component], observed: ExternalObject
 
 
 def is_usable(child: Child) -> bool:
-    """Return whether a resource is ready. One created only once counts as ready after that."""
+    """Return whether a resource is ready. With mode CreateOnly, it is ready once created."""
     return child.ready or (child.outcome, child.reason) == ("Drifted", _CREATE_ONLY)
 
 
@@ -313,7 +313,7 @@ def _parts_of(component: Component) -> list[Part]:
         return list(component.parts(component.values))
     except InvalidManifestError as error:
         raise InvalidManifestError(f"component {component.name!r}: {error}") from None
-    except Exception as error:  # any error of the author's code is a failure of this resource only
+    except Exception as error:  # an error in the author's code must fail only this resource
         raise InvalidManifestError(
             f"component {component.name!r}: computing its parts failed: {_describe_error(error)}"
         ) from error
@@ -326,15 +326,15 @@ def _call_hook(
     manifest = inputs[0]
     if hook is None:
         return manifest
-    where = f"component {component.name!r}: {hook_name} of {manifest.key}"
+    location = f"component {component.name!r}: {hook_name} of {manifest.key}"
     try:
         result = hook(*inputs)
         key = result.key
-    except Exception as error:  # any error of the author's code is a failure of this resource only
-        raise InvalidManifestError(f"{where} failed: {_describe_error(error)}") from error
+    except Exception as error:  # an error in the author's code must fail only this resource
+        raise InvalidManifestError(f"{location} failed: {_describe_error(error)}") from error
     if key != manifest.key:
         raise InvalidManifestError(
-            f"{where} returned {key}; a hook must not change the namespace, kind or name"
+            f"{location} returned {key}; a hook must not change the namespace, kind or name"
         )
     return result
 

@@ -28,20 +28,20 @@ _PARTS: Final = 3  # parts of a container's name
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _about = msgspec.Meta
-_Few = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Limits during a rolling update."""
 
     max_unavailable: Annotated[
-        _Few,
+        _Count,
         _about(
             description="At least replicas - maxUnavailable containers are ready during an update."
         ),
     ] = 0
     max_surge: Annotated[
-        _Few, _about(description="At most replicas + maxSurge containers exist during an update.")
+        _Count, _about(description="At most replicas + maxSurge containers exist during an update.")
     ] = 1
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Replicas of a container, with rolling updates."""
 
     template: Annotated[Template, _about(description="Template of the containers.")]
-    replicas: Annotated[_Few, _about(description="Number of containers.")] = 1
+    replicas: Annotated[_Count, _about(description="Number of containers.")] = 1
     strategy: Annotated[Strategy, _about(description="Limits during an update.")] = Strategy()
     progress_deadline_seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_SECONDS)],
@@ -160,32 +160,34 @@ def next_replicas(
     existing: Sequence[Replica], newest: str, replicas: int, strategy: Strategy
 ) -> list[Replica]:
     """Return the containers that must exist next, from the existing ones and new ones."""
-    new = sorted((each for each in existing if each.template == newest), key=_last_to_go)[:replicas]
+    new = sorted((each for each in existing if each.template == newest), key=_keep_order)[:replicas]
     old = [each for each in existing if each.template != newest]
-    room = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
+    max_added = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
     used = {each.number for each in new}
     free = (number for number in range(MAX_REPLICAS + len(used)) if number not in used)
-    missing = max(0, min(replicas - len(new), room))
+    missing = max(0, min(replicas - len(new), max_added))
     added = [Replica(newest, number) for number in islice(free, missing)]
     return [*new, *added, *_remaining_old(old, new, replicas - strategy.max_unavailable)]
 
 
-def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list[Replica]:
+def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], min_ready: int) -> list[Replica]:
     """Return the old containers that stay for now. Those that are not ready are removed first."""
-    least = max(0, least)
+    min_ready = max(0, min_ready)
     ready_new = sum(each.is_ready for each in new)
-    may_go = max(0, len(old) + len(new) - least - (len(new) - ready_new))
+    max_removed = max(0, len(old) + len(new) - min_ready - (len(new) - ready_new))
     unready = [each for each in old if not each.is_ready]
-    ready = sorted((each for each in old if each.is_ready), key=_last_to_go)
-    removed = min(len(unready), may_go)
-    spare = max(0, min(may_go - removed, ready_new + len(ready) - least))
+    ready = sorted((each for each in old if each.is_ready), key=_keep_order)
+    removed = min(len(unready), max_removed)
+    spare = max(0, min(max_removed - removed, ready_new + len(ready) - min_ready))
     return [*unready[removed:], *ready[: len(ready) - spare]]
 
 
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether all containers exist, are ready, and have the newest template."""
     rollout, children = fields["rollout"], children_of(existing)
-    updated = {name: child for name, child in children.items() if _is_of(name, rollout["template"])}
+    updated = {
+        name: child for name, child in children.items() if _has_template(name, rollout["template"])
+    }
     number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
     old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
@@ -222,13 +224,14 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     return {
         "replicas": len(children),
         "ready": sum(child.ready for child in children.values()),
-        "updated": sum(_is_of(name, newest) for name in children),
+        "updated": sum(_has_template(name, newest) for name in children),
         "addresses": addresses,
         "backends": [{"address": each, "port": port} for each in addresses] if port else [],
     }
 
 
-def _last_to_go(replica: Replica) -> tuple[bool, int]:
+def _keep_order(replica: Replica) -> tuple[bool, int]:
+    """Return the sort key of the containers, from the first to keep to the first to remove."""
     return (not replica.is_ready, replica.number)
 
 
@@ -241,7 +244,7 @@ def _replica(name: str, child: Child | None = None) -> Replica | None:
     return Replica(parts[1], int(parts[2]), child is not None and child.ready)
 
 
-def _is_of(name: str, template: object) -> bool:
+def _has_template(name: str, template: object) -> bool:
     replica = _replica(name)
     return replica is not None and replica.template == template
 

@@ -1,7 +1,7 @@
 """The kind ``GitSource``: declares all resources of a commit of a Git repository (ADR 0053).
 
 An observer resolves the ref, verifies and renders the commit, and checks its manifests. The result
-is the output ``head``. The functions here are pure.
+is the output ``head``. The functions in this module are pure.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
     source = {name: value for name, value in spec.items() if name != _DEPENDS_ON}
     if observed is None:
         return {SOURCE: source, CHILDREN: {}}
-    now = observed.fields
+    current = observed.fields
     head: Mapping[str, Any] = observed.outputs.get(HEAD, {})
-    is_newer = now.get(SOURCE) == source and head.get(CONTENT) not in (None, now.get(CONTENT))
-    if is_newer:
+    is_unchanged = head.get(CONTENT) in (None, current.get(CONTENT))
+    if current.get(SOURCE) == source and not is_unchanged:
         return {SOURCE: source, REVISION: head[REVISION], CONTENT: head[CONTENT]}
-    if CONTENT in now:
-        return {SOURCE: source, REVISION: now.get(REVISION, {}), CONTENT: now[CONTENT]}
+    if CONTENT in current:
+        return {SOURCE: source, REVISION: current.get(REVISION, {}), CONTENT: current[CONTENT]}
     return {SOURCE: source, CHILDREN: {}}
 
 
@@ -202,10 +202,10 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether the newest commit is declared and all of its resources are ready."""
     problem: Mapping[str, str] = existing.outputs.get(PROBLEM, {})
     if problem:
-        stays = (
+        applied = (
             f"; {describe_revision(fields[REVISION])} stays applied" if CONTENT in fields else ""
         )
-        return Readiness(False, problem["reason"], f"{problem['message']}{stays}")
+        return Readiness(False, problem["reason"], f"{problem['message']}{applied}")
     if CONTENT not in fields:
         return Readiness(False, "Progressing", "waits for the first read of the repository")
     return stored.ready(fields, existing)
@@ -217,16 +217,16 @@ def count_removed(fields: Fields, existing: ExternalObject) -> Removal:
     if fields.get(CONTENT) in (None, existing.fields.get(CONTENT)):
         return Removal()
     changes: Mapping[str, int] = head.get("changes", {})
-    by = describe_revision(fields[REVISION])
-    return Removal(changes.get("removed", 0), changes.get("of", 0), by)
+    changed_by = describe_revision(fields[REVISION])
+    return Removal(changes.get("removed", 0), changes.get("of", 0), changed_by)
 
 
 def find_references(fields: Fields, namespace: str) -> Sequence[Reference]:
     """Return the resources that must be ready first. Raises ``InvalidManifestError``."""
     references: list[Reference] = []
-    for each in fields.get(_DEPENDS_ON, ()):
+    for target in fields.get(_DEPENDS_ON, ()):
         try:
-            key = ResourceKey.parse(f"{namespace}/{each}")
+            key = ResourceKey.parse(f"{namespace}/{target}")
         except InvalidNameError as error:
             raise InvalidManifestError(f"spec.dependsOn: {error}") from None
         references.append(Reference(str(key), (), "Ignore"))

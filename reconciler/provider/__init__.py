@@ -69,8 +69,8 @@ class Provider(Protocol):
     async def create(self, action: Action) -> Effect:
         """Create ``action.external_name`` with the action's fields and labels, under its key.
 
-        Never overwrite an object. Raise ``ConflictError`` if an object of that name exists that
-        this key did not create. Add that object as the obstacle, unless it no longer exists. Raise
+        Never overwrite an object. Raise ``ConflictError`` if the name belongs to an object that
+        another key created. Add that object as the obstacle, unless it no longer exists. Raise
         ``UnknownResultError`` if a call with the key is still running.
         """
         ...
@@ -104,7 +104,7 @@ class Provider(Protocol):
         that they do not hide the others. If the name of one is unknown, the listing does not prove
         that any object is missing.
 
-        If the kind declares no ``listing``, only scopes of one name and one owner label are
+        If the kind declares no ``listing``, only scopes with one name and one owner label are
         searched, and only if names are not unique. This finds the object of a creation whose
         response was lost.
         """
@@ -119,7 +119,7 @@ class Provider(Protocol):
 class WatchingProvider(Provider, Protocol):
     """A provider of an API that reports changes: its kind declares ``watch``.
 
-    A report is only a hint, after which the next complete listing begins earlier.
+    A report is only a hint that makes the next complete listing begin earlier.
     """
 
     async def changes(self, after: str | None) -> str:

@@ -31,7 +31,7 @@ class CallGate(Protocol):
         ...
 
     async def wait(self, *, has_priority: bool = False) -> None:
-        """Wait until the next request may be sent, before or after all waiting requests.
+        """Wait until the next request may be sent. With priority, it precedes waiting requests.
 
         Raises ``NotCalledError`` if the wait would be too long.
         """
@@ -76,8 +76,8 @@ class CallPermit:
             await gate.wait(has_priority=read_at is not None)
         if read_at is None:
             return
-        age, pace = time.monotonic() - read_at, 0.0 if gate is None else gate.interval_seconds
-        if age > READ_VALID_SECONDS + 2 * pace:
+        age, interval = time.monotonic() - read_at, 0.0 if gate is None else gate.interval_seconds
+        if age > READ_VALID_SECONDS + 2 * interval:
             raise NotCalledError(
                 f"not called: the read that the request depends on is {age:.0f} s old",
                 retry_after_seconds=0.0,
@@ -94,8 +94,8 @@ class CallPermit:
             record.has_written = True
 
     @contextmanager
-    def outside_of_action(self) -> Generator[None]:
-        """Exclude writes that are not part of the action's effect, such as shared chains."""
+    def exclude_writes(self) -> Generator[None]:
+        """Exclude writes that are not part of the action's effect, such as to shared chains."""
         token = CALL_RECORD.set(None)
         try:
             yield

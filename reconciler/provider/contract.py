@@ -240,8 +240,8 @@ class ContractCase:
             pytest.skip(f"{self.kind.name}: {self.never_refused}")
         if not self.refused_fields:
             pytest.fail(
-                f"{type(self).__name__}: set refused_fields to what the API refuses to create "
-                f"{self.kind.name} with, or never_refused to the reason why it refuses nothing"
+                f"{type(self).__name__}: set refused_fields to fields with which the API refuses "
+                f"to create {self.kind.name}, or never_refused to the reason why it never refuses"
             )
         create = self.action("Create", name, self.fields)
         fields = {**create.fields, **self.refused_fields}
@@ -335,7 +335,7 @@ class ProviderContract(ContractCase):
         visible = await self.read_and_list(provider, name)
         expect(visible, [first.object] * (1 + self.kind.lists), _AS_OBJECT)
 
-    async def test_a_second_create_with_the_same_key_says_that_the_answer_was_kept(
+    async def test_a_second_create_with_the_same_key_is_reported_as_replayed(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("idempotency_keys")
@@ -345,7 +345,7 @@ class ProviderContract(ContractCase):
 
         expect((second.object, second.replayed), (first.object, True), _REPLAYED)
 
-    async def test_a_create_on_a_strangers_object_shows_the_obstacle_and_changes_nothing(
+    async def test_a_create_over_another_clients_object_reports_it_and_changes_nothing(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("deterministic_names")
@@ -362,8 +362,8 @@ class ProviderContract(ContractCase):
         self.needs_change_in_place()
         created = await self.create_one(provider, name)
         update = self.action_on("Update", created, self.other_fields)
-        is_labelled = self.can("labels") and "labels" not in self.kind.immutable
-        labels = {"only": "this"} if is_labelled else created.labels
+        is_labeled = self.can("labels") and "labels" not in self.kind.immutable
+        labels = {"only": "this"} if is_labeled else created.labels
         updated = (await provider.update(msgspec.structs.replace(update, labels=labels))).object
 
         updated = require_object(updated)
@@ -374,7 +374,7 @@ class ProviderContract(ContractCase):
         expect(updated.labels, labels, _LABELS)
         self.check_declared(updated, self.other_fields)
 
-    async def test_an_update_without_a_version_replaces_what_is_there(
+    async def test_an_update_without_a_version_replaces_the_current_object(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
@@ -390,7 +390,7 @@ class ProviderContract(ContractCase):
             "`update` without a version replaces the object at any version",
         )
 
-    async def test_an_update_of_an_old_version_shows_what_is_there_now(
+    async def test_an_update_of_an_old_version_reports_the_current_object(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("conditional_writes")
@@ -414,7 +414,7 @@ class ProviderContract(ContractCase):
             await provider.update(self.action("Update", name, self.other_fields))
 
     @pytest.mark.parametrize("with_version", [True, False])
-    async def test_an_update_spares_another_object_that_has_taken_the_name(
+    async def test_an_update_does_not_change_a_new_object_with_the_same_name(
         self, provider: Provider, name: str, with_version: bool
     ) -> None:
         own = await self.create_one(provider, name)
@@ -437,9 +437,7 @@ class ProviderContract(ContractCase):
         expect((effect.object, effect.absent), (None, False), _ABSENT)
         expect(await provider.read(name), None, "`delete` must delete, and `read` return None")
 
-    async def test_a_deletion_does_not_mind_another_version(
-        self, provider: Provider, name: str
-    ) -> None:
+    async def test_a_deletion_ignores_the_version(self, provider: Provider, name: str) -> None:
         self.needs_change_in_place()
         created = await self.create_one(provider, name)
         await provider.update(self.action_on("Update", created, self.other_fields))
@@ -447,7 +445,7 @@ class ProviderContract(ContractCase):
 
         expect(await provider.read(name), None, "`delete` deletes whatever the version is")
 
-    async def test_a_deletion_spares_another_object_that_has_taken_the_name(
+    async def test_a_deletion_does_not_delete_a_new_object_with_the_same_name(
         self, provider: Provider, name: str
     ) -> None:
         own = await self.create_one(provider, name)
@@ -463,9 +461,7 @@ class ProviderContract(ContractCase):
             expect(absent, True, _ABSENT)
         expect(await provider.read(name), other_object, _UID)
 
-    async def test_deleting_what_is_absent_is_a_success(
-        self, provider: Provider, name: str
-    ) -> None:
+    async def test_deleting_an_absent_object_succeeds(self, provider: Provider, name: str) -> None:
         effect = await provider.delete(self.action("Delete", name))
         expect((effect.object, effect.absent), (None, True), _ABSENT)
         delete = msgspec.structs.replace(self.action("Delete", name), uid="uid-of-ours")
@@ -487,11 +483,11 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs_listing()
-        capabilities = [await self.create_one(provider, f"{name}-a{number}") for number in range(2)]
+        matching = [await self.create_one(provider, f"{name}-a{number}") for number in range(2)]
         await self.create_one(provider, f"{name}-b")
         objects = await listing(provider, Scope(prefix=f"{name}-a"))
 
-        expect(sorted(objects, key=lambda observed: observed.name), capabilities, _SCOPE)
+        expect(sorted(objects, key=lambda observed: observed.name), matching, _SCOPE)
         expect(await listing(provider, Scope(prefix=f"{name}-c")), [], _SCOPE)
 
     async def test_a_listing_shows_the_scopes_labels_only(
@@ -511,7 +507,7 @@ class ProviderContract(ContractCase):
         expect(await names(Scope(labels=team)), ["a-both", "b-both"], _SCOPE)
         expect(await names(Scope(prefix=f"{name}-a", labels=team)), ["a-both"], _SCOPE)
 
-    async def test_no_request_is_sent_before_leave_to_call_is_given(
+    async def test_no_request_is_sent_before_the_permit_allows_it(
         self, provider: Provider, name: str
     ) -> None:
         """Otherwise no test would notice a missing rate limit, or a crash between two requests."""
@@ -523,41 +519,41 @@ class ProviderContract(ContractCase):
             provider.delete(self.action_on("Delete", created)),
             provider.read(name, created.uid),
         ):
-            expect(await is_cut(1, call), True, _PERMIT, call.__qualname__)
+            expect(await is_interrupted(1, call), True, _PERMIT, call.__qualname__)
         if self.kind.lists:
-            is_permitted = await is_cut(1, listing(provider, Scope(prefix=name)))
-            expect(is_permitted, True, _PERMIT, "pages")
+            awaits_permit = await is_interrupted(1, listing(provider, Scope(prefix=name)))
+            expect(awaits_permit, True, _PERMIT, "pages")
         expect(await self.read_and_list(provider, other_name), [], _PERMIT, "create")
         expect(await provider.read(name, created.uid), created, _PERMIT, "update, delete")
 
-    async def test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated(
+    async def test_a_create_interrupted_before_any_request_continues_when_repeated(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("idempotency_keys", "deterministic_names")
-        for number, each in number_requests(name):
-            create = self.action("Create", each, self.fields)
-            if not await is_cut(number, provider.create(create)):
+        for number, object_name in number_requests(name):
+            create = self.action("Create", object_name, self.fields)
+            if not await is_interrupted(number, provider.create(create)):
                 break
-            for partial in await self.read_and_list(provider, each):
+            for partial in await self.read_and_list(provider, object_name):
                 self.check_writer(partial, create, f"after a crash before request {number}")
             created = await repeat(provider.create(create))
 
             context = f"repeated after a crash before request {number}"
             self.check_declared(created, self.fields, context)
             self.check_writer(created, create, context)
-            visible = await self.read_and_list(provider, each)
+            visible = await self.read_and_list(provider, object_name)
             expect(visible, [created] * (1 + self.kind.lists), _RESUME, context)
 
-    async def test_an_update_that_ends_before_any_of_its_requests_can_be_repeated(
+    async def test_an_update_interrupted_before_any_request_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
-        for number, each in number_requests(name):
-            created = await self.create_one(provider, each)
+        for number, object_name in number_requests(name):
+            created = await self.create_one(provider, object_name)
             update = self.action_on("Update", created, self.other_fields)
-            if not await is_cut(number, provider.update(update)):
+            if not await is_interrupted(number, provider.update(update)):
                 break
-            partial = await provider.read(each, created.uid)
+            partial = await provider.read(object_name, created.uid)
             context = f"after a crash before request {number}"
             partial = require_object(partial)
             expect(partial.uid, created.uid, _UID, context)
@@ -570,23 +566,23 @@ class ProviderContract(ContractCase):
                     self.action_on("Update", conflict.obstacle, self.other_fields)
                 )
 
-            updated = await provider.read(each, created.uid)
+            updated = await provider.read(object_name, created.uid)
             self.check_declared(updated, self.other_fields, f"repeated {context}")
             expect(require_object(updated).uid, created.uid, _UID, f"repeated {context}")
 
-    async def test_a_deletion_that_ends_before_any_of_its_requests_can_be_repeated(
+    async def test_a_deletion_interrupted_before_any_request_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
-        for number, each in number_requests(name):
-            created = await self.create_one(provider, each)
+        for number, object_name in number_requests(name):
+            created = await self.create_one(provider, object_name)
             delete = self.action_on("Delete", created)
-            if not await is_cut(number, provider.delete(delete)):
+            if not await is_interrupted(number, provider.delete(delete)):
                 break
-            partial = await provider.read(each, created.uid)
+            partial = await provider.read(object_name, created.uid)
             context = f"repeated after a crash before request {number}"
             expect(created.uid if partial is None else partial.uid, created.uid, _UID, context)
             expect((await provider.delete(delete)).object, None, _ABSENT, context)
-            expect(await provider.read(each, created.uid), None, _RESUME, context)
+            expect(await provider.read(object_name, created.uid), None, _RESUME, context)
 
     async def test_a_creation_that_is_refused_and_then_corrected_creates_one_object(
         self, provider: Provider, name: str
@@ -611,7 +607,7 @@ class ProviderContract(ContractCase):
         absent = (await provider.delete(self.action("Delete", name))).absent
         expect(absent, True, _ABSENT)
 
-    async def test_a_name_that_the_api_cannot_have_is_refused(self, provider: Provider) -> None:
+    async def test_a_name_that_the_api_does_not_allow_is_refused(self, provider: Provider) -> None:
         for name in BAD_NAMES:
             if self.kind.name_problem(name) is None:
                 continue
@@ -646,11 +642,11 @@ def with_version_of(base_action: Action, observed: ExternalObject) -> Action:
     return msgspec.structs.replace(base_action, uid=observed.uid, version=observed.version)
 
 
-class _Cut(BaseException):
-    """End of the process at this point."""
+class _Interruption(BaseException):
+    """The simulated end of a process."""
 
 
-class _CutBefore:
+class _InterruptBefore:
     """A permit that ends a call before one of its requests, as a crash does."""
 
     may_send_now = False
@@ -663,15 +659,15 @@ class _CutBefore:
         del has_priority
         self._remaining -= 1
         if self._remaining == 0:
-            raise _Cut
+            raise _Interruption
 
 
-async def is_cut(request: int, call: Awaitable[object]) -> bool:
+async def is_interrupted(request: int, call: Awaitable[object]) -> bool:
     """Interrupt a call before the request with this number. Return whether it got that far."""
-    token = CALL_GATE.set(_CutBefore(request))
+    token = CALL_GATE.set(_InterruptBefore(request))
     try:
         await call
-    except _Cut:
+    except _Interruption:
         return True
     finally:
         CALL_GATE.reset(token)
@@ -679,9 +675,9 @@ async def is_cut(request: int, call: Awaitable[object]) -> bool:
 
 
 def number_requests(name: str) -> Iterator[tuple[int, str]]:
-    """Number requests from one, each with its own name.
+    """Yield request numbers from one, each with a new object name.
 
-    Fail if there are more than any call makes.
+    Fail if a call makes more requests than any call should.
     """
     for number in range(1, MAX_REQUESTS + 1):
         yield number, f"{name}-{number:02}"
@@ -689,7 +685,7 @@ def number_requests(name: str) -> Iterator[tuple[int, str]]:
 
 
 async def fails_without_effect(call: Awaitable[Effect]) -> None:
-    """Make a call whose failure proves that it had no effect, so that its action can end."""
+    """Check that a call fails, and that its failure proves that nothing was changed."""
     record = CallRecord()
     token = CALL_RECORD.set(record)
     try:
@@ -702,7 +698,7 @@ async def fails_without_effect(call: Awaitable[Effect]) -> None:
 
 
 async def repeat(call: Awaitable[Effect]) -> ExternalObject | None:
-    """Return what a repeated write shows: its response, or the obstacle that it reports."""
+    """Return the object in the response to a repeated write, or the obstacle that it reports."""
     try:
         return (await call).object
     except ConflictError as conflict:

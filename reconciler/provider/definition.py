@@ -86,11 +86,11 @@ def build_kind(
 
 def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struct]:
     """Build a struct of the fields. Names such as ``__init__`` do not become its attributes."""
-    names = {f"field{number}": each for number, each in enumerate(fields)}
+    names = {f"field{number}": field_name for number, field_name in enumerate(fields)}
     members: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for attribute, each in names.items():
-        field = fields[each]
-        field_type = _type(f"{name}.{each}", each, field)
+    for attribute, field_name in names.items():
+        field = fields[field_name]
+        field_type = _type(f"{name}.{field_name}", field_name, field)
         if field.default is not None:
             members.append((attribute, field_type, _with_default(field.default, field_type)))
         elif field.optional:
@@ -162,8 +162,8 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
     Raises ``InvalidManifestError``. This check comes first, so that the later checks process few
     fields.
     """
-    every = _every_field(spec.fields, "spec.fields", 1)
-    for number, (location, depth, name, field) in enumerate(every):
+    all_fields = _iterate_fields(spec.fields, "spec.fields", 1)
+    for number, (location, depth, name, field) in enumerate(all_fields):
         if number >= MAX_FIELDS or depth > MAX_DEPTH:
             raise InvalidManifestError(
                 f"{location}: a definition can have at most {MAX_FIELDS} fields and "
@@ -179,7 +179,7 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
         _check_values(location, field)
 
 
-def _every_field(
+def _iterate_fields(
     fields: Mapping[str, DefinedField], location: str, depth: int
 ) -> Iterator[tuple[str, int, str, DefinedField]]:
     for name, field in fields.items():
@@ -187,9 +187,9 @@ def _every_field(
         yield path, depth, name, field
         if depth > MAX_DEPTH:
             return
-        yield from _every_field(field.fields, f"{path}.fields", depth + 1)
+        yield from _iterate_fields(field.fields, f"{path}.fields", depth + 1)
         if field.items is not None:
-            yield from _every_field({"items": field.items}, path, depth + 1)
+            yield from _iterate_fields({"items": field.items}, path, depth + 1)
 
 
 def _check_shape(location: str, field: DefinedField) -> None:
@@ -244,8 +244,8 @@ def _check_fields(spec: KindDefinitionSpec, base: Kind) -> None:
             raise InvalidManifestError(
                 f"{location}: {base.name} has no field {target!r}; use one of {names}"
             )
-    for target, each in underlying.items():
-        if each.required and target not in writers:
+    for target, target_field in underlying.items():
+        if target_field.required and target not in writers:
             raise InvalidManifestError(
                 f"spec.fields: {base.name} requires {target!r}; map a field to it, or set it in "
                 "spec.constants"

@@ -1,6 +1,6 @@
-"""Uses of the host: the fields that use the machine behind an API, and that machine's addresses.
+"""Host access: the fields that use the machine behind an API, and that machine's addresses.
 
-Everything here is pure. ``ProviderConfig.spec.allow`` is compared with the uses of a kind before an
+The functions are pure. ``ProviderConfig.spec.allow`` is compared with the uses of a kind before an
 action is decided, and with addresses again when a connection is opened (ADR 0060).
 """
 
@@ -19,22 +19,22 @@ _METADATA: Final = frozenset(
 )
 """Addresses at which clouds serve credentials to a machine, in addition to link-local addresses."""
 
-_WITH_IPV4_AT_THE_END: Final = (
+_IPV4_EMBEDDING_NETWORKS: Final = (
     ipaddress.ip_network("::/96"),
     ipaddress.ip_network("::ffff:0:0:0/96"),
     ipaddress.ip_network("64:ff9b::/96"),
     ipaddress.ip_network("64:ff9b:1::/48"),
 )
-_NOWHERE: Final = (
+_SPECIAL_NETWORKS: Final = (
     ipaddress.ip_network("0.0.0.0/8"),
     ipaddress.ip_network("255.255.255.255/32"),
     ipaddress.ip_network("fec0::/10"),
 )
-""""This network", which Linux treats as loopback, broadcast, and deprecated site-local IPv6."""
+""""This network" (loopback on Linux), broadcast, and deprecated site-local IPv6."""
 
 
 class HostUse(NamedTuple):
-    """One use of the host: the field, the list in ``allow`` that must contain it, and its value."""
+    """One use of the host: a field, the list in ``allow`` that must permit it, and its value."""
 
     path: str
     category: Category
@@ -42,8 +42,8 @@ class HostUse(NamedTuple):
     hint: str = ""
 
 
-def uses_nothing(_fields: Fields) -> Sequence[HostUse]:
-    """Return no uses of the host, which is the default for kinds."""
+def no_host_uses(_fields: Fields) -> Sequence[HostUse]:
+    """Return no uses of the host: the default for a kind."""
     return ()
 
 
@@ -56,12 +56,12 @@ def is_host_address(address: str) -> bool:
     """Return whether an IP address reaches the connecting machine, or no specific machine.
 
     These are loopback, link-local, unspecified, multicast and broadcast addresses, metadata
-    services of clouds, and IPv6 addresses that stand for such an IPv4 address.
+    services of clouds, and IPv6 addresses that embed such an IPv4 address.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         embedded = ip.ipv4_mapped or ip.sixtofour
-        if embedded is None and any(ip in network for network in _WITH_IPV4_AT_THE_END):
+        if embedded is None and any(ip in network for network in _IPV4_EMBEDDING_NETWORKS):
             embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if embedded is not None and is_host_address(str(embedded)):
             return True
@@ -70,7 +70,7 @@ def is_host_address(address: str) -> bool:
         or ip.is_link_local
         or ip.is_unspecified
         or ip.is_multicast
-        or any(ip in network for network in _NOWHERE)
+        or any(ip in network for network in _SPECIAL_NETWORKS)
         or str(ip) in _METADATA
     )
 

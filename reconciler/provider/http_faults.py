@@ -38,7 +38,7 @@ from reconciler.provider.contract import (
     require_object,
 )
 
-IMPATIENT_SECONDS: Final = 2.0
+SHORT_TIMEOUT_SECONDS: Final = 2.0
 """Timeout for responses that never arrive. Half of it must suffice to connect, even on a busy
 machine."""
 
@@ -63,7 +63,7 @@ _SECRET: Final = (
 
 
 class Fault(Enum):
-    """A fault of a request. Bytes instead of a fault are a response that the API never sent."""
+    """A fault of one request. A plan may also contain bytes: a response that the API never sent."""
 
     NONE = auto()
     LOSE_REPLY = auto()  # the API executes it, then the connection is cut
@@ -222,7 +222,7 @@ class HttpFaultContract(ContractCase):
             await listing(proxied, scope, page_size=2)
         expect(len(proxy.requests), 2 * requests, _ONE_CALL)
 
-    async def test_without_a_connection_nothing_was_done(
+    async def test_without_a_connection_nothing_is_changed(
         self, endpoint: str, connect: Connect, name: str
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as reserved:
@@ -239,19 +239,19 @@ class HttpFaultContract(ContractCase):
             with raises(NotDoneError, remedy=_CLASSES):
                 await call
 
-    async def test_a_read_without_an_answer_in_time_did_nothing(
+    async def test_a_read_without_a_timely_response_changed_nothing(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
-        impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
+        impatient = connect(proxy.url, timeout_seconds=SHORT_TIMEOUT_SECONDS)
         proxy.plan.append(Fault.HOLD_REPLY)
 
         with raises(NotDoneError, remedy=_CLASSES):
             await impatient.read(name)
 
-    async def test_a_write_without_an_answer_in_time_has_an_unknown_result(
+    async def test_a_write_without_a_timely_response_has_an_unknown_result(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
-        impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
+        impatient = connect(proxy.url, timeout_seconds=SHORT_TIMEOUT_SECONDS)
         proxy.exempt_methods = ("GET",)
         proxy.plan.append(Fault.HOLD_REPLY)
 
@@ -259,7 +259,7 @@ class HttpFaultContract(ContractCase):
             await impatient.create(self.action("Create", name, self.fields))
 
     @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY])
-    async def test_a_create_whose_answer_was_lost_has_one_effect_when_repeated(
+    async def test_a_create_whose_response_was_lost_has_one_effect_when_repeated(
         self, proxied: Provider, proxy: Proxy, name: str, fault: Fault
     ) -> None:
         self.needs("idempotency_keys", "deterministic_names")
@@ -279,7 +279,7 @@ class HttpFaultContract(ContractCase):
         visible = await self.read_and_list(proxied, name)
         expect(visible, [second] * (1 + self.kind.lists), _REPEATED)
 
-    async def test_an_update_whose_answer_was_lost_has_one_effect_when_repeated(
+    async def test_an_update_whose_response_was_lost_has_one_effect_when_repeated(
         self, provider: Provider, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
         created = await self.create_one(provider, name)
@@ -296,7 +296,7 @@ class HttpFaultContract(ContractCase):
         if self.can("idempotency_keys", "conditional_writes"):
             expect(current, updated, _REPEATED)
 
-    async def test_a_deletion_whose_answer_was_lost_succeeds_when_repeated(
+    async def test_a_deletion_whose_response_was_lost_succeeds_when_repeated(
         self, provider: Provider, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
         delete = self.action_on("Delete", await self.create_one(provider, name))
@@ -324,7 +324,7 @@ class HttpFaultContract(ContractCase):
             (answer(307, Location="http://elsewhere.example/"), UnknownResultError),
         ],
     )
-    async def test_the_answer_to_a_write_decides_its_error_class(
+    async def test_the_response_to_a_write_determines_its_error_class(
         self,
         proxied: Provider,
         proxy: Proxy,
@@ -342,7 +342,7 @@ class HttpFaultContract(ContractCase):
         if b"Retry-After" in planned:
             expect(raised.value.retry_after_seconds, 7, _CLASSES)
 
-    async def test_an_answer_about_another_object_is_not_believed(
+    async def test_a_response_about_another_object_is_rejected(
         self, provider: Provider, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
         created = await self.create_one(provider, name)
@@ -354,7 +354,7 @@ class HttpFaultContract(ContractCase):
         with raises(NotDoneError, remedy=_ABOUT):
             await proxied.read(f"{name}-2", created.uid)
 
-    async def test_a_name_that_the_api_cannot_have_is_never_sent(
+    async def test_a_name_that_the_api_does_not_allow_is_never_sent(
         self, proxied: Provider, proxy: Proxy
     ) -> None:
         for name in BAD_NAMES:
@@ -366,7 +366,7 @@ class HttpFaultContract(ContractCase):
                 await proxied.create(self.action("Create", name, self.fields))
         expect(proxy.requests, [], _NAME_FIRST)
 
-    async def test_the_secret_is_sent_and_in_no_message(
+    async def test_the_secret_is_sent_but_appears_in_no_message(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         authorized = connect(proxy.url, secret="s3cr3t\n")

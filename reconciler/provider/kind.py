@@ -1,8 +1,8 @@
 """Kinds: what can be declared, and the registry that finds them.
 
-A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a factory of its
-provider, and pure functions with the knowledge that is specific to the kind. It is registered as an
-entry point in the group ``reconciler.kinds``. No other part of the project refers to it.
+A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a factory for its
+provider, and pure functions with the rules of the kind. It is registered as an entry point in the
+group ``reconciler.kinds``. No other part of the project refers to it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from events.reference import (
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
-from reconciler.provider.host_access import HostUse, uses_nothing
+from reconciler.provider.host_access import HostUse, no_host_uses
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
@@ -72,7 +72,7 @@ class Readiness(NamedTuple):
 READY = Readiness(True, "Ready")
 
 STALLED = "Stalled"
-"""Reason for an object that will not become ready by itself, or has made no progress for long."""
+"""Reason for an object that cannot become ready by itself, or has made no progress for too long."""
 
 
 class Progress(NamedTuple):
@@ -85,7 +85,7 @@ class Progress(NamedTuple):
     deadline_seconds: float
 
 
-def _as_it_is(fields: Fields) -> Fields:
+def _unchanged(fields: Fields) -> Fields:
     return fields
 
 
@@ -105,12 +105,12 @@ class Removal(NamedTuple):
     changed_by: str = ""
 
 
-def removes_nothing(_fields: Fields, _observed: ExternalObject) -> Removal:
+def no_removal(_fields: Fields, _observed: ExternalObject) -> Removal:
     """Count no removed parts, because the author of the change named them in the manifest."""
     return Removal()
 
 
-def _loses_nothing(_fields: Fields | None, _observed: ExternalObject) -> str:
+def _no_data_loss(_fields: Fields | None, _observed: ExternalObject) -> str:
     return ""
 
 
@@ -139,7 +139,7 @@ class Kind:
     connect: ProviderFactory | None = None
     """Builds the client of the API; None if there is no external API. See ``lazy``."""
 
-    normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
+    normalize: Callable[[Fields], Fields] = field(default=_unchanged)
     """Returns the canonical form of fields, so that two spellings of one value are equal."""
 
     comparable: Callable[[Fields], Fields] | None = None
@@ -179,17 +179,17 @@ class Kind:
     """
 
     has_second_name: bool = False
-    """Whether an object and its replacement can exist side by side, under different names."""
+    """Whether an object and its replacement can exist at the same time, under different names."""
 
     describe_data_loss: Callable[[Fields | None, ExternalObject], str] = field(
-        default=_loses_nothing
+        default=_no_data_loss
     )
-    """Describes the data of an object that writing fields destroys. Fields are None to delete it.
+    """Describes the data that an object loses when the fields are written; None deletes the object.
 
     An action that destroys data requires approval.
     """
 
-    find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=uses_nothing)
+    find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=no_host_uses)
     """Returns the host access that fields need, which ``ProviderConfig.spec.allow`` must permit."""
 
     @property
@@ -280,9 +280,10 @@ class Kind:
         return fields
 
     def check_declared(self, fields: Fields) -> Fields:
-        """Validate declared fields, and canonicalize those without references. Raises as above.
+        """Validate declared fields, and canonicalize those without references.
 
-        A defined kind also refuses what its underlying kind refuses.
+        A defined kind also refuses what its underlying kind refuses. Raises
+        ``InvalidManifestError``.
         """
         if (
             self.find_references is not None
@@ -295,7 +296,7 @@ class Kind:
         return canonical
 
     def check_with_references(self, fields: Fields) -> Fields:
-        """Validate the fields whose values are already known. Raises as above.
+        """Validate the fields whose values are already known. Raises ``InvalidManifestError``.
 
         Fields with references are checked when their values are known.
         """
@@ -325,7 +326,7 @@ class ComposedKind(Kind):
     compose: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
     """Returns the set for a spec and the current object, whose outputs are the parts' states."""
 
-    count_removed: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
+    count_removed: Callable[[Fields, ExternalObject], Removal] = field(default=no_removal)
     """Counts the resources that this set would withdraw; the deletion guard may hold them."""
 
     @property
@@ -466,11 +467,11 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
 def _check_config(fields: Fields) -> Fields:
     """Refuse what may be a secret, and paths that would allow more than they name."""
     check_allow(msgspec.convert(fields.get("allow") or {}, Allow))
-    return _without_secret(fields)
+    return _refuse_secret(fields)
 
 
-def _without_secret(fields: Fields) -> Fields:
-    """Return a ProviderConfig's fields. Refuse a possible secret instead of a reference.
+def _refuse_secret(fields: Fields) -> Fields:
+    """Return a ProviderConfig's fields, unless one may be a secret instead of a reference to it.
 
     Accepted fields stay in the log permanently. Therefore, an endpoint's URL must have no password,
     no query, and no user except a PostgreSQL role. The name of a variable or file must look like
@@ -629,7 +630,7 @@ class KindRegistry(Mapping[str, Kind]):
         self.check_name(manifest)
 
     def check_name(self, manifest: Manifest) -> None:
-        """Check the name of a manifest that otherwise equals a checked one. Raises as above."""
+        """Check the name of a manifest that otherwise equals a checked one. Raises like `check`."""
         kind, metadata = self[manifest.kind], manifest.metadata
         external_name = metadata.annotations.get(EXTERNAL_NAME_ANNOTATION, metadata.name)
         name = kind.object_name(metadata.namespace, external_name)

@@ -72,7 +72,7 @@ def check_extra(extra: str, user: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to the environment in which this is installed."""
+    """Return the command that adds an extra to the environment of this installation."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 

@@ -99,8 +99,8 @@ async def all_pages(
 ) -> AsyncIterator[Sequence[ExternalObject]]:
     """Fetch all pages, and keep the objects that belong to the scope.
 
-    Objects are checked even if the API filters: in an exclusive scope, listed objects that are not
-    declared are deleted. A filter that an API ignores must not lead to that.
+    They are filtered even if the API does so, because an API may ignore a filter. In an exclusive
+    scope, Reconciler deletes listed objects that are not declared.
     """
     async for objects in follow_pages(fetch):
         yield [each for each in objects if scope.has(each.name, each.labels)]
@@ -155,8 +155,8 @@ async def convert_in_turns(
     """Convert the items of a response in short turns."""
     objects: list[ExternalObject] = []
     turns = Turns()
-    for each in items:
-        result = convert(each)
+    for item in items:
+        result = convert(item)
         if result is not None:
             objects.append(result)
         await turns.pause()

@@ -81,8 +81,8 @@ class NamedObjects(ABC, Generic[_N]):
     async def create_object(self, action: Action) -> _N:
         """Create ``action.external_name`` with the key as its mark, and return the object.
 
-        Never overwrite: if the API does not refuse an existing name, read it first. An API that
-        returns the existing object instead needs no check: the base compares the key.
+        Never overwrite: if the API does not refuse an existing name, read the object first. If the
+        API returns the existing object instead, no check is needed: the base compares the key.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class NamedObjects(ABC, Generic[_N]):
         """List all objects page by page. The listing is complete if no exception ends it.
 
         The base filters by ``scope``, and the API may do so, too. Add objects that cannot be read
-        to ``unreadable``, so that they hide no other object.
+        to ``unreadable``, so that they do not hide the others.
         """
 
     @abstractmethod
@@ -113,8 +113,8 @@ class NamedObjects(ABC, Generic[_N]):
     async def complete_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
         """Complete what an earlier attempt of the same creation or update began.
 
-        Override this if one of them needs several requests, and an early one writes the key. A
-        repeat that finds its key ends here.
+        Override this if one of them needs several requests, and an early one writes the key. The
+        base calls this if a repeated action finds its own key.
         """
         del action
         return existing.native
@@ -192,10 +192,9 @@ class NamedObjects(ABC, Generic[_N]):
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope. Objects are compared with it here, even if the API filters.
+        """List a scope. Filter objects even if the API does, because an API may ignore a filter.
 
-        In an exclusive scope, listed objects that are not declared are deleted. A filter that an
-        API ignores must not lead to that.
+        In an exclusive scope, Reconciler deletes listed objects that are not declared.
         """
         unreadable = Unreadable()
         async for natives in self.list_objects(scope, page_size, unreadable):
@@ -233,11 +232,11 @@ class NamedObjects(ABC, Generic[_N]):
     ) -> list[ExternalObject]:
         objects: list[ExternalObject] = []
         turns = Turns()
-        for each in natives:
+        for native in natives:
             convert = partial(
-                unreadable.convert_or_record, each.as_object, partial(_place_of, each)
+                unreadable.convert_or_record, native.as_object, partial(_identify, native)
             )
-            converted = await convert_by_size(convert, self.size_bytes(each))
+            converted = await convert_by_size(convert, self.size_bytes(native))
             if converted is not None:
                 objects.append(converted)
             await turns.pause()
@@ -278,7 +277,7 @@ class NamedObjects(ABC, Generic[_N]):
         )
 
     def missing_error(self, action: Action, status: int | None = None) -> NotFoundError:
-        """Return the error of an update whose object does not exist."""
+        """Return the error for an update whose object does not exist."""
         return NotFoundError(
             f"{self.__describe(action.external_name)} does not exist", status=status
         )
@@ -287,7 +286,7 @@ class NamedObjects(ABC, Generic[_N]):
         return f"{self.noun} {external_name!r}"
 
 
-def _place_of(native: Native) -> tuple[str, None]:
+def _identify(native: Native) -> tuple[str, None]:
     return native.name, None
 
 

@@ -38,7 +38,8 @@ class SecretStore(Protocol):
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a secret, or None if it is missing or the namespace ``reader`` may not read it.
 
-        The two cases must look the same, so that no namespace can find out what another one has.
+        The two cases must look the same, so that no namespace can find out which secrets another
+        one has.
         Raises ``ConfigurationError`` if the secret cannot be read, and ``NotDoneError`` if the
         store does not respond. Neither error contains a secret.
         """
@@ -55,9 +56,10 @@ class SecretStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SecretStores:
-    """The stores that a process can read, by name. ``key`` keys the digests of their secrets.
+    """The stores that a process can read, by name.
 
-    ``secrecy`` remembers the values that were read, and the credentials of APIs.
+    ``key`` is the key for the digests of their secrets. ``secrecy`` remembers the values that were
+    read, and the credentials of APIs.
     """
 
     by_name: Mapping[str, SecretStore] = field(default_factory=dict[str, SecretStore])
@@ -72,7 +74,7 @@ class SecretStores:
 class Secrets:
     """The secrets that a provider may use: the credential of its API, and those in the stores.
 
-    ``key`` keys the digests. All processes need the same key.
+    ``key`` is the key for the digests. All processes need the same one.
     """
 
     def __init__(
@@ -113,14 +115,14 @@ class Secrets:
     async def store(self, reference: SecretRef, value: str, namespace: str) -> SecretRef:
         """Store a generated secret of a namespace, and return the reference with its digest."""
         self._check_key()
-        key = _own(reference, namespace)
-        self._note(reference.store, key, value)
+        key = _writable_key(reference, namespace)
+        self._remember(reference.store, key, value)
         await self._store(reference.store).write(key, value)
         return replace(reference, digest=self.digest(value))
 
     async def remove(self, reference: SecretRef, namespace: str) -> None:
         """Remove a generated secret of a namespace. Succeeds if it is already missing."""
-        await self._store(reference.store).remove(_own(reference, namespace))
+        await self._store(reference.store).remove(_writable_key(reference, namespace))
 
     def has_other_value(self, reference: SecretRef, namespace: str) -> bool:
         """Return whether this process has read a secret, but not the value with this digest."""
@@ -138,10 +140,10 @@ class Secrets:
         key = _key(reference, namespace)
         value = await self._store(reference.store).read(key, namespace)
         if value is not None:
-            self._note(reference.store, key, value)
+            self._remember(reference.store, key, value)
         return value
 
-    def _note(self, store: str, key: SecretKey, value: str) -> None:
+    def _remember(self, store: str, key: SecretKey, value: str) -> None:
         self.secrecy.add(value)
         self._read.setdefault((store, key), {})[self.digest(value)] = value
 
@@ -167,7 +169,7 @@ def _key(reference: SecretRef, namespace: str) -> SecretKey:
     return SecretKey(reference.namespace or namespace, reference.name)
 
 
-def _own(reference: SecretRef, namespace: str) -> SecretKey:
+def _writable_key(reference: SecretRef, namespace: str) -> SecretKey:
     """Return the key of a secret that a resource may write. Raises ``ConfigurationError``."""
     key = _key(reference, namespace)
     if key.namespace != namespace:

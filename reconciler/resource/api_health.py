@@ -44,14 +44,14 @@ MAX_NEWER_OBJECTS = 20
 """Maximum number of newer objects to record and list."""
 
 LISTINGS_FAILED: Final = "ListingsFailed"
-"""Reason of a configuration while no listing of some kind completes (ADR 0069)."""
+"""Reason for a degraded configuration: no listing of some kind completes (ADR 0069)."""
 
 _MAX_MESSAGE_CHARACTERS = 200
 _MAX_LISTED_OBJECTS = 3
 
 
 def report(data: ApiReported, state: ResourceState, context: Context) -> CommandResult:
-    """Return the event of a report, if the report is new."""
+    """Return the event for a report, if the report is new."""
     event = _new_event(data, state, context)
     return NOTHING_NEW if event is None else CommandResult((event,))
 
@@ -82,7 +82,7 @@ def _new_event(data: ApiReported, state: ResourceState, context: Context) -> Res
 
 
 def conclude_api_health(health: ApiHealth) -> Conclusion | None:
-    """Return the conclusion of a ProviderConfig whose API is held or unhealthy, or None."""
+    """Return the conclusion for a ProviderConfig whose API is held or unhealthy, or None."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
@@ -99,7 +99,7 @@ def conclude_api_health(health: ApiHealth) -> Conclusion | None:
 def _record_throttling(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ApiThrottled | None:
-    """Return the event of a throttled API, unless a later time is already recorded."""
+    """Return the event for a throttled API, unless a later time is already recorded."""
     wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
     until = _round_up_to_second(min(data.at, context.bus_now) + timedelta(seconds=wait))
     known = state.api.throttled_until
@@ -113,13 +113,13 @@ def _record_throttling(
 def _record_failure(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerOpened | None:
-    """Return the event that opens the breaker, for longer after each failed probe."""
+    """Return the event that opens the breaker. It stays open longer after each failed probe."""
     health = state.api
     if _is_pending(health.open_until, health.open_seconds, context):
         return None
     breaker = _read_config(state).breaker
-    back_off = Retry(breaker.initial_seconds, breaker.max_seconds)
-    wait = delay(back_off, health.openings + 1, context.jitter)
+    backoff = Retry(breaker.initial_seconds, breaker.max_seconds)
+    wait = delay(backoff, health.openings + 1, context.jitter)
     seconds = round(wait.total_seconds(), 3)
     failures = health.failures + max(data.failures, 1)
     message = data.message[:_MAX_MESSAGE_CHARACTERS]
@@ -167,7 +167,7 @@ def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
 def _record_listings(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ListingsFailed | ListingsResumed | None:
-    """Return the event for a change in whether the listings of a kind complete."""
+    """Return the event if the listings of a kind began to fail, or complete again."""
     if data.as_of != state.desired.generation:
         return None  # the report concerns another generation, possibly of another API
     is_known = data.kind in state.api.failed_listings

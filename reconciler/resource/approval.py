@@ -1,4 +1,4 @@
-"""Approval: an action waits until an operator decides about exactly this action (ADR 0040).
+"""Approval: an action waits until an operator approves or rejects exactly this action (ADR 0040).
 
 The request contains a *plan*: a digest of the action's parameters and of the current object. If
 either changes, the plan changes, and a decision about the earlier one no longer applies.
@@ -32,7 +32,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
-    """Return the command that approves the repetition, or the end, of an action in doubt."""
+    """Return the command that approves a retry of an action in doubt, or abandons the action."""
     ending = " --abandon" if abandon else ""
     return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{ending}`"
 
@@ -56,7 +56,7 @@ def require_approval(
     return on_hold(Hold.APPROVAL, f"{describe_plan(request)}; approve or reject it")
 
 
-def decide_about(data: Approved, command: Command, state: ResourceState) -> CommandResult:
+def apply_decision(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """Approve or reject the waiting plan, or refuse a decision about any other one."""
     request, outcome = state.holds.approval, state.outcome
     is_waiting = outcome is not None and outcome.reason in PLAN_HOLDS
@@ -70,9 +70,13 @@ def decide_about(data: Approved, command: Command, state: ResourceState) -> Comm
             "decision Abandon: not allowed for hold Approval; use Proceed or Reject",
         )
     if data.plan != request.plan:
-        given = f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
-        other = f"plan {request.plan[:SHORT_PLAN]} waits for approval, {given}; review it first"
-        return refuse(state, command, "PlanOutdated", other)
+        mismatch = (
+            f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
+        )
+        outdated = (
+            f"plan {request.plan[:SHORT_PLAN]} waits for approval, {mismatch}; review it first"
+        )
+        return refuse(state, command, "PlanOutdated", outdated)
     if request.decision == data.decision:
         return accept(state, command, reason="Unchanged")
     if data.decision == "Reject":

@@ -47,9 +47,9 @@ from reconciler.resource.turn import (
     on_hold,
 )
 
-# consecutive conflicts that are decided again immediately; further ones wait like failures
+# consecutive conflicts after which the write is retried immediately; later ones wait like failures
 MAX_CONFLICTS = 3
-MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next repetition
+MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next retry
 
 _CLOCK_LAG = timedelta(seconds=1)  # of the bus clock, which is read from the newest message
 
@@ -73,7 +73,7 @@ def new_action(
 ) -> ActionDecided:
     """Return the decision for an operation on the object, with its key and fixed parameters.
 
-    `purpose` Retire concerns the replaced object. `external_name` is the name of a created object.
+    `purpose` Retire deletes the replaced object. `external_name` is the name of a created object.
     """
     action_id = event_id(context.key, state.version + 1)
     owned = state.retiring if purpose == "Retire" else state.owned
@@ -137,7 +137,7 @@ def advance_action(
     # Before the rest: the next step depends on the result of the current attempt.
     if flight.failed is None:
         return _report_in_flight(flight, state)
-    # An operator who approves a repetition wants this action, even after a newer declaration.
+    # An operator who approves a retry wants this action, even after a newer declaration.
     is_wanted = action.generation == generation or flight.failed == CHECKED_NOT_DONE
     # Before everything that needs the API: an outdated action without an effect needs no call.
     if not is_wanted and not flight.is_in_doubt:
@@ -228,16 +228,16 @@ def choose_next_call(
     if flight.failed == NOT_DONE:
         return "Repeat"
     if flight.failed == CHECKED_NOT_DONE:
-        # Without unique names, a repetition creates a second object. The lookup finds the object
-        # that the operator labeled.
+        # Without unique names, a retry creates a second object. The lookup finds the object that
+        # the operator labeled.
         return "Repeat" if is_safe else "Lookup"
     if not is_safe:
         return "Lookup" if flight.unknown_results or not is_wanted else "Repeat"
     if flight.is_lookup:
         return "Repeat"  # the lookup failed, possibly because only reads fail
     error_class = flight.failed.error_class
-    # A repetition receives the response of the earlier attempt, by its key. A listing may not show
-    # its object yet.
+    # A retry receives the response to the earlier attempt, by its key. A listing may not show its
+    # object yet.
     if (
         flight.unknown_results
         and error_class in _NO_RESPONSE

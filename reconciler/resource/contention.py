@@ -1,7 +1,7 @@
 """Contention: another client repeatedly overwrites the fields that Reconciler writes (ADR 0041).
 
 The first corrections are immediate, because a user may try something, or a job may run once. Each
-further correction of that field is delayed longer, up to the resync interval.
+later correction of that field is delayed longer, up to the resync interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def count_drift(
 ) -> tuple[PathDrift, ...]:
     """Return the recent drifts of each path, including a new one.
 
-    Drifts outside the window are dropped. A drift that an action of ours may have caused does not
+    Drifts outside the window are dropped. A drift that Reconciler itself may have caused does not
     count.
     """
     if drift.suspected_action:
@@ -58,7 +58,7 @@ def contention_wait(situation: Situation) -> RetryScheduled | None:
 
 
 def report_contention(situation: Situation) -> Conclusion | None:
-    """Return the outcome during that wait; None if other differences must be corrected now."""
+    """Return the outcome while all differences are contended; None if others need correction."""
     contended = _contended_paths(situation)
     if not contended:
         return None

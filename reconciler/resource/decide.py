@@ -1,4 +1,4 @@
-"""Decides about one resource: from commands and state to events of the log.
+"""Decides about one resource: derives log events from commands and state.
 
 Everything that could differ between two runs (clock, jitter, policy, ids) is an input. Repeating a
 recorded decision therefore yields the same events (invariant 10).
@@ -163,8 +163,8 @@ def _reject_outdated_plan(
         _take_steps(expected, command)
     if turn_digest(expected.events) == data.plan.digest:
         return command_result
-    now = ", ".join(_describe(each) for each in expected.events) or "nothing"
-    message = f"the result would now differ from the plan ({now}); plan again"
+    actual_steps = ", ".join(_describe(each) for each in expected.events) or "nothing"
+    message = f"the result would now differ from the plan ({actual_steps}); plan again"
     return refuse(state, command, PLAN_OUTDATED, message)
 
 

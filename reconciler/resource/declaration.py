@@ -1,4 +1,4 @@
-"""Events of a declaration or withdrawal: a new generation, or a refusal."""
+"""Events that a declaration or withdrawal causes: a new generation, or a refusal."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _repeats_older_message(command: Command, state: ResourceState) -> bool:
 def _build_spec_declared(
     data: Declared, context: Context, kind: Kind, generation: int
 ) -> SpecDeclared:
-    """Return the event of a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
+    """Return the event for a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
     manifest = data.manifest
     # The server checked permissions for the subject only, so the manifest must name the same
     # resource.
@@ -224,7 +224,7 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
 
 
 def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
-    """Return why a declaration cannot move an existing object to another place; None if it can."""
+    """Return why a declaration cannot change an object's name or API; None if it can."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
         return None

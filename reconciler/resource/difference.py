@@ -151,7 +151,7 @@ class Comparison(msgspec.Struct, gc=False):
         return (applied.fields, written) == (fields, labels)
 
     @property
-    def is_kept_by_the_api(self) -> bool:
+    def is_kept_by_api(self) -> bool:
         """Whether the API itself changed the content of the last write to the observed one.
 
         Writing it again would only cause a hot loop.
@@ -214,7 +214,7 @@ def _wanted(
 def _labels(spec: Spec, owned: Owned | None, context: Context) -> dict[str, str]:
     """Return the labels that the object should have: the declared ones and our owner label.
 
-    An object that is only observed gets no owner label.
+    An object that is only observed does not get an owner label.
     """
     if not context.capabilities.labels:
         return {}

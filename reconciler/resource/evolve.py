@@ -96,6 +96,7 @@ COMPLETED: frozenset[OutcomeName] = frozenset(
 """Outcomes that complete a generation. The next generation does not supersede it."""
 
 LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
+# Cached states contain the next two, so a changed text requires a new `STATE_SCHEMA`.
 NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
 CHECKED_NOT_DONE = ActionError(
     "NotDone", "an operator approved the repetition of the call; the worker repeats it"
@@ -119,8 +120,8 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
     version = event.resourceversion
-    before = _apply_endings(state, event.data)
-    return replace(_with_disowned(state, _fold_data(before, event), version), version=version)
+    current = _apply_endings(state, event.data)
+    return replace(_with_disowned(state, _fold_data(current, event), version), version=version)
 
 
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
@@ -256,7 +257,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ActionHeld() as data:
             return _in_flight(state, hold_message=data.reason, effect=Effect.HELD)
         case ActionNotDone():
-            return _schedule_repetition(_clear_partial_effect(state), event, NOT_DONE)
+            return _schedule_retry(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:
             return _fold_doubt(state, data)
         case ActionSucceeded() as data:
@@ -417,8 +418,11 @@ def spec_of(data: SpecDeclared) -> Spec:
 def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     """Start a generation, and reset the waits, inputs and approvals."""
     spec, desired, observed = spec_of(data), state.desired, state.observed
-    location, before = (data.provider_config, data.external_name), desired.spec
-    is_moved = before is None or (before.provider_config, before.external_name) != location
+    location, earlier_spec = (data.provider_config, data.external_name), desired.spec
+    is_moved = (
+        earlier_spec is None
+        or (earlier_spec.provider_config, earlier_spec.external_name) != location
+    )
     if state.owned is not None or (state.released is not None and not is_moved):
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != location:
@@ -485,7 +489,7 @@ def _fold_observation(
     known, existing, spec = state.observed, data.object, state.desired.spec
     is_same = known.object is not None and existing is not None and known.object.uid == existing.uid
     if state.released is not None and not is_same and spec is not None:
-        # Another object with the second name of the released one does not belong to this resource.
+        # The released object may have a second name. Another object with that name is unrelated.
         existing = existing if data.external_name == spec.external_name else None
     # A listing may omit the released object, and a later one may contain it again (invariant 6).
     is_released = (
@@ -530,7 +534,7 @@ def _with_uncertain_creation(
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
-    """Own the replaced object again, if its replacement disappears first."""
+    """Own the replaced object again if its replacement disappears before it is deleted."""
     replaced = state.retiring
     if replaced is None:
         return state
@@ -558,11 +562,11 @@ def _with_disowned(before: ResourceState, after: ResourceState, version: int) ->
 
 def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
     """Return whether a release concerns the replaced object and not the current one."""
-    before, owned = state.retiring, state.owned
+    retiring, owned = state.retiring, state.owned
     identity = (data.external_name, data.uid)
-    if before is None or (owned is not None and identity == (owned.external_name, owned.uid)):
+    if retiring is None or (owned is not None and identity == (owned.external_name, owned.uid)):
         return False
-    return identity == (before.external_name, before.uid)
+    return identity == (retiring.external_name, retiring.uid)
 
 
 def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
@@ -640,7 +644,7 @@ def _start_attempt(
     return replace(state, actions=replace(state.actions, in_flight=flight))
 
 
-def _schedule_repetition(
+def _schedule_retry(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
     """Return the state in which the action is repeated immediately, because it had no effect."""
@@ -687,8 +691,8 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         return _remember_message(replace(_with_approval(state, approved), cause=event.id), event)
     flight = state.actions.in_flight
     if flight is None and data.hold == Hold.UNKNOWN_RESULT:
-        # The operator checked the object: the result of a creation in doubt is ours only if it gets
-        # our label.
+        # The operator checked the object. The resource claims the result of a creation in doubt
+        # only if the operator added the owner label to it.
         ended = tuple(
             replace(each, in_doubt=False) if each.action.operation == "Create" else each
             for each in state.actions.ended
@@ -698,7 +702,7 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
     if flight is not None and flight.is_held:
         # The operator found no effect: an object that exists now belongs to another client.
         is_checked = data.decision == "Proceed"
-        state = _schedule_repetition(
+        state = _schedule_retry(
             state,
             event,
             CHECKED_NOT_DONE if is_checked else NOT_DONE,
@@ -966,9 +970,9 @@ def _union(first: Fields, second: Fields) -> Fields:
     """Return the union of two contents at every depth. The second one takes precedence."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
-        before, after = first[name], second[name]
-        if _is_nested(before) and _is_nested(after):
-            result[name] = _union(cast("Fields", before), cast("Fields", after))
+        old, new = first[name], second[name]
+        if _is_nested(old) and _is_nested(new):
+            result[name] = _union(cast("Fields", old), cast("Fields", new))
     return result
 
 
@@ -1045,7 +1049,7 @@ def _end_failed_action(
 
 
 def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
-    """Remember the object that had the name of a creation."""
+    """Remember the object that already had the name that a creation requested."""
     is_conflict = data.operation == "Create" and data.consequence in ("Conflict", "Observed")
     if not is_conflict or data.object is None or not ended:
         return ended

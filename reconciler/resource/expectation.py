@@ -256,6 +256,6 @@ def _restore_unknown(checked: Any, original: Any) -> Any:
             name: _restore_unknown(each, original_fields.get(name)) for name, each in fields.items()
         }
     if isinstance(checked, list) and isinstance(original, list):
-        both = zip(cast("list[Any]", checked), cast("list[Any]", original), strict=False)
-        return [_restore_unknown(each, original_item) for each, original_item in both]
+        pairs = zip(cast("list[Any]", checked), cast("list[Any]", original), strict=False)
+        return [_restore_unknown(each, original_item) for each, original_item in pairs]
     return cast("Any", checked)

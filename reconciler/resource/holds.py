@@ -1,4 +1,4 @@
-"""Events of finalizers, references, approvals, forced releases and reports about inputs."""
+"""Events for messages about finalizers, references, approvals, forced releases and inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_FINALIZERS = 32
 def request_finalizer(
     data: FinalizerRequested, command: Command, state: ResourceState
 ) -> CommandResult:
-    """Add a finalizer of the sender to a declared resource, or refuse it."""
+    """Add the sender's finalizer to a declared resource, or refuse it."""
     try:
         check_finalizer(data.finalizer)
     except InvalidNameError as error:
@@ -83,7 +83,8 @@ def release_finalizer(
 def _may_remove(holder: str, actor: str) -> bool:
     """Return whether the actor may remove a finalizer of this holder.
 
-    A finalizer from before verified actors (ADR 0042) has a holder without the user prefix.
+    A finalizer that was added before actors were verified (ADR 0042) has a holder without the user
+    prefix.
     """
     return holder in (actor, actor.partition(USER_SIGN)[2])
 
@@ -128,14 +129,14 @@ def request_reconcile(
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """Approve the named hold, decide about the waiting plan, or refuse the message."""
     if data.hold == Hold.APPROVAL:
-        return approval.decide_about(data, command, state)
+        return approval.apply_decision(data, command, state)
     outcome = state.outcome
     hold = None if outcome is None else hold_of(outcome.outcome, outcome.reason)
     if outcome is not None and outcome.generation != state.desired.generation:
         hold = None  # the approval is for an outcome of an older generation
     if hold is None or hold != data.hold or not hold.is_approvable:
-        otherwise = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
-        return refuse(state, command, "NotHeld", otherwise)
+        not_held = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
+        return refuse(state, command, "NotHeld", not_held)
     if data.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
         return refuse(
             state,

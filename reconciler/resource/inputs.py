@@ -27,7 +27,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
         if not desired.secrets.get(secret):
             ref = SecretRef.from_path(secret)
             label = ref.label(key.namespace)
-            message = f"waits for secret {label}: {_why_missing(ref)}"
+            message = f"waits for secret {label}: {_explain_missing(ref)}"
             return Conclusion("Waiting", "SecretMissing", message)
     fields = fill_references(spec.fields, key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
@@ -36,12 +36,12 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
         check_growth(spec.fields, fields)
         fields = kind.object_fields(kind.check_fields(fields))
     except InvalidManifestError as error:
-        by = (
+        cause = (
             "the current definition of its kind"
             if kind.definition
             else "the current values of its references"
         )
-        return Conclusion("Failed", "InvalidInput", f"the spec is invalid with {by}: {error}")
+        return Conclusion("Failed", "InvalidInput", f"the spec is invalid with {cause}: {error}")
     digest = "" if kind.definition is None else kind.definition.digest
     if (fields, digest) == (desired.resolved, desired.resolved_by):
         return None
@@ -78,11 +78,11 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
-        for each in manifests_of(content):  # one invalid part rejects all
-            part = f"{each.key}: "
-            content_key = (each.kind, content[CHILDREN][str(each.key)])
+        for manifest in manifests_of(content):  # one invalid part rejects all
+            part = f"{manifest.key}: "
+            content_key = (manifest.kind, content[CHILDREN][str(manifest.key)])
             check = context.check_part_name if content_key in checked else context.check_part
-            check(each)
+            check(manifest)
             checked.add(content_key)
     except UnknownKindError as error:
         return on_hold(Hold.UNKNOWN_KIND, f"{part}{error}")
@@ -92,17 +92,17 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
 
 
 def conclude_references(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
-    """Return the conclusion of a resource that only references others, such as a ShapeRef."""
+    """Return the conclusion for a resource that only references others, such as a ShapeRef."""
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:
             return NOTHING_TO_REPORT  # the sweeper reports the target
         if not target.declared:
-            return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
+            return on_hold(Hold.DANGLING, _explain_dangling(reference.target, key))
     return Conclusion("Converged", "Resolved")
 
 
-def _why_dangling(target: str, key: ResourceKey) -> str:
+def _explain_dangling(target: str, key: ResourceKey) -> str:
     if may_refer(ResourceKey.parse(target), key.namespace, ()):
         return f"{target} is not declared"
     return (
@@ -137,7 +137,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     return None
 
 
-def _why_missing(secret: SecretRef) -> str:
+def _explain_missing(secret: SecretRef) -> str:
     """Return why a secret has no digest.
 
     It does not reveal whether another namespace has the secret.

@@ -60,7 +60,7 @@ from reconciler.resource.ownership import (
     references_with_policy,
     verdict,
 )
-from reconciler.resource.permission import host_access_not_permitted, use_not_permitted
+from reconciler.resource.permission import hold_for_host_access, hold_for_namespace
 from reconciler.resource.progress import with_progress
 from reconciler.resource.renewal import renewal_step
 from reconciler.resource.replacement import (
@@ -89,7 +89,7 @@ _AWAITS_FIRST_LISTING = Conclusion(
 )
 
 
-def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
+def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     state: ResourceState, context: Context, comparison: Comparison
 ) -> Step:
     """Return the next event to record, or the conclusion if there is nothing to do.
@@ -123,8 +123,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     known = _claim_known_object(situation)
     if known is not None:
         return known
-    # Here for the same reason. The read that shows the replacement also records it, unless a crash
-    # interrupted that turn.
+    # Also before the pause, waits and holds. The turn that read the replacement recorded it, unless
+    # a crash interrupted that turn.
     if state.owned is not None and comparison.is_replaced:
         identity = (state.owned.external_name, state.owned.uid)
         return OwnershipReleased(*identity, "Replaced", state.owned.provider_config)
@@ -162,7 +162,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
 
 
 def _conclude_without_object(state: ResourceState, context: Context) -> Step:
-    """Return the conclusion of a resource without an object, such as a ProviderConfig."""
+    """Return the conclusion for a resource without an object, such as a ProviderConfig."""
     if not state.desired.is_declared:
         was_declared = bool(state.desired.generation)
         return Conclusion("Deleted", "Withdrawn") if was_declared else NOTHING_TO_REPORT
@@ -190,7 +190,7 @@ def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclu
 
 
 def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
-    """Return the conclusion of a resource with neither a declaration nor an object.
+    """Return the conclusion for a resource with neither a declaration nor an object.
 
     It repeats the last outcome, so that only the first one is recorded.
     """
@@ -231,14 +231,14 @@ def _hold_for_changed_provider(
 def _hold_for_ended_permission(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Conclusion | None:
-    """Hold the repetition of a write that is no longer permitted. Deletions need no permission."""
+    """Hold the retry of a write that is no longer permitted. Deletions need no permission."""
     if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
         return None
-    return use_not_permitted(
+    return hold_for_namespace(
         flight.action.provider_config, context, config
-    ) or host_access_not_permitted(state, context, config)
+    ) or hold_for_host_access(state, context, config)
 
 
 def _hold_for_unknown_kind(context: Context) -> Conclusion:
@@ -357,22 +357,22 @@ def _report_wait(situation: Situation) -> Conclusion | None:
 def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
     """Return the step for an unmet prerequisite (permission, host access, inputs), or None."""
     state, context, config = situation.state, situation.context, situation.config
-    forbidden = use_not_permitted(state.provider_config, context, config)
+    forbidden = hold_for_namespace(state.provider_config, context, config)
     if forbidden is not None or spec.policy.mode == "Absent":
         return forbidden
     if situation.kind.composition is not None:
         # Before the composition: the spec determines its host access.
-        return host_access_not_permitted(state, context, config) or compose(spec, situation)
+        return hold_for_host_access(state, context, config) or compose(spec, situation)
     if spec.references or spec.secrets or situation.kind.definition is not None:
         unresolved = resolve(spec, situation)
         if unresolved is not None:
             return unresolved
     # After the resolution: the resolved fields determine the host access.
-    return host_access_not_permitted(state, context, config)
+    return hold_for_host_access(state, context, config)
 
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
-    """Return the step of a declared resource whose object must exist."""
+    """Return the step for a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.comparison.existing, spec.policy.mode
     # Before the creation: nothing proves the absence of the owned object yet.
@@ -382,7 +382,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         )
     if existing is None:
         return _create(spec, situation)
-    # Before the comparison: the resource reads no content of an object that it does not own.
+    # Before the comparison: a resource must not read the content of an object that it does not own.
     ownership_step = _settle_ownership(spec.policy, existing, situation)
     if ownership_step is not None:
         return ownership_step
@@ -401,7 +401,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     rejected = rejection(state)
     if rejected is not None:
         return rejected
-    if situation.comparison.is_kept_by_the_api:
+    if situation.comparison.is_kept_by_api:
         keeps = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", keeps)
     # Before the data guards: an operator is asked only when the write comes next.
@@ -559,7 +559,7 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
 
 
 def _keep_absent(spec: Spec, situation: Situation) -> Step:
-    """Return the step of a resource with mode Absent whose object the log does not own."""
+    """Return the step for a resource with mode Absent whose object the log does not own."""
     if situation.comparison.existing is not None:
         return _adopt(spec.policy, situation.comparison.existing, situation)
     return (
@@ -583,7 +583,7 @@ def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
 
 
 def _finish_withdrawal(situation: Situation) -> Step:
-    """Return the step of an undeclared resource: keep, release or delete its object."""
+    """Return the step for an undeclared resource: keep, release or delete its object."""
     state = situation.state
     owned, holds = state.owned, state.holds
     if owned is None:
@@ -662,7 +662,7 @@ def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
 
 
 def _conclude_unowned(situation: Situation) -> Step:
-    """Return the step of an undeclared resource whose object the log does not own."""
+    """Return the step for an undeclared resource whose object the log does not own."""
     state, context, existing = situation.state, situation.context, situation.comparison.existing
     if existing is None:
         return Conclusion("Deleted", "Gone")
@@ -703,7 +703,7 @@ def _conclude_unowned(situation: Situation) -> Step:
 def _conclude_released(
     existing: ExternalObject, state: ResourceState, context: Context
 ) -> Conclusion:
-    """Return the conclusion of an object that was released and still exists."""
+    """Return the conclusion for an object that was released and still exists."""
     message = "the object stays in the API, and Reconciler no longer manages it"
     if existing.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still has its owner label"
@@ -713,7 +713,7 @@ def _conclude_released(
 
 
 def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
-    """Return the conclusion of a withdrawn resource that never owned the object of its name."""
+    """Return the conclusion for a withdrawn resource that never owned the object with its name."""
     desired = state.desired
     is_reported = state.outcome is not None and state.outcome.reason == "NotOurs"
     if desired.generation and (desired.completed_generation != desired.generation or is_reported):
@@ -732,8 +732,7 @@ def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | N
     """Wait for a listing that shows whether another resource owns an unmarked object.
 
     The last listing may have waited in the intake, while newer ones assigned the object to another
-    resource. From this outcome on, listings do not assign it to another one
-    (`reconciler.roles.observer.listing`).
+    resource. After this outcome, listings no longer do that (`reconciler.roles.observer.listing`).
     """
     last = state.outcome
     if (
@@ -773,7 +772,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
-    """Return the claim of an existing object. A reappearance may show that the API lags."""
+    """Return the claim of an existing object. If it had disappeared, the API may lag."""
     state = situation.state
     grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
     location = state.observed.provider_config
@@ -857,7 +856,7 @@ def _delete(situation: Situation) -> Step:
         return Conclusion("Disputed", "OwnedByAnother", message)
     if situation.comparison.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.comparison.existing, situation)
-    # Again, because mode Absent gets here without a withdrawal.
+    # Checked again, because mode Absent gets here without a withdrawal.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting

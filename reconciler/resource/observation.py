@@ -1,4 +1,4 @@
-"""Events of an observation: the new state of the object, loss of ownership, and drift."""
+"""Events that an observation causes: the object's new state, loss of ownership, and drift."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ FIRST_LISTING_SECONDS = 120.0
 listing intervals apply if they are longer."""
 
 AWAITING_READ = "AwaitingRead"
-"""Reason of an outcome: the resource waits for a read of an object before it writes to it."""
+"""Reason for an outcome: the resource waits for a read of an object before it writes to it."""
 
 AWAITING_LISTING = "AwaitingListing"
-"""Reason of an outcome: a resource whose policy creates nothing waits for its first listing."""
+"""Reason for an outcome: a resource that must not create its object waits for a first listing."""
 
 
 def observe(
@@ -108,8 +108,8 @@ def _shows_wrong_uid(
     """Return whether our creation created the object, although its response had another uid.
 
     The idempotency key of that creation shows it. A copy of the object has the same key, so this
-    applies only until a read confirms the uid of the response. The key of another creation shows an
-    object beside ours.
+    applies only until a read confirms the uid of the response. An object with the key of another
+    creation exists in addition to the owned one.
     """
     existing, owned = data.object, state.owned
     if existing is None or owned is None or existing.labels.get(OWNER_LABEL) != context.owner:
@@ -126,12 +126,12 @@ def _is_second_object(data: Observed, state: ResourceState, context: Context) ->
     if state.owned is None or state.retiring is not None:
         return False  # it may have the name of the replaced object
     if not context.capabilities.deterministic_names:
-        return _is_created_beside(data, state.owned, state, context)
+        return _is_duplicate_creation(data, state.owned, state, context)
     has_another_name = data.external_name != state.owned.external_name
     return has_another_name and _is_created_late(data, state, context)
 
 
-def _is_created_beside(
+def _is_duplicate_creation(
     data: Observed, owned: Owned, state: ResourceState, context: Context
 ) -> bool:
     """Return whether an object has our label and the key of a creation without a known object.
@@ -156,7 +156,8 @@ def _is_created_beside(
 def _is_created_late(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether an object may be the result of a late call of a creation.
 
-    It needs our owner label and the name of a creation. A label alone may be a copy (invariant 7).
+    It must have our owner label and the name of a creation, because a label may be a copy
+    (invariant 7).
     """
     existing = data.object
     if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
@@ -185,7 +186,8 @@ def _claim_second_object(data: Observed) -> OwnershipClaimed:
 def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
     """Return whether the observation is of an object other than the owned or known one.
 
-    The observer may have known another object at that time. Its absence does not concern ours.
+    The observer may have known another object at that time. The absence of that one proves nothing
+    about the owned one.
     """
     known = state.owned or state.released
     if known is None and data.object is None:
@@ -202,8 +204,8 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
     # The read may have begun before or after the call. The result of the call shows the object.
     if actions.in_flight is not None:
         return True
-    # An approved deletion requires a newer read. Observers stop reporting once one is recorded, so
-    # an older one must not be recorded.
+    # An approved deletion requires a newer read. Observers stop reporting once a read is recorded,
+    # so an older read must not be recorded.
     if holds.approved == Hold.DELETION_GUARD and data.as_of < holds.approved_position:
         return True
     if data.object is None and data.evidence == "CompleteListing" and known.is_listing_disproved:
@@ -225,10 +227,10 @@ def _began_at(data: Observed, command: Command) -> datetime | None:
     """Return when the read began, by the bus's clock, because an observer's clock may be wrong."""
     if command.stored_at is None or data.age_seconds is None:
         return None
-    return began_by_bus(command.stored_at, timedelta(seconds=data.age_seconds), data.began_at)
+    return bus_start_time(command.stored_at, timedelta(seconds=data.age_seconds), data.began_at)
 
 
-def began_by_bus(stored_at: datetime, age: timedelta, began_at: datetime | None) -> datetime:
+def bus_start_time(stored_at: datetime, age: timedelta, began_at: datetime | None) -> datetime:
     """Return when a call began, by the bus's clock, given its age when its result was sent.
 
     ``began_at`` comes from the clock of the role that made the call. The role may have been
@@ -274,7 +276,7 @@ def awaits_first_listing(state: ResourceState, context: Context) -> bool:
         return False
     policy, capabilities = desired.spec.policy, context.capabilities
     is_passive = policy.mode in ("Absent", "ObserveOnly")
-    # Where the API assigns ids, a creation would create a second object beside the one to adopt.
+    # If the API assigns ids, a creation would not conflict with the object to adopt.
     assigns_ids = capabilities.listing and not capabilities.deterministic_names
     needs_listing = is_passive or (assigns_ids and policy.adoption == "Adopt")
     return needs_listing and known.object is None and known.absent_at < desired.position
@@ -318,7 +320,7 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
 
 
 def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
-    """Return a doubt if the listing lacks more objects than the loss guard allows."""
+    """Return the event that rejects a listing if it lacks more objects than the guard allows."""
     losses, config = data.losses, context.configs.get(data.provider_config)
     if data.object is not None or state.owned is None or losses is None or config is None:
         return None
@@ -387,9 +389,9 @@ def _read_time(command: Command) -> datetime | None:
 def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether a creation may have created an object other than the one in its response.
 
-    This is possible for a limited time after that response, while only the response has shown the
-    owned uid, and if no write of ours may have reached another object. Later, our label on an
-    object proves nothing.
+    This is possible for a limited time after that response, while no read has shown the owned uid,
+    and unless one of our writes may have reached another object. Later, our label on an object
+    proves nothing.
     """
     owned, at = state.owned, _read_time(command)
     if owned is None or owned.uid is None or owned.responded_at is None or at is None:
@@ -407,8 +409,8 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
 def compute_grace(state: ResourceState, context: Context) -> float:
     """Return the consistency grace in seconds that a reappeared object implies; 0 if unchanged.
 
-    It is twice the age of the write at the read that missed the object, because a lag may be
-    longer.
+    It is twice the time from the write to the read that missed the object, because the lag may have
+    been longer.
     """
     lag = state.observed.lost_after_seconds
     known = context.grace_seconds(state.provider_config, state)

@@ -13,8 +13,10 @@ from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Conclusion, Context, on_hold
 
 
-def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -> Conclusion | None:
-    """Return the hold of a resource whose namespace may not use a configuration, or None."""
+def hold_for_namespace(
+    name: str, context: Context, config: ProviderConfigSpec
+) -> Conclusion | None:
+    """Return the hold for a resource whose namespace may not use a configuration, or None."""
     namespace = context.key.namespace
     if config.may_be_used_in(namespace):
         return None
@@ -25,10 +27,10 @@ def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -
     )
 
 
-def host_access_not_permitted(
+def hold_for_host_access(
     state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Conclusion | None:
-    """Return the hold of a resource whose fields use more of the host than is allowed, or None."""
+    """Return the hold for a resource whose fields use more of the host than is allowed, or None."""
     kind, spec = context.kind, state.desired.spec
     if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):
         return None

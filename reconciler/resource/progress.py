@@ -1,6 +1,6 @@
 """Progress toward readiness: recorded when it happens, and reported as missing after a deadline.
 
-The times are in the log, so a restart does not lose them, and an idle resource adds no events.
+The log contains the times, so a restart does not lose them. An idle resource does not add events.
 """
 
 from __future__ import annotations

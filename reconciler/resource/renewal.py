@@ -26,7 +26,7 @@ _NO_TIME = timedelta(0)
 def renewal_step(
     existing: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
 ) -> Step:
-    """Return the step of a renewal, or ``otherwise`` if none is due.
+    """Return the step for a renewal, or ``otherwise`` if none is due.
 
     Each renewal time causes one write. The bus's clock decides whether it has come, so that a
     decider's wrong clock cannot cause an early or second write.

@@ -52,7 +52,7 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
 def retirement(situation: Situation) -> Step:
     """Return the action that deletes the replaced object, or a wait.
 
-    Its replacement must be ready, or the resource withdrawn.
+    The replacement must be ready, or the resource must be withdrawn.
     """
     state, context = situation.state, situation.context
     if state.waits.failure is not None and is_refused(state):
@@ -104,20 +104,21 @@ def hold_for_parts(situation: Situation) -> Conclusion | None:
     composition = situation.kind.composition
     if existing is None or composition is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
-    removed, total, by = composition.count_removed(state.desired.fields, existing)
+    removed, total, changed_by = composition.count_removed(state.desired.fields, existing)
     guard = situation.config.deletion_guard
     if guard.allows(removed, total):
         return None
     return on_hold(
         Hold.PRUNE_GUARD,
-        f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn, more "
-        f"than deletionGuard allows ({guard.max_count} resources, {guard.max_percent}%); "
+        f"{changed_by}{': ' if changed_by else ''}{removed} of its {total} resources would be "
+        f"withdrawn, more than deletionGuard allows ({guard.max_count} resources, "
+        f"{guard.max_percent}%); "
         "approve the withdrawal, or add their manifests again",
     )
 
 
 def _second_name(spec: Spec, current_name: str, situation: Situation) -> str | None:
-    """Return the name of a replacement that exists beside its predecessor; None if it cannot."""
+    """Return the name of a replacement that coexists with its predecessor; None if it cannot."""
     kind, context = situation.kind, situation.context
     if not context.capabilities.deterministic_names:
         return current_name  # the API assigns ids, so two objects may have the same name

@@ -1,4 +1,4 @@
-"""Events of a worker's report: the end of an attempt or of a lookup."""
+"""Events that a worker's report causes: the end of an attempt or of a lookup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import is_unlisted, judge_conflict, judge_lookup
 from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
-from reconciler.resource.observation import began_by_bus, is_unconfirmed
+from reconciler.resource.observation import bus_start_time, is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Ended, InFlight, ResourceState
 from reconciler.resource.turn import Command, CommandResult, Context
@@ -52,7 +52,7 @@ def report(
     if data.error is None and not data.is_lookup:
         success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
         uid = None if data.object is None else data.object.uid
-        # The write may have met an object that replaced ours after our last read.
+        # The write may have reached an object that replaced ours after our last read.
         is_other_object = None not in (action.uid, uid) and action.uid != uid
         success = _with_doubt(success, command, state, context)
         return CommandResult((_with_report_time(success, command),), shows_object=is_other_object)
@@ -68,7 +68,7 @@ def report(
 def _error_if_too_early(
     data: Reported, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ActionError | None:
-    """Return the error of a call that found no object, if the API may not show our last write yet.
+    """Return the error for a call that found no object, if the API may not show our last write yet.
 
     Otherwise it would count as proof of absence, and the decider would create a second object.
     Lookups wait for the grace period before they start.
@@ -79,7 +79,7 @@ def _error_if_too_early(
         return None
     grace = min(context.grace_seconds(action.provider_config, state), MAX_SECONDS)
     duration = max(data.finished_at - data.started_at, timedelta())
-    began_at = began_by_bus(stored_at, duration, data.started_at)
+    began_at = bus_start_time(stored_at, duration, data.started_at)
     remaining = grace - (began_at - written_at).total_seconds()
     if not grace or remaining <= 0:
         return None
@@ -183,11 +183,13 @@ def _build_doubts(
     """Record that another call may have taken effect, unless the log already contains that."""
     if data.error is None or data.error.error_class != "Unknown" or data.is_lookup:
         return
-    for each in known:
-        is_known = each.effect.may_arrive if isinstance(each, InFlight) else each.in_doubt
-        if each.action.action_id == data.action_id and not is_known:
-            operation, message = each.action.operation, data.error.message
-            unlisted = is_unlisted(each.action, context.capabilities)
+    for candidate in known:
+        is_known = (
+            candidate.effect.may_arrive if isinstance(candidate, InFlight) else candidate.in_doubt
+        )
+        if candidate.action.action_id == data.action_id and not is_known:
+            operation, message = candidate.action.operation, data.error.message
+            unlisted = is_unlisted(candidate.action, context.capabilities)
             yield ActionDoubted(
                 data.action_id, operation, data.attempt, message, unconfirmed=unlisted
             )
@@ -197,7 +199,7 @@ def _ended_with_possible_effect(state: ResourceState, context: Context) -> tuple
     """Return the ended actions for which another call may still have an effect."""
     if not context.capabilities.idempotency_keys:
         return state.actions.ended
-    # An API with keys returns its first response to every further call of a creation.
+    # An API with keys returns its first response to every later call of a creation.
     return tuple(
         each
         for each in state.actions.ended
@@ -312,7 +314,7 @@ def _is_replaced_object(
 def _after_failure(
     data: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Return the event of a failed attempt.
+    """Return the event for a failed attempt.
 
     The object that conflicts may be the action's own result.
     """
@@ -334,8 +336,8 @@ def _after_failure(
     if error.error_class != "Conflict":
         return failed
     if data.object is None and not data.replayed and (flight.unknown_results or data.redelivered):
-        # The conflicting object may be our own, or our call may still run. A repetition or a lookup
-        # shows it.
+        # The conflicting object may be our own, or our call may still be running. A retry or a
+        # lookup will show which.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
     finding = judge_conflict(action, data.object, context, uncertain=uncertain)

@@ -69,10 +69,10 @@ def _declared_part(action: Action, state: ResourceState) -> tuple[Fields, dict[s
     is_wanted = desired.is_declared and spec is not None and spec.policy.mode in _WRITING_MODES
     fields = desired.fields
     if action.operation == "Update" and not is_wanted:  # it only removes the owner label
-        before = None if state.owned is None else state.owned.applied
-        fields = {} if before is None else before.fields
-    ours = {OWNER_LABEL} if spec is None else spec.labels.keys() | {OWNER_LABEL}
-    labels = {name: value for name, value in action.labels.items() if name in ours}
+        applied = None if state.owned is None else state.owned.applied
+        fields = {} if applied is None else applied.fields
+    declared_names = {OWNER_LABEL} if spec is None else spec.labels.keys() | {OWNER_LABEL}
+    labels = {name: value for name, value in action.labels.items() if name in declared_names}
     ignored = () if spec is None else ignored_paths(spec.policy)
     return without_ignored(fields, ignored), without_ignored(labels, ignored, f"{LABELS}.")
 

@@ -123,7 +123,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     is_listing_disproved: bool = False
     doubted: LossCount | None = None  # counts of the listing that the loss guard rejected
     read_requested_at: int | None = (
-        None  # intake position of a requested read that has not come yet
+        None  # intake position of a requested read that has not arrived yet
     )
 
 
@@ -133,7 +133,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     action: Action
     attempt: int = 1
     failed: ActionError | None = None  # error of the last attempt, until the next attempt starts
-    failed_at: datetime | None = None  # bus time of that error, or of the approval of a repetition
+    failed_at: datetime | None = None  # bus time of that error, or of the approval of a retry
     retry_at: datetime | None = None
     retry_seconds: float = 0.0  # duration of the wait that ends at `retry_at`
     base: Applied | None = None  # base of the three-way comparison after a success
@@ -146,7 +146,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     is_lookup: bool = False  # whether the current attempt is a lookup, not a call
     is_unclear: bool = False  # whether the lookup after the last unknown result was inconclusive
     hold_message: str = ""  # what an operator must decide
-    abandoned: bool = False  # by an operator
+    abandoned: bool = False  # whether an operator abandoned the action
 
     @property
     def is_held(self) -> bool:
@@ -157,8 +157,8 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     def is_in_doubt(self) -> bool:
         """Whether an attempt may have taken effect, and no later lookup shows that none did.
 
-        An update or deletion with a partial effect needs no lookup, because the next write corrects
-        it.
+        An update or deletion with a partial effect does not need a lookup, because the next write
+        corrects it.
         """
         return self.unknown_results > 0 or self.may_be_partial
 
@@ -173,8 +173,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
     ``created_uids``: uids of all objects that a creation is known to have created. There are
     several if a redelivered call created the object again after its deletion. ``unowned_uids``:
-    those that the log does not own yet. ``obstacle``: uid of the object that had the name of a
-    creation.
+    those that the log does not own yet. ``obstacle``: uid of the object that already had the name
+    that a creation requested.
     """
 
     action: Action
@@ -198,9 +198,9 @@ class Actions(msgspec.Struct, frozen=True, gc=False):
     disowned: dict[str, int] = {}  # version of the event that ended the ownership, by uid
     # intake position of the newest result; observations that began earlier are stale
     effect_position: int = 0
-    effect_at: datetime | None = None  # by the clock of the bus
-    has_created: bool = False  # since the declaration
-    # whether a creation may have created an object that the log does not know
+    effect_at: datetime | None = None  # bus time of that result
+    has_created: bool = False  # whether an object was created since the declaration
+    # whether a creation may have created an object that the log does not contain
     uncertain_create: bool = False
 
 

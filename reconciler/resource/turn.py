@@ -41,7 +41,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     data: IntakeData
     # position of the first message with this source and id; None if not looked up (ADR 0016)
     first_position: int | None = None
-    stored_at: datetime | None = None  # by the bus's clock
+    stored_at: datetime | None = None  # bus time of the message
 
     @property
     def effective_position(self) -> int:
@@ -87,9 +87,9 @@ class Context(msgspec.Struct, frozen=True):
     reference_graph: Mapping[str, tuple[str, ...]] = {}
     # Raises `InvalidManifestError` for the spec of an unusable definition.
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
-    # Raises the same, or `UnknownKindError`, for an invalid part of a composed resource.
+    # Raises `InvalidManifestError` or `UnknownKindError` for an invalid part of a composition.
     check_part: Callable[[Manifest], None] = lambda _manifest: None
-    # The same for a part that differs only in its name from one that was checked.
+    # Like `check_part`, for a part that differs from a checked one only in its name.
     check_part_name: Callable[[Manifest], None] = lambda _manifest: None
     # Remedy for a missing kind or provider. It depends on the process, so it is only in refusals,
     # never in events.
@@ -120,7 +120,7 @@ class Context(msgspec.Struct, frozen=True):
     def grace_seconds(self, config_name: str, state: ResourceState) -> float:
         """Return the time in seconds that the API may take to show a write of this resource.
 
-        The maximum of the declared grace, the provider's, and the one learned from the resource.
+        It is the maximum of the ProviderConfig's, the provider's and the resource's learned grace.
         """
         config = self.configs.get(config_name)
         capabilities = None if self.kind is None else self.kind.capabilities

@@ -1,7 +1,7 @@
-"""Objects that prove a second copy of this log, and the hold of their API (ADR 0065).
+"""Objects that prove that a second copy of this log exists, and the hold of their API (ADR 0065).
 
 Two copies of a data directory have the same log id, so they write the same owner labels. Any client
-can copy a label, and the idempotency key beside it. But the key of an action that this log has not
+can copy a label together with the idempotency key. But the key of an action that this log has not
 decided yet exists only if another copy of the log decided it.
 """
 
@@ -74,7 +74,7 @@ def newer_action(existing: ExternalObject, spaces: KeySpaces, known_version: int
 
 
 def hold_for_twin(step: ActionDecided | ActionRetried, context: Context) -> Step:
-    """Return the step, or a hold while writes to its API are held."""
+    """Return the step, or the hold of its API."""
     name = step.action.provider_config
     hold = context.twins.get(name)
     if hold is None or not hold.is_held:

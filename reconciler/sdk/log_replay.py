@@ -74,7 +74,7 @@ class LogReplay:
         self._report_later_damage()
         if self._feed is None:
             follow = self._log.follow(
-                self.position, damaged=self._record_damage, tokens=self._tokens
+                self.position, on_damage=self._record_damage, tokens=self._tokens
             )
             self._feed = await self._closing.enter_async_context(follow)
         while True:

@@ -19,7 +19,7 @@ async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_conne
 ) -> None:
     """A server that is killed forgets a delivery of the last milliseconds."""
     reader = JetStreamActionReader(bus)
-    await reader.take_from("default", 4)
+    await reader.add_queue("default", 4)
 
     async def deliver() -> ActionDelivery:
         key = new_key()
@@ -44,4 +44,4 @@ async def test_a_queue_for_which_the_account_has_no_room_is_reported_as_such(
     monkeypatch.setattr("infra.bus.actions.ensure_worker_consumer", refuse)
     reader = JetStreamActionReader(bus)
     with pytest.raises(QueueRefusedError, match="maximum consumers"):
-        await reader.take_from(log.log_id, 4)
+        await reader.add_queue(log.log_id, 4)

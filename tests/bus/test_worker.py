@@ -117,7 +117,7 @@ class Bus:
         self.ids: list[str] = []
         self.rooms = 0
 
-    async def take_from(self, provider_config: str, limit: int) -> None: ...
+    async def add_queue(self, provider_config: str, limit: int) -> None: ...
 
     def free_slot(self, delivery: ActionDelivery) -> None:
         assert delivery
@@ -240,7 +240,7 @@ class FullBus(Bus):
         self.has_room = False
         self.taken = asyncio.Event()
 
-    async def take_from(self, provider_config: str, limit: int) -> None:
+    async def add_queue(self, provider_config: str, limit: int) -> None:
         self.was_called.set()
         if not self.has_room:
             raise QueueRefusedError("maximum consumers limit reached")

@@ -89,7 +89,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     assert (waiting.verdict, waiting.details) == ("ok", "none; 3 in flight, all accounted for")
 
     reader = JetStreamActionReader(world.nc)
-    await reader.take_from("default", len(NAMES))
+    await reader.add_queue("default", len(NAMES))
     deliveries = [*await reader.next_batch()]
     while len(deliveries) < len(NAMES):
         deliveries += await reader.next_batch()

@@ -42,7 +42,7 @@ PARTS_OF_A_DEFINITION = (
     rest_definition.Call,
     rest_definition.Listing,
     rest_definition.Paging,
-    rest_definition.NamePlace,
+    rest_definition.NameField,
     rest_definition.MetadataField,
     rest_definition.Idempotency,
     rest_definition.ErrorRule,

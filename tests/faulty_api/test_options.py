@@ -94,7 +94,7 @@ class TestWhite(WithOption, HttpFaultContract):
     ) -> None:
         provider_of = {"Unmarked": Unmarked, "Hasty": Hasty}[broken]
         provider = provider_of(ProviderConfigSpec("white", endpoint), Secrets(), CallPermit())
-        case = self.test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated
+        case = self.test_a_create_interrupted_before_any_request_continues_when_repeated
         with pytest.raises(pytest.fail.Exception, match="before request"):
             await case(provider, name)
         await provider.close()

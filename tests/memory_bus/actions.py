@@ -122,7 +122,7 @@ class MemoryActionReader:
         self._leased: dict[int, str] = {}
         self._without_slot: set[int] = set()
 
-    async def take_from(self, provider_config: str, limit: int) -> None:
+    async def add_queue(self, provider_config: str, limit: int) -> None:
         self._most[provider_config] = limit
         self._network.send("actions", self._queue.serve)
 

@@ -206,11 +206,11 @@ class MemoryLog:
         self,
         after: int = 0,
         *,
-        damaged: DamageListener | None = None,
+        on_damage: DamageListener | None = None,
         max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
         return self._follow(
-            after, LogChains(damaged or _ignore, after=after, max_resources=max_resources)
+            after, LogChains(on_damage or _ignore, after=after, max_resources=max_resources)
         )
 
     @asynccontextmanager

@@ -224,7 +224,7 @@ _OPERATION_CHOICES: tuple[Callable[[Bus, random.Random], Any], ...] = (
 
 
 async def play(bus: Bus, seed: int) -> list[str]:
-    await bus.actions.take_from("default", 16)
+    await bus.actions.add_queue("default", 16)
     dice = random.Random(f"operations/{seed}")
     answers: list[str] = []
     for number in range(_OPERATION_COUNT):

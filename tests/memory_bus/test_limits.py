@@ -114,7 +114,7 @@ async def check_leases(bus: Bus, dice: random.Random) -> Any:
     """Actions take slots, too."""
     count = SLOTS + dice.randint(1, _MAX_EXTRA)
     await _append(bus, count)
-    await bus.actions.reader.take_from("default", 10 * SLOTS)  # slots are the limit
+    await bus.actions.reader.add_queue("default", 10 * SLOTS)  # slots are the limit
     held = await bus.actions.wait_for(SLOTS)
     results: list[Any] = [_order(held), await bus.actions.other_positions(held)]
     deliveries = dice.sample(held, dice.randint(1, SLOTS))

@@ -131,7 +131,7 @@ def row_of(story: Story) -> StatusRow:
 
 def test_what_is_not_as_it_should_be_says_since_when():
     story = converged_story()
-    assert (row_of(story).unmet_since, row_of(story).waits_since) == (None, None)
+    assert (row_of(story).unmet_since, row_of(story).waiting_since) == (None, None)
     story.declare({"type": "Square", "color": "Green"})
     story.fail("NotDone", message="refused 1")
     began = story.now
@@ -141,7 +141,7 @@ def test_what_is_not_as_it_should_be_says_since_when():
     assert row_of(story).unmet_since == dict.fromkeys(("Converged", "Ready", "Degraded"), began)
     story.wake(600)
     story.fail("Throttled")
-    assert row_of(story).waits_since == story.now, "another reason is another wait"
+    assert row_of(story).waiting_since == story.now, "another reason is another wait"
     story.wake(3600)
     story.succeed()
     assert row_of(story).unmet_since is None
@@ -158,7 +158,7 @@ def test_what_waits_for_another_resource_waits_since_it_named_that_one():
         outcome = OutcomeRecorded("Waiting", 1, "NotReady", f"waits for {name}", conditions)
         event = LogEvent(f"e{at}", "r", "t", str(story.key), at, row.version + 1, outcome)
         fold_status(row, 1, event)
-        return row.waits_since
+        return row.waiting_since
 
     row = StatusRow(story.key.namespace, story.key.kind, story.key.name)
     first = waits_for("one", 1)

@@ -42,7 +42,7 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import action, is_cut, with_version_of
+from reconciler.provider.contract import action, is_interrupted, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.acme_gate import AcmeGate, acme_gate
@@ -656,7 +656,7 @@ async def test_a_crash_after_any_request_continues_with_the_same_order(
         name = f"web{request}"
         creation = create({**OVER_ACME, "dnsNames": [f"{name}.test"]}, name)
         ordered, signed = gate.count("order"), gate.count("finalize")
-        was_cut = await is_cut(request, provider.create(creation))
+        was_cut = await is_interrupted(request, provider.create(creation))
         between = await provider.read(name)
         effect = await provider.create(creation)
 
@@ -677,7 +677,7 @@ async def test_a_deletion_removes_the_key_of_an_unfinished_creation(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
-    assert await is_cut(4, provider.create(create()))  # before the authority signs
+    assert await is_interrupted(4, provider.create(create()))  # before the authority signs
     folder = root / STORE / "certificates"
     assert list(folder.glob("web/*.key"))
 
@@ -895,7 +895,7 @@ async def test_a_withdrawn_certificate_is_revoked_at_the_ca_and_a_repeat_succeed
     observed_certificate = await create_certificate(provider, {**OVER_ACME, "revokeOnDelete": True})
     delete = with_version_of(action("Delete", "web", {}), observed_certificate)
     for step in range(1, 10):
-        if not await is_cut(step, provider.delete(delete)):
+        if not await is_interrupted(step, provider.delete(delete)):
             break
     assert gate.count("revoke") >= 1
     assert await provider.read("web") is None

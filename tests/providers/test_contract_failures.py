@@ -177,17 +177,17 @@ class TestBoxes(ProviderContract):
 @pytest.mark.parametrize(
     ("provider", "case", "remedy"),
     [
-        (NeverAsks, "no_request_is_sent_before_leave_to_call_is_given", "permit.before_request()"),
-        (Forgetful, "an_update_of_an_old_version_shows_what_is_there_now", "with_obstacle"),
+        (NeverAsks, "no_request_is_sent_before_the_permit_allows_it", "permit.before_request()"),
+        (Forgetful, "an_update_of_an_old_version_reports_the_current_object", "with_obstacle"),
         (Unlabelled, "a_created_object_is_read_as_it_was_declared", "one function"),
         (Widening, "a_created_object_is_read_as_it_was_declared", "Kind.normalize"),
         (Unscoped, "a_listing_shows_the_scopes_prefix_only", "scope.has"),
         (
             Overwriting,
-            "a_create_on_a_strangers_object_shows_the_obstacle_and_changes_nothing",
+            "a_create_over_another_clients_object_reports_it_and_changes_nothing",
             "with_obstacle",
         ),
-        (Sure, "deleting_what_is_absent_is_a_success", "absent=True"),
+        (Sure, "deleting_an_absent_object_succeeds", "absent=True"),
     ],
 )
 async def test_a_failure_names_the_helper_that_is_missing(

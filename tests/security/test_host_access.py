@@ -29,7 +29,7 @@ from reconciler.provider.host_access import (
     find_refused_use,
     is_host_address,
     names_host,
-    uses_nothing,
+    no_host_uses,
 )
 from reconciler.provider.kind import PROVIDER_CONFIG, Kind, installed_kinds
 from tests.cli.runner import REPOSITORY
@@ -292,7 +292,7 @@ def test_every_field_of_a_container_is_classified():
 def test_every_kind_is_classified():
     """A new kind must be classified: does it give access to the host?"""
     kinds = [kind for kind in installed_kinds().values() if kind.is_external]
-    kinds_with_access = {kind.name for kind in kinds if kind.find_host_uses is not uses_nothing}
+    kinds_with_access = {kind.name for kind in kinds if kind.find_host_uses is not no_host_uses}
     assert kinds_with_access == {
         *(
             "Container",

@@ -188,7 +188,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         try:
             async with self._change_lock:
                 if not creation.is_settled:
-                    with self._permit.outside_of_action():  # most of them belong to other actions
+                    with self._permit.exclude_writes():  # most of them belong to other actions
                         await self._create_all()
                 if creation.error is not None:
                     raise creation.error

@@ -15,13 +15,13 @@ from events.names import ResourceKey
 from events.reference import Reference
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from reconciler.provider import Capabilities
-from reconciler.provider.host_access import HostUse, uses_nothing
+from reconciler.provider.host_access import HostUse, no_host_uses
 from reconciler.provider.kind import (
     ComposedKind,
     Progress,
     Readiness,
     Removal,
-    removes_nothing,
+    no_removal,
 )
 from reconciler.provider.lazy import lazy
 
@@ -53,8 +53,8 @@ def composed_kind(
     provider: str = "infra.providers.composition.provider:CompositionProvider",
     extra: str = "",
     find_references: Callable[[Fields, str], Sequence[Reference]] | None = None,
-    count_removed: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
-    find_host_uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
+    count_removed: Callable[[Fields, ExternalObject], Removal] = no_removal,
+    find_host_uses: Callable[[Fields], Sequence[HostUse]] = no_host_uses,
 ) -> ComposedKind:
     """Build a kind whose objects are sets of other resources. See ``lazy`` for ``provider``."""
     return ComposedKind(

@@ -195,7 +195,7 @@ class DisksProvider(NamedObjects[_Disk]):
 
     async def _unfinished_step(self, function: Callable[[], _T]) -> _T:
         """Run a step on the unfinished image, which is not a disk yet."""
-        with self._permit.outside_of_action():
+        with self._permit.exclude_writes():
             return await self._step(function)
 
     # --- in a thread: creation

@@ -249,7 +249,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         if not commands:
             return False
         try:
-            with self.nft.permit.outside_of_action():
+            with self.nft.permit.exclude_writes():
                 await self.nft.apply(commands)
         except MissingError as error:
             if listing is not None:

@@ -233,7 +233,7 @@ def _update_part(part: Part, row: StatusRow | None) -> Part:
     source = row.not_ready or row
     is_ready = row.outcome == "Converged" and row.not_ready is None
     outcome = row.outcome if row.declared else f"{row.outcome}, withdrawn"
-    return Part(part.resource, outcome, is_ready, source.reason, source.message, row.waits_since)
+    return Part(part.resource, outcome, is_ready, source.reason, source.message, row.waiting_since)
 
 
 def _settled_generation(stored: Sequence[StoredEvent], row: StatusRow) -> int:

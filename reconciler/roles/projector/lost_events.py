@@ -88,7 +88,7 @@ async def find_short_end(
     known = read_checkpoint(checkpoint)
     row_position = 0 if known is None else known.position
     resource, state_position = await log.newest_state()
-    if accepted is not None and accepted.lost_earlier(resource):
+    if accepted is not None and accepted.has_earlier_loss(resource):
         state_position = 0  # the newest state is older than the accepted loss
     last = await log.last_position()  # read last, because the log only grows
     position = max(row_position, state_position)
@@ -134,7 +134,7 @@ async def _check_attributed(log: LogWithGaps, rows: NamedRows, models: ReadModel
 
 async def _count_attributed(log: LogEnds, models: ReadModels) -> int:
     """Count the lost events that belong to resources with a row."""
-    rows = [row for name, row in models.status.items() if not models.lost_earlier(name)]
+    rows = [row for name, row in models.status.items() if not models.has_earlier_loss(name)]
     newest = await log.newest_positions([row.key for row in rows])
     truncated = [row for row in rows if row.position > newest.get(row.key, 0)]
     versions = await log.newest_versions([row.key for row in truncated])

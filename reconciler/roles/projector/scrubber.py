@@ -61,7 +61,7 @@ class Scrubber:
     async def scrub(self, *, share: float = _SHARE) -> int:
         """Verify the whole log once. Return the number of valid events."""
         valid_events = 0
-        async with self._log.follow(0, damaged=self._damaged) as feed:
+        async with self._log.follow(0, on_damage=self._damaged) as feed:
             while not feed.caught_up:
                 began = self._clock()
                 valid_events += len(await feed.next_events())

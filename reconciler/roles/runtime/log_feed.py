@@ -70,7 +70,7 @@ class LogFeed:
     async def run(self) -> None:
         """Follow the log until canceled."""
         async with self._log.follow(
-            self._after, damaged=self._record_damage, max_resources=MAX_TRACKED_RESOURCES
+            self._after, on_damage=self._record_damage, max_resources=MAX_TRACKED_RESOURCES
         ) as feed:
             while True:
                 self._report_damage()

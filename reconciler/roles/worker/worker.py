@@ -195,7 +195,7 @@ class Worker:
             names, self._configs_to_fetch = sorted(self._configs_to_fetch), set[str]()
             for name in names:
                 try:
-                    await self._reader.take_from(
+                    await self._reader.add_queue(
                         name, _ACTIONS_PER_CALL * self._max_concurrent_calls(name)
                     )
                 except QueueRefusedError as error:  # the other APIs continue

@@ -32,7 +32,7 @@ async def test_only_actions_are_delivered_and_in_order(bus: Bus) -> None:
     actions, other_key = reading(bus), new_key()
     await bus.log.append([ResourceAppend(other_key, events(other_key, 1, 2), 0)])
     ids = await decide(bus, 5)
-    await actions.reader.take_from("default", 10)
+    await actions.reader.add_queue("default", 10)
     deliveries = await actions.wait_for(5)
     assert [each.event.id for each in deliveries] == ids
     assert [each.position for each in deliveries] == [3, 4, 5, 6, 7]
@@ -42,20 +42,20 @@ async def test_only_actions_are_delivered_and_in_order(bus: Bus) -> None:
 
 async def test_only_actions_of_the_requested_configurations_are_delivered(bus: Bus) -> None:
     actions = reading(bus)
-    await actions.reader.take_from("one", 10)
+    await actions.reader.add_queue("one", 10)
     await decide(bus, 1, "other")
     ids = await decide(bus, 1, "one")
     [received_delivery] = await actions.wait_for(1)
     assert [received_delivery.event.id] == ids
     assert not await actions.other_positions([received_delivery])
-    await actions.reader.take_from("other", 10)
+    await actions.reader.add_queue("other", 10)
     assert await actions.wait_for(1, but=[received_delivery])
 
 
 async def test_each_action_is_delivered_to_one_worker(bus: Bus) -> None:
     first, second = reading(bus), reading(bus)
-    await first.reader.take_from("default", 10)
-    await second.reader.take_from("default", 10)
+    await first.reader.add_queue("default", 10)
+    await second.reader.add_queue("default", 10)
     await decide(bus, 4)
     deliveries: list[ActionDelivery] = []
     while len(deliveries) < 4:
@@ -67,7 +67,7 @@ async def test_each_action_is_delivered_to_one_worker(bus: Bus) -> None:
 
 async def test_a_worker_receives_no_more_actions_than_its_capacity(bus: Bus) -> None:
     actions = reading(bus)
-    await actions.reader.take_from("default", 2)
+    await actions.reader.add_queue("default", 2)
     ids = await decide(bus, 4)
     deliveries = await actions.wait_for(2)
     assert not await actions.other_positions(deliveries)
@@ -80,7 +80,7 @@ async def test_a_worker_receives_no_more_actions_than_its_capacity(bus: Bus) -> 
 
 async def test_an_action_is_redelivered_when_its_lease_ends_unless_it_is_extended(bus: Bus) -> None:
     actions = reading(bus)
-    await actions.reader.take_from("default", 10)
+    await actions.reader.add_queue("default", 10)
     await decide(bus, 2)
     kept_delivery, lost_delivery = await actions.wait_for(2)
     again: list[ActionDelivery] = []
@@ -92,10 +92,10 @@ async def test_an_action_is_redelivered_when_its_lease_ends_unless_it_is_extende
 
 async def test_the_actions_of_a_closed_worker_are_redelivered_immediately(bus: Bus) -> None:
     first, second = reading(bus), reading(bus)
-    await first.reader.take_from("default", 10)
+    await first.reader.add_queue("default", 10)
     ids = await decide(bus, 1)
     await first.wait_for(1)
-    await second.reader.take_from("default", 10)
+    await second.reader.add_queue("default", 10)
     assert not await second.next_within(0.2)
     first.close()
     await first.reader.close()
