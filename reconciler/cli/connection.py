@@ -174,7 +174,7 @@ def read_up_file(data: Path) -> UpFile | None:
 def _is_lock_held(path: Path) -> bool:
     """Return whether a process holds the lock. Unlike a pid, a lock cannot be reused."""
     if sys.platform == "win32":
-        return False  # `up` does not run there
+        return False  # `up` does not run on Windows
     import fcntl  # noqa: PLC0415 - not available on Windows
 
     with path.open("rb") as lock:

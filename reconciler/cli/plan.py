@@ -143,8 +143,8 @@ async def make_plan(
     )
 
 
-async def _list_objects(foresight: Foresight, places: Collection[ListingTarget]) -> None:
-    """List the objects in each place with its planned config; raises ``CommandError``."""
+async def _list_objects(foresight: Foresight, targets: Collection[ListingTarget]) -> None:
+    """List the objects of each target with its planned config; raises ``CommandError``."""
     name = ""
     pool = ProviderPool(
         foresight.kinds, foresight.configurations, open_stores(find_secrets_directory())
@@ -152,7 +152,7 @@ async def _list_objects(foresight: Foresight, places: Collection[ListingTarget])
     try:
         for name, config in sorted(foresight.configurations.by_name.items()):
             for kind in foresight.kinds.of_provider(config.provider):
-                if not kind.lists or ListingTarget(name, kind.name) not in places:
+                if not kind.lists or ListingTarget(name, kind.name) not in targets:
                     continue
                 provider = pool.get(name, kind.name)
                 pages = provider.pages(config.scope, page_size=config.limits.page_size)

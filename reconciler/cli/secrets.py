@@ -36,8 +36,8 @@ FormerReader = Annotated[
 Directory = Annotated[
     NamedPath | None,
     Parameter(
-        help="The secrets directory. Default: $RECONCILER_SECRETS, or the one of `up` in this "
-        "directory."
+        help="The secrets directory. Default: $RECONCILER_SECRETS, or the one that `up` uses in "
+        "this directory."
     ),
 ]
 

@@ -108,7 +108,7 @@ class Stack:
 
     @property
     def local_apis(self) -> list[LocalApi]:
-        """The APIs that run here, each with the ProviderConfig that must point to it."""
+        """The APIs on this machine, each with the ProviderConfig that must point to it."""
         apis = [] if self.api_url is None else [build_example_api(self.api_url)]
         apis += [components.build_bus_api(name, self.nats_url) for name in self.bus_apis]
         return apis + [components.build_local_api(*each) for each in self.components.items()]

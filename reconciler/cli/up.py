@@ -249,7 +249,7 @@ async def _correct_configs(plan: UpOptions, stack: Stack, nc: Client) -> list[Co
     """Correct existing configurations before the roles use them; return the other changes."""
     changes: list[ConfigChange] = []
     for api in stack.local_apis:
-        resync = plan.resync if api.least_resync_seconds is None else None
+        resync = plan.resync if api.min_resync_seconds is None else None
         changes.append(await plan_config_change(nc, api, resync))
     stack.notes += [change.note for change in changes if change.note]
     corrections = [change for change in changes if change.is_correction]

@@ -99,7 +99,7 @@ class Client:
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
         ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` if it is
-        unknown whether the declaration was stored or decided. You can then safely repeat it. With
+        unknown whether the declaration was stored or processed. You can safely repeat it. With
         an expected generation, the repeat may be refused as stale, because the first attempt
         succeeded.
         """
@@ -201,7 +201,7 @@ class Client:
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
-        """Declare resources and return when the messages are stored, before they are decided.
+        """Declare resources and return when the messages are stored, before they are processed.
 
         The outcomes include refusals. Raises as ``declare``, except for refusals.
         """
@@ -420,15 +420,15 @@ class Client:
         ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
         ``InvalidNameError`` and ``PositionNotFoundError``.
         """
-        interest = EventFilter(namespace, kind, name, actor, outcome, event_names)
-        between = await span(self._nc, since, until)
-        return await newest_events(self._nc, interest, between, limit)
+        event_filter = EventFilter(namespace, kind, name, actor, outcome, event_names)
+        log_span = await span(self._nc, since, until)
+        return await newest_events(self._nc, event_filter, log_span, limit)
 
     async def moment(self, when: When) -> Moment:
         """Return a moment of the log: a position, or the newest event at or before a time.
 
         Pass its position as ``at`` if several responses must show the same moment. Raises
-        ``PositionNotFoundError`` if the log has no events of that time.
+        ``PositionNotFoundError`` if the log has no events from that time.
         """
         return await moment(self._nc, when)
 
@@ -512,7 +512,7 @@ class Client:
         return filter_letters(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Return the numbers of messages that were discarded beyond their namespace's share."""
+        """Return how many messages were discarded beyond each namespace's share."""
         return await self._bus.discarded()
 
     async def read_clock(self) -> BusClock:

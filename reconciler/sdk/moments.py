@@ -42,7 +42,7 @@ class Moment(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def format_time(time: datetime) -> str:
-    """Return a time in the format of all tables: UTC, to the millisecond."""
+    """Return a time in the format that all tables use: UTC, to the millisecond."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -329,14 +329,14 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (
         DriftDetected(1, missing=True, suspected_action="a/Shape/x@5"),
-        "The object is missing; action a/Shape/x@5 of Reconciler, whose result was unknown, "
+        "The object is missing; Reconciler's action a/Shape/x@5, whose result was unknown, "
         "may have deleted it",
     ),
     (
         DriftDetected(
             1, differences=(FieldDifference("size", None, 3),), suspected_action="a/Shape/x@5"
         ),
-        "The object differs: size is 3 (declared: not set); action a/Shape/x@5 of Reconciler, "
+        "The object differs: size is 3 (declared: not set); Reconciler's action a/Shape/x@5, "
         "whose result was unknown, may have written it",
     ),
     (

@@ -109,7 +109,7 @@ async def check_streams(nc: Client) -> list[Finding]:
 
 
 async def _paused(nc: Client, stream: str) -> list[str]:
-    """Return the paused consumers of a stream that a role created for its own reading."""
+    """Return a stream's paused consumers that a role created to read it."""
     return [
         f"{stream}/{each['name']}"
         for each in await consumer_infos(nc, stream)
@@ -188,7 +188,7 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     decided = [await read_subject(nc, LOG, subject, limit=1) for subject in subjects]
     verdict: Verdict = "fail" if any(decided) else "warn"
     text = (
-        f"no worker pulls messages of {plural(len(names), 'ProviderConfig')}: {list_first(names)}"
+        f"no worker pulls messages for {plural(len(names), 'ProviderConfig')}: {list_first(names)}"
     )
     remedy = (
         "Start one: `reconciler run worker` or `reconciler up`. If one is running, its log shows "

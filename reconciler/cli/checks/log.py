@@ -37,7 +37,7 @@ _DISCARDED_WARNING_PERIOD = timedelta(days=7)
 _POSSIBLE_LOSS_REASONS = frozenset(
     {
         ("Disputed", "LabelNotInLog"),
-        ("Disputed", "OwnedByAnother"),  # by an id that the log lacks
+        ("Disputed", "OwnedByAnother"),  # the log may lack the events of that owner
         ("Disputed", "OwnershipNotInLog"),
         ("Conflict", "AlreadyExists"),
         ("Held", Hold.DELETION_GUARD),
@@ -208,9 +208,9 @@ async def check_discarded(nc: Client) -> Finding:
             "discarded", "ok", f"{text}; none in the last {_DISCARDED_WARNING_PERIOD.days} days"
         )
     remedy = (
-        "Stop the publisher, or correct its messages. At stage quota, too many messages of a "
-        "namespace waited: publish more slowly. Each namespace may use at most a quarter of the "
-        "space for dead letters (`reconciler deadletters list`). To make room, see "
+        "Stop the publisher, or correct its messages. At stage quota, too many messages from a "
+        "namespace were waiting: publish more slowly. Each namespace may use at most a quarter of "
+        "the space for dead letters (`reconciler deadletters list`). To make room, see "
         '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
         f"{_DISCARDED_WARNING_PERIOD.days} days after the last discarded message."
     )

@@ -35,7 +35,7 @@ from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.past_state import LastObservation, last_observation, past_until, read_past
 from reconciler.cli.past.summaries import Line, describe_history
-from reconciler.cli.resource_table import owns_object
+from reconciler.cli.resource_table import format_owned
 from reconciler.cli.search import find_resource
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
@@ -299,7 +299,7 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
         ("outcome", colored(row.outcome or "Pending")),
         ("reason", reason),
         ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
-        ("owned", owns_object(row)),
+        ("owned", format_owned(row)),
         ("provider config", row.provider_config),
         ("external name", row.external_name),
         ("drifts", str(row.drifts)),

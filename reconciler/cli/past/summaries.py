@@ -329,7 +329,7 @@ def describe_drift(data: DriftDetected) -> str:
         if data.missing:
             return "The object was deleted outside of Reconciler"
         return f"The object was changed outside of Reconciler: {parts}"
-    action = f"action {data.suspected_action} of Reconciler, whose result was unknown, may have"
+    action = f"Reconciler's action {data.suspected_action}, whose result was unknown, may have"
     if data.missing:
         return f"The object is missing; {action} deleted it"
     return f"The object differs: {parts}; {action} written it"
@@ -475,9 +475,9 @@ def _duplicate_call_suffix(data: ActionSucceeded | ActionFailed) -> str:
 
 
 def _describe_outcome(data: OutcomeRecorded) -> str:
-    of = f" of generation {data.generation}" if data.generation else ""
+    generation = f" of generation {data.generation}" if data.generation else ""
     reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
-    return f"The outcome{of} is {data.outcome}{reason}{message_suffix(data.message)}"
+    return f"The outcome{generation} is {data.outcome}{reason}{message_suffix(data.message)}"
 
 
 def message_suffix(message: str) -> str:

@@ -1,4 +1,4 @@
-"""First positions of declarations. One that is sent again keeps its first position (ADR 0016)."""
+"""First positions of declarations, which they keep when they are sent again (ADR 0016)."""
 
 from __future__ import annotations
 

@@ -162,9 +162,9 @@ async def compare_listing(
 ) -> Findings:
     """Compare a complete listing with the rows of all resources.
 
-    A hundred thousand objects take some seconds of CPU, in slices. The rows may change in the
+    A hundred thousand objects take some seconds of CPU time, in slices. The rows may change in the
     meantime. An observation contains its age, from which the resource decides what it proves.
-    Observations contain no secret that ``searches`` detects, by default those of this process.
+    Observations contain no secret that ``searches`` detects; it defaults to this process's secrets.
 
     ``known_position``: log position of the rows at the time of this call. ``deleted_ids``: ids of
     recently deleted objects, which no other resource may adopt. ``late_ids``: ids that were deleted
@@ -290,7 +290,7 @@ def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
     """Return whether an incorrect listing would lead to a second object without a conflict.
 
     It would if the object has a second name, or the API assigns ids: each lagging listing would
-    create another object. It also may if a listing was incorrect before.
+    create another object. The same applies if an earlier listing was incorrect.
     """
     has_own_id = row.owned and not listing.unique_names
     return has_own_id or row.listing_disproved or bool(row.declared_name)
@@ -562,9 +562,9 @@ async def _count_unmanaged(
     """Count the undeclared objects to delete, and all objects that count as owned."""
     unmanaged, total = 0, 0
     async for chunk in in_slices(objects.items()):
-        own_log_id = [name for name, each in chunk if is_owned(each)]
-        total += len(own_log_id)
-        unmanaged += sum(1 for name in own_log_id if not any(map(_has_claim, known.get(name, ()))))
+        owned = [name for name, each in chunk if is_owned(each)]
+        total += len(owned)
+        unmanaged += sum(1 for name in owned if not any(map(_has_claim, known.get(name, ()))))
     return UnmanagedCount(unmanaged, total)
 
 

@@ -32,7 +32,7 @@ MIN_FAILED_SECONDS: Final = 60.0
 """Minimum time without a complete listing before a report, even for short intervals."""
 
 MIN_FAILURES: Final = 3
-"""Minimum consecutive failed listings before a report, because one may take an hour."""
+"""Minimum consecutive failed listings before a report, because a single one may take an hour."""
 
 _MAX_MESSAGE_CHARACTERS: Final = 200
 _logger = structlog.get_logger(__name__)
@@ -40,8 +40,8 @@ _logger = structlog.get_logger(__name__)
 
 def is_observed(row: StatusRow, target: ListingTarget) -> bool:
     """Return whether a resource depends on reading its object through a configuration."""
-    is_read_there = (row.provider_config, row.kind) == target
-    return is_read_there and (row.declared or row.owned or row.doubted or row.is_unconfirmed)
+    is_listed = (row.provider_config, row.kind) == target
+    return is_listed and (row.declared or row.owned or row.doubted or row.is_unconfirmed)
 
 
 class ListingHealth:
@@ -85,7 +85,7 @@ class ListingHealth:
         self._ended_at = self._clock()
 
     def record_contradiction(self) -> None:
-        """Record that another observer completes listings, and delay reports of failures here.
+        """Record that another observer completes listings, and delay failure reports from this one.
 
         The delay doubles, so that two observers report less and less often if only one can list.
         """

@@ -1,7 +1,7 @@
 """Read single objects: those that are not ready, and those of APIs without listings.
 
-To report that an object is ready before the next listing, it is read after 1, 2, 4, … seconds, up
-to the listing interval.
+An object that is not ready is read after 1, 2, 4, … seconds, up to the listing interval, so that
+its readiness is reported before the next listing.
 """
 
 from __future__ import annotations

@@ -66,19 +66,21 @@ def reference_messages(
         row = every_row.get(target)
         known = {} if row is None else row.references
         current = _limit_referrers(_current_references(target, index, every_row, damaged), known)
-        for by, (referrer, reference) in current.items():
-            if known.get(by) != reference.on_withdrawal:
-                data = Referenced(by, reference.on_withdrawal)
+        for name, (referrer, reference) in current.items():
+            if known.get(name) != reference.on_withdrawal:
+                data = Referenced(name, reference.on_withdrawal)
                 # Each version of the target needs a new id: an older message may arrive late and
                 # undo this one, and the bus would drop a repetition as a duplicate. A target
                 # without a row may have changed with any event of the log.
                 version = f"at-{models.position}" if row is None else row.version
-                basis = f"{by}/{referrer.version}/{version}"
+                basis = f"{name}/{referrer.version}/{version}"
                 messages.append(_message(ResourceKey.parse(target), data, basis))
         if row is None:
             continue
-        removed = (by for by in sorted(known.keys() - current.keys()) if by not in damaged)
-        messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in removed]
+        removed = [name for name in sorted(known.keys() - current.keys()) if name not in damaged]
+        messages += [
+            _message(row.key, Unreferenced(name), f"{name}/{row.version}") for name in removed
+        ]
     return messages
 
 
@@ -123,18 +125,18 @@ def _current_references(
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return the references to a target by referring resource."""
 
-    def leaving(name: str) -> Iterable[str]:
+    def find_withdrawn_targets(name: str) -> Iterable[str]:
         node = every_row.get(name)
-        is_leaving = node is not None and name not in damaged and not node.declared
-        return [each.target for each in node.refers] if node is not None and is_leaving else ()
+        is_withdrawn = node is not None and name not in damaged and not node.declared
+        return [each.target for each in node.refers] if node is not None and is_withdrawn else ()
 
     return {
         str(row.key): (row, reference)
         for row in select_rows(index.referrers(target), every_row)
         if str(row.key) not in damaged
         if _permits(every_row.get(target), target, row.namespace)
-        # Withdrawn members of a cycle would keep each other, so their order is ignored.
-        if row.declared or not find_cycle(str(row.key), [target], leaving)
+        # Withdrawn members of a cycle would block each other's deletion, so their order is ignored.
+        if row.declared or not find_cycle(str(row.key), [target], find_withdrawn_targets)
         for reference in row.refers
         if reference.target == target
     }
@@ -145,16 +147,16 @@ def _limit_referrers(
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return the references that a target records, at most `MAX_REFERRERS`, to bound its row.
 
-    The target is kept while further references exist, because it records them before the last
-    recorded one is removed.
+    The target is kept while unrecorded references exist, because it records more of them before the
+    last recorded one is removed.
     """
     if len(current) <= MAX_REFERRERS:
         return current
 
-    def rank(by: str) -> tuple[bool, bool, str]:
-        return current[by][1].on_withdrawal != "Keep", by not in known, by
+    def rank(name: str) -> tuple[bool, bool, str]:
+        return current[name][1].on_withdrawal != "Keep", name not in known, name
 
-    return {by: current[by] for by in sorted(current, key=rank)[:MAX_REFERRERS]}
+    return {name: current[name] for name in sorted(current, key=rank)[:MAX_REFERRERS]}
 
 
 def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
@@ -201,11 +203,11 @@ def _target_state(
             values[field] = value
     is_open = known is None or bool(known.cycle) or row.outcome == "Waiting"
 
-    def refers(name: str) -> Iterable[str]:
+    def find_targets(name: str) -> Iterable[str]:
         node = every_row.get(name)
         return [each.target for each in node.refers] if node is not None and node.declared else ()
 
-    cycle = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
+    cycle = find_cycle(str(row.key), [reference.target], find_targets) if is_open else ()
     # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, cycle)
 

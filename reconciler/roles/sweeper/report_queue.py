@@ -1,7 +1,7 @@
-"""Reports to resources: each is published once, and a limited number for each namespace.
+"""Reports to resources: each is published once, and their number per namespace is limited.
 
-A tenant's declarations cause reports: 2,000 resources with 64 references each need 128,000. The
-quota of a namespace does not apply to messages of roles, so the sweeper limits them itself.
+A tenant's declarations cause reports: 2,000 resources with 64 references each need 128,000. A
+namespace's quota does not apply to messages from roles, so the sweeper limits them itself.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.roles.sweeper.reference_index import AffectedResources
 
 MAX_UNPROCESSED_REPORTS: Final = 500
-"""Limit on reports to a namespace that are published, and that the log does not show yet."""
+"""Limit on reports to a namespace that are published but not yet reflected in the log."""
 
 REPEAT_SECONDS: Final = 15.0
-"""Time after which a report that the log does not show is repeated. It doubles each time."""
+"""Time after which a report is repeated if the log does not reflect it; doubles each time."""
 
 MAX_REPEAT_SECONDS: Final = 300.0
 
 _BATCH_RESOURCES: Final = 32
-"""Resources to check together: single checks are slow, and reports beyond the limit are wasted."""
+"""Resources per check: single checks are slow, and reports beyond the limit are wasted."""
 
 _DEFINITION = ("definition", "")
 
 _Topic = tuple[str, str]
-"""What a report is about, for example a target. A newer report about the same replaces it."""
+"""What a report is about, such as a target. A newer report on the same topic replaces it."""
 
 
 class _Published(msgspec.Struct):
     """The last report about a topic. ``content`` is None if the report must be repeated.
 
-    ``unprocessed`` counts it and the reports that it replaced, until they count as lost.
+    ``unprocessed`` counts it and the reports that it replaced, until they are considered lost.
     """
 
     content: object
@@ -82,9 +82,9 @@ class ReportQueue:
     def take(
         self,
         find_reports: Callable[[AffectedResources], Iterable[IntakeMessageOut]],
-        further: Iterable[IntakeMessageOut],
+        extra: Iterable[IntakeMessageOut],
     ) -> list[IntakeMessageOut]:
-        """Check resources, and return the reports to publish, in addition to ``further`` ones.
+        """Check resources, and return the reports to publish, including ``extra`` up to the limit.
 
         The resources of a namespace stay in the queue while it has too many unprocessed reports.
         """
@@ -95,14 +95,14 @@ class ReportQueue:
         reports: list[IntakeMessageOut] = []
 
         def accept(found: Iterable[IntakeMessageOut], namespace: str) -> set[str]:
-            """Accept new reports up to the limit. Return the resources of the other new ones."""
+            """Accept new reports up to the limit. Return the resources of those beyond it."""
             new = [each for each in found if not self._is_published(each)]
             free = max(MAX_UNPROCESSED_REPORTS - unprocessed[namespace], 0)
             reports.extend(new[:free])
             unprocessed[namespace] += len(new[:free])
             return {str(each.key) for each in new[free:]}
 
-        for each in further:
+        for each in extra:
             accept([each], each.key.namespace)
         for namespace, waiting in list(self._to_check.items()):
             while waiting and unprocessed[namespace] < MAX_UNPROCESSED_REPORTS:
@@ -130,7 +130,7 @@ class ReportQueue:
             topics[topic] = _Published(content, count, now + pause, pause)
 
     def handle_event(self, event: LogEvent) -> None:
-        """Forget the reports that an event shows, so that a difference is reported again."""
+        """Forget the reports that an event reflects, so that later differences are reported."""
         topics = self._published.get(event.subject)
         if topics is None:
             return
@@ -161,7 +161,7 @@ class ReportQueue:
         return last is not None and last.content == content
 
     def _expire(self) -> None:
-        """Check the resources again whose reports count as lost."""
+        """Queue the resources whose reports are considered lost for another check."""
         now = self._clock()
         for name, topics in list(self._published.items()):
             for topic, last in list(topics.items()):
@@ -199,7 +199,7 @@ def _topic_of(data: IntakeData) -> tuple[_Topic, object]:
         case DefinitionReported(generation):
             return _DEFINITION, generation
         case _:
-            raise TypeError(f"{type(data).__name__} is not a report of the sweeper")
+            raise TypeError(f"{type(data).__name__} is not a sweeper report")
 
 
 def _namespace(name: str) -> str:

@@ -65,7 +65,7 @@ FULL_SWEEP_SECONDS = 60.0
 """Interval between checks of all references. Other sweeps check only changed ones."""
 
 SECRETS_PER_SLICE = 16
-"""Secrets read without yielding to the event loop, which takes about a millisecond."""
+"""Number of secrets to read before yielding to the event loop, which takes about a millisecond."""
 
 _PAUSE_FACTOR = 9  # pause per sweep duration, so that sweeps take at most 10% of the time
 
@@ -82,7 +82,7 @@ _REFERENCE_EVENTS = (  # events of referrers and targets that may affect referen
     OwnershipClaimed,
     OwnershipReleased,
     OutcomeRecorded,
-    # So that the next sweep corrects a report that was outdated when it was decided.
+    # After these, the next sweep corrects a report that was outdated when it was processed.
     TargetObserved,
     SecretObserved,
 )
@@ -152,7 +152,7 @@ class Sweeper:
             began = loop.time()
             try:
                 await self.sweep()
-            except Exception as error:  # noqa: BLE001 - the next sweep finds the same
+            except Exception as error:  # noqa: BLE001 - the next sweep finds the same work
                 _logger.warning("a sweep failed; retrying", error=str(error))
             # If targets change constantly, not every event may cause a sweep.
             await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - began), SWEEP_SECONDS))
@@ -179,7 +179,9 @@ class Sweeper:
         wake_messages += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
         digests = await self._find_affected()
         definitions = self._definition_messages(every_row, damaged)
-        reports = self._reports.take(lambda some: self._find_reports(some, digests), definitions)
+        reports = self._reports.take(
+            lambda affected: self._find_reports(affected, digests), definitions
+        )
         if wake_messages or reports:
             reach(Failpoint.SWEEPER_FOUND)
             try:
@@ -192,7 +194,7 @@ class Sweeper:
         return len(wake_messages)
 
     async def _find_affected(self) -> dict[NamedSecret, str]:
-        """Add the changed resources to the queue, or periodically all. Return secrets' digests."""
+        """Queue the changed resources, or periodically all. Return the digests of secrets."""
         if self._clock() >= self._full_sweep_at:
             held, every_row = self._models.damage, self._models.status
             linked = (name for name in self._models.linked if name not in held)
@@ -211,7 +213,7 @@ class Sweeper:
     def _find_reports(
         self, affected: AffectedResources, digests: Mapping[NamedSecret, str]
     ) -> list[IntakeMessageOut]:
-        """Return what differs between the rows of resources and what they depend on."""
+        """Return reports of differences between resources and their dependencies."""
         rows = select_rows(affected.targets, self._models.status)
         reports = reference_messages(affected, self._index, self._models)
         return reports + secret_messages(rows, digests)
