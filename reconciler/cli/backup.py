@@ -72,6 +72,6 @@ def _print(saved: SavedLog) -> None:
     )
     if saved.damage:
         out.print(f"the log is damaged in {plural(len(saved.damage), 'place')}:", style="bold red")
-        for one in saved.damage[:_MAX_SHOWN]:
-            out.print(f"{one.problem}: {one}")
+        for damage in saved.damage[:_MAX_SHOWN]:
+            out.print(f"{damage.problem}: {damage}")
         out.print("Keep your earlier backups, and see `reconciler restore --help`.")

@@ -62,9 +62,9 @@ def plan(
 ) -> int:
     """Show what `apply` would do with these files, and change nothing.
 
-    For each resource, the plan shows the actions of the decider. Later
-    actions assume that earlier ones succeed. A value that only the API can
-    supply is "(known after apply)". The plan also shows changes to other
+    For each resource, the plan shows the decider's actions. Later actions
+    assume that earlier ones succeed. A value that only the API can supply
+    is "(known after apply)". The plan also shows changes to other
     resources, adoptions, holds by a guard, and refused documents.
 
     Exit status: 0 no changes, 2 changes, 1 an error or an invalid document

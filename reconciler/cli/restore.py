@@ -165,8 +165,8 @@ def _print(restored: RestoredLog) -> None:
         out.print(
             f"the backup is damaged in {plural(len(restored.damage), 'place')}:", style="bold red"
         )
-        for one in restored.damage[:_MAX_SHOWN]:
-            out.print(f"{one.problem}: {one}")
+        for damage in restored.damage[:_MAX_SHOWN]:
+            out.print(f"{damage.problem}: {damage}")
     out.print(
         "Start only the decider first: after a listing, Reconciler may delete objects that were "
         "created after the backup (docs/how-to/back-up-and-restore.md)"

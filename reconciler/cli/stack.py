@@ -34,7 +34,7 @@ DEFAULT_API_PORT: Final = 8080
 EXAMPLE_API: Final = "shapes_api"
 """Package of the example API, which is an optional, separate distribution."""
 
-WITHOUT_EXAMPLE_API: Final = (
+EXAMPLE_API_MISSING: Final = (
     "the example API and its kinds are not installed; to install them, run `pip install "
     "./examples/shapes_api` in a clone of Reconciler"
 )
@@ -174,7 +174,7 @@ async def start_stack(options: StackOptions) -> AsyncGenerator[Stack]:
             if options.with_api:
                 stack.api = _find_example_api()
                 if stack.api is None:
-                    stack.notes.append(WITHOUT_EXAMPLE_API)
+                    stack.notes.append(EXAMPLE_API_MISSING)
                 else:
                     closing.push_async_callback(stack.api.stop)
                     stack.api_url = await _start_api(stack.api, options, stack.notes)

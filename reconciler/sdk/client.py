@@ -370,9 +370,9 @@ class Client:
 
         Raises ``LogDamagedError`` if the log lacks events that were written.
         """
-        return await self._events_of(as_key(resource), None)
+        return await self._read_events(as_key(resource), None)
 
-    async def _events_of(self, key: ResourceKey, position: int | None) -> list[StoredEvent]:
+    async def _read_events(self, key: ResourceKey, position: int | None) -> list[StoredEvent]:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
         history = await History(self._nc).get(key)
@@ -445,7 +445,7 @@ class Client:
             row = await self._bus.row(status_name(key))
             return None if row is None else decode_status(row)
         requested = await moment(self._nc, at)
-        history = await self._events_of(key, requested.position)
+        history = await self._read_events(key, requested.position)
         return rebuild(history).status.get(str(key))
 
     async def statuses(
@@ -462,10 +462,10 @@ class Client:
             stored = await self._bus.rows(f"{STATUS}.{tokens}")
             rows = [decode_status(row) for row in stored.values()]
         else:
-            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - rarely used
+            from reconciler.sdk.log_replay import replay_to  # noqa: PLC0415 - rarely used
 
             requested = await moment(self._nc, at)
-            async with replayed_to(self._nc, requested.position, tokens=tokens) as replay:
+            async with replay_to(self._nc, requested.position, tokens=tokens) as replay:
                 rows = [
                     row
                     for row in replay.models.status.values()

@@ -165,7 +165,7 @@ async def _stored_position(nc: Client) -> int:
 
 
 @asynccontextmanager
-async def replayed_to(
+async def replay_to(
     nc: Client, position: int, *, tokens: str = ALL_RESOURCES, progress: Progress = no_progress
 ) -> AsyncGenerator[LogReplay]:
     """Fold the log up to a position, starting from the stored rows if they are older than it.

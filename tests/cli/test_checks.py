@@ -77,13 +77,13 @@ async def test_a_check_is_retried_while_a_cluster_elects_a_leader(
             raise BusUnavailableError("no response")
         return [Finding("streams", "ok", "as required")]
 
-    assert [finding.verdict for finding in await run_check(check, attempts=3, elects=True)] == [
+    assert [finding.verdict for finding in await run_check(check, attempts=3, may_elect=True)] == [
         "ok"
     ]
-    for elects in (True, False):
+    for may_elect in (True, False):
         silent = [True, True]
         with pytest.raises(BusUnavailableError):
-            await run_check(check, attempts=3, elects=elects)
+            await run_check(check, attempts=3, may_elect=may_elect)
 
 
 class _FakeConnection:

@@ -216,11 +216,11 @@ def check_sources(intake: dict[str, Any]) -> Finding:
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
     """Report the messages that wait for a role, and whether any of its processes pulls them."""
-    pending = sum(int(one.get("num_pending", 0)) for one in consumers)
-    leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
-    waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
+    pending = sum(int(consumer.get("num_pending", 0)) for consumer in consumers)
+    leased = sum(int(consumer.get("num_ack_pending", 0)) for consumer in consumers)
+    waiting = sum(int(consumer.get("num_waiting", 0)) for consumer in consumers)
     text = f"{pending} pending, {leased} unacknowledged"
-    if paused := [one["name"] for one in consumers if one.get("paused")]:
+    if paused := [consumer["name"] for consumer in consumers if consumer.get("paused")]:
         remedy = "Run `reconciler init`, which resumes them."
         return Finding(stage, "fail", f"{text}; paused: {list_first(paused)}", remedy)
     if not waiting:
@@ -228,7 +228,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
         problem = f"{text}; no {role} pulls messages"
         if unavailable := sorted(
-            {name for one in consumers for name in _find_unavailable_servers(one)}
+            {name for consumer in consumers for name in _find_unavailable_servers(consumer)}
         ):
             servers = ", ".join(unavailable)
             problem += (

@@ -188,7 +188,7 @@ def events(
     kind
         Only resources of this kind.
     actor
-        Only events of this actor, as `-o wide` shows it; * matches any text.
+        Only events by this actor, as `-o wide` shows it; * matches any text.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...
     event
@@ -241,18 +241,18 @@ async def _events(
     with progress_bar("reading the log", max(0, last - selected.after)) as progress:
         events = await newest_events(nc, event_filter, selected, limit, progress)
     describer = _EventDescriber(nc)
-    lines = [await describer.describe(one) for one in events]
+    lines = [await describer.describe(event) for event in events]
     if follows:
         _print_lines(lines, output)
         async with aclosing(follow_events(nc, event_filter, last)) as batches:
             async for batch in batches:
-                _print_lines([await describer.describe(one) for one in batch], output)
+                _print_lines([await describer.describe(event) for event in batch], output)
     elif output not in TABLES:
         print_structured(lines, output)
     elif lines:
         wide = output == "wide"
         columns = ("TIME", "POSITION", "RESOURCE", *(_WIDE_COLUMNS if wide else ()), "WHAT")
-        print_table(columns, [_cells(one, one.resource, wide=wide) for one in lines])
+        print_table(columns, [_cells(line, line.resource, wide=wide) for line in lines])
     else:
         sys.stderr.write("no events match\n")
 
@@ -292,7 +292,7 @@ class _EventDescriber:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library takes 0.1 s of CPU
 
         past = await History(self._nc).get(ResourceKey.parse(stored.event.subject))
-        return last_declaration(one for one in past.events if one.position < stored.position)
+        return last_declaration(each for each in past.events if each.position < stored.position)
 
 
 def _needs_previous_declaration(data: ResourceEvent) -> bool:

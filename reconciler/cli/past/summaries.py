@@ -175,8 +175,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded(generation, by):
             return f"Generation {by} superseded generation {generation} before it was settled"
         case DeclarationSuperseded(by):
-            late = f"The decider ignored a declaration or withdrawal by {who}"
-            return f"{late}, because generation {by} is newer"
+            text = f"The decider ignored a declaration or withdrawal by {who}"
+            return f"{text}, because generation {by} is newer"
         case ExternalObserved():
             return _describe_observation(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
@@ -231,8 +231,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ActionDecided(action):
             return _describe_action(action, previous)
         case ActionRetried(action, attempt):
-            again = f"The decider started attempt {attempt} to {_infinitive(action)}"
-            return f"{again}, with the same parameters"
+            text = f"The decider started attempt {attempt} to {_infinitive(action)}"
+            return f"{text}, with the same parameters"
         case LookupDecided(action, attempt):
             return (
                 f"The decider requested a lookup of {action.external_name} (attempt {attempt}), "
@@ -263,8 +263,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if not mark:
                 return "The decider stopped waiting for progress of the object"
             if at is None:
-                stopped = f"The object has made no progress since {time_text(since)}"
-                return f"{stopped}, which is longer than allowed"
+                text = f"The object has made no progress since {time_text(since)}"
+                return f"{text}, which is longer than allowed"
             return f"The object made progress, and more is expected by {time_text(at)}"
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:

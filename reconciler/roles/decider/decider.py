@@ -83,7 +83,7 @@ It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 _MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
-"""Age up to which nothing can have overtaken a message.
+"""Maximum age of a message that nothing can have overtaken.
 
 The bus waits longer before it assigns the partition to another decider.
 """

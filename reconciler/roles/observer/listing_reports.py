@@ -130,7 +130,7 @@ class ListingReports:
         self._new_id = runtime.new_id
         self._healths: dict[ListingTarget, ListingHealth] = {}
 
-    def of(self, target: ListingTarget) -> ListingHealth:
+    def get_health(self, target: ListingTarget) -> ListingHealth:
         """Return the listing results of a target."""
         if target not in self._healths:
             self._healths[target] = ListingHealth(self._clock)
@@ -153,7 +153,7 @@ class ListingReports:
         self, target: ListingTarget, config: ProviderConfigSpec, error: str
     ) -> None:
         """Record that a listing has failed, and report it if none has completed for too long."""
-        health, row = self.of(target), self._row(target)
+        health, row = self.get_health(target), self._row(target)
         if row is None or row.breaker_until is not None:
             health.record_postponement()
             return
@@ -178,7 +178,7 @@ class ListingReports:
 
     async def record_completion(self, target: ListingTarget) -> None:
         """Record that a complete listing was published, and report it if a failure was reported."""
-        self.of(target).record_completion()
+        self.get_health(target).record_completion()
         await self._report_resumed(target)
 
     async def remove(self, target: ListingTarget) -> None:

@@ -224,7 +224,7 @@ class Observer:
         config = self._configurations.by_name.get(config_name)
         if config is None:
             return _MAX_RETRY_SECONDS  # just withdrawn: this task ends soon
-        health = self._reports.of((config_name, kind))
+        health = self._reports.get_health((config_name, kind))
         try:
             await self.list_once(config_name, kind)
         except GateClosedError as error:

@@ -235,7 +235,7 @@ class Foresight:
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Process a complete listing, and predict all consequences."""
         self._listed.add(ListingTarget(config, kind))
-        await self._decide(await self._observations_of(config, kind, objects))
+        await self._decide(await self._find_observations(config, kind, objects))
         await self._settle()
 
     def observed_at(self, resource: ForeseenResource) -> datetime | None:
@@ -519,7 +519,7 @@ class Foresight:
         for kind in self.kinds.of_provider(config.provider):
             objects = self._known_objects(name, kind.name, config)
             if objects:
-                observations = await self._observations_of(name, kind.name, objects)
+                observations = await self._find_observations(name, kind.name, objects)
                 messages += [(key, each) for key, data in observations.items() for each in data]
         return messages
 
@@ -539,7 +539,7 @@ class Foresight:
                 known[f"{existing.name}\n{existing.uid}"] = existing
         return known
 
-    async def _observations_of(
+    async def _find_observations(
         self, name: str, kind: str, objects: Mapping[str, ExternalObject]
     ) -> dict[ResourceKey, list[IntakeData]]:
         config, known = self.configurations.by_name[name], self.kinds.find(kind)

@@ -120,7 +120,7 @@ class ReportQueue:
         now = self._clock()
         for report in reports:
             topics = self._published.setdefault(str(report.key), {})
-            topic, content = _topic_of(report.data)
+            topic, content = _topic_and_content(report.data)
             last = topics.get(topic)
             count, pause = 1, REPEAT_SECONDS
             if last is not None:
@@ -156,7 +156,7 @@ class ReportQueue:
         self._to_check.setdefault(_namespace(name), {})[name, is_target] = None
 
     def _is_published(self, report: IntakeMessageOut) -> bool:
-        topic, content = _topic_of(report.data)
+        topic, content = _topic_and_content(report.data)
         last = self._published.get(str(report.key), {}).get(topic)
         return last is not None and last.content == content
 
@@ -185,8 +185,8 @@ def _as_affected(resources: Iterable[tuple[str, bool]]) -> AffectedResources:
     return AffectedResources(*map(frozenset, by_role))
 
 
-def _topic_of(data: IntakeData) -> tuple[_Topic, object]:
-    """Return what a report is about, and what it reports."""
+def _topic_and_content(data: IntakeData) -> tuple[_Topic, object]:
+    """Return a report's topic, and its content."""
     match data:
         case TargetReported(target, state):
             return ("target", target), state
