@@ -127,7 +127,7 @@ async def _replay(
 
 
 async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity) -> bool:
-    """Mark differing rows as incomplete, but keep their position, which shows the log's length."""
+    """Mark differing rows as incomplete, but keep their position, which reveals lost events."""
     if verified is None or not verified.differences or integrity.damage:
         return False
     store = JetStreamRows(nc)

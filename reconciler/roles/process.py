@@ -99,7 +99,7 @@ class ProcessParts:
         return self.ports.intake
 
     async def close(self) -> None:
-        """Return undecided work to the bus, then close the connections to the APIs."""
+        """Return unfinished work to the bus, then close the connections to the APIs."""
         await self.gates.close()
         await self.closers.aclose()
         await self.providers.close()

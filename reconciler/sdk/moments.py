@@ -1,4 +1,4 @@
-"""Moments of the log: a requested time or position, and the log's newest event by then."""
+"""Moments of the log: a requested time or position, and the newest event at that point."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
 class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
     """A resource that a composed one declares for the first time, changes or withdraws.
 
-    ``changes``: changes to its declaration. The plan contains their effect as another resource.
+    ``changes``: changes to its declaration. The plan lists their effects as a separate resource.
     """
 
     resource: str

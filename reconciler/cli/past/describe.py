@@ -210,14 +210,14 @@ def _parts_from_status(status: StatusRow | None) -> Iterator[Part]:
         try:
             key, child = ResourceKey.parse(name), msgspec.convert(each, Child)
         except (InvalidNameError, msgspec.ValidationError):
-            return  # outputs of the same name with another meaning
+            return  # outputs with the same name but another meaning
         yield Part(str(key), child.outcome, child.ready, child.reason, child.message)
     for name in status.outputs.get("leaving", ()):
         yield Part(str(name), "Leaving", ready=False)
 
 
 async def _read_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
-    """Read the current state of the parts to show from their histories."""
+    """Read the current states of the shown parts from their histories."""
     history = History(nc)
     ordered = sorted(parts, key=lambda each: each.ready)
     for number, each in enumerate(ordered[:_MAX_SHOWN_PARTS]):

@@ -1,4 +1,4 @@
-"""`approve` and `reject`: decide about held resources."""
+"""`approve` and `reject`: decide on held resources."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class _Work:
 
     @property
     def size(self) -> int:
-        """Bytes of the payloads. The resulting events have about the same size."""
+        """Total bytes of the payloads. The resulting events have about the same size."""
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
     def split(self, at: int = 1) -> tuple[_Work, _Work]:
@@ -154,7 +154,7 @@ class _Decision:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of its events, which resolved references may enlarge."""
+        """Approximate bytes of its events, including resolved references."""
         resolved = self.turn.state.desired.resolved
         copies = sum(isinstance(each.data, _EVENTS_WITH_FIELDS) for each in self.turn.events)
         if resolved is None or not copies:
@@ -374,7 +374,7 @@ class Decider:
     async def _newer_declarations(
         self, declarations: Mapping[ResourceKey, IntakeDelivery]
     ) -> dict[ResourceKey, list[Command]]:
-        """Read the later declarations of the same resources."""
+        """Read newer declarations of the resources."""
         newer: dict[ResourceKey, list[Command]] = {}
         if not declarations:
             return newer
@@ -756,8 +756,8 @@ class Decider:
     async def _reject(self, results: _Results) -> set[int]:
         """Publish rejections. Return the positions of messages that could not be rejected.
 
-        These are redelivered and decided again, so they get no reply yet. A message without a free
-        slot becomes a dead letter.
+        Those are redelivered and processed again, so they get no reply yet. A message that gets no
+        free slot becomes a dead letter.
         """
         if not results.rejections:
             return set()

@@ -46,7 +46,7 @@ class Quota(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """A namespace, and the name of the ProviderConfig at whose API its actions run."""
+    """A namespace, and the name of the ProviderConfig for its actions."""
 
     namespace: str
     provider_config: str

@@ -69,7 +69,7 @@ class PostponedMessages:
     def occupy(
         self, delivery: IntakeDelivery, now: float, seconds: float, *, always: bool = False
     ) -> bool:
-        """Occupy a slot for ``seconds``. Return False if the namespace's or total share is used."""
+        """Occupy a slot for ``seconds``. Return False if the namespace's or total share is full."""
         namespace = namespace_of(delivery.subject)
         partition = self._partitions.setdefault(partition_of(delivery), _Partition())
         is_full = len(partition.slots) >= _SHARES * self._share

@@ -16,7 +16,7 @@ from reconciler.roles.decider.refusals import decode_command
 def with_first_positions(
     commands: Sequence[Command], declared: Sequence[IntakeDelivery]
 ) -> list[Command]:
-    """Return the commands, each declaration with the first position of its source and id.
+    """Return the commands, with each declaration's first position by source and id.
 
     ``declared`` contains the resource's other declarations in the intake.
     """

@@ -1,8 +1,8 @@
 """The gate of one external API and account, which decides when calls may be made.
 
-Its state comes from the log: the events of each ``ProviderConfig`` contain the time until which its
-API is throttled or its breaker is open. This process's own observations count before they are in
-the log. All processes follow the log, so one worker's observation closes every process's gate.
+Its state comes from the log: the events of each ``ProviderConfig`` record how long its API is
+throttled or its breaker is open. This process's own observations count before they are in the log.
+All processes follow the log, so one worker's observation closes every process's gate.
 
 Without a rate limit, an open gate costs the caller one check and no wait.
 """
@@ -127,7 +127,7 @@ class ApiGate:
 
     @property
     def is_log_certain(self) -> bool:
-        """Whether the log is certainly the one in which the calls were decided."""
+        """Whether the log is known to be the one in which the calls were decided."""
         return self._log is None or self._log.is_certain
 
     # --- waiting
@@ -144,7 +144,7 @@ class ApiGate:
             )
 
     def reject_long_wait(self, config: str) -> GateClosedError | None:
-        """Return an error if a call would have to wait too long, without waiting."""
+        """Return an error, without waiting, if a call would have to wait too long."""
         if self._may_be_closed:
             wait = self.closed_seconds
             is_crowded = self.running_actions > MAX_WAITING_ACTIONS and (
@@ -181,7 +181,7 @@ class ApiGate:
                 self._request_probe(broken)
                 await self._wait_for_change(PROBE_WAIT_SECONDS / 4)
         waited = self._clock() - began
-        if waited > _NOTICEABLE_SECONDS:  # spread calls that waited for the same time
+        if waited > _NOTICEABLE_SECONDS:  # spread out calls that waited together
             await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
 

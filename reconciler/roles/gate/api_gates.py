@@ -119,7 +119,7 @@ class ApiGates:
         return self._by_config.get(config_name, self._undeclared)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource; events that concern no API are ignored."""
+        """Fold an event of any resource; events unrelated to an API are ignored."""
         if type(event.data) not in _API_EVENTS:
             return
         name = config_name(event.subject)

@@ -38,7 +38,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _OpenListing:
-    """An incomplete listing, with its first part and the bytes of its objects."""
+    """An incomplete listing, with its first part and the total size of its objects."""
 
     since: float
     listing: ListingAssembler

@@ -59,7 +59,7 @@ UNDECLARED_INTERVAL_SECONDS = 1.0
 """Observations of undeclared objects are published last, in batches of this size, at this interval.
 
 The decider processes the intake in order, so an API with many new objects would delay the
-declarations of all namespaces. Declarations limit the number of other observations.
+declarations of all namespaces. The number of other observations is limited by the declarations.
 """
 
 _MAX_RETRY_SECONDS = 5.0

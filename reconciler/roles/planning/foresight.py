@@ -149,7 +149,7 @@ class Foresight:
     ) -> None:
         self.resources: dict[ResourceKey, ForeseenResource] = {}
         self.unreadable: dict[ResourceKey, str] = {}
-        # Number of objects by configuration that moves to another API.
+        # Number of objects per configuration that moves to another API.
         self.moved_objects: dict[str, int] = {}
         self.configurations = Configurations()
         self.kinds = kinds
@@ -166,7 +166,7 @@ class Foresight:
         self._reference_graph: Graph = {}
         self._endpoints: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # contents of manifest sets, by digest
-        self._listed: set[ListingTarget] = set()  # by fresh listings for this plan
+        self._listed: set[ListingTarget] = set()  # listed afresh for this plan
         self._blocked: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
@@ -425,7 +425,7 @@ class Foresight:
                 return other_owner
             if each.wanted is not None:
                 messages[each.key] = Declared(each.wanted)
-            elif not other_owner:  # keep a part of another resource
+            elif not other_owner:  # keep another resource's part
                 messages[each.key] = Withdrawn()
         for key, message in messages.items():
             self.resources[key].part_of = resource.key

@@ -83,7 +83,7 @@ async def find_truncation(
 
     ``accepted``: read models with losses that earlier starts accepted; these do not count as
     damage.
-    Raises ``NotFoundOnBusError`` if the store of the rows does not exist.
+    Raises ``NotFoundOnBusError`` if the row store does not exist.
     """
     checkpoint, _ = await rows.checkpoint()
     known = read_checkpoint(checkpoint)

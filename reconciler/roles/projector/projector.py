@@ -61,7 +61,7 @@ async def load_models(store: RowStore) -> ReadModels:
         _logger.warning("rebuilding the read models from the log", reason=str(error))
         models = ReadModels()
         stored = read_checkpoint(rows.get(CHECKPOINT, b""))
-        if stored is not None and stored.schema == SCHEMA:  # not that of a later release
+        if stored is not None and stored.schema == SCHEMA:  # not from a later release
             models.replaces = stored
         return models
 
@@ -198,7 +198,7 @@ class Projector:
     # --- coordination with another projector
 
     async def _read_checkpoint(self) -> _Stored:
-        """Read the checkpoint. A checkpoint of a later release counts as newer."""
+        """Read the checkpoint. A checkpoint from a later release counts as newer."""
         payload, revision = await self._store.checkpoint()
         checkpoint = read_checkpoint(payload)
         if checkpoint is not None and (

@@ -27,7 +27,7 @@ _Opened = tuple[_Basis, GuardedProvider]
 class ProviderPool:
     """Creates providers on first use, and recreates them if their configuration or files change.
 
-    No error of a provider contains its secret.
+    The errors of its providers contain no secrets.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, Respo
 from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
-"""Limit on pages per listing, for endless listings: 250,000 objects at 13 per page."""
+"""Limit on pages per listing, to stop endless listings: 250,000 objects at 13 per page."""
 
 MAX_ERROR_CHARACTERS: Final = 16_384
 """Limit on an error's text, which is truncated before it is searched for secrets.

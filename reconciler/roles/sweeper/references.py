@@ -105,7 +105,7 @@ def secret_messages(
 def definition_messages(
     definition: DefinitionRef, kind: str, every_row: _Rows, damaged: Container[str]
 ) -> list[IntakeMessageOut]:
-    """Return the messages to resources of a kind with an older definition."""
+    """Return the messages to a kind's resources that use an older definition."""
     rows = [row for row in every_row.values() if row.kind == kind and row.declared]
     outdated = [row for row in rows if row.definition < definition.generation]
     counts = len(outdated), len(rows)

@@ -67,7 +67,7 @@ FULL_SWEEP_SECONDS = 60.0
 SECRETS_PER_SLICE = 16
 """Number of secrets to read before yielding to the event loop, which takes about a millisecond."""
 
-_PAUSE_FACTOR = 9  # pause per sweep duration, so that sweeps take at most 10% of the time
+_PAUSE_FACTOR = 9  # ratio of pause to sweep, so that sweeps take at most 10% of the time
 
 MAX_WAKE_UP_SECONDS = 300.0
 """Longest interval between repeated wake-ups of a resource that does not react."""
@@ -145,7 +145,7 @@ class Sweeper:
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
     async def run(self) -> None:
-        """Sweep until canceled, periodically and soon after changes, for a bounded time share."""
+        """Sweep until canceled, periodically and soon after changes, at most 10% of the time."""
         self._configurations.listen(lambda _name: self._should_sweep.set())
         loop = asyncio.get_running_loop()
         while True:

@@ -75,7 +75,7 @@ MAX_ERROR_CHARACTERS = 4_000
 _ACTIONS_PER_CALL = 2
 """Actions fetched per concurrent call to an API: one in progress, and one that waits for it.
 
-All others stay where another worker can fetch them.
+Other actions stay on the bus, where another worker can fetch them.
 """
 
 _MAX_BATCH_RESULTS = 128
@@ -315,7 +315,7 @@ class Worker:
     async def _execute(self, provider: Provider, action: Action) -> Effect:
         task = asyncio.current_task()
         assert task is not None
-        # Until the result is reported, because the search for secrets in it may take several turns.
+        # A write ends when its result is reported, which the search for secrets may delay.
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         match action.operation:
@@ -360,7 +360,7 @@ class Worker:
     ) -> ExternalObject | None:
         """Return an object without secrets, or None if it cannot be reported.
 
-        Values of the action are kept, because the log already contains them.
+        The action's values are kept, because the log already contains them.
         """
         if existing is not None:
             known = (action.fields, action.labels, action.external_name, action.uid)
@@ -630,7 +630,7 @@ def _reports_nothing_done(error: ProviderError | ConfigurationError, action: Act
     if action.operation == "Delete":
         return False
     if isinstance(error, RefusedError):
-        return error.obstacle is None  # otherwise it shows the object that the first call created
+        return error.obstacle is None  # otherwise it has the object that the first call created
     return isinstance(error, ConfigurationError | NotDoneError | ThrottledError)
 
 
