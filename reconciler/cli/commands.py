@@ -59,7 +59,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "requests.declarations": ("delete", "pause", "reconcile", "resume", "rollback"),
     "requests.finalizers": ("finalizer", "release"),
 }
-"""Modules in ``reconciler.cli`` whose commands have other names, with these commands."""
+"""The commands of each module in ``reconciler.cli`` that is not named after its command."""
 
 COMPLETE_COMMAND: Final = "__complete"
 """Subcommand that shells call to complete the last word."""

@@ -97,7 +97,7 @@ def _run(tokens: Sequence[str]) -> int:
 
 
 def _error_status(status: int, tokens: Sequence[str]) -> int:
-    """Return the exit status of an error, which must not be the status for differences.
+    """Return the exit status for an error, which must not be the status for differences.
 
     As in `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
     """

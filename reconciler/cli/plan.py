@@ -200,7 +200,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _check_manifests(path: Path, stored: Plan) -> None:
-    """Raise ``CommandError`` for a plan without manifests, or with names that disagree."""
+    """Raise ``CommandError`` for a plan without manifests, or with mismatched names."""
     if not any(each.is_declared for each in stored.resources):
         raise CommandError(
             f"{path}: the plan contains no manifest, so it declares nothing; plan again"

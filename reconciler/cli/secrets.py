@@ -151,7 +151,7 @@ def grant(
     directory: Directory = None,
     output: Output = "table",
 ) -> int:
-    """Let resources of another namespace use a secret.
+    """Allow resources in another namespace to use a secret.
 
     These resources reference it as {$secret: NAME, namespace: OWNER}.
 

@@ -194,7 +194,7 @@ def _full_disk_watch(server: EmbeddedServer) -> FullDiskWatch:
 
 @contextmanager
 def _naming_full_disk(data: Path) -> Generator[None]:
-    """Add the data directory to the error of a full disk."""
+    """Add the data directory to a full-disk error."""
     try:
         yield
     except OSError as error:

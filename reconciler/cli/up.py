@@ -74,7 +74,7 @@ class UpOptions:
 
 
 class Ready(msgspec.Struct, frozen=True, rename="camel"):
-    """The line that reports to programs that `up` is ready."""
+    """The line that reports readiness to programs."""
 
     nats_url: str
     api_url: str | None
@@ -194,7 +194,7 @@ async def _start_and_serve(options: UpOptions) -> None:
                     async with asyncio.timeout(_FAILURE_DETECTION_SECONDS):
                         await stack.watch()
             if stack.failure is not None:
-                raise stack.failure from None  # it has caused the other errors
+                raise stack.failure from None  # it caused the other errors
             raise
         finally:
             (options.stack.data / UP_FILE).unlink(missing_ok=True)

@@ -516,7 +516,7 @@ def test_the_bus_comes_from_an_option_the_environment_or_a_running_up(
     with (folder / "up.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert BusOptions().url == "nats://127.0.0.1:5"
-    with pytest.raises(ConfigurationError, match="`reconciler up` of this directory has stopped;"):
+    with pytest.raises(ConfigurationError, match="`reconciler up` in this directory has stopped;"):
         _ = BusOptions().url
     monkeypatch.setenv("RECONCILER_NATS_URL", "nats://env:4")
     assert BusOptions().url == "nats://env:4"

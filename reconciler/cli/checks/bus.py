@@ -95,7 +95,7 @@ async def check_streams(nc: Client) -> list[Finding]:
         if paused := [
             name for stream in (LOG, LISTINGS, ROWS) for name in await _paused(nc, stream)
         ]:
-            text = f"another client paused consumers with which roles read: {list_first(paused)}"
+            text = f"another client paused consumers that roles use: {list_first(paused)}"
             return [Finding("streams", "fail", text, "Restart the roles, which create new ones.")]
         text = "all streams and consumers match the definitions of this release"
         return [Finding("streams", "ok", text), *await _check_removed_messages(nc)]
@@ -178,7 +178,7 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     rows = (await JetStreamRows(nc).read_matching(pattern)).values()
     declared = {row.name for row in map(decode_status, rows) if row.declared}
     if not declared and not workers:
-        return Finding("actions", "ok", "no ProviderConfig, so no worker has to pull messages")
+        return Finding("actions", "ok", "no ProviderConfig, so no worker needs to pull messages")
     known = {each["name"] for each in workers}
     names = sorted(name for name in declared if worker_consumer(name) not in known)
     if not names:
@@ -192,7 +192,7 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     )
     remedy = (
         "Start one: `reconciler run worker` or `reconciler up`. If one is running, its log shows "
-        "why it cannot create the consumer, such as a limit of the account."
+        "why it cannot create the consumer, such as an account limit."
     )
     return Finding("actions", verdict, text, remedy)
 

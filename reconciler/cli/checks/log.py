@@ -95,7 +95,7 @@ def check_disputes(rows: Iterable[StatusRow]) -> Finding:
     remedy = (
         "Read the message of each resource with `reconciler describe RESOURCE`: the evidence that "
         "contradicts the log, such as an owner label, and the remedy. Until you apply it, "
-        "Reconciler changes no object of these resources."
+        "Reconciler does not change the objects of these resources."
     )
     return Finding("disputed", "warn", f"{len(disputed)}: {list_first(disputed)}", remedy)
 

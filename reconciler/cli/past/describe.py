@@ -49,7 +49,7 @@ _MAX_SHOWN_PARTS: Final = 20
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of a composed resource: its state, and the time since which it is not ready."""
+    """A part of a composed resource: its state, and since when it has not been ready."""
 
     resource: str
     outcome: str
@@ -117,7 +117,7 @@ def describe(
     events
         Number of newest events to show.
     live
-        Also read values from the API that the log never contains: counters, ages, backlogs.
+        Also read values that only the API has: counters, ages, backlogs.
     """
     if live and at is not None:
         raise UsageError(

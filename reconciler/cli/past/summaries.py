@@ -221,7 +221,7 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"Secret {SecretRef.from_path(secret).label()} {state}"
         case DefinitionObserved(definition):
             return (
-                f"The definition of the kind changed to generation {definition.generation}, which "
+                f"The kind's definition changed to generation {definition.generation}, which "
                 f"affects {definition.affected} of {definition.total} resources"
             )
         case SpecResolved(generation, fields):
@@ -261,7 +261,7 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
         case ProgressNoted(mark, since, at):
             if not mark:
-                return "The decider stopped waiting for progress of the object"
+                return "The decider stopped waiting for the object to make progress"
             if at is None:
                 text = f"The object has made no progress since {time_text(since)}"
                 return f"{text}, which is longer than allowed"
