@@ -29,10 +29,18 @@ from infra.secrets import open_stores
 from reconciler.failpoints import arm_from_environment
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.process import ROLES, Ports, Role, Running, load, run_parts
+from reconciler.roles.process import ROLES, Ports, ProcessParts, Role, load, run_parts
 from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
 
-__all__ = ["ROLES", "Role", "Running", "initialize", "open_connection", "process_name", "run_roles"]
+__all__ = [
+    "ROLES",
+    "ProcessParts",
+    "Role",
+    "initialize",
+    "open_connection",
+    "process_name",
+    "run_roles",
+]
 
 START_TIMEOUT_SECONDS = 60.0
 """Time that a process waits for the streams, so that it survives a recovery or an election."""
@@ -82,7 +90,7 @@ async def run_roles(
     *,
     kinds: KindRegistry | None = None,
     secrets: Path | None = None,
-) -> AsyncGenerator[Running]:
+) -> AsyncGenerator[ProcessParts]:
     """Run roles until the context ends. The streams must exist (``initialize``).
 
     ``secrets`` is the folder of the secret store ``files``, instead of the environment's.
@@ -110,7 +118,7 @@ def secrets_folder() -> Path | None:
 
 async def _load(
     nc: Client, roles: Sequence[Role], kinds: KindRegistry, stores: SecretStores
-) -> Running:
+) -> ProcessParts:
     log = await open_log(nc)
     rows = JetStreamRows(nc)
     try:

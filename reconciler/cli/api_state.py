@@ -18,7 +18,7 @@ _LESS_THAN_ONE_INTERVAL = "less than 1 resync interval"
 
 
 def describe_throttling(row: StatusRow, now: datetime) -> str:
-    """Return a text with the time before which an API accepts no calls, or ""."""
+    """Describe how long an API accepts no calls, or return ""."""
     until = row.throttled_until
     if until is None or is_over(until, row.throttled_seconds, now):
         return ""

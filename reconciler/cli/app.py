@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
 _GROUPS = {
-    name: Group(name, sort_key=place)
-    for place, name in enumerate((RUN_GROUP, MANAGE_GROUP, INSPECT_GROUP, BACKUP_GROUP))
+    name: Group(name, sort_key=index)
+    for index, name in enumerate((RUN_GROUP, MANAGE_GROUP, INSPECT_GROUP, BACKUP_GROUP))
 }
 
 

@@ -243,10 +243,10 @@ async def _apply_group(
 
 
 def _check_before_sending(documents: Documents, connection: Connection) -> None:
-    """Check every document, but let kinds pass that only the decider may have.
+    """Check every document, but accept kinds that only the decider may have.
 
-    If a name looks misspelled, the kinds that were defined at run time are read from the log. A
-    user who may not read it sends the document: the decider knows them.
+    If a kind looks misspelled, the kinds that were defined at run time are read from the log. If
+    the user may not read the log, the document is sent, because the decider has those kinds.
     """
     kinds = installed_kinds()
     detect_typos = True

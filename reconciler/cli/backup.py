@@ -18,7 +18,7 @@ from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
-from reconciler.roles.projector.lost_events import find_short_end
+from reconciler.roles.projector.lost_events import find_truncation
 
 _MAX_SHOWN = 20
 _MEGABYTE = 1e6
@@ -59,7 +59,7 @@ async def _backup(connection: Connection, file: Path) -> SavedLog:
         log = await open_log(nc)
         with progress_bar("saving", await log.last_position()) as progress:
             saved = await save_log(nc, file, await find_log(nc), progress)
-        short = await find_short_end(log, JetStreamRows(nc))
+        short = await find_truncation(log, JetStreamRows(nc))
         return saved if short is None else replace(saved, damage=[*saved.damage, short])
 
 
@@ -72,6 +72,6 @@ def _print(saved: SavedLog) -> None:
     )
     if saved.damage:
         out.print(f"the log is damaged in {plural(len(saved.damage), 'place')}:", style="bold red")
-        for one in saved.damage[:_MAX_SHOWN]:
-            out.print(f"{one.problem}: {one}")
+        for damage in saved.damage[:_MAX_SHOWN]:
+            out.print(f"{damage.problem}: {damage}")
         out.print("Keep your earlier backups, and see `reconciler restore --help`.")

@@ -59,7 +59,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "requests.declarations": ("delete", "pause", "reconcile", "resume", "rollback"),
     "requests.finalizers": ("finalizer", "release"),
 }
-"""Modules below ``reconciler.cli`` with the commands that have no module of their name."""
+"""The commands of each module in ``reconciler.cli`` that is not named after its command."""
 
 COMPLETE_COMMAND: Final = "__complete"
 """Subcommand that shells call to complete the last word."""

@@ -27,7 +27,7 @@ class ComponentSpec:
 
     implementation: str
     endpoint_pattern: str
-    least_resync_seconds: float | None = None
+    min_resync_seconds: float | None = None
     allow: Allow = NOTHING
 
 
@@ -35,7 +35,7 @@ COMPONENTS: Final[Mapping[str, ComponentSpec]] = {
     "docker": ComponentSpec(
         "infra.components.docker_engine:DockerEngine",
         endpoint_pattern=r"unix://.*/docker/docker\.sock",
-        least_resync_seconds=0.5,
+        min_resync_seconds=0.5,
         allow=Allow(users=(ROOT,), networks=("host",), binds=("/srv/monitoring/*/*",)),
     ),
     "postgres": ComponentSpec(
@@ -45,7 +45,7 @@ COMPONENTS: Final[Mapping[str, ComponentSpec]] = {
     "caddy": ComponentSpec(
         "infra.components.caddy:Caddy",
         endpoint_pattern=r"unix://.*/caddy/admin\.sock",
-        least_resync_seconds=0.5,
+        min_resync_seconds=0.5,
         allow=Allow(addresses=("127.0.0.1:*",), certificates=("/srv/tls/**",)),
     ),
     "certificates": ComponentSpec(
@@ -61,7 +61,7 @@ BUS_APIS: Final[Mapping[str, Allow]] = {
     "composition": Allow(addresses=("file:///srv/git/*",)),
     "jetstream": NOTHING,
 }
-"""Names that start no component, because their API is the bus of `up`: composed kinds and streams.
+"""Names without a component, because their API is the bus of `up`: composed kinds and streams.
 
 The values permit the access to this host that the examples need.
 """
@@ -102,6 +102,6 @@ def build_local_api(name: str, component: Component) -> LocalApi:
         name,
         component.endpoint,
         spec.endpoint_pattern,
-        spec.least_resync_seconds,
+        spec.min_resync_seconds,
         spec.allow,
     )

@@ -109,7 +109,7 @@ class BusOptions:
         return self._bus_setting().value
 
     def print_bus_url(self) -> None:
-        """Print the URL of the bus before a command sends, unless the local `up` selects it."""
+        """Print the bus URL before a command sends messages, unless the local `up` selects it."""
         bus = self._bus_setting()
         if record_sending() and bus.source != UP_SOURCE:
             sys.stderr.write(f"bus: {redact_url(bus.value)} ({bus.source})\n")
@@ -120,7 +120,7 @@ class BusOptions:
             has_stopped = (DATA_DIRECTORY / UP_FILE).exists()
             raise NoBusError(
                 "no NATS server is selected: "
-                + ("the `reconciler up` of" if has_stopped else "no `reconciler up` is running in")
+                + ("the `reconciler up` in" if has_stopped else "no `reconciler up` is running in")
                 + (" this directory has stopped" if has_stopped else " this directory")
                 + "; start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in "
                 "reconciler.toml"
@@ -174,7 +174,7 @@ def read_up_file(data: Path) -> UpFile | None:
 def _is_lock_held(path: Path) -> bool:
     """Return whether a process holds the lock. Unlike a pid, a lock cannot be reused."""
     if sys.platform == "win32":
-        return False  # `up` does not run there
+        return False  # `up` does not run on Windows
     import fcntl  # noqa: PLC0415 - not available on Windows
 
     with path.open("rb") as lock:

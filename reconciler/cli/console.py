@@ -44,7 +44,7 @@ _WAITING = {
 }
 
 
-_MIN_HELP_COLUMNS = 20  # cyclopts never stops wrapping in fewer columns
+_MIN_HELP_COLUMNS = 20  # with fewer columns, cyclopts wraps endlessly
 
 
 class _Console(Console):

@@ -138,7 +138,7 @@ def summarize_retry(retried: RetryResult) -> HandlingResult:
 
 
 def summarize_letter(letter: DeadLetter) -> LetterSummary:
-    """Return the fields of a letter that a list shows."""
+    """Return the letter's fields that a list shows."""
     record = letter.record
     return LetterSummary(
         letter.number,

@@ -111,7 +111,7 @@ def doctor(
         else:
             print_structured(findings, output)
     failing = ("fail", "warn") if strict else ("fail",)
-    return Exit.FAILED if any(one.verdict in failing for one in findings) else Exit.OK
+    return Exit.FAILED if any(finding.verdict in failing for finding in findings) else Exit.OK
 
 
 async def diagnose(
@@ -160,7 +160,7 @@ async def _check_server(monitoring_url: str | None) -> list[Finding]:
 async def run_checks(nc: Client, *, full: bool, monitoring_url: str | None = None) -> list[Finding]:
     """Run all checks. A check that cannot run also returns a finding."""
     findings = await _check_server(monitoring_url)
-    if all(one.check != HEALTH for one in findings):
+    if all(finding.check != HEALTH for finding in findings):
         unknown = "unknown: a server reports a full disk only at its monitoring URL"
         findings.append(Finding(HEALTH, "ok", f"{unknown} (--monitoring-url)"))
     if monitoring_url is None:
@@ -179,7 +179,7 @@ async def run_checks(nc: Client, *, full: bool, monitoring_url: str | None = Non
     ):
         attempts = 1 if name == "log" else _ATTEMPTS  # it is slow, and repeats its own checks
         try:
-            findings += await run_check(partial(check, nc), attempts, elects=is_clustered(nc))
+            findings += await run_check(partial(check, nc), attempts, may_elect=is_clustered(nc))
         except BusDeniedError as denied:
             findings.append(build_skipped_finding(name, denied))
         except (BusError, InvalidMessageError) as error:
@@ -210,14 +210,14 @@ def point_to_full_storage(findings: list[Finding]) -> list[Finding]:
 
 
 async def run_check(
-    check: Callable[[], Awaitable[list[Finding]]], attempts: int, *, elects: bool = False
+    check: Callable[[], Awaitable[list[Finding]]], attempts: int, *, may_elect: bool = False
 ) -> list[Finding]:
     """Run a check, and repeat it before reporting a problem.
 
     Between two requests, a role briefly has no open request; on a busy machine, this takes longer.
-    ``elects``: whether the cluster may be electing leaders, which delays responses by seconds.
+    ``may_elect``: whether the cluster may be electing leaders, which delays responses by seconds.
     """
-    is_silent = not elects
+    is_silent = not may_elect
     for _ in range(attempts - 1):
         try:
             findings = await check()
@@ -225,7 +225,7 @@ async def run_check(
             if is_silent:
                 raise
             is_silent, findings = True, list[Finding]()
-        if findings and all(one.verdict in ("ok", "skip") for one in findings):
+        if findings and all(finding.verdict in ("ok", "skip") for finding in findings):
             return findings
         await asyncio.sleep(_PAUSE_SECONDS)
     return await check()
@@ -260,10 +260,10 @@ async def _if_allowed(name: str, check: Awaitable[Finding]) -> Finding:
 
 
 def _print(findings: list[Finding]) -> None:
-    rows = [(colored(one.verdict), one.check, one.details) for one in findings]
+    rows = [(colored(finding.verdict), finding.check, finding.details) for finding in findings]
     print_table(("STATUS", "CHECK", "DETAILS"), rows)
     out = console()
-    for one in findings:
-        if one.remedy:
+    for finding in findings:
+        if finding.remedy:
             out.print()
-            out.print(f"{one.check}: {one.remedy}")
+            out.print(f"{finding.check}: {finding.remedy}")

@@ -71,12 +71,12 @@ def report(
     reported: set[str] = set()
     if with_traceback:
         sys.stderr.write(PROCESS_SECRETS.hide("".join(traceback.format_exception(error))))
-    for one in _leaves(error):
-        line = PROCESS_SECRETS.hide(_with_flags(format_error(one), tokens))
+    for leaf in _leaves(error):
+        line = PROCESS_SECRETS.hide(_with_flags(format_error(leaf), tokens))
         if line not in reported:  # several tasks may report the same error
             sys.stderr.write(f"error: {line}\n")
         reported.add(line)
-        status = max(status, _status(one))
+        status = max(status, _status(leaf))
     return Exit(status)
 
 
@@ -93,7 +93,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
 
 def format_error(error: BaseException) -> str:
     """Return an error as one line, including its class if it is unexpected."""
-    text = escape_text(shorten(" ".join(_message_of(error).split()))) or type(error).__name__
+    text = escape_text(shorten(" ".join(_error_text(error).split()))) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
     return (
@@ -102,7 +102,7 @@ def format_error(error: BaseException) -> str:
     )
 
 
-def _message_of(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return an error's text. For a file error, it contains the path, but not the errno."""
     if isinstance(error, HostError):
         return error.local_text

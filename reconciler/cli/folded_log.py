@@ -17,7 +17,7 @@ from reconciler.sdk.log_replay import (
     closing,
     read_losses,
     read_stored_models,
-    replayed_to,
+    replay_to,
 )
 from reconciler.sdk.moments import Moment, When, moment
 
@@ -80,5 +80,5 @@ async def models_as_of(nc: Client, when: When, tokens: str) -> PastModels:
     await open_log(nc)
     at = await moment(nc, when)
     with progress_bar("reading the log", at.position) as progress:
-        async with replayed_to(nc, at.position, tokens=tokens, progress=progress) as replay:
+        async with replay_to(nc, at.position, tokens=tokens, progress=progress) as replay:
             return PastModels(at, replay.models, replay.damage)

@@ -120,7 +120,7 @@ def get(
     selected = parse_selection(words, where)
     outcome = None if outcome is None else parse_outcome(outcome, PENDING)
     request = GetRequest(selected, outcome, everything, output)
-    if output in TABLES and at is None:  # they show ages
+    if output in TABLES and at is None:  # tables show ages
         record_local_clock_use()
     if not watch:
         return run_async(_get(connection, request, at))

@@ -20,13 +20,14 @@ class _Process:
 
 @contextmanager
 def interrupting() -> Generator[Callable[[], None]]:
-    """Let Ctrl-C end the process at once, before and after the call of the yielded function.
+    """Make Ctrl-C end the process immediately until the yielded function is called.
 
-    After that call, by the task that works, the first Ctrl-C cancels the task. A handler that
-    raises ``KeyboardInterrupt`` would stop the event loop instead, at any point.
+    The task that does the work calls it. From then on, the first Ctrl-C cancels the task, and the
+    second one ends the process. A handler that raises ``KeyboardInterrupt`` would stop the event
+    loop instead, at any point.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C has cancelled the task.
+        KeyboardInterrupt: Ctrl-C has canceled the task.
     """
     handlers = (exit_immediately, signal.default_int_handler)
     is_main = threading.current_thread() is threading.main_thread()

@@ -99,6 +99,6 @@ def _known(kind: Kind, explanation: KindExplanation) -> KnownKind:
 
 
 def _wide_row(each: KnownKind) -> tuple[str, ...]:
-    able = () if each.capabilities is None else msgspec.structs.asdict(each.capabilities).items()
-    words = [name.replace("_", "-") for name, value in able if value is True]
+    fields = {} if each.capabilities is None else msgspec.structs.asdict(each.capabilities)
+    words = [name.replace("_", "-") for name, value in fields.items() if value is True]
     return each.kind, each.api_version, each.extra, each.about, each.provider, ",".join(words)

@@ -37,7 +37,7 @@ class LiveObject(NamedTuple):
 
 
 def find_secrets_directory() -> Path | None:
-    """Return the configured secrets directory, or the one of an `up` in this directory."""
+    """Return the configured secrets directory, or the one that `up` uses in this directory."""
     configured = secrets_folder()
     if configured is not None or read_up_file(DATA_DIRECTORY) is None:
         return configured

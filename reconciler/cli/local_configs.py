@@ -18,7 +18,7 @@ from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec, con
 from infra.bus.event_log import JetStreamLog, open_log
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
-from reconciler.wiring import Running
+from reconciler.wiring import ProcessParts
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -35,7 +35,7 @@ class LocalApi(msgspec.Struct, frozen=True):
     provider: str
     endpoint: str
     endpoint_pattern: str
-    least_resync_seconds: float | None = None
+    min_resync_seconds: float | None = None
     allow: Allow = NOTHING
 
 
@@ -70,8 +70,8 @@ async def plan_config_change(
         and re.fullmatch(api.endpoint_pattern, spec.endpoint) is not None
     )
     if spec is not None and not is_managed:
-        where = f"points to {spec.endpoint} and was not changed"
-        return ConfigChange(name, note=f"ProviderConfig {name} {where}")
+        text = f"points to {spec.endpoint} and was not changed"
+        return ConfigChange(name, note=f"ProviderConfig {name} {text}")
     base = spec or _build_spec(api)
     new_spec = msgspec.structs.replace(
         base,
@@ -83,12 +83,12 @@ async def plan_config_change(
 
 def _build_spec(api: LocalApi) -> ProviderConfigSpec:
     spec = ProviderConfigSpec(api.provider, api.endpoint, allow=api.allow)
-    if api.least_resync_seconds is None:
+    if api.min_resync_seconds is None:
         return spec
-    return msgspec.structs.replace(spec, least_resync_seconds=api.least_resync_seconds)
+    return msgspec.structs.replace(spec, least_resync_seconds=api.min_resync_seconds)
 
 
-async def declare_config(parts: Running, change: ConfigChange, *, wait: bool) -> None:
+async def declare_config(parts: ProcessParts, change: ConfigChange, *, wait: bool) -> None:
     """Declare the changed configuration, and wait until this process has read it."""
     if change.spec is None:
         return
@@ -113,7 +113,7 @@ def _decode_spec(current: SpecDeclared | None) -> ProviderConfigSpec | None:
         return None
     try:
         return msgspec.convert(current.fields, ProviderConfigSpec)
-    except msgspec.ValidationError:  # another release wrote it; it is replaced
+    except msgspec.ValidationError:  # written by another release; replace it
         return None
 
 
@@ -131,7 +131,7 @@ def _build_message(
     return IntakeMessageOut("desired", key, Declared(manifest), uuid.uuid4().hex)
 
 
-async def _wait_until_read(parts: Running, key: ResourceKey, spec: ProviderConfigSpec) -> None:
+async def _wait_until_read(parts: ProcessParts, key: ResourceKey, spec: ProviderConfigSpec) -> None:
     """Wait until this process's roles have read the configuration."""
     changed = asyncio.Event()
     parts.configurations.listen(lambda _name: changed.set())

@@ -85,19 +85,19 @@ def _run(tokens: Sequence[str]) -> int:
     try:
         result = build_app(command, console=_console_for_help(tokens))(tokens)
     except CycloptsError as error:
-        return _status_of_error(_report_usage(error, command), tokens)
+        return _error_status(_report_usage(error, command), tokens)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001 - bugs are also reported in one line
         from reconciler.cli.errors import report  # noqa: PLC0415 - only for errors
 
         status = report(error, tokens, with_traceback="--debug" in tokens)
-        return _status_of_error(status, tokens)
+        return _error_status(status, tokens)
     return int(result) if isinstance(result, int) else Exit.OK
 
 
-def _status_of_error(status: int, tokens: Sequence[str]) -> int:
-    """Return the exit status of an error, which must not be the status for differences.
+def _error_status(status: int, tokens: Sequence[str]) -> int:
+    """Return the exit status for an error, which must not be the status for differences.
 
     As in `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
     """

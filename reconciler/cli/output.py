@@ -30,7 +30,7 @@ def escape_text(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Return a text of several lines, each escaped like ``escape_text``."""
+    """Return a multi-line text with each line escaped, as by ``escape_text``."""
     return _NEEDS_ESCAPE.sub(lambda found: escape_text(found[0]), text)
 
 

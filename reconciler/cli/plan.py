@@ -62,9 +62,9 @@ def plan(
 ) -> int:
     """Show what `apply` would do with these files, and change nothing.
 
-    For each resource, the plan shows the actions of the decider. Later
-    actions assume that earlier ones succeed. A value that only the API can
-    supply is "(known after apply)". The plan also shows changes to other
+    For each resource, the plan shows the decider's actions. Later actions
+    assume that earlier ones succeed. A value that only the API can supply
+    is "(known after apply)". The plan also shows changes to other
     resources, adoptions, holds by a guard, and refused documents.
 
     Exit status: 0 no changes, 2 changes, 1 an error or an invalid document
@@ -143,8 +143,8 @@ async def make_plan(
     )
 
 
-async def _list_objects(foresight: Foresight, places: Collection[ListingTarget]) -> None:
-    """List the objects in each place with its planned config; raises ``CommandError``."""
+async def _list_objects(foresight: Foresight, targets: Collection[ListingTarget]) -> None:
+    """List the objects of each target with its planned config; raises ``CommandError``."""
     name = ""
     pool = ProviderPool(
         foresight.kinds, foresight.configurations, open_stores(find_secrets_directory())
@@ -152,7 +152,7 @@ async def _list_objects(foresight: Foresight, places: Collection[ListingTarget])
     try:
         for name, config in sorted(foresight.configurations.by_name.items()):
             for kind in foresight.kinds.of_provider(config.provider):
-                if not kind.lists or ListingTarget(name, kind.name) not in places:
+                if not kind.lists or ListingTarget(name, kind.name) not in targets:
                     continue
                 provider = pool.get(name, kind.name)
                 pages = provider.pages(config.scope, page_size=config.limits.page_size)
@@ -200,7 +200,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _check_manifests(path: Path, stored: Plan) -> None:
-    """Raise ``CommandError`` for a plan without manifests, or with names that disagree."""
+    """Raise ``CommandError`` for a plan without manifests, or with mismatched names."""
     if not any(each.is_declared for each in stored.resources):
         raise CommandError(
             f"{path}: the plan contains no manifest, so it declares nothing; plan again"

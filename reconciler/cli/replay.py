@@ -80,8 +80,8 @@ def replay(
     verify
         Compare the result with the stored rows.
     repair
-        Verify. If rows differ and the log is correct, mark the rows as incomplete, so that the
-        projectors and observers rebuild them when they next start. Deletes nothing.
+        Implies --verify. If rows differ and the log is correct, mark the rows as incomplete, so
+        that the projectors and observers rebuild them when they next start. Deletes nothing.
     dump
         Print only the rebuilt rows, one JSON object per line.
     """
@@ -127,7 +127,7 @@ async def _replay(
 
 
 async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity) -> bool:
-    """Mark differing rows as incomplete, but keep their position, which shows the log's length."""
+    """Mark differing rows as incomplete, but keep their position, which reveals lost events."""
     if verified is None or not verified.differences or integrity.damage:
         return False
     store = JetStreamRows(nc)
@@ -170,8 +170,8 @@ def print_integrity(integrity: Integrity) -> None:
         )
         return
     out.print(f"the log is damaged in {plural(len(integrity.damage), 'place')}", style="bold red")
-    for one in integrity.damage[:_MAX_SHOWN]:
-        out.print(f"{one.problem}: {one}")
+    for damage in integrity.damage[:_MAX_SHOWN]:
+        out.print(f"{damage.problem}: {damage}")
     if len(integrity.damage) > _MAX_SHOWN:
         out.print("... (--output json lists all)")
     out.print(
@@ -195,7 +195,7 @@ def _print_comparison(comparison: Comparison, *, is_damaged: bool, is_marked: bo
         out.print(f"rows were not compared: {comparison.note}", style="yellow")
     elif not comparison.differences:
         out.print(
-            f"all {comparison.rows} stored rows (existing resources, totals and checkpoint) equal "
+            f"all {comparison.rows} stored rows (existing resources, totals and checkpoint) match "
             f"the rebuilt rows, byte for byte, at position {comparison.checkpoint}",
             style="green",
         )
@@ -204,16 +204,19 @@ def _print_comparison(comparison: Comparison, *, is_damaged: bool, is_marked: bo
             f"{len(comparison.differences)} of {comparison.rows} stored rows differ",
             style="bold red",
         )
-        for one in comparison.differences[:_MAX_SHOWN]:
-            out.print(f"{one.problem}: {one.row}")
-            out.print(f"  log:    {one.rebuilt}")
-            out.print(f"  stored: {one.live}")
+        for difference in comparison.differences[:_MAX_SHOWN]:
+            out.print(f"{difference.problem}: {difference.row}")
+            out.print(f"  log:    {difference.rebuilt}")
+            out.print(f"  stored: {difference.live}")
         if len(comparison.differences) > _MAX_SHOWN:
             out.print("... (--output json lists all)")
         if is_marked:
-            out.print("The rows are marked. Restart the projectors and observers to rebuild them.")
+            out.print(
+                "The rows are marked as incomplete. Restart the projectors and observers to "
+                "rebuild them."
+            )
         elif not is_damaged:
             out.print(
-                "The log is correct, and the rows are not. Run `reconciler replay --repair`, and "
+                "The log is correct, but the rows are not. Run `reconciler replay --repair`, and "
                 "restart the projectors and observers, which then rebuild the rows from the log."
             )

@@ -21,7 +21,7 @@ PENDING: Final = "Pending"
 """The status of a resource without a known outcome."""
 
 _COLUMNS: Final = ("KIND", "NAME", "OUTCOME", "GENERATION", "OWNED", "REASON", "AGE")
-_WIDE: Final = ("WAITS SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTION")
+_WIDE: Final = ("WAITING SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTION")
 
 
 class ResourceTable:
@@ -40,7 +40,7 @@ class ResourceTable:
         self._has_headings = False
 
     def show(self, rows: Sequence[StatusRow], now: datetime) -> None:
-        """Print rows, with headings above the first one."""
+        """Print rows. The first call that prints any also prints the headings."""
         if rows:
             headings, self._has_headings = not self._has_headings, True
             self._table.print((self._cells(row, now) for row in rows), headings=headings)
@@ -50,12 +50,12 @@ class ResourceTable:
         return [str(each) for each in self._cells(row, row.since or datetime.now(UTC))]
 
     def _cells(self, row: StatusRow, now: datetime) -> list[str | Text]:
-        why = row.not_ready
-        word = colored(row.outcome or PENDING) if why is None else Text(NOT_READY, "yellow")
-        reason, message = (row.reason, row.message) if why is None else (why.reason, why.message)
+        outcome, source = colored(row.outcome or PENDING), row.not_ready or row
+        if row.not_ready is not None:
+            outcome = Text(NOT_READY, "yellow")
         cells: list[str | Text] = [row.namespace] if self._with_namespace else []
-        cells += [row.kind, row.name, word, _generation(row), owns_object(row)]
-        cells += [reason, "" if row.since is None else format_age(row.since, now)]
+        cells += [row.kind, row.name, outcome, _generation(row), format_owned(row)]
+        cells += [source.reason, "" if row.since is None else format_age(row.since, now)]
         if self._wide:
             action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
             cells += [
@@ -68,11 +68,11 @@ class ResourceTable:
             ]
         failure = find_listing_failure(row, self._known)
         stale = "" if failure is None else describe_listing_failure(failure)
-        parts = filter(None, (message or describe_throttling(row, now), stale))
+        parts = filter(None, (source.message or describe_throttling(row, now), stale))
         return [*cells, single_line("; ".join(parts))]
 
 
-def owns_object(row: StatusRow) -> str:
+def format_owned(row: StatusRow) -> str:
     """Return "yes" if a resource owns its object, "no" if not, "-" for a kind without objects."""
     if row.owned:
         return "yes"

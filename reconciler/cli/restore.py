@@ -31,7 +31,7 @@ from reconciler.cli.options import Integer, NamedPath, Output, check_replicas
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
-from reconciler.roles.projector.lost_events import find_short_end
+from reconciler.roles.projector.lost_events import find_truncation
 
 _MAX_SHOWN = 20
 
@@ -100,14 +100,14 @@ async def _restore(
 async def plan_restore(
     nc: Client, source: Backup, inspection: LogSummary, replace: str | None
 ) -> Plan:
-    """Plan a restore, even of a log that lost its newest events; raises ``RestoreRefusedError``."""
+    """Plan a restore, even if the log lost its newest events; raises ``RestoreRefusedError``."""
     plan = await plan_restoration(nc, source, inspection, replace)
     if plan.log is None or plan.present != inspection.events:
         return plan
-    return await _without_lost_end(nc, plan, plan.log.log_id, replace)
+    return await _check_lost_end(nc, plan, plan.log.log_id, replace)
 
 
-async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
+async def _check_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
     """Return the plan for a backup whose events are all on the server.
 
     If the log lost its newest events, raises ``RestoreRefusedError`` unless ``replace`` is its id.
@@ -115,7 +115,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     short: LogDamage | None = None
     # An interrupted restore has removed the rows.
     with suppress(NotFoundOnBusError, BusDeniedError):
-        short = await find_short_end(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
+        short = await find_truncation(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
     if short is None:
         return plan
     if replace == log_id:
@@ -165,8 +165,8 @@ def _print(restored: RestoredLog) -> None:
         out.print(
             f"the backup is damaged in {plural(len(restored.damage), 'place')}:", style="bold red"
         )
-        for one in restored.damage[:_MAX_SHOWN]:
-            out.print(f"{one.problem}: {one}")
+        for damage in restored.damage[:_MAX_SHOWN]:
+            out.print(f"{damage.problem}: {damage}")
     out.print(
         "Start only the decider first: after a listing, Reconciler may delete objects that were "
         "created after the backup (docs/how-to/back-up-and-restore.md)"

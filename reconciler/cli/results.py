@@ -67,12 +67,10 @@ async def wait_for_results(
 
 
 def _update(result: Result, outcome: Outcome) -> None:
-    why = outcome.not_ready if outcome.outcome == "Converged" else None
-    result.outcome = outcome.outcome
-    result.ready = why is None
-    result.reason, result.message = (
-        (outcome.reason, outcome.message) if why is None else (why.reason, why.message)
-    )
+    not_ready = outcome.not_ready if outcome.outcome == "Converged" else None
+    source = not_ready or outcome
+    result.outcome, result.ready = outcome.outcome, not_ready is None
+    result.reason, result.message = source.reason, source.message
 
 
 def _record_timeout(accepted: Mapping[str, Result], outcomes: Mapping[str, Outcome]) -> None:
@@ -131,7 +129,7 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
         return
     rows = results
     if len(results) > MAX_WITHOUT_BAR and sys.stdout.isatty():
-        rows = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
+        rows = [each for each in results if not each.accepted or each.outcome not in (*good, "")]
         sys.stdout.write(f"{plural(len(results) - len(rows), 'resource')} succeeded\n")
     if rows:
         print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, rows))

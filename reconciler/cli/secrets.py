@@ -36,8 +36,8 @@ FormerReader = Annotated[
 Directory = Annotated[
     NamedPath | None,
     Parameter(
-        help="The secrets directory. Default: $RECONCILER_SECRETS, or the one of `up` in this "
-        "directory."
+        help="The secrets directory. Default: $RECONCILER_SECRETS, or the one that `up` uses in "
+        "this directory."
     ),
 ]
 
@@ -151,7 +151,7 @@ def grant(
     directory: Directory = None,
     output: Output = "table",
 ) -> int:
-    """Let resources of another namespace use a secret.
+    """Allow resources in another namespace to use a secret.
 
     These resources reference it as {$secret: NAME, namespace: OWNER}.
 
@@ -168,7 +168,7 @@ def grant(
     check_token(to, what="namespace")
     if to == namespace:
         raise UsageError(f"--to {to}: the secret already belongs to this namespace")
-    store = _open_store_of(directory, key)
+    store = _open_store_with(directory, key)
     store.grants.add(key, to)
     return _print_change(store, key, f"granted to {to}", output)
 
@@ -236,7 +236,7 @@ def remove(
         Remove the secret even if it is granted to other namespaces.
     """
     key = _parse_key(namespace, name)
-    store = _open_store_of(directory, key)
+    store = _open_store_with(directory, key)
     readers = store.grants.readers(key)
     if readers and not yes:
         raise CommandError(
@@ -269,7 +269,7 @@ def _open_store(directory: Path | None) -> FileSecrets:
     return FileSecrets(folder)
 
 
-def _open_store_of(directory: Path | None, key: SecretKey) -> FileSecrets:
+def _open_store_with(directory: Path | None, key: SecretKey) -> FileSecrets:
     store = _open_store(directory)
     if key not in store.list_keys():
         raise CommandError(f"secret {key} does not exist; `reconciler secrets list` shows all")

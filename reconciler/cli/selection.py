@@ -3,7 +3,7 @@
 =============================  ================================================================
 ``NAME ...``                   resources of any kind, in any namespace
 ``KIND [NAME ...]``            resources of that kind, in the selected namespace
-``KIND/NAME ...``              the same; each word may have a different kind
+``KIND/NAME ...``              resources of these kinds, in the selected namespace
 ``NAMESPACE/KIND/NAME ...``    exactly that resource
 =============================  ================================================================
 """
@@ -63,14 +63,13 @@ class Selection(msgspec.Struct, frozen=True):
     def tokens(self) -> str:
         """The narrowest `namespace.kind.name` pattern that matches all possible resources."""
         kind = None if self.first is None else _find_kind(self.first, installed_kinds())
-        one = self._resolve_names(kind)[0] if len(self.named) == 1 else None
+        single = self._resolve_names(kind)[0] if len(self.named) == 1 else None
         if self.first is not None and kind is None:
             return f"{self.namespace or '*'}.*.*"  # the word may be a name, or an unknown kind
-        if one is not None:
-            known = (
-                one.kind if one.kind in installed_kinds() else None
-            )  # else its spelling is unknown
-            return f"{one.namespace or '*'}.{known or '*'}.{one.name}"
+        if single is not None:
+            # The spelling of a kind that is not installed is unknown.
+            known = single.kind if single.kind in installed_kinds() else None
+            return f"{single.namespace or '*'}.{known or '*'}.{single.name}"
         scope = self.namespace if self.named else self._namespace_of_kind(kind, DEFAULT_NAMESPACE)
         return f"{scope or '*'}.{kind or '*'}.*"
 

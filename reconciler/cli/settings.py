@@ -50,8 +50,8 @@ def flag_name(name: str) -> str:
 def settings(flags: Mapping[str, Any], *, running: str = "") -> dict[str, Setting]:
     """Collect the settings; the identity (credentials or nkey) comes from one source only.
 
-    ``running``: the URL of an `up` in this directory. The file is used only if there is none,
-    because it describes another bus. Raises ``ConfigurationError`` for an invalid file.
+    ``running``: the URL of an `up` in this directory, or "". If it selects the bus, the file is not
+    used, because the file describes another bus. Raises ``ConfigurationError`` for an invalid file.
     """
     collected: dict[str, Setting] = {}
     _add_missing(

@@ -34,7 +34,7 @@ DEFAULT_API_PORT: Final = 8080
 EXAMPLE_API: Final = "shapes_api"
 """Package of the example API, which is an optional, separate distribution."""
 
-WITHOUT_EXAMPLE_API: Final = (
+EXAMPLE_API_MISSING: Final = (
     "the example API and its kinds are not installed; to install them, run `pip install "
     "./examples/shapes_api` in a clone of Reconciler"
 )
@@ -108,7 +108,7 @@ class Stack:
 
     @property
     def local_apis(self) -> list[LocalApi]:
-        """The APIs that run here, each with the ProviderConfig that must point to it."""
+        """The APIs on this machine, each with the ProviderConfig that must point to it."""
         apis = [] if self.api_url is None else [build_example_api(self.api_url)]
         apis += [components.build_bus_api(name, self.nats_url) for name in self.bus_apis]
         return apis + [components.build_local_api(*each) for each in self.components.items()]
@@ -174,7 +174,7 @@ async def start_stack(options: StackOptions) -> AsyncGenerator[Stack]:
             if options.with_api:
                 stack.api = _find_example_api()
                 if stack.api is None:
-                    stack.notes.append(WITHOUT_EXAMPLE_API)
+                    stack.notes.append(EXAMPLE_API_MISSING)
                 else:
                     closing.push_async_callback(stack.api.stop)
                     stack.api_url = await _start_api(stack.api, options, stack.notes)
@@ -194,7 +194,7 @@ def _full_disk_watch(server: EmbeddedServer) -> FullDiskWatch:
 
 @contextmanager
 def _naming_full_disk(data: Path) -> Generator[None]:
-    """Add the data directory to the error of a full disk."""
+    """Add the data directory to a full-disk error."""
     try:
         yield
     except OSError as error:

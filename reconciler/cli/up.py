@@ -74,7 +74,7 @@ class UpOptions:
 
 
 class Ready(msgspec.Struct, frozen=True, rename="camel"):
-    """The line that reports to programs that `up` is ready."""
+    """The line that reports readiness to programs."""
 
     nats_url: str
     api_url: str | None
@@ -130,7 +130,7 @@ def up(
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: that of the existing
+        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: as for the existing
         streams, or 1.
     roles
         Roles to run here, separated by commas, or none.
@@ -156,7 +156,7 @@ def up(
     if not 0 <= latency_ms <= _MAX_LATENCY_MS:
         raise UsageError(f"--latency-ms {latency_ms:g}: must be 0 to {_MAX_LATENCY_MS}")
     check_replicas(replicas)
-    plan = UpOptions(
+    options = UpOptions(
         StackOptions(
             data, port, api_port, latency_ms, bus.nats_url, not no_api, parse_components(with_)
         ),
@@ -168,7 +168,7 @@ def up(
     )
 
     async def start() -> Exit:
-        return await run_until_stopped(_start_and_serve(plan))
+        return await run_until_stopped(_start_and_serve(options))
 
     return run_async(start())
 
@@ -182,10 +182,10 @@ def parse_roles(text: str) -> tuple[Role, ...]:
     return tuple(role for role in ROLES if role in names)
 
 
-async def _start_and_serve(plan: UpOptions) -> None:
-    async with start_stack(plan.stack) as stack:
+async def _start_and_serve(options: UpOptions) -> None:
+    async with start_stack(options.stack) as stack:
         try:
-            await _serve_while_running(_serve(plan, stack), stack)
+            await _serve_while_running(_serve(options, stack), stack)
         except Exception as error:
             if isinstance(
                 error, BusUnavailableError
@@ -194,42 +194,42 @@ async def _start_and_serve(plan: UpOptions) -> None:
                     async with asyncio.timeout(_FAILURE_DETECTION_SECONDS):
                         await stack.watch()
             if stack.failure is not None:
-                raise stack.failure from None  # it has caused the other errors
+                raise stack.failure from None  # it caused the other errors
             raise
         finally:
-            (plan.stack.data / UP_FILE).unlink(missing_ok=True)
+            (options.stack.data / UP_FILE).unlink(missing_ok=True)
 
 
-async def _serve(plan: UpOptions, stack: Stack) -> None:
+async def _serve(options: UpOptions, stack: Stack) -> None:
     async with (
         open_connection(
-            stack.nats_url, access=plan.access, timeout_seconds=_CONNECT_TIMEOUT_SECONDS
+            stack.nats_url, access=options.access, timeout_seconds=_CONNECT_TIMEOUT_SECONDS
         ) as nc,
         contextlib.AsyncExitStack() as exits,
     ):
         try:
-            await _start_roles(plan, stack, nc, exits)
+            await _start_roles(options, stack, nc, exits)
         except LogFormatError:
             raise
         except _REPAIRABLE_ERRORS as error:
-            if plan.roles:
+            if options.roles:
                 raise CommandError(f"{error}. {_REPAIR_HINT}") from error
             # The commands that repair the data require this server.
             stack.notes.append(str(error))
         write_up_file(stack)
-        _print_ready(plan, stack)
+        _print_ready(options, stack)
         stack.is_serving = True
         await asyncio.Event().wait()  # until cancelation
 
 
 async def _start_roles(
-    plan: UpOptions, stack: Stack, nc: Client, exits: contextlib.AsyncExitStack
+    options: UpOptions, stack: Stack, nc: Client, exits: contextlib.AsyncExitStack
 ) -> None:
-    await initialize(nc, replicas=plan.replicas)
-    changes = await _correct_configs(plan, stack, nc)
-    parts = await exits.enter_async_context(run_roles(nc, plan.roles, secrets=plan.secrets))
+    await initialize(nc, replicas=options.replicas)
+    changes = await _correct_configs(options, stack, nc)
+    parts = await exits.enter_async_context(run_roles(nc, options.roles, secrets=options.secrets))
     for change in changes:
-        await declare_config(parts, change, wait="decider" in plan.roles)
+        await declare_config(parts, change, wait="decider" in options.roles)
 
 
 async def _serve_while_running(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
@@ -245,32 +245,32 @@ async def _serve_while_running(serving: Coroutine[Any, Any, None], stack: Stack)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _correct_configs(plan: UpOptions, stack: Stack, nc: Client) -> list[ConfigChange]:
+async def _correct_configs(options: UpOptions, stack: Stack, nc: Client) -> list[ConfigChange]:
     """Correct existing configurations before the roles use them; return the other changes."""
     changes: list[ConfigChange] = []
     for api in stack.local_apis:
-        resync = plan.resync if api.least_resync_seconds is None else None
+        resync = options.resync if api.min_resync_seconds is None else None
         changes.append(await plan_config_change(nc, api, resync))
     stack.notes += [change.note for change in changes if change.note]
     corrections = [change for change in changes if change.is_correction]
-    if not corrections or "decider" not in plan.roles:
+    if not corrections or "decider" not in options.roles:
         return changes
-    async with run_roles(nc, ("decider",), secrets=plan.secrets) as parts:
+    async with run_roles(nc, ("decider",), secrets=options.secrets) as parts:
         for change in corrections:
             await declare_config(parts, change, wait=True)
     return [change for change in changes if not change.is_correction]
 
 
-def _print_ready(plan: UpOptions, stack: Stack) -> None:
+def _print_ready(options: UpOptions, stack: Stack) -> None:
     seconds = round(time.monotonic() - START_TIME, 3)
-    if plan.output == "json":
+    if options.output == "json":
         notes = tuple(stack.notes)
         endpoints = {name: each.endpoint for name, each in stack.components.items()}
         print_json_line(
             Ready(
                 stack.display_url,
                 stack.api_url,
-                plan.roles,
+                options.roles,
                 seconds,
                 notes=notes,
                 components=endpoints,
@@ -279,4 +279,4 @@ def _print_ready(plan: UpOptions, stack: Stack) -> None:
     else:
         from reconciler.cli.banner import print_banner  # noqa: PLC0415 - for people only
 
-        print_banner(stack, plan.roles, seconds)
+        print_banner(stack, options.roles, seconds)

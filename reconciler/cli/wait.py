@@ -174,9 +174,8 @@ def _update_results(
         result = results.get(str(row.key))
         if result is None:
             continue
-        why = row.not_ready
-        result.generation, result.outcome, result.ready = row.generation, row.outcome, why is None
-        source = row if why is None else why
+        source, is_ready = row.not_ready or row, row.not_ready is None
+        result.generation, result.outcome, result.ready = row.generation, row.outcome, is_ready
         result.reason, result.message = source.reason, source.message
         is_current = row.generation == row.observed_generation
         is_bad = row.outcome in SETTLED - {"Converged"}

@@ -109,9 +109,9 @@ async def _build_filter(nc: Client, selection: Selection) -> WatchFilter:
     rows = (await current_models(nc)).status
     selected = selection.resolve(rows.values())
     await check_namespace(nc, selected.namespace)
-    one = selected.named[0] if len(selected.named) == 1 else None
-    kind, name = (one.kind, one.name) if one is not None else (selected.kind, None)
-    namespace_token = selected.namespace if one is None else one.namespace
+    single = selected.named[0] if len(selected.named) == 1 else None
+    kind, name = (selected.kind, None) if single is None else (single.kind, single.name)
+    namespace_token = selected.namespace if single is None else single.namespace
     tokens = f"{namespace_token or '*'}.{kind or '*'}.{name or '*'}"
     if tokens != ALL_RESOURCES and not await has_log_events(nc, tokens):
         text = tokens.replace(".", "/")

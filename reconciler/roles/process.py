@@ -1,7 +1,7 @@
 """A process that runs some of the roles, over any implementation of the ports.
 
 ``reconciler.wiring`` runs it over JetStream, and the simulation in ``tests`` over its own bus. The
-simulation thus covers the wiring of production.
+simulation thus covers the production wiring.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Ports:
     """One process's connection to the bus. Readers are created when a role requires them.
 
     ``watch`` detects another log under a running process. It is None for a bus with a fixed log.
-    ``lost_events`` detects from the read models which resources' newest events the log has lost.
+    ``lost_events`` uses the read models to find resources whose newest events the log has lost.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Ports:
 
 
 @dataclass(slots=True)
-class Running:
+class ProcessParts:
     """The parts of a process that runs some of the roles."""
 
     ports: Ports
@@ -95,17 +95,17 @@ class Running:
 
     @property
     def intake(self) -> IntakeWriter:
-        """The writer for observations and results of the process."""
+        """The process's writer for observations and results."""
         return self.ports.intake
 
     async def close(self) -> None:
-        """Return undecided work to the bus, then close the connections to the APIs."""
+        """Return unfinished work to the bus, then close the connections to the APIs."""
         await self.gates.close()
         await self.closers.aclose()
         await self.providers.close()
 
 
-async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Running:
+async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> ProcessParts:
     """Load the initial state of a process, before any role runs."""
     runtime = ports.runtime
     needs_models = "projector" in roles or "observer" in roles
@@ -138,7 +138,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     feed.subscribe(lambda _position, event: gates.apply(event))
     if ports.watch is not None:
         feed.subscribe(ports.watch.record_read)
-    parts = Running(
+    parts = ProcessParts(
         ports=ports,
         kinds=kinds,
         models=models,
@@ -161,7 +161,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     return parts
 
 
-def _follow_log(parts: Running, *, writes: bool) -> None:
+def _follow_log(parts: ProcessParts, *, writes: bool) -> None:
     """Fold the log into the read models, through the projector if it runs."""
     subscriber = parts.models
     if writes:
@@ -173,7 +173,7 @@ def _follow_log(parts: Running, *, writes: bool) -> None:
 
 @asynccontextmanager
 async def run_parts(
-    parts: Running, roles: Sequence[Role], *, bus_tasks: Sequence[Callable[[], RoleRun]] = ()
+    parts: ProcessParts, roles: Sequence[Role], *, bus_tasks: Sequence[Callable[[], RoleRun]] = ()
 ) -> AsyncGenerator[None]:
     """Run roles and the bus's own tasks, ``bus_tasks``, until the context ends.
 
@@ -212,7 +212,7 @@ async def _wait_until_caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None
     waiting.cancel()
 
 
-def _run_decider(parts: Running) -> list[RoleRun]:
+def _run_decider(parts: ProcessParts) -> list[RoleRun]:
     ports = parts.ports
     reader = ports.intake_reader()
     parts.closers.push_async_callback(reader.close)
@@ -230,7 +230,7 @@ def _run_decider(parts: Running) -> list[RoleRun]:
     return [decider.run()]
 
 
-def _run_worker(parts: Running) -> list[RoleRun]:
+def _run_worker(parts: ProcessParts) -> list[RoleRun]:
     ports = parts.ports
     reader = ports.action_reader()
     parts.closers.push_async_callback(reader.close)
@@ -248,7 +248,7 @@ def _run_worker(parts: Running) -> list[RoleRun]:
     return [worker.run()]
 
 
-def _run_observer(parts: Running) -> list[RoleRun]:
+def _run_observer(parts: ProcessParts) -> list[RoleRun]:
     ports, runtime = parts.ports, parts.ports.runtime
     reads = ObjectReads(
         intake=ports.intake,
@@ -302,14 +302,14 @@ def _run_observer(parts: Running) -> list[RoleRun]:
     return [parts.observer.run(), reads.run(), sweeper.run(), foreign.run()]
 
 
-def _run_projector(parts: Running) -> list[RoleRun]:
+def _run_projector(parts: ProcessParts) -> list[RoleRun]:
     assert parts.projector is not None
     ports = parts.ports
     parts.scrubber = Scrubber(ports.log, parts.projector.mark_damage, clock=ports.runtime.clock)
     return [parts.scrubber.run()]
 
 
-_ROLE_FACTORIES: dict[Role, Callable[[Running], list[RoleRun]]] = {
+_ROLE_FACTORIES: dict[Role, Callable[[ProcessParts], list[RoleRun]]] = {
     "decider": _run_decider,
     "worker": _run_worker,
     "observer": _run_observer,

@@ -97,7 +97,7 @@ async def connect(
 
     ``source`` names your service: it is the actor in the history. ``access``: the key to use and
     the CAs to trust. Unset fields come from the environment (``RECONCILER_CREDENTIALS``,
-    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``timeout_seconds``: timeout of the first
+    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``timeout_seconds``: timeout for the first
     connection. ``on_retry`` is called with the number of messages that the server did not confirm
     within five seconds, before they are sent again. Raises ``BusError`` if the bus is unavailable,
     and ``ConfigurationError`` for an invalid source or a bus without a reconciler.
@@ -116,7 +116,7 @@ async def connect(
 async def client_on(
     nc: Connection, *, source: str, on_retry: OnRetry = log_retry
 ) -> AsyncGenerator[Client]:
-    """Create a client on a connection that the caller closes; raises as ``connect``."""
+    """Create a client on a connection that the caller closes; raises like ``connect``."""
     _check_source(source)
     await check_log_format(nc)
     if not await has_log(nc):

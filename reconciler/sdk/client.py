@@ -99,7 +99,7 @@ class Client:
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
         ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` if it is
-        unknown whether the declaration was stored or decided. You can then safely repeat it. With
+        unknown whether the declaration was stored or processed. You can safely repeat it. With
         an expected generation, the repeat may be refused as stale, because the first attempt
         succeeded.
         """
@@ -116,8 +116,8 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Declare many resources concurrently; return the reply or refusal of each, in order.
 
-        All are checked before the first is sent. ``expected_generations`` belong to the manifests
-        in order, and may be fewer. Raises as ``declare``, but returns refusals.
+        All are checked before the first is sent. ``expected_generations`` correspond to the
+        manifests in order, and may be fewer. Raises like ``declare``, but returns refusals.
         """
         messages = [
             declaration(manifest, expected, reason=reason)
@@ -128,7 +128,7 @@ class Client:
     async def plan(
         self, manifests: Iterable[AnyManifest] = (), *, withdraw: Iterable[ResourceName] = ()
     ) -> Plan:
-        """Compute the exact result of declarations, with the kinds that are installed here.
+        """Compute the exact result of declarations, with the locally installed kinds.
 
         ``withdraw``: resources whose declarations are withdrawn after that. Nothing is declared.
         Raises ``InvalidManifestError`` or ``InvalidNameError``.
@@ -159,7 +159,7 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Declare planned resources; a result that differs from the plan is refused (PlanOutdated).
 
-        Returns and raises as ``declare_many``. Resources that the plan only contains as
+        Returns and raises like ``declare_many``. Resources that the plan contains only as
         consequences are skipped.
         """
         messages = [
@@ -177,14 +177,14 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Delete a declaration; raises as ``declare``."""
+        """Delete a declaration; raises like ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
         return await self._request_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Delete many declarations; returns and raises as ``declare_many``."""
+        """Delete many declarations; returns and raises like ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
         return await self._request(messages, timeout_seconds)
 
@@ -193,7 +193,7 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Reconcile resources immediately, without backoff; the history records the requester.
 
-        For a ``ProviderConfig``, list its whole scope. Returns and raises as ``declare_many``.
+        For a ``ProviderConfig``, list its whole scope. Returns and raises like ``declare_many``.
         """
         messages = [reconcile_request(resource, reason) for resource in resources]
         return await self._request(messages, timeout_seconds)
@@ -201,9 +201,9 @@ class Client:
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
-        """Declare resources and return when the messages are stored, before they are decided.
+        """Declare resources and return when the messages are stored, before they are processed.
 
-        The outcomes include refusals. Raises as ``declare``, except for refusals.
+        The outcomes include refusals. Raises like ``declare``, except for refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
         await self._bus.store(messages, timeout_seconds=timeout_seconds)
@@ -215,7 +215,7 @@ class Client:
     ) -> Reply:
         """Add a finalizer to a declared resource, which blocks its deletion until you release it.
 
-        ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises as
+        ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises like
         ``declare``.
         """
         return await self._request_one(finalizer_request(resource, finalizer), timeout_seconds)
@@ -229,7 +229,7 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Remove a finalizer; another service's only with ``force``. Raises as ``declare``."""
+        """Remove a finalizer; another service's only with ``force``. Raises like ``declare``."""
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._request_one(message, timeout_seconds)
 
@@ -242,9 +242,9 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Decide about resources that are held by ``hold``, the reason of their outcome.
+        """Decide on resources that are held by ``hold``, the reason of their outcome.
 
-        Returns and raises as ``declare_many``.
+        Returns and raises like ``declare_many``.
         """
         messages = [approval(resource, hold, decision, reason) for resource in resources]
         return await self._request(messages, timeout_seconds)
@@ -260,7 +260,7 @@ class Client:
         """Approve or reject exactly this pending plan of each resource.
 
         The plan is ``pending_plan`` of its status. If another plan is pending by then, the decision
-        is refused (``PlanOutdated``), and nothing is done. Returns and raises as ``declare_many``.
+        is refused (``PlanOutdated``), without effect. Returns and raises like ``declare_many``.
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
         messages = [
@@ -278,7 +278,7 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Release withdrawn resources despite any hold; with ``orphan``, their objects stay.
 
-        Returns and raises as ``declare_many``.
+        Returns and raises like ``declare_many``.
         """
         messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
         return await self._request(messages, timeout_seconds)
@@ -370,9 +370,9 @@ class Client:
 
         Raises ``LogDamagedError`` if the log lacks events that were written.
         """
-        return await self._events_of(as_key(resource), None)
+        return await self._read_events(as_key(resource), None)
 
-    async def _events_of(self, key: ResourceKey, position: int | None) -> list[StoredEvent]:
+    async def _read_events(self, key: ResourceKey, position: int | None) -> list[StoredEvent]:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
         history = await History(self._nc).get(key)
@@ -420,15 +420,15 @@ class Client:
         ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
         ``InvalidNameError`` and ``PositionNotFoundError``.
         """
-        interest = EventFilter(namespace, kind, name, actor, outcome, event_names)
-        between = await span(self._nc, since, until)
-        return await newest_events(self._nc, interest, between, limit)
+        event_filter = EventFilter(namespace, kind, name, actor, outcome, event_names)
+        log_span = await span(self._nc, since, until)
+        return await newest_events(self._nc, event_filter, log_span, limit)
 
     async def moment(self, when: When) -> Moment:
         """Return a moment of the log: a position, or the newest event at or before a time.
 
-        Pass its position as ``at`` if several responses must show the same moment. Raises
-        ``PositionNotFoundError`` if the log has no events of that time.
+        Pass its position as ``at`` if several responses must reflect the same moment. Raises
+        ``PositionNotFoundError`` if the log has no events from that time.
         """
         return await moment(self._nc, when)
 
@@ -445,7 +445,7 @@ class Client:
             row = await self._bus.row(status_name(key))
             return None if row is None else decode_status(row)
         requested = await moment(self._nc, at)
-        history = await self._events_of(key, requested.position)
+        history = await self._read_events(key, requested.position)
         return rebuild(history).status.get(str(key))
 
     async def statuses(
@@ -462,10 +462,10 @@ class Client:
             stored = await self._bus.rows(f"{STATUS}.{tokens}")
             rows = [decode_status(row) for row in stored.values()]
         else:
-            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - rarely used
+            from reconciler.sdk.log_replay import replay_to  # noqa: PLC0415 - rarely used
 
             requested = await moment(self._nc, at)
-            async with replayed_to(self._nc, requested.position, tokens=tokens) as replay:
+            async with replay_to(self._nc, requested.position, tokens=tokens) as replay:
                 rows = [
                     row
                     for row in replay.models.status.values()
@@ -512,7 +512,7 @@ class Client:
         return filter_letters(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Return the numbers of messages that were discarded beyond their namespace's share."""
+        """Return how many messages were discarded beyond each namespace's share."""
         return await self._bus.discarded()
 
     async def read_clock(self) -> BusClock:

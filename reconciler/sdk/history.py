@@ -1,8 +1,8 @@
 """A resource's events and former states, read with the `eventsourcing` library.
 
 `ResourceLog` is the log as an application of the library, with its repository and projections, for
-standalone programs. `History` provides the same to a program that is already connected. Both only
-read: users declare resources, and deciders write the log.
+standalone programs. `History` reads over a program's existing connection. Both only read: users
+declare resources, and deciders write the log.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LogMapper(Mapper[str]):
         super().__init__(JSONTranscoder())  # unused, because events.envelope decodes
 
     def to_domain_event(self, stored_event: RecordedEvent) -> StoredEvent:
-        """Decode an event; raises `InvalidMessageError` for an event of a newer release."""
+        """Decode an event; raises `InvalidMessageError` for an event from a newer release."""
         position = stored_event.id if isinstance(stored_event, Notification) else 0
         return StoredEvent(position, decode_log(stored_event.state))
 
@@ -151,7 +151,7 @@ class History:
     async def get(self, key: ResourceKey, *, version: int | None = None) -> ResourceHistory:
         """Return a resource's past as of a version, or as of now; if damaged, its intact part.
 
-        An event of a newer release counts as damage. Raises ``BusError`` classes.
+        An event from a newer release counts as damage. Raises ``BusError``.
         """
         try:
             return await self._past(key, version)

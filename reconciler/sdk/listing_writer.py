@@ -11,7 +11,7 @@ from events.external import ExternalObject
 from events.intake import ListingBegan, ListingCompleted, ListingItem, ListingPart
 from infra.bus.client_bus import JetStreamClientBus
 
-_PARTS_AT_ONCE: Final = 500
+_PARTS_PER_BATCH: Final = 500
 
 
 class ListingWriter:
@@ -50,7 +50,7 @@ class ListingWriter:
         return self
 
     async def add(self, external_object: ExternalObject) -> None:
-        """Publish an object, at the latest at the end of the block.
+        """Publish an object, no later than the end of the block.
 
         Raises ``ValueError`` for an object outside the scope, which would invalidate the listing.
         """
@@ -65,7 +65,7 @@ class ListingWriter:
             )
         self._unsent.append(ListingItem(external_object))
         self._names.add(external_object.name)
-        if len(self._unsent) >= _PARTS_AT_ONCE:
+        if len(self._unsent) >= _PARTS_PER_BATCH:
             await self._flush()
 
     async def __aexit__(

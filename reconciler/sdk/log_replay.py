@@ -22,7 +22,7 @@ from projections.read_models import (
     status_name,
 )
 from reconciler.ports import StoredEvent
-from reconciler.roles.projector.lost_events import find_short_end, mark_lost, stored_losses
+from reconciler.roles.projector.lost_events import find_truncation, mark_lost, stored_losses
 from reconciler.sdk.timeline import Progress, no_progress
 
 
@@ -62,9 +62,9 @@ class LogReplay:
         return Integrity(len(self._feed.chains.chains), self.damage)
 
     async def advance(self, to: int | None = None, progress: Progress = no_progress) -> None:
-        """Fold further events up to a position, or up to the current end.
+        """Fold more events, up to a position or the current end.
 
-        It stops earlier if the log lost its newest events, which it reports as damage.
+        Stops earlier if the log lost its newest events, and reports that as damage.
         """
         last = await self._log.last_position()
         target = last if to is None else to
@@ -137,7 +137,7 @@ async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
 
 async def read_stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
     """Return the read models that a projector has stored, with the log's losses since then."""
-    short = await find_short_end(log, JetStreamRows(nc))
+    short = await find_truncation(log, JetStreamRows(nc))
     try:
         models = restore(await JetStreamRows(nc).load())
     except OutdatedRowsError:
@@ -152,7 +152,7 @@ async def read_stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
 async def read_losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
     """Return the log's losses, according to the stored rows and the cached states."""
     rows = JetStreamRows(nc)
-    if await find_short_end(log, rows) is None:
+    if await find_truncation(log, rows) is None:
         return await stored_losses(rows)
     return LogReplay(log, await read_stored_models(nc, log)).damage
 
@@ -165,7 +165,7 @@ async def _stored_position(nc: Client) -> int:
 
 
 @asynccontextmanager
-async def replayed_to(
+async def replay_to(
     nc: Client, position: int, *, tokens: str = ALL_RESOURCES, progress: Progress = no_progress
 ) -> AsyncGenerator[LogReplay]:
     """Fold the log up to a position, starting from the stored rows if they are older than it.
@@ -185,10 +185,10 @@ async def replayed_to(
 
 
 async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | None:
-    """Return the newest events of a resource that the log has lost, according to stored rows.
+    """Return the loss of a resource's newest events, according to the stored rows, or None.
 
-    ``newest``: position of the newest event that the log has of the resource. A history without its
-    end has no gap, so only rows of a later position show the loss.
+    ``newest``: position of the resource's newest event in the log. A truncated history has no gap,
+    so only rows with a later position reveal the loss.
     """
     names = (CHECKPOINT, status_name(key), damage_name(key))
     rows = await JetStreamRows(nc).get(names)

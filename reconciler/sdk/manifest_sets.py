@@ -25,7 +25,7 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """The changes that declaring a set makes; ``unnamed`` members stay without pruning."""
+    """The changes from declaring a set; ``unnamed``: omitted members that stay without pruning."""
 
     resource: str
     generation: int
@@ -96,7 +96,7 @@ class ManifestSets:
     ) -> Reply:
         """Store the content, and declare the set unless another client has declared it since.
 
-        Raises as a client's ``declare``.
+        Raises like a client's ``declare``.
         """
         key = ResourceKey.parse(change.resource)
         spec: Fields = {"providerConfigRef": {"name": COMPOSITION_CONFIG}, CONTENT: content.digest}
@@ -156,8 +156,8 @@ class _ExistingConnection:
 
 
 def _differ(left: Part, right: Part) -> bool:
-    one, other = (digest_of(without_name(each.manifest)) for each in (left, right))
-    return one != other
+    left_digest, right_digest = (digest_of(without_name(each.manifest)) for each in (left, right))
+    return left_digest != right_digest
 
 
 def _cause(error: ProviderError) -> Exception:

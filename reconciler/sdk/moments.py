@@ -1,4 +1,4 @@
-"""Moments of the log: a requested time or position, and the log's newest event by then."""
+"""Moments of the log: a requested time or position, and the newest event at that point."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Moment(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def format_time(time: datetime) -> str:
-    """Return a time in the format of all tables: UTC, to the millisecond."""
+    """Return a time in the format that all tables use: UTC, to the millisecond."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -33,7 +33,7 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
         "Released",
     }
 )
-"""Outcomes that change only after a further declaration or observation: all but ``Degraded``, which
+"""Outcomes that change only after another declaration or observation: all but ``Degraded``, which
 is retried, and ``Unowned`` and ``Rejected``, which belong to no generation."""
 
 _REREAD_SECONDS: Final = 5.0  # a replica of the log may lag behind the subscription
@@ -98,8 +98,8 @@ class OutcomeStream:
     first step of the loop creates the subscription, which lives as long as the client.
 
     A durable stream acknowledges an outcome when the loop requests the next one, or at ``ack()``.
-    After two minutes without an acknowledgment, it is redelivered, here or to another process of
-    the same durable name (at least once, always in order).
+    After two minutes without an acknowledgment, it is redelivered to this process or to another one
+    with the same durable name (at least once, always in order).
     """
 
     def __init__(self, open_feed: Callable[[], AbstractAsyncContextManager[OutcomeFeed]]) -> None:
@@ -240,7 +240,7 @@ class Waiting:
 
 
 async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float) -> None:
-    """Wait until all have an accepted outcome; raises ``WaitTimeoutError``."""
+    """Wait until all resources have an accepted outcome; raises ``WaitTimeoutError``."""
     if waiting.is_over:
         return
     try:
@@ -269,7 +269,7 @@ async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
 
 
 def _filters(keys: Sequence[ResourceKey]) -> list[str]:
-    """Return one filter per resource if they are few, else one filter of their common tokens."""
+    """Return one filter per resource if there are few, else one filter with common tokens."""
     if len(keys) <= _EXACT_FILTERS:
         return [key.tokens for key in keys]
     namespaces = {key.namespace for key in keys}

@@ -47,7 +47,7 @@ class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
 class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
     """A resource that a composed one declares for the first time, changes or withdraws.
 
-    ``changes``: changes to its declaration. The plan contains their effect as another resource.
+    ``changes``: changes to its declaration. The plan lists their effects as a separate resource.
     """
 
     resource: str
@@ -77,10 +77,10 @@ class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
 class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     """The predicted change of one resource.
 
-    ``version``: the version of the resource on which the plan is based. ``digest``: of the events
-    that the declaration would append. ``manifest`` is empty for a resource that the plan does not
-    declare. ``withdrawn``: the declaration is withdrawn. ``part_of``: the composed resource that
-    declares or withdraws it. ``observed_at``: time of the object's last read, for this plan or
+    ``version``: the version of the resource on which the plan is based. ``digest`` covers the
+    events that the declaration would append. ``manifest`` is None for a resource that the plan does
+    not declare. ``withdrawn``: the declaration is withdrawn. ``part_of``: the composed resource
+    that declares or withdraws it. ``observed_at``: time of the object's last read, for this plan or
     according to the log.
     """
 

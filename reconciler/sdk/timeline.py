@@ -65,7 +65,7 @@ class EventFilter(msgspec.Struct, frozen=True):
 
 async def newest_events(
     nc: Client,
-    interest: EventFilter,
+    event_filter: EventFilter,
     span: Span,
     limit: int,
     progress: Progress = no_progress,
@@ -81,10 +81,10 @@ async def newest_events(
     while end > span.after and len(newest) < limit:
         window_start = max(span.after, end - size)
         matching: deque[StoredEvent] = deque(maxlen=limit - len(newest))
-        events_between = log_between(nc, interest.subject_filter, after=window_start, up_to=end)
+        events_between = log_between(nc, event_filter.subject_filter, after=window_start, up_to=end)
         async with aclosing(events_between) as batches:
             async for events in batches:
-                matching.extend(event for event in events if interest.matches(event))
+                matching.extend(event for event in events if event_filter.matches(event))
                 progress(searched + events[-1].position - window_start)
         newest.extendleft(reversed(matching))
         searched += end - window_start
@@ -93,11 +93,11 @@ async def newest_events(
 
 
 async def follow_events(
-    nc: Client, interest: EventFilter, after: int
+    nc: Client, event_filter: EventFilter, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
     """Yield matching events after a position endlessly."""
-    reading = log_between(nc, interest.subject_filter, after=after, follows=True)
+    reading = log_between(nc, event_filter.subject_filter, after=after, follows=True)
     async with aclosing(reading) as batches:
         async for events in batches:
-            if matching := [event for event in events if interest.matches(event)]:
+            if matching := [event for event in events if event_filter.matches(event)]:
                 yield matching

@@ -1,9 +1,9 @@
 """Explain the status of a resource, or the value of a field, from its own history (pure).
 
-Every event references its cause: an action references the events that it was decided for, a result
-its action, an outcome the turn that it ends. This chain leads back to a message of a user or
-service. If the message came from a composed resource, the chain continues in that resource's
-history (`lineage`).
+Every event references its cause: an action references the events that led to it, a result its
+action, an outcome the turn that it ends. This chain leads back to a message from a user or service.
+If the message came from a composed resource, the chain continues in that resource's history
+(`lineage`).
 """
 
 from __future__ import annotations

@@ -30,24 +30,24 @@ def _action(key: ResourceKey, config: str = "default") -> Action:
 def test_one_namespace_may_have_all_of_an_api():
     actions = ActionsInFlight(Clock(), 10)
     began(actions, "one", 10)
-    assert actions.room(Destination("one", "default")) == 0
-    assert actions.room(Destination("one", "other")) == 10
+    assert actions.remaining(Destination("one", "default")) == 0
+    assert actions.remaining(Destination("one", "other")) == 10
 
 
 def test_another_namespace_gets_its_share_though_all_are_under_way():
     actions = ActionsInFlight(Clock(), 10)
     began(actions, "flood", 10)
-    assert actions.room(Destination("quiet", "default")) == 5
+    assert actions.remaining(Destination("quiet", "default")) == 5
     began(actions, "quiet", 5)
-    assert actions.room(Destination("quiet", "default")) == 0
+    assert actions.remaining(Destination("quiet", "default")) == 0
 
 
 def test_of_many_namespaces_each_may_begin_one():
     actions = ActionsInFlight(Clock(), 10)
     for number in range(50):
         began(actions, f"ns{number}", 1)
-    assert actions.room(Destination("ns1", "default")) == 0
-    assert actions.room(Destination("quiet", "default")) == 1
+    assert actions.remaining(Destination("ns1", "default")) == 0
+    assert actions.remaining(Destination("quiet", "default")) == 1
 
 
 def test_an_ended_action_makes_room_and_a_retry_takes_it_again():
@@ -56,12 +56,12 @@ def test_an_ended_action_makes_room_and_a_retry_takes_it_again():
     action = _action(key)
     actions.apply(key, ActionDecided(action))
     actions.apply(key, ActionFailed(action.action_id, "Create", 1, ActionError("NotDone", "")))
-    assert actions.room(place) == 1
+    assert actions.remaining(place) == 1
     actions.apply(key, ActionRetried(action, 2))
-    assert actions.room(place) == 0
+    assert actions.remaining(place) == 0
     actions.apply(key, ActionSucceeded(action.action_id, "Create", 2, None))
     actions.apply(key, ActionSucceeded(action.action_id, "Create", 2, None))
-    assert actions.room(place) == 1
+    assert actions.remaining(place) == 1
 
 
 def test_an_action_whose_end_is_never_seen_is_forgotten():
@@ -69,4 +69,4 @@ def test_an_action_whose_end_is_never_seen_is_forgotten():
     actions = ActionsInFlight(clock, 1)
     began(actions, "one", 1)
     clock.now += 61
-    assert actions.room(Destination("one", "default")) == 1
+    assert actions.remaining(Destination("one", "default")) == 1

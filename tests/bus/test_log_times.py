@@ -13,7 +13,7 @@ from infra.bus.event_log import JetStreamLog
 from infra.bus.log_times import first_event_from, last_position_before, log_between
 from infra.jetstream.publish import publish
 from reconciler.ports import ResourceAppend
-from reconciler.sdk.log_replay import LogReplay, replayed_to
+from reconciler.sdk.log_replay import LogReplay, replay_to
 from tests.bus.histories import event, new_key
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -110,12 +110,12 @@ async def test_of_a_log_with_holes_all_is_read_so_that_they_are_seen(
 ) -> None:
     """The event that is missing may be one of the resources that are asked for."""
     [last] = await append_at(log, [BEGAN])
-    async with replayed_to(bus, last, tokens="nowhere.*.*") as replay:
+    async with replay_to(bus, last, tokens="nowhere.*.*") as replay:
         assert replay.events == 0
 
     async def one(_: JetStreamLog) -> int:
         return 1
 
     monkeypatch.setattr(JetStreamLog, "missing_events", one)
-    async with replayed_to(bus, last, tokens="nowhere.*.*") as replay:
+    async with replay_to(bus, last, tokens="nowhere.*.*") as replay:
         assert replay.events > 0

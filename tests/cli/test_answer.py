@@ -215,6 +215,6 @@ def test_drift_that_our_own_action_may_have_caused_is_attributed_to_that_action(
         for event in story.log
     ]
     assert answer_for(story) == (
-        "was missing, possibly because of action default/Block/Foo@2 of Reconciler, and has been "
+        "was missing, possibly because of Reconciler's action default/Block/Foo@2, and has been "
         "recreated."
     )

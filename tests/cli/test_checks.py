@@ -77,13 +77,13 @@ async def test_a_check_is_retried_while_a_cluster_elects_a_leader(
             raise BusUnavailableError("no response")
         return [Finding("streams", "ok", "as required")]
 
-    assert [finding.verdict for finding in await run_check(check, attempts=3, elects=True)] == [
+    assert [finding.verdict for finding in await run_check(check, attempts=3, may_elect=True)] == [
         "ok"
     ]
-    for elects in (True, False):
+    for may_elect in (True, False):
         silent = [True, True]
         with pytest.raises(BusUnavailableError):
-            await run_check(check, attempts=3, elects=elects)
+            await run_check(check, attempts=3, may_elect=may_elect)
 
 
 class _FakeConnection:
@@ -516,7 +516,7 @@ def test_the_bus_comes_from_an_option_the_environment_or_a_running_up(
     with (folder / "up.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert BusOptions().url == "nats://127.0.0.1:5"
-    with pytest.raises(ConfigurationError, match="`reconciler up` of this directory has stopped;"):
+    with pytest.raises(ConfigurationError, match="`reconciler up` in this directory has stopped;"):
         _ = BusOptions().url
     monkeypatch.setenv("RECONCILER_NATS_URL", "nats://env:4")
     assert BusOptions().url == "nats://env:4"

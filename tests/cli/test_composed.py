@@ -78,7 +78,7 @@ def test_33_describe_shows_what_each_part_waits_for_and_since_when(
     description = live.ok("describe", f"Container/{names[0]}").out
     assert "part of          default/Deployment/told" in description
     wide = live.ok("get", "Container", names[0], "-o", "wide").out.splitlines()
-    assert "WAITS SINCE" in wide[0]
+    assert "WAITING SINCE" in wide[0]
 
 
 def run_plan(cli: Cli, *command: str) -> list[str]:

@@ -78,7 +78,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     world = bare_world
     assert (await run_workers_check(world.nc)).verdict == "ok", "no ProviderConfig is declared"
     await decide_creations_without_worker(world)
-    details = "no worker pulls messages of 1 ProviderConfig: default"
+    details = "no worker pulls messages for 1 ProviderConfig: default"
 
     async def is_reported() -> bool:  # once the projector has written the row of the configuration
         finding = await run_workers_check(world.nc)
@@ -95,7 +95,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
         deliveries += await reader.next_batch()
     assert (await run_actions_check(world.nc)).verdict == "ok"  # leased
     await world.configure(api_config(world.human.url), "without-queue")
-    details = "no worker pulls messages of 1 ProviderConfig: without-queue"
+    details = "no worker pulls messages for 1 ProviderConfig: without-queue"
 
     async def is_warned() -> bool:
         finding = await run_workers_check(world.nc)
@@ -112,7 +112,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     await reader.ack([deliveries[0], deliveries[2]])
     await world.nc.flush()
     lost_finding = await run_actions_check(world.nc)
-    assert lost_finding.details.startswith("3 without a worker and a result: default/Shape/foo-0")
+    assert lost_finding.details.startswith("3 without a worker or a result: default/Shape/foo-0")
 
     # The reported remedy: deliver all actions again.
     await reader.close()
@@ -142,7 +142,7 @@ async def test_a_retry_without_its_timer_is_reported(world: World) -> None:
     finding = await run_actions_check(world.nc)
     assert (finding.verdict, finding.details) == (
         "warn",
-        "1 with a retry and no timer: default/Shape/foo",
+        "1 with a retry but no timer: default/Shape/foo",
     )
 
 

@@ -146,7 +146,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     (SecretObserved("env/shop/db", ""), "Secret shop/db (store env) does not exist"),
     (
         DefinitionObserved(DefinitionRef(2, "abc", 3, 10)),
-        "The definition of the kind changed to generation 2, which affects 3 of 10 resources",
+        "The kind's definition changed to generation 2, which affects 3 of 10 resources",
     ),
     (
         SpecResolved(2, {"port": 5432}),
@@ -231,7 +231,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         ProgressNoted("a1", AT),
         "The object has made no progress since 2026-01-02T03:04:05Z, which is longer than allowed",
     ),
-    (ProgressNoted("", AT), "The decider stopped waiting for progress of the object"),
+    (ProgressNoted("", AT), "The decider stopped waiting for the object to make progress"),
     (
         RetryScheduled(AT, 2.5, "NotDone"),
         "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: NotDone",
@@ -329,14 +329,14 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (
         DriftDetected(1, missing=True, suspected_action="a/Shape/x@5"),
-        "The object is missing; action a/Shape/x@5 of Reconciler, whose result was unknown, "
+        "The object is missing; Reconciler's action a/Shape/x@5, whose result was unknown, "
         "may have deleted it",
     ),
     (
         DriftDetected(
             1, differences=(FieldDifference("size", None, 3),), suspected_action="a/Shape/x@5"
         ),
-        "The object differs: size is 3 (declared: not set); action a/Shape/x@5 of Reconciler, "
+        "The object differs: size is 3 (declared: not set); Reconciler's action a/Shape/x@5, "
         "whose result was unknown, may have written it",
     ),
     (

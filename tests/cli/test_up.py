@@ -126,7 +126,7 @@ def test_a_command_without_a_selected_bus_fails(cli: Cli) -> None:
         running.stop(signal.SIGKILL)
     result = cli.run("delete", "Shape", "foo", HOME=home, XDG_CONFIG_HOME=home)
     assert (result.status, result.err.count("\n")) == (1, 1)
-    assert "the `reconciler up` of this directory has stopped; start it" in result.err
+    assert "the `reconciler up` in this directory has stopped; start it" in result.err
 
 
 def test_a_writing_command_names_the_bus_unless_it_belongs_to_the_directory(

@@ -322,7 +322,7 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
 
     verified = await operator.run(url, "replay", "--verify")
     assert verified.status == 1
-    assert "The log is correct, and the rows are not. Run `reconciler replay --repair" in (
+    assert "The log is correct, but the rows are not. Run `reconciler replay --repair" in (
         " ".join(verified.out.split())
     )
     position = (await JetStreamRows(world.nc).get([CHECKPOINT]))[CHECKPOINT]

@@ -37,7 +37,7 @@ from tests.bus.test_worker import NoRates
 
 PATIENCE_SECONDS = 30.0
 LEAST_SECONDS = 0.1
-PACE_SECONDS = 0.05
+MIN_INTERVAL_SECONDS = 0.05
 ONE_TICK_SECONDS = 0.02
 """By so much an event loop's timer may be early."""
 
@@ -179,7 +179,7 @@ def gaps(times: Sequence[float]) -> list[float]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_feed, "PACE_SECONDS", PACE_SECONDS)
+    monkeypatch.setattr(change_feed, "MIN_INTERVAL_SECONDS", MIN_INTERVAL_SECONDS)
 
 
 async def never_answers(_after: str | None) -> str:
@@ -225,7 +225,7 @@ async def test_a_feed_that_returns_immediately_without_a_change_is_no_hot_loop()
     api = Api(says_nothing_new)
     async with observed(Stage(api)):
         await until(lambda: len(api.asked_at) >= 10)
-    assert min(gaps(api.asked_at)) >= PACE_SECONDS - ONE_TICK_SECONDS
+    assert min(gaps(api.asked_at)) >= MIN_INTERVAL_SECONDS - ONE_TICK_SECONDS
     assert len(api.listed_at) <= 2
 
 

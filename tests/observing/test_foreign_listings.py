@@ -211,7 +211,7 @@ async def test_a_listing_of_an_unknown_configuration_or_kind_is_refused(converge
     await converged_world.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
     await check_refused(converged_world, position, "the listing has an unreadable part")
     await send_listing(converged_world, await read_api(converged_world), kind="Blob")
-    await check_refused(converged_world, position, "the listing is of default.Blob")
+    await check_refused(converged_world, position, "the listing is for default.Blob")
 
 
 async def test_a_listing_that_uses_too_much_memory_is_refused_alone(

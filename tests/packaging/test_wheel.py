@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from reconciler.cli.stack import WITHOUT_EXAMPLE_API
+from reconciler.cli.stack import EXAMPLE_API_MISSING
 from tests.packaging.installing import ROOT, Installed, environment, run
 
 PACKAGES = ("events", "infra", "projections", "reconciler")
@@ -73,7 +73,7 @@ def test_the_installed_command_starts_responds_and_stops(
     reconciler = installed.bin / "reconciler"
     with _up(installed, tmp_path) as ready:
         assert (ready["ready"], ready["apiUrl"]) == (True, None)
-        assert ready["notes"] == [WITHOUT_EXAMPLE_API]
+        assert ready["notes"] == [EXAMPLE_API_MISSING]
         kinds = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
         assert "Shape" not in {kind["kind"] for kind in json.loads(kinds)}
         output = run(reconciler, "init-example", cwd=tmp_path)
@@ -88,7 +88,7 @@ def test_the_example_api_starts_where_it_is_installed(
     reconciler = installed_with_example_api.bin / "reconciler"
     with _up(installed_with_example_api, tmp_path) as ready:
         assert ready["apiUrl"].startswith("http://127.0.0.1:")
-        assert WITHOUT_EXAMPLE_API not in ready["notes"]
+        assert EXAMPLE_API_MISSING not in ready["notes"]
         run(reconciler, "init-example", cwd=tmp_path)
         run(reconciler, "apply", "-f", "example/shape.yaml", "--wait", cwd=tmp_path)
 

@@ -23,7 +23,7 @@ from events.intake import Reply
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from infra.secrets import open_stores
-from reconciler.roles.process import Role, Running, load, run_parts
+from reconciler.roles.process import ProcessParts, Role, load, run_parts
 from shapes_api.database import open_database
 from tests.faulty_api.app import CuttingProtocol, create_faulty_app
 from tests.memory_bus.bus import MemoryBus
@@ -84,7 +84,7 @@ class MemoryWorld(World):
     def _spawn(self, main: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._loop.start(Process(f"reconciler.{next(self._starts)}"), main)
 
-    async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
+    async def _run(self, roles: Sequence[Role], ready: asyncio.Future[ProcessParts]) -> None:
         stores = open_stores(self.secrets)
         name = current_process().name
         ports = self.bus.ports(name, new_id=lambda: f"id-{next(self._ids)}", secrets=stores)

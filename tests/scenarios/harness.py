@@ -58,7 +58,7 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
-from reconciler.wiring import ROLES, Role, Running, initialize, open_connection, run_roles
+from reconciler.wiring import ROLES, ProcessParts, Role, initialize, open_connection, run_roles
 from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
@@ -229,7 +229,7 @@ class World:
         self._writer: IntakeWriter
         self._reconciler: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self.parts: Running
+        self.parts: ProcessParts
         self.reconciler_nc: Client
 
     @classmethod
@@ -246,9 +246,9 @@ class World:
         """The URL of this world's bus."""
         return self._bus_location if isinstance(self._bus_location, str) else self.server.url
 
-    async def start_reconciler(self, roles: Sequence[Role] = ROLES) -> Running:
+    async def start_reconciler(self, roles: Sequence[Role] = ROLES) -> ProcessParts:
         """Start the roles; return when they have read the whole log."""
-        ready: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[ProcessParts] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._reconciler = self._spawn(self._run(roles, ready))
         await asyncio.wait({ready, self._reconciler}, return_when=asyncio.FIRST_COMPLETED)
@@ -260,7 +260,7 @@ class World:
     def _spawn(self, main: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(main)
 
-    async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
+    async def _run(self, roles: Sequence[Role], ready: asyncio.Future[ProcessParts]) -> None:
         async with (
             open_connection(self.url) as nc,
             run_roles(nc, roles, kinds=self.kinds, secrets=self.secrets) as parts,

@@ -76,12 +76,12 @@ async def check_actions(nc: Client, replay: LogReplay) -> Finding:
     return finding
 
 
-def _intersect(one: _Actions, another: _Actions) -> _Actions:
+def _intersect(earlier: _Actions, later: _Actions) -> _Actions:
     return _Actions(
-        another.healthy,
-        one.lost & another.lost,
-        one.overdue & another.overdue,
-        one.untimed & another.untimed,
+        later.healthy,
+        earlier.lost & later.lost,
+        earlier.overdue & later.overdue,
+        earlier.untimed & later.untimed,
     )
 
 
@@ -91,8 +91,7 @@ def _build_finding(actions: _Actions) -> Finding:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(actions.lost)} without a worker and a result: "
-            f"{list_first(sorted(actions.lost))}",
+            f"{len(actions.lost)} without a worker or a result: {list_first(sorted(actions.lost))}",
             "Stop the workers, delete the consumer of their ProviderConfig NAME "
             f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. The "
             "server then delivers every action again, and the workers skip those with a result.",
@@ -108,7 +107,7 @@ def _build_finding(actions: _Actions) -> Finding:
         return Finding(
             "lost actions",
             "warn",
-            f"{len(actions.untimed)} with a retry and no timer: "
+            f"{len(actions.untimed)} with a retry but no timer: "
             f"{list_first(sorted(actions.untimed))}",
             "Run an observer. Its sweeper starts retries that are due.",
         )
@@ -177,7 +176,7 @@ async def _find_undelivered_by(
 
 
 async def _confirm_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]) -> frozenset[str]:
-    """Return the resources with neither a pending nor a decided result, nor a hold."""
+    """Return the resources with neither a pending or processed result nor a hold."""
     without_result = await _find_without_result(nc, suspects)
     await replay.advance()
     names: list[str] = []
@@ -197,19 +196,19 @@ async def _confirm_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]
 
 async def _find_without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusRow]:
     rows = list(rows)
-    decided_position = await _read_decided_position(nc)
-    if decided_position is None:
+    processed_position = await _read_processed_position(nc)
+    if processed_position is None:
         return rows
     by_filter = {f"result.{row.key.tokens}": row for row in rows}
     newest = await last_for_subjects(nc, INTAKE, [f"in.*.{tokens}" for tokens in by_filter])
     waiting = {
-        message.subject.split(".", 2)[2] for message in newest if message.seq > decided_position
+        message.subject.split(".", 2)[2] for message in newest if message.seq > processed_position
     }
     return [row for tokens, row in by_filter.items() if tokens not in waiting]
 
 
-async def _read_decided_position(nc: Client) -> int | None:
-    """Return the position up to which the intake is decided, or None if nothing is pending."""
+async def _read_processed_position(nc: Client) -> int | None:
+    """Return the position up to which the intake is processed, or None if nothing is pending."""
     floors: list[int] = []
     for name in decider_consumers():
         try:
@@ -222,7 +221,7 @@ async def _read_decided_position(nc: Client) -> int | None:
 
 
 async def _is_call_in_progress(nc: Client, name: str) -> bool:
-    """Return whether, by the history, a call is in progress and not held."""
+    """Return whether, according to the history, a call is in progress and not held."""
     try:
         past = await History(nc).get(ResourceKey.parse(name))
         flight = past.state.actions.in_flight

@@ -61,7 +61,7 @@ async def check_api(
     kinds: KindRegistry,
     pool: ProviderPool,
 ) -> Finding:
-    """Check one API by listing every kind that Reconciler lists there."""
+    """Check one API by listing every kind that Reconciler lists."""
     check = f"API {name}"
     now = datetime.now(UTC)
     note = find_blocked_api(row, now) or find_failed_listings(row, config.resync_seconds, now)

@@ -95,7 +95,7 @@ async def check_streams(nc: Client) -> list[Finding]:
         if paused := [
             name for stream in (LOG, LISTINGS, ROWS) for name in await _paused(nc, stream)
         ]:
-            text = f"another client paused consumers with which roles read: {list_first(paused)}"
+            text = f"another client paused consumers that roles use: {list_first(paused)}"
             return [Finding("streams", "fail", text, "Restart the roles, which create new ones.")]
         text = "all streams and consumers match the definitions of this release"
         return [Finding("streams", "ok", text), *await _check_removed_messages(nc)]
@@ -109,7 +109,7 @@ async def check_streams(nc: Client) -> list[Finding]:
 
 
 async def _paused(nc: Client, stream: str) -> list[str]:
-    """Return the paused consumers of a stream that a role created for its own reading."""
+    """Return a stream's paused consumers that a role created to read it."""
     return [
         f"{stream}/{each['name']}"
         for each in await consumer_infos(nc, stream)
@@ -178,7 +178,7 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     rows = (await JetStreamRows(nc).read_matching(pattern)).values()
     declared = {row.name for row in map(decode_status, rows) if row.declared}
     if not declared and not workers:
-        return Finding("actions", "ok", "no ProviderConfig, so no worker has to pull messages")
+        return Finding("actions", "ok", "no ProviderConfig, so no worker needs to pull messages")
     known = {each["name"] for each in workers}
     names = sorted(name for name in declared if worker_consumer(name) not in known)
     if not names:
@@ -188,11 +188,11 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     decided = [await read_subject(nc, LOG, subject, limit=1) for subject in subjects]
     verdict: Verdict = "fail" if any(decided) else "warn"
     text = (
-        f"no worker pulls messages of {plural(len(names), 'ProviderConfig')}: {list_first(names)}"
+        f"no worker pulls messages for {plural(len(names), 'ProviderConfig')}: {list_first(names)}"
     )
     remedy = (
         "Start one: `reconciler run worker` or `reconciler up`. If one is running, its log shows "
-        "why it cannot create the consumer, such as a limit of the account."
+        "why it cannot create the consumer, such as an account limit."
     )
     return Finding("actions", verdict, text, remedy)
 
@@ -216,11 +216,11 @@ def check_sources(intake: dict[str, Any]) -> Finding:
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
     """Report the messages that wait for a role, and whether any of its processes pulls them."""
-    pending = sum(int(one.get("num_pending", 0)) for one in consumers)
-    leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
-    waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
+    pending = sum(int(consumer.get("num_pending", 0)) for consumer in consumers)
+    leased = sum(int(consumer.get("num_ack_pending", 0)) for consumer in consumers)
+    waiting = sum(int(consumer.get("num_waiting", 0)) for consumer in consumers)
     text = f"{pending} pending, {leased} unacknowledged"
-    if paused := [one["name"] for one in consumers if one.get("paused")]:
+    if paused := [consumer["name"] for consumer in consumers if consumer.get("paused")]:
         remedy = "Run `reconciler init`, which resumes them."
         return Finding(stage, "fail", f"{text}; paused: {list_first(paused)}", remedy)
     if not waiting:
@@ -228,7 +228,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
         problem = f"{text}; no {role} pulls messages"
         if unavailable := sorted(
-            {name for one in consumers for name in _find_unavailable_servers(one)}
+            {name for consumer in consumers for name in _find_unavailable_servers(consumer)}
         ):
             servers = ", ".join(unavailable)
             problem += (

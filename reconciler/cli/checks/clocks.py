@@ -76,25 +76,25 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
             clocks[role].append(offset)
     wrong = {
         role: error
-        for role, offset in clocks.items()
-        if abs(error := _clock_error(role, offset)) > MAX_CLOCK_DIFFERENCE
+        for role, offsets in clocks.items()
+        if abs(error := _clock_error(role, offsets)) > MAX_CLOCK_DIFFERENCE
     }
     if not wrong:
-        several = f"the clocks of {len(clocks)} processes agree"
-        who = "the clock of one process agrees" if len(clocks) == 1 else several
-        who += " with the bus's clock"
+        plural_text = f"the clocks of {len(clocks)} processes agree"
+        text = "the clock of one process agrees" if len(clocks) == 1 else plural_text
+        text += " with the bus's clock"
         minutes = _RECENT_PERIOD.total_seconds() / 60
-        nothing = f"no role has written anything in the last {minutes:.0f} minutes"
-        return [Finding("role clocks", "ok", who if clocks else nothing)]
+        idle_text = f"no role has written anything in the last {minutes:.0f} minutes"
+        return [Finding("role clocks", "ok", text if clocks else idle_text)]
     texts = [f"{role} ({_format_offset(offset)})" for role, offset in wrong.items()]
     remedy = (
         "Synchronize the clocks of these machines (NTP). Until then, the times in the log are "
-        "wrong, and retries wait for the sweeper of an observer."
+        "wrong, and retries wait for an observer's sweeper."
     )
     if any(offset < timedelta(0) for offset in wrong.values()):
         remedy += (
-            " If the bus accepted no writes during that time, for example because its disk was "
-            "full, the clock may be correct, and this check passes ten minutes later."
+            " If the bus recently accepted no writes, for example because its disk was full, the "
+            "clock may be correct; this check then passes after ten minutes."
         )
     return [
         Finding("role clocks", "fail", f"differ from the bus's clock: {list_first(texts)}", remedy)
@@ -110,13 +110,13 @@ def read_clock_offset(message: StoredMessage) -> timedelta:
     return _decoder.decode(message.payload).time.astimezone(UTC) - message.time
 
 
-def _clock_error(role: str, offset: list[timedelta]) -> timedelta:
+def _clock_error(role: str, offsets: list[timedelta]) -> timedelta:
     """Return the error of a role's clock, from the offsets of its messages.
 
-    A message that is stored late looks like a slow clock, so the message that is furthest ahead
-    shows the clock of one process. Messages from different deciders cannot be distinguished.
+    A message that is stored late looks like a slow clock, so a process's message that is furthest
+    ahead reflects its clock best. Messages from different deciders cannot be distinguished.
     """
-    return max(offset, key=abs) if role == _DECIDER else max(offset)
+    return max(offsets, key=abs) if role == _DECIDER else max(offsets)
 
 
 def _read_restored_end(config: Mapping[str, Any]) -> int:
@@ -145,7 +145,7 @@ def _read_offsets(
             source = _decoder.decode(message.payload).source
         except (ValueError, RecursionError):
             continue  # the message is damaged, or becomes a dead letter
-        # A timer message has the time at which the timer was set.
+        # A timer message carries the time at which the timer was set.
         if role is not None and source != SOURCE:
             yield f"{role} {source}", offset
 

@@ -37,7 +37,7 @@ _DISCARDED_WARNING_PERIOD = timedelta(days=7)
 _POSSIBLE_LOSS_REASONS = frozenset(
     {
         ("Disputed", "LabelNotInLog"),
-        ("Disputed", "OwnedByAnother"),  # by an id that the log lacks
+        ("Disputed", "OwnedByAnother"),  # the log may lack the events of that owner
         ("Disputed", "OwnershipNotInLog"),
         ("Conflict", "AlreadyExists"),
         ("Held", Hold.DELETION_GUARD),
@@ -49,7 +49,7 @@ _EXPECTED_WITHOUT_OBJECT = ("Converged", "Unowned", "Drifted", "Paused")
 
 def check_damage(replay: LogReplay) -> Finding:
     """Report damage of the log."""
-    places = [f"{one.problem}: {one}" for one in replay.damage]
+    places = [f"{damage.problem}: {damage}" for damage in replay.damage]
     if not places:
         part = f" since position {replay.since} (--full reads all)" if replay.since else ""
         return Finding(
@@ -95,7 +95,7 @@ def check_disputes(rows: Iterable[StatusRow]) -> Finding:
     remedy = (
         "Read the message of each resource with `reconciler describe RESOURCE`: the evidence that "
         "contradicts the log, such as an owner label, and the remedy. Until you apply it, "
-        "Reconciler changes no object of these resources."
+        "Reconciler does not change the objects of these resources."
     )
     return Finding("disputed", "warn", f"{len(disputed)}: {list_first(disputed)}", remedy)
 
@@ -107,7 +107,9 @@ def check_holds(rows: Iterable[StatusRow]) -> Finding:
         return Finding("held", "ok", "none")
     reasons = Counter(row.reason for row in held)
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
+    first = ", ".join(
+        str(next(row.key for row in held if row.reason == reason)) for reason in reasons
+    )
     holds = [hold for hold in map(hold_of, ["Held"] * len(reasons), reasons) if hold is not None]
     remedies = "".join(f" {hold}: {hold.remedy}." for hold in holds)
     remedy = f"List them with `reconciler get -A --outcome Held`.{remedies}"
@@ -208,9 +210,9 @@ async def check_discarded(nc: Client) -> Finding:
             "discarded", "ok", f"{text}; none in the last {_DISCARDED_WARNING_PERIOD.days} days"
         )
     remedy = (
-        "Stop the publisher, or correct its messages. At stage quota, too many messages of a "
-        "namespace waited: publish more slowly. Each namespace may use at most a quarter of the "
-        "space for dead letters (`reconciler deadletters list`). To make room, see "
+        "Stop the publisher, or correct its messages. At stage quota, too many messages from a "
+        "namespace were waiting: publish more slowly. Each namespace may use at most a quarter of "
+        "the space for dead letters (`reconciler deadletters list`). To make room, see "
         '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
         f"{_DISCARDED_WARNING_PERIOD.days} days after the last discarded message."
     )
@@ -258,7 +260,7 @@ async def _compare_all_rows(nc: Client) -> tuple[list[str], str]:
         comparison.note
         or f"all {comparison.rows} rows match the log at position {comparison.checkpoint}"
     )
-    return [one.row for one in comparison.differences], text
+    return [difference.row for difference in comparison.differences], text
 
 
 async def _compare_sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
@@ -288,5 +290,5 @@ async def _find_wrong_rows(nc: Client, names: Sequence[str]) -> list[str]:
         past = await reader.get(key)
         models = rebuild([each for each in past.events if each.position <= stored.position])
         rebuilt = {row: payload for row, payload in models.rows() if row == row_name}
-        wrong += [one.row for one in differences(rebuilt, live)]
+        wrong += [difference.row for difference in differences(rebuilt, live)]
     return wrong

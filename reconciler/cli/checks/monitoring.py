@@ -122,7 +122,7 @@ def _disk(usage: _JetStream) -> Finding:
     percent = 100 * used // limit if limit > 0 else 0
     verdict: Verdict = "warn" if percent >= _NEARLY_FULL_PERCENT else "ok"
     remedy = (
-        "" if verdict == "ok" else "Increase max_file_store of the server, or use a larger disk."
+        "" if verdict == "ok" else "Increase the server's max_file_store, or use a larger disk."
     )
     text = f"{used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, {percent}%"
     return Finding("server disk", verdict, text, remedy)

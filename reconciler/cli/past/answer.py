@@ -95,8 +95,8 @@ def _explain_resource(history: Sequence[StoredEvent], why: Why) -> str:
     text = _explain_converged(outcome, causes, parent) if outcome.outcome == "Converged" else None
     text = text or _explain_deletion(outcome, causes, parent) or _describe_outcome(outcome)
     newest = max(why.chain, default=0)
-    since = [each.event for each in history if each.event.resourceversion > newest]
-    return _explain_drift_since(since, state) or f"{text}{_action_suffix(state)}"
+    later = [each.event for each in history if each.event.resourceversion > newest]
+    return _explain_later_drift(later, state) or f"{text}{_action_suffix(state)}"
 
 
 def _action_suffix(state: ResourceState) -> str:
@@ -106,9 +106,9 @@ def _action_suffix(state: ResourceState) -> str:
     return f". An action is in progress ({flight.action.operation}, attempt {flight.attempt})"
 
 
-def _explain_drift_since(since: Sequence[LogEvent], state: ResourceState) -> str:
+def _explain_later_drift(later: Sequence[LogEvent], state: ResourceState) -> str:
     """Return how the object has drifted since the newest outcome, or ""."""
-    drift = _last(since, DriftDetected)
+    drift = _last(later, DriftDetected)
     return f"{_describe_drift(drift)}{_action_suffix(state)}" if drift is not None else ""
 
 
@@ -154,7 +154,7 @@ def _describe_drift(drift: DriftDetected) -> str:
         happened = "was deleted" if drift.missing else "was changed"
         return f"{happened} outside of Reconciler{f' ({paths})' if paths else ''}"
     difference = "was missing" if drift.missing else f"differed ({paths})"
-    return f"{difference}, possibly because of action {drift.suspected_action} of Reconciler"
+    return f"{difference}, possibly because of Reconciler's action {drift.suspected_action}"
 
 
 def _unready_suffix(ready: Condition | None) -> str:

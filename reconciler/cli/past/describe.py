@@ -35,7 +35,7 @@ from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.past_state import LastObservation, last_observation, past_until, read_past
 from reconciler.cli.past.summaries import Line, describe_history
-from reconciler.cli.resource_table import owns_object
+from reconciler.cli.resource_table import format_owned
 from reconciler.cli.search import find_resource
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
@@ -49,7 +49,7 @@ _MAX_SHOWN_PARTS: Final = 20
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of a composed resource: its state, and the time since which it is not ready."""
+    """A part of a composed resource: its state, and since when it has not been ready."""
 
     resource: str
     outcome: str
@@ -117,7 +117,7 @@ def describe(
     events
         Number of newest events to show.
     live
-        Also read values from the API that the log never contains: counters, ages, backlogs.
+        Also read values that only the API has: counters, ages, backlogs.
     """
     if live and at is not None:
         raise UsageError(
@@ -210,14 +210,14 @@ def _parts_from_status(status: StatusRow | None) -> Iterator[Part]:
         try:
             key, child = ResourceKey.parse(name), msgspec.convert(each, Child)
         except (InvalidNameError, msgspec.ValidationError):
-            return  # outputs of the same name with another meaning
+            return  # outputs with the same name but another meaning
         yield Part(str(key), child.outcome, child.ready, child.reason, child.message)
     for name in status.outputs.get("leaving", ()):
         yield Part(str(name), "Leaving", ready=False)
 
 
 async def _read_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
-    """Read the current state of the parts to show from their histories."""
+    """Read the current states of the shown parts from their histories."""
     history = History(nc)
     ordered = sorted(parts, key=lambda each: each.ready)
     for number, each in enumerate(ordered[:_MAX_SHOWN_PARTS]):
@@ -299,7 +299,7 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
         ("outcome", colored(row.outcome or "Pending")),
         ("reason", reason),
         ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
-        ("owned", owns_object(row)),
+        ("owned", format_owned(row)),
         ("provider config", row.provider_config),
         ("external name", row.external_name),
         ("drifts", str(row.drifts)),

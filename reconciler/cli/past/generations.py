@@ -126,7 +126,11 @@ class Generations:
             for each in self._history
             if isinstance(data := each.event.data, OutcomeRecorded)
             and data.outcome == "Converged"
-            and all(one.status == "True" for one in data.conditions if one.type == "Ready")
+            and all(
+                condition.status == "True"
+                for condition in data.conditions
+                if condition.type == "Ready"
+            )
         } & self._starts.keys()
 
     def end(self, generation: int) -> int:

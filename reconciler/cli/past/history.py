@@ -188,7 +188,7 @@ def events(
     kind
         Only resources of this kind.
     actor
-        Only events of this actor, as `-o wide` shows it; * matches any text.
+        Only events by this actor, as `-o wide` shows it; * matches any text.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...
     event
@@ -210,7 +210,7 @@ def events(
             "--follow: not allowed with --until, because it does not end; remove one of them"
         )
     name = None if outcome is None else cast("OutcomeName", parse_outcome(outcome))
-    interest = EventFilter(
+    event_filter = EventFilter(
         namespace or "*",
         kind or "*",
         actor=actor,
@@ -220,56 +220,56 @@ def events(
 
     async def work() -> None:
         async with bus(connection) as nc:
-            await _events(nc, interest, (since, until), limit, output, follows=follow)
+            await _events(nc, event_filter, (since, until), limit, output, follows=follow)
 
     return run_async(run_until_stopped(work()))
 
 
 async def _events(
     nc: Client,
-    interest: EventFilter,
+    event_filter: EventFilter,
     when: tuple[When | None, When | None],
     limit: int,
     output: WideFormat,
     *,
     follows: bool,
 ) -> None:
-    interest = await _check_interest(nc, interest)
+    event_filter = await _check_filter(nc, event_filter)
     selected = await span(nc, *when)
     _, last = await log_range(nc)
     selected = Span(selected.after, last if selected.up_to is None else selected.up_to)
     with progress_bar("reading the log", max(0, last - selected.after)) as progress:
-        events = await newest_events(nc, interest, selected, limit, progress)
+        events = await newest_events(nc, event_filter, selected, limit, progress)
     describer = _EventDescriber(nc)
-    lines = [await describer.describe(one) for one in events]
+    lines = [await describer.describe(event) for event in events]
     if follows:
         _print_lines(lines, output)
-        async with aclosing(follow_events(nc, interest, last)) as batches:
+        async with aclosing(follow_events(nc, event_filter, last)) as batches:
             async for batch in batches:
-                _print_lines([await describer.describe(one) for one in batch], output)
+                _print_lines([await describer.describe(event) for event in batch], output)
     elif output not in TABLES:
         print_structured(lines, output)
     elif lines:
         wide = output == "wide"
         columns = ("TIME", "POSITION", "RESOURCE", *(_WIDE_COLUMNS if wide else ()), "WHAT")
-        print_table(columns, [_cells(one, one.resource, wide=wide) for one in lines])
+        print_table(columns, [_cells(line, line.resource, wide=wide) for line in lines])
     else:
         sys.stderr.write("no events match\n")
 
 
-async def _check_interest(nc: Client, interest: EventFilter) -> EventFilter:
-    """Resolve the kind of an interest; raises an error for an unknown kind or namespace."""
+async def _check_filter(nc: Client, event_filter: EventFilter) -> EventFilter:
+    """Resolve the kind of a filter; raises an error for an unknown kind or namespace."""
     await open_log(nc)
-    await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)
-    kind = interest.kind if interest.kind == "*" else await find_kind(nc, interest.kind)
-    tokens = f"{interest.namespace}.{kind}.*"
+    await check_namespace(nc, None if event_filter.namespace == "*" else event_filter.namespace)
+    kind = event_filter.kind if event_filter.kind == "*" else await find_kind(nc, event_filter.kind)
+    tokens = f"{event_filter.namespace}.{kind}.*"
     if tokens != "*.*.*" and not await has_log_events(nc, tokens):
-        place = "" if interest.namespace == "*" else f" in namespace {interest.namespace}"
+        place = "" if event_filter.namespace == "*" else f" in namespace {event_filter.namespace}"
         what = "nothing" if kind == "*" else f"no {kind}"
         raise CommandError(
             f"the log contains {what}{place}; `reconciler get -A` lists all resources"
         )
-    return msgspec.structs.replace(interest, kind=kind)
+    return msgspec.structs.replace(event_filter, kind=kind)
 
 
 class _EventDescriber:
@@ -292,7 +292,7 @@ class _EventDescriber:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library takes 0.1 s of CPU
 
         past = await History(self._nc).get(ResourceKey.parse(stored.event.subject))
-        return last_declaration(one for one in past.events if one.position < stored.position)
+        return last_declaration(each for each in past.events if each.position < stored.position)
 
 
 def _needs_previous_declaration(data: ResourceEvent) -> bool:

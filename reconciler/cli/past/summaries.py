@@ -175,8 +175,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded(generation, by):
             return f"Generation {by} superseded generation {generation} before it was settled"
         case DeclarationSuperseded(by):
-            late = f"The decider ignored a declaration or withdrawal by {who}"
-            return f"{late}, because generation {by} is newer"
+            text = f"The decider ignored a declaration or withdrawal by {who}"
+            return f"{text}, because generation {by} is newer"
         case ExternalObserved():
             return _describe_observation(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
@@ -221,7 +221,7 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"Secret {SecretRef.from_path(secret).label()} {state}"
         case DefinitionObserved(definition):
             return (
-                f"The definition of the kind changed to generation {definition.generation}, which "
+                f"The kind's definition changed to generation {definition.generation}, which "
                 f"affects {definition.affected} of {definition.total} resources"
             )
         case SpecResolved(generation, fields):
@@ -231,8 +231,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ActionDecided(action):
             return _describe_action(action, previous)
         case ActionRetried(action, attempt):
-            again = f"The decider started attempt {attempt} to {_infinitive(action)}"
-            return f"{again}, with the same parameters"
+            text = f"The decider started attempt {attempt} to {_infinitive(action)}"
+            return f"{text}, with the same parameters"
         case LookupDecided(action, attempt):
             return (
                 f"The decider requested a lookup of {action.external_name} (attempt {attempt}), "
@@ -261,10 +261,10 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
         case ProgressNoted(mark, since, at):
             if not mark:
-                return "The decider stopped waiting for progress of the object"
+                return "The decider stopped waiting for the object to make progress"
             if at is None:
-                stopped = f"The object has made no progress since {time_text(since)}"
-                return f"{stopped}, which is longer than allowed"
+                text = f"The object has made no progress since {time_text(since)}"
+                return f"{text}, which is longer than allowed"
             return f"The object made progress, and more is expected by {time_text(at)}"
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:
@@ -329,7 +329,7 @@ def describe_drift(data: DriftDetected) -> str:
         if data.missing:
             return "The object was deleted outside of Reconciler"
         return f"The object was changed outside of Reconciler: {parts}"
-    action = f"action {data.suspected_action} of Reconciler, whose result was unknown, may have"
+    action = f"Reconciler's action {data.suspected_action}, whose result was unknown, may have"
     if data.missing:
         return f"The object is missing; {action} deleted it"
     return f"The object differs: {parts}; {action} written it"
@@ -475,9 +475,9 @@ def _duplicate_call_suffix(data: ActionSucceeded | ActionFailed) -> str:
 
 
 def _describe_outcome(data: OutcomeRecorded) -> str:
-    of = f" of generation {data.generation}" if data.generation else ""
+    generation = f" of generation {data.generation}" if data.generation else ""
     reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
-    return f"The outcome{of} is {data.outcome}{reason}{message_suffix(data.message)}"
+    return f"The outcome{generation} is {data.outcome}{reason}{message_suffix(data.message)}"
 
 
 def message_suffix(message: str) -> str:

@@ -1,4 +1,4 @@
-"""`approve` and `reject`: decide about held resources."""
+"""`approve` and `reject`: decide on held resources."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _confirmation(hold: str, *, abandon: bool) -> str:
 
 
 def _check_plan(plan: str, keys: Sequence[ResourceKey]) -> str:
-    """Check a plan's digest or the beginning of it; raises ``UsageError``."""
+    """Check a plan's digest or its beginning; raises ``UsageError``."""
     if plan and len(keys) != 1:
         raise UsageError("--plan: requires exactly one resource; name it")
     if plan and len(plan) < _MIN_PLAN_CHARACTERS:

@@ -192,7 +192,7 @@ class OlderGeneration(NamedTuple):
     manifest: Manifest
     generation: int
     newest: int
-    ends_pause: bool  # the current declaration pauses the resource, and the older one does not
+    ends_pause: bool  # the current declaration pauses the resource, but the older one does not
 
 
 async def find_generation(

@@ -3,7 +3,7 @@
 The workers of a ProviderConfig execute actions in the order of the log. If one namespace started
 many actions, all others with this ProviderConfig would wait. Therefore, the decider starts at most
 `MAX_ACTIONS` at an API, divides them among the namespaces with actions there, and starts more as
-these end (ADR 0062). A namespace below its share may always start one. The counts are kept in
+actions end (ADR 0062). A namespace below its share may always start one. The counts are kept in
 memory, and start at zero after a restart.
 """
 
@@ -55,7 +55,7 @@ class ActionsInFlight:
         elif isinstance(event, _END_EVENTS):
             self._end(event.action_id)
 
-    def room(self, destination: Destination) -> int:
+    def remaining(self, destination: Destination) -> int:
         """Return the number of actions that a namespace may still start at an API."""
         self._expire()
         counts = self._counts.get(destination.provider_config)

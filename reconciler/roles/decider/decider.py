@@ -75,7 +75,7 @@ _MAX_ATTEMPTS = 20
 """Maximum attempts at a batch before its redelivery: a later batch must not overtake it."""
 
 _FIRST_DELAY_SECONDS = 2.0
-"""First redelivery delay of a message that cannot be decided.
+"""First redelivery delay of a message whose processing failed.
 
 It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 """
@@ -83,7 +83,7 @@ It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 _MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
-"""Age up to which nothing can have overtaken a message.
+"""Maximum age of a message that nothing can have overtaken.
 
 The bus waits longer before it assigns the partition to another decider.
 """
@@ -91,7 +91,7 @@ The bus waits longer before it assigns the partition to another decider.
 _MAX_FETCHED_BATCHES = 64
 _MAX_DELIVERIES = 5
 _RETURN_SECONDS = 2.0
-"""Time limit at shutdown for returning undecided messages to the bus."""
+"""Time limit at shutdown for returning unprocessed messages to the bus."""
 
 _EXTEND_SECONDS = 3.0
 """Interval between lease extensions: less than a third of a lease, to prevent redeliveries."""
@@ -123,7 +123,7 @@ class _Work:
 
     @property
     def size(self) -> int:
-        """Bytes of the payloads. The resulting events have about the same size."""
+        """Total bytes of the payloads. The resulting events have about the same size."""
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
     def split(self, at: int = 1) -> tuple[_Work, _Work]:
@@ -154,7 +154,7 @@ class _Decision:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of its events, which resolved references may enlarge."""
+        """Approximate bytes of its events, including resolved references."""
         resolved = self.turn.state.desired.resolved
         copies = sum(isinstance(each.data, _EVENTS_WITH_FIELDS) for each in self.turn.events)
         if resolved is None or not copies:
@@ -209,7 +209,7 @@ class Decider:
         self._fails_to_reject = False
 
     async def run(self) -> None:
-        """Process the intake until canceled, then return undecided messages for another decider."""
+        """Process the intake until canceled, then return the remaining messages to the bus."""
         try:
             while True:
                 self._resume()
@@ -221,10 +221,10 @@ class Decider:
                     self._fresh_positions.difference_update(each.position for each in self._batch)
                     self._batch = ()
         finally:
-            await self._return_undecided()
+            await self._return_unprocessed()
 
-    async def _return_undecided(self) -> None:
-        """Return unacknowledged messages, so that no other decider waits for their leases."""
+    async def _return_unprocessed(self) -> None:
+        """Return unacknowledged messages, so that other deciders need not await lease expiry."""
         with contextlib.suppress(Exception):  # if the bus is unreachable, the leases expire
             async with asyncio.timeout(_RETURN_SECONDS):
                 await self._reader.retry_later([*self._batch, *self._queue], 0.0)
@@ -259,11 +259,11 @@ class Decider:
         """Resume parked declarations of destinations that may start actions again."""
         parked = self._queue.parked
         for destination in parked:
-            room = min(
-                self._actions.room(destination), max(1, MAX_MESSAGES_PER_TURN // len(parked))
+            limit = min(
+                self._actions.remaining(destination), max(1, MAX_MESSAGES_PER_TURN // len(parked))
             )
-            if room:
-                resumed = self._queue.resume(destination, room)
+            if limit:
+                resumed = self._queue.resume(destination, limit)
                 self._fresh_positions.update(each.position for each in resumed)
 
     async def _fetch(self) -> None:
@@ -271,7 +271,7 @@ class Decider:
         for _ in range(_MAX_FETCHED_BATCHES):
             batch = await self._reader.next_batch(wait=not self._queue)
             now = self._now()
-            # A message that was fetched immediately stays fresh while it waits here for its turn.
+            # A message that was fetched immediately stays fresh while it waits in the queue.
             self._fresh_positions.update(each.position for each in batch if _is_fresh(each, now))
             self._queue.add(batch)
             if len(batch) < MAX_MESSAGES_PER_TURN:
@@ -306,15 +306,15 @@ class Decider:
         if letters:
             await self._refuse(letters)
         await self._add_overtaking(work)
-        # Definitions and configurations first, because resources of the same batch may require
-        # them.
+        # Definitions and configurations come first, because other resources in the batch may
+        # require them.
         for rank in sorted({_rank(key) for key in work}):
-            of_rank = {key: each for key, each in work.items() if _rank(key) == rank}
+            ranked = {key: each for key, each in work.items() if _rank(key) == rank}
             if rank == system_rank(KIND_DEFINITION_KIND):
-                for key, each in of_rank.items():  # each may depend on the previous ones
+                for key, each in ranked.items():  # each may depend on the previous ones
                     await self._decide_and_commit({key: each})
             else:
-                await self._decide_and_commit(of_rank)
+                await self._decide_and_commit(ranked)
 
     def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
         """Read the bus's clock from the newest message by position.
@@ -351,10 +351,10 @@ class Decider:
         return work, letters
 
     async def _add_overtaking(self, work: Mapping[ResourceKey, _Work]) -> None:
-        """Add the declarations that overtook a late one, so that they are decided again.
+        """Add the declarations that overtook a late one, so that they are processed again.
 
         Messages that a dead or paused decider held arrive late, when newer declarations of the
-        resource may already be decided. If a newer one led to events, it is in the history. If it
+        resource may have been processed. If a newer one led to events, it is in the history. If it
         changed nothing, such as a withdrawal before the first declaration, it left no trace but
         must take precedence. It may also lie between two declarations of this batch.
         """
@@ -374,7 +374,7 @@ class Decider:
     async def _newer_declarations(
         self, declarations: Mapping[ResourceKey, IntakeDelivery]
     ) -> dict[ResourceKey, list[Command]]:
-        """Read the later declarations of the same resources."""
+        """Read newer declarations of the resources."""
         newer: dict[ResourceKey, list[Command]] = {}
         if not declarations:
             return newer
@@ -394,7 +394,7 @@ class Decider:
         while remaining:
             decisions = speculative + await self._decide(remaining, excluding=speculative)
             speculative = []
-            await self._postpone_undecided(remaining, decisions)
+            await self._postpone_unprocessed(remaining, decisions)
             done: list[_Decision] = []
             reach(Failpoint.DECIDER_DECIDED)
             for group in _split_into_groups(decisions):
@@ -404,10 +404,9 @@ class Decider:
             remaining = _remaining_work(remaining, done)
 
     async def _decide_overtaking(self, done: Sequence[_Decision]) -> None:
-        """After a commit, decide newer messages that another decider may have decided concurrently.
+        """After a commit, process newer messages that another decider may also have processed.
 
-        It runs before the acknowledgment, so that after a crash, the redelivered messages count as
-        late.
+        This precedes the acknowledgment, so that after a crash, redelivered messages count as late.
         """
         declared = {
             each.key: each.work.declarations[-1]
@@ -578,7 +577,7 @@ class Decider:
         if len(declared) < len(item.commands):
             return None
         destination = Destination(key.namespace, config_named_in(declared[-1].manifest.spec))
-        return None if self._actions.room(destination) else destination
+        return None if self._actions.remaining(destination) else destination
 
     def _take_turn(
         self, key: ResourceKey, work: _Work, base: FoldedResource, context: Context
@@ -620,10 +619,10 @@ class Decider:
             missing_hint=self._kinds.missing_hint,
         )
 
-    async def _postpone_undecided(
+    async def _postpone_unprocessed(
         self, remaining: dict[ResourceKey, _Work], decisions: Sequence[_Decision]
     ) -> None:
-        """Postpone messages that cannot be decided now, without blocking the others.
+        """Postpone messages that cannot be processed now, without blocking the others.
 
         After `_MAX_DELIVERIES`, a message becomes a dead letter for operators.
         """
@@ -643,7 +642,7 @@ class Decider:
                     retried.append(each)
                 else:  # a damaged history does not make the message invalid
                     exhausted.append(build_decision_letter(each, reason, usable=is_held))
-        # These may be usable, so without a free slot, they are redelivered immediately.
+        # A retried message may be usable, so it is redelivered immediately if no slot is free.
         for each in await self._postpone(retried):
             await self._reader.retry_later([each], 0.0)
         if exhausted:
@@ -665,10 +664,11 @@ class Decider:
         await self._reader.ack(finished)
 
     async def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> set[int]:
-        """Store dead letters, and return the positions of the messages that must wait for room.
+        """Store dead letters, and return the positions of the messages that must wait for space.
 
-        Each namespace has a share of a partition's slots for waiting messages. Further messages are
-        counted, then dropped. A crash may count a message twice, but never skips it (ADR 0017).
+        Each namespace has a share of a partition's slots for waiting messages. Messages beyond it
+        are counted, then dropped. After a crash, a message may be counted twice, but is never
+        skipped (ADR 0017).
         """
         reason = "stream DEADLETTERS is full"
         try:
@@ -737,7 +737,7 @@ class Decider:
                     self._definitions.apply(event)
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        if results.timers:  # first, because a lost timer delays most
+        if results.timers:  # first, because losing a timer causes the longest delay
             await self._sink.set_timers(results.timers)
         unpublished = await self._reject(results)
         letters = [each for each in results.letters if each.delivery.position not in unpublished]
@@ -756,8 +756,8 @@ class Decider:
     async def _reject(self, results: _Results) -> set[int]:
         """Publish rejections. Return the positions of messages that could not be rejected.
 
-        These are redelivered and decided again, so they get no reply yet. A message without a free
-        slot becomes a dead letter.
+        Those are redelivered and processed again, so they get no reply yet. A message that gets no
+        free slot becomes a dead letter.
         """
         if not results.rejections:
             return set()
@@ -791,7 +791,7 @@ class _Results:
 
     timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
     replies: list[tuple[str, Reply]] = field(default_factory=list[tuple[str, Reply]])
-    # Each with the dead letter that replaces a rejection that cannot be stored.
+    # Each rejection has a dead letter that replaces it if it cannot be stored.
     rejections: list[tuple[Rejection, DeadLetter]] = field(
         default_factory=list[tuple[Rejection, DeadLetter]]
     )
@@ -830,7 +830,7 @@ class _Results:
 
 
 def _rank(key: ResourceKey) -> int:
-    """Return the order in which a kind is decided. Definitions and configurations come first."""
+    """Return a resource's rank in the processing order: definitions, configurations, others."""
     return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
 
 

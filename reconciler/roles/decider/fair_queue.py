@@ -1,8 +1,8 @@
 """The decider's queue: namespaces take turns, and the number of waiting messages is limited.
 
 The intake delivers in order, so a namespace that declares many resources would delay all later
-declarations of others. Therefore, the decider fetches all available messages, and decides some of
-each namespace at a time. This keeps the order within a namespace, and so the order of each
+declarations in others. Therefore, the decider fetches all available messages, and processes a few
+from each namespace at a time. This keeps the order within a namespace, and so the order of each
 resource's messages (ADR 0062).
 """
 
@@ -30,7 +30,7 @@ _FEW_MESSAGES: Final = 100
 class Quota(NamedTuple):
     """Limits on a partition's waiting messages, per namespace and in total.
 
-    Client messages beyond a limit are rejected. Messages of Reconciler's own roles never are.
+    Client messages beyond a limit are rejected. Messages from Reconciler's own roles never are.
     """
 
     messages: int
@@ -46,7 +46,7 @@ class Quota(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """A namespace, and the name of the ProviderConfig at whose API its actions run."""
+    """A namespace, and the name of the ProviderConfig for its actions."""
 
     namespace: str
     provider_config: str
@@ -73,7 +73,7 @@ class _Partition:
 
 
 class FairQueue:
-    """Messages that were delivered and not decided yet."""
+    """Messages that were delivered but not processed yet."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
@@ -149,7 +149,7 @@ class FairQueue:
         return excess
 
     def take(self) -> Sequence[IntakeDelivery]:
-        """Return the next messages to decide, the same number for each namespace if available.
+        """Return the next messages to process, the same number for each namespace if available.
 
         A lane's turn ends when its share of the bytes is used up, because its next message may be
         long.

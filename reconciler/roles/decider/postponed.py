@@ -14,7 +14,7 @@ MAX_POSTPONED = 500
 """Limit on postponed messages per namespace and partition, each for up to 32 seconds."""
 
 _EXPIRY_SECONDS = 60.0
-"""Time after which a message that was not redelivered here must be at another decider."""
+"""Time after which a message that was not redelivered to this process must be at another one."""
 
 _SHARES = 2
 """Shares that all namespaces have in total, so that several floods cannot fill a partition."""
@@ -59,7 +59,7 @@ class PostponedMessages:
                     del self._partitions[partition_of(each)]
 
     def expire(self, now: float) -> None:
-        """Free the slots of messages that were not redelivered here."""
+        """Free the slots of messages that were not redelivered to this process."""
         for partition in self._partitions.values():
             for position in [
                 position for position, (_, until) in partition.slots.items() if until < now

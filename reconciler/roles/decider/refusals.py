@@ -52,10 +52,10 @@ def build_intake_letter(delivery: IntakeDelivery, reason: str) -> DeadLetter:
 def build_decision_letter(
     delivery: IntakeDelivery, reason: str, *, usable: bool = False
 ) -> DeadLetter:
-    """Build the dead letter of a message that could not be decided.
+    """Build the dead letter of a message that the decider could not process.
 
     Messages that roles repeat, such as a listing's observations, share one letter per resource, and
-    may be dropped without one. ``usable``: the message could be decided later.
+    may be dropped without one. ``usable``: the message could be processed later.
     """
     identity = _repeated_identity(delivery)
     content = reason if identity else ""

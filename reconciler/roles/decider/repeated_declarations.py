@@ -1,4 +1,4 @@
-"""First positions of declarations. One that is sent again keeps its first position (ADR 0016)."""
+"""First positions of declarations, which they keep when they are sent again (ADR 0016)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reconciler.roles.decider.refusals import decode_command
 def with_first_positions(
     commands: Sequence[Command], declared: Sequence[IntakeDelivery]
 ) -> list[Command]:
-    """Return the commands, each declaration with the first position of its source and id.
+    """Return the commands, with each declaration's first position by source and id.
 
     ``declared`` contains the resource's other declarations in the intake.
     """

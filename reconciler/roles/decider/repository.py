@@ -110,7 +110,7 @@ class ResourceRepository:
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
         """Append turns together. Return those that conflict with another writer.
 
-        These are not stored, and their newest states are cached. Turns without events are also
+        Those are not stored, and their newest states are cached. Turns without events are also
         checked, because the newest state may lead to events.
         """
         stale = await self._find_stale([commit for commit in commits if not commit.events])

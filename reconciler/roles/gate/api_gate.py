@@ -1,8 +1,8 @@
 """The gate of one external API and account, which decides when calls may be made.
 
-Its state comes from the log: the events of each ``ProviderConfig`` contain the time until which its
-API is throttled or its breaker is open. This process's own observations count before they are in
-the log. All processes follow the log, so one worker's observation closes the gates of all.
+Its state comes from the log: the events of each ``ProviderConfig`` record how long its API is
+throttled or its breaker is open. This process's own observations count before they are in the log.
+All processes follow the log, so one worker's observation closes every process's gate.
 
 Without a rate limit, an open gate costs the caller one check and no wait.
 """
@@ -22,7 +22,7 @@ from events.log import BreakerClosed, BreakerOpened, LogEvent
 from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
 from reconciler.ports import LogCertainty
 from reconciler.provider.call_permit import CALL_GATE, CallGate
-from reconciler.roles.gate.api_member import Member
+from reconciler.roles.gate.api_member import GateMember
 from reconciler.roles.gate.rate_limit import RateLimiter
 
 MAX_WAIT_SECONDS = 2.0
@@ -32,7 +32,7 @@ MAX_WAITING_ACTIONS = 128
 """Limit on actions in this process that wait for one API while its gate is closed."""
 
 THROTTLED_SECONDS = 1.0
-"""Time without calls after a throttling response without a retry time."""
+"""Pause after a throttling response that has no retry time."""
 
 LOCAL_OPENING_SECONDS = 1.0
 """Time for which local failures close a gate before the log has recorded them."""
@@ -64,8 +64,8 @@ class GateReport:
 class GateClosedError(NotCalledError):
     """The gate is closed.
 
-    ``throttled``: the API or a rate limit permits no call now. If false, the API fails, or the log
-    is uncertain.
+    ``throttled``: the API or a rate limit permits no call now. If false, the API is failing, or the
+    log is uncertain.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ApiGate:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.limiter: RateLimiter | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GateMember] = {}
         self.running_actions = 0
         self.epoch = 0
         self._reporter = reporter
@@ -127,7 +127,7 @@ class ApiGate:
 
     @property
     def is_log_certain(self) -> bool:
-        """Whether the log is certainly the one in which the calls were decided."""
+        """Whether the log is known to be the one in which the calls were decided."""
         return self._log is None or self._log.is_certain
 
     # --- waiting
@@ -144,7 +144,7 @@ class ApiGate:
             )
 
     def reject_long_wait(self, config: str) -> GateClosedError | None:
-        """Return an error if a call would have to wait too long, without waiting."""
+        """Return an error, without waiting, if a call would have to wait too long."""
         if self._may_be_closed:
             wait = self.closed_seconds
             is_crowded = self.running_actions > MAX_WAITING_ACTIONS and (
@@ -181,7 +181,7 @@ class ApiGate:
                 self._request_probe(broken)
                 await self._wait_for_change(PROBE_WAIT_SECONDS / 4)
         waited = self._clock() - began
-        if waited > _NOTICEABLE_SECONDS:  # spread calls that waited for the same time
+        if waited > _NOTICEABLE_SECONDS:  # spread out calls that waited together
             await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
 
@@ -212,10 +212,10 @@ class ApiGate:
                 until = max(until, member.open_until)
         return until
 
-    def _open_breakers(self) -> list[Member]:
+    def _open_breakers(self) -> list[GateMember]:
         return [member for member in self.members.values() if member.is_broken]
 
-    def _use_grant(self, broken: list[Member]) -> bool:
+    def _use_grant(self, broken: list[GateMember]) -> bool:
         """Use the probe that the log has granted to this process, but only once."""
         for member in broken:
             grant = (member.name, member.breaker_version)
@@ -232,7 +232,7 @@ class ApiGate:
             for member in self.members.values()
         )
 
-    def _request_probe(self, broken: list[Member]) -> None:
+    def _request_probe(self, broken: list[GateMember]) -> None:
         now = self._clock()
         if any(now < member.probe_until for member in broken):
             return  # a probe is already in progress
@@ -253,15 +253,14 @@ class ApiGate:
         wait = max(wait, PROBE_WAIT_SECONDS)
         for member in self._open_breakers():
             is_due = member.open_until <= self._clock()
-            until = "its probe succeeds" if is_due else _format_end(member.shown_until)
+            until = "its probe succeeds" if is_due else _format_end(member.suspended_until)
             why = f"breaker of API {member.name!r} open until {until}"
             return GateClosedError(why, retry_after_seconds=wait)
         now = self._clock()
         for member in self.members.values():
             if member.throttled_until > now:
-                why = (
-                    f"API {member.name!r} accepts no call before {_format_end(member.shown_until)}"
-                )
+                end = _format_end(member.suspended_until)
+                why = f"API {member.name!r} accepts no call before {end}"
                 return GateClosedError(why, retry_after_seconds=wait, throttled=True)
         # The log has not recorded the throttling yet, so its end is unknown.
         if self._local_throttle_until > now:
@@ -309,7 +308,7 @@ class ApiGate:
             self._process_throttle(error, config, wait)
 
     def stop(self) -> None:
-        """Report that this process abandons a running probe, and makes no further one."""
+        """Report that this process abandons a running probe, and makes no more probes."""
         for member in self._open_breakers():
             self._report(GateReport(member.name, "Stopping"))
 
@@ -358,7 +357,7 @@ class ApiGate:
 
     # --- state from the log
 
-    def apply(self, member: Member, event: LogEvent, now: datetime) -> None:
+    def apply(self, member: GateMember, event: LogEvent, now: datetime) -> None:
         """Fold an event of one of this gate's configurations."""
         if member.fold(event, now, self._clock()):
             self.epoch += 1

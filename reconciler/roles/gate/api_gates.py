@@ -38,7 +38,7 @@ from reconciler.ports import (
     RateStore,
 )
 from reconciler.roles.gate.api_gate import ApiGate, GateReport
-from reconciler.roles.gate.api_member import Member
+from reconciler.roles.gate.api_member import GateMember
 from reconciler.roles.gate.rate_limit import RateLimiter
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import REAL, Runtime
@@ -76,8 +76,7 @@ def gate_name(config: ProviderConfigSpec) -> str:
 class ApiGates:
     """One gate per API and account.
 
-    ``apply`` must receive every event of the log. The reports of gates are published while ``run``
-    runs.
+    ``apply`` must receive every event of the log. Gate reports are published by ``run``.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class ApiGates:
         self._clock = runtime.clock
         self._jitter = runtime.jitter
         self._new_id = runtime.new_id
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, GateMember] = {}
         self._gates: dict[str, ApiGate] = {}
         self._by_config: dict[str, ApiGate] = {}
         self._undeclared = self._new_gate()
@@ -120,13 +119,13 @@ class ApiGates:
         return self._by_config.get(config_name, self._undeclared)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource; events that concern no API are ignored."""
+        """Fold an event of any resource; events unrelated to an API are ignored."""
         if type(event.data) not in _API_EVENTS:
             return
         name = config_name(event.subject)
         if name is None:
             return
-        member = self._members.setdefault(name, Member(name, Breaker().failures))
+        member = self._members.setdefault(name, GateMember(name, Breaker().failures))
         if event.resourceversion > member.newest_version:
             self.of(name).apply(member, event, self._now())
             if self._is_loaded:
@@ -210,7 +209,7 @@ class ApiGates:
             gate.members = {}
         for name, config in declared.items():
             gate = self._gates.setdefault(gate_name(config), self._new_gate())
-            member = self._members.setdefault(name, Member(name, config.breaker.failures))
+            member = self._members.setdefault(name, GateMember(name, config.breaker.failures))
             member.failures_to_open = config.breaker.failures
             gate.members[name] = member
             self._by_config[name] = gate

@@ -1,4 +1,4 @@
-"""An API's state according to the events of one ``ProviderConfig``, in local time."""
+"""An API's state according to the events of one ``ProviderConfig``, on the local clock."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from events.log import (
 
 
 @dataclass(slots=True)
-class Member:
+class GateMember:
     """One configuration of an API. Times are seconds on the monotonic clock.
 
-    ``breaker_version``: version of the last event that changed the breaker. ``shown_until``: end of
-    the suspension, for messages. ``has_twin``: the API is held, because it has objects that are
-    newer than the log (ADR 0065).
+    ``breaker_version``: version of the last event that changed the breaker. ``suspended_until``:
+    end of the suspension, for messages. ``has_twin``: the API is held, because it has objects that
+    are newer than the log (ADR 0065).
     """
 
     name: str
@@ -35,7 +35,7 @@ class Member:
     throttled_until: float = 0.0
     is_broken: bool = False
     open_until: float = 0.0
-    shown_until: datetime | None = None
+    suspended_until: datetime | None = None
     probe_by: str = ""
     probe_since: float = 0.0
     probe_until: float = 0.0
@@ -50,10 +50,10 @@ class Member:
                 self.throttled_until, self.is_broken, self.probe_by = 0.0, False, ""
             case ApiThrottled(until=until, delay_seconds=limit):
                 self.throttled_until = clock + _remaining(until, now, limit)
-                self.shown_until = until
+                self.suspended_until = until
             case BreakerOpened(until=until, delay_seconds=limit):
                 self.breaker_version, self.is_broken = event.resourceversion, True
-                self.shown_until = until
+                self.suspended_until = until
                 self.open_until = clock + _remaining(until, now, limit)
                 self.probe_by, self.probe_until = "", 0.0
             case BreakerProbed(until=until, delay_seconds=limit, by=by):

@@ -136,7 +136,7 @@ class RateLimiter:
                 return
 
     async def _reserve(self, count: int) -> list[float]:
-        """Reserve slots, and return their local times; return none if it had to wait instead."""
+        """Reserve slots and return their local times, or wait and return an empty list."""
         if self._revision is None:
             self._arrival, self._revision = await self._store.load(self.name)
         now = await self._store.now()

@@ -28,8 +28,8 @@ def hide_secrets(
 ) -> Search[ExternalObject | None]:
     """Return an object without secrets; None if its name or id contains one.
 
-    These are not masked, because a changed name or id would denote a different object. The resource
-    name that a listing would derive is searched, too. ``known``: JSON-like data that is already in
+    Names and ids are not masked, because a changed one would denote a different object. The
+    resource name that a listing would derive is searched, too. ``known``: JSON-like data that is in
     the log. Its strings are kept, so that a weak secret does not look like drift. An object larger
     than ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
@@ -66,7 +66,7 @@ def hide_secrets(
 def hide_and_digest(
     existing: ExternalObject, secrecy: Secrecy, rows: Iterable[StatusRow]
 ) -> Search[tuple[ExternalObject, str] | None]:
-    """Return the object of these resources without its secrets, and its digest.
+    """Return an object without its secrets, and its digest. ``rows``: the object's resources.
 
     If the log already contains the object, only the fields outside the digest are searched.
     """

@@ -39,7 +39,7 @@ def is_too_large(existing: ExternalObject | None) -> bool:
 
 
 def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
-    """Return the dead letter of an oversized object, the same one for the same content."""
+    """Return the dead letter of an oversized object, which is identical for identical content."""
     existing = observed.object
     assert existing is not None
     payload, name = _encoder.encode(existing), observed.external_name[:MAX_ID_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Detect from an API's objects that another copy of this log writes to it (ADR 0065)."""
+"""Use an API's objects to detect that another copy of this log writes to it (ADR 0065)."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ class TwinDetector:
     async def _find_newer(
         self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces, unclear: set[ResourceKey]
     ) -> list[NewerObject]:
-        """Return the objects that the log has not observed, and whose action it does not contain.
+        """Return the objects for which the log has neither an observation nor the last action.
 
-        Add to `unclear` the resources whose log cannot be compared.
+        Resources whose history cannot be compared are added to `unclear`.
         """
         named = [(each, labeled_resource(each.object, spaces.log_id)) for each in suspects]
         keys = {

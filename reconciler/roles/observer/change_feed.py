@@ -24,7 +24,7 @@ from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 
-PACE_SECONDS = 1.0
+MIN_INTERVAL_SECONDS = 1.0
 """Minimum interval between requests. A feed without changes should take longer to respond."""
 
 _logger = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class ChangeFeed:
         while True:
             began = self._clock()
             wait = await self._try_request()
-            await asyncio.sleep(max(wait, began + PACE_SECONDS - self._clock()))
+            await asyncio.sleep(max(wait, began + MIN_INTERVAL_SECONDS - self._clock()))
 
     async def _try_request(self) -> float:
         """Send one request, and return the seconds to wait after it."""

@@ -38,7 +38,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _OpenListing:
-    """An incomplete listing, with its first part and the bytes of its objects."""
+    """An incomplete listing, with its first part and the total size of its objects."""
 
     since: float
     listing: ListingAssembler
@@ -105,7 +105,7 @@ class ForeignListings:
         tokens = subject.split(".")
         if len(tokens) != _SUBJECT_TOKENS or tokens[1:3] != [part.provider_config, part.kind]:
             raise ListingRefusedError(
-                f"the listing is of {part.provider_config}.{part.kind}, but its subject is "
+                f"the listing is for {part.provider_config}.{part.kind}, but its subject is "
                 f"{subject}; publish on listing.<provider config>.<kind>.<id>"
             )
         config = self._configurations.by_name.get(part.provider_config)

@@ -1,4 +1,4 @@
-"""Compare a complete listing with the log, and derive observations of the differences only.
+"""Compare a complete listing with the log, and derive observations only for the differences.
 
 The same assembler processes Reconciler's own listings and those of other observers: a start, items,
 and an end with their count. Only a listing with the correct count proves that other objects are
@@ -94,7 +94,7 @@ class ListingAssembler:
     def exclude_unreadable(self, unreadable: Iterable[tuple[str | None, str | None]]) -> None:
         """Exclude objects that exist but are unreadable, given as names and uids.
 
-        None: unknown. An object with an unknown name may be any object.
+        None means unknown. An object with an unknown name may be any object.
         """
         for name, uid in unreadable:
             if name is None:
@@ -162,9 +162,9 @@ async def compare_listing(
 ) -> Findings:
     """Compare a complete listing with the rows of all resources.
 
-    A hundred thousand objects take some seconds of CPU, in slices. The rows may change in the
+    A hundred thousand objects take some seconds of CPU time, in slices. The rows may change in the
     meantime. An observation contains its age, from which the resource decides what it proves.
-    Observations contain no secret that ``searches`` detects, by default those of this process.
+    Observations contain no secret that ``searches`` detects; it defaults to this process's secrets.
 
     ``known_position``: log position of the rows at the time of this call. ``deleted_ids``: ids of
     recently deleted objects, which no other resource may adopt. ``late_ids``: ids that were deleted
@@ -251,8 +251,8 @@ async def _find_missing(
 ) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
     """Return the absences that the listing proves, and the rows whose object must be read.
 
-    ``creators``: resources with an object under another name. If such a resource owns no object, no
-    absence of its object is reported.
+    ``creators``: resources with an object under another name. If such a resource owns no object,
+    its object is not reported as absent.
     """
     began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
@@ -289,8 +289,8 @@ async def _find_missing(
 def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
     """Return whether an incorrect listing would lead to a second object without a conflict.
 
-    It would if the object has a second name, or the API assigns ids: each lagging listing would
-    create another object. It also may if a listing was incorrect before.
+    This happens if the object has a second name, or the API assigns ids: each lagging listing would
+    create another object. The same applies if an earlier listing was incorrect.
     """
     has_own_id = row.owned and not listing.unique_names
     return has_own_id or row.listing_disproved or bool(row.declared_name)
@@ -357,7 +357,7 @@ def _find_creator(
     if (row.provider_config, row.kind) != (began.provider_config, began.kind):
         return None
     if not listing.unique_names and existing.written_by is None:
-        return None  # no name shows that the resource may have created it
+        return None  # nothing indicates that the resource may have created it
     if not listing.unique_names and row.owned:
         object_key = listing.row_key(row)
         may_exist = listing.has_unknown_names or listing.is_unreadable(object_key)
@@ -464,7 +464,7 @@ def _find_affected(
     existing, object_digest = recorded
     for row in rows:
         if row.action_id:
-            continue  # the action's result will contain more
+            continue  # the action's result will report the object
         is_other = bool(row.uid or row.observed_uid) or listing.unique_names
         if is_other and listing.row_key(row) != listing.object_key(existing.name, existing.uid):
             continue  # a replaced object, which will be deleted
@@ -562,9 +562,9 @@ async def _count_unmanaged(
     """Count the undeclared objects to delete, and all objects that count as owned."""
     unmanaged, total = 0, 0
     async for chunk in in_slices(objects.items()):
-        own_log_id = [name for name, each in chunk if is_owned(each)]
-        total += len(own_log_id)
-        unmanaged += sum(1 for name in own_log_id if not any(map(_has_claim, known.get(name, ()))))
+        owned = [name for name, each in chunk if is_owned(each)]
+        total += len(owned)
+        unmanaged += sum(1 for name in owned if not any(map(_has_claim, known.get(name, ()))))
     return UnmanagedCount(unmanaged, total)
 
 

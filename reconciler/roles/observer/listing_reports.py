@@ -32,7 +32,7 @@ MIN_FAILED_SECONDS: Final = 60.0
 """Minimum time without a complete listing before a report, even for short intervals."""
 
 MIN_FAILURES: Final = 3
-"""Minimum consecutive failed listings before a report, because one may take an hour."""
+"""Minimum consecutive failed listings before a report, because a single one may take an hour."""
 
 _MAX_MESSAGE_CHARACTERS: Final = 200
 _logger = structlog.get_logger(__name__)
@@ -40,8 +40,8 @@ _logger = structlog.get_logger(__name__)
 
 def is_observed(row: StatusRow, target: ListingTarget) -> bool:
     """Return whether a resource depends on reading its object through a configuration."""
-    is_read_there = (row.provider_config, row.kind) == target
-    return is_read_there and (row.declared or row.owned or row.doubted or row.is_unconfirmed)
+    is_listed = (row.provider_config, row.kind) == target
+    return is_listed and (row.declared or row.owned or row.doubted or row.is_unconfirmed)
 
 
 class ListingHealth:
@@ -85,7 +85,7 @@ class ListingHealth:
         self._ended_at = self._clock()
 
     def record_contradiction(self) -> None:
-        """Record that another observer completes listings, and delay reports of failures here.
+        """Record that another observer completes listings, and delay failure reports from this one.
 
         The delay doubles, so that two observers report less and less often if only one can list.
         """
@@ -130,7 +130,7 @@ class ListingReports:
         self._new_id = runtime.new_id
         self._healths: dict[ListingTarget, ListingHealth] = {}
 
-    def of(self, target: ListingTarget) -> ListingHealth:
+    def get_health(self, target: ListingTarget) -> ListingHealth:
         """Return the listing results of a target."""
         if target not in self._healths:
             self._healths[target] = ListingHealth(self._clock)
@@ -153,7 +153,7 @@ class ListingReports:
         self, target: ListingTarget, config: ProviderConfigSpec, error: str
     ) -> None:
         """Record that a listing has failed, and report it if none has completed for too long."""
-        health, row = self.of(target), self._row(target)
+        health, row = self.get_health(target), self._row(target)
         if row is None or row.breaker_until is not None:
             health.record_postponement()
             return
@@ -178,7 +178,7 @@ class ListingReports:
 
     async def record_completion(self, target: ListingTarget) -> None:
         """Record that a complete listing was published, and report it if a failure was reported."""
-        self.of(target).record_completion()
+        self.get_health(target).record_completion()
         await self._report_resumed(target)
 
     async def remove(self, target: ListingTarget) -> None:

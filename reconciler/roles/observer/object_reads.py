@@ -1,7 +1,7 @@
 """Read single objects: those that are not ready, and those of APIs without listings.
 
-To report that an object is ready before the next listing, it is read after 1, 2, 4, … seconds, up
-to the listing interval.
+An object that is not ready is read after 1, 2, 4, … seconds, up to the listing interval, so that
+its readiness is reported before the next listing.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ObjectReads:
         """Read the objects of resources at one API. Return the number of observations.
 
         A failed read is repeated later. A missing owned object is not reported, because only a
-        listing shows whether many are missing. Instead, it starts a listing, which the loss guard
+        listing shows whether many are missing. It triggers a listing instead, which the loss guard
         checks.
         """
         count, missing = await self._read_some(rows, config)
@@ -207,7 +207,7 @@ class ObjectReads:
     def _needs_listing(self, row: StatusRow) -> bool:
         """Return whether only a listing can show which resource owns a row's object.
 
-        Without labels, a read could report an object of another namespace as unowned.
+        Without labels, a read could report another namespace's object as unowned.
         """
         capabilities = self._providers.capabilities(row.kind)
         if capabilities is None or capabilities.labels or not capabilities.listing:

@@ -56,10 +56,10 @@ CATCH_UP_SECONDS = 10.0
 
 UNDECLARED_BATCH = 2_000
 UNDECLARED_INTERVAL_SECONDS = 1.0
-"""Observations of undeclared objects are published last, in batches of this size and interval.
+"""Observations of undeclared objects are published last, in batches of this size, at this interval.
 
 The decider processes the intake in order, so an API with many new objects would delay the
-declarations of all namespaces. Declarations limit the number of other observations.
+declarations of all namespaces. The number of other observations is limited by the declarations.
 """
 
 _MAX_RETRY_SECONDS = 5.0
@@ -224,7 +224,7 @@ class Observer:
         config = self._configurations.by_name.get(config_name)
         if config is None:
             return _MAX_RETRY_SECONDS  # just withdrawn: this task ends soon
-        health = self._reports.of((config_name, kind))
+        health = self._reports.get_health((config_name, kind))
         try:
             await self.list_once(config_name, kind)
         except GateClosedError as error:
@@ -400,7 +400,7 @@ class Observer:
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
         observations: list[tuple[ResourceKey, Observed]] = []
-        async for rows in in_slices(findings.doubtful):  # an empty listing makes all doubtful
+        async for rows in in_slices(findings.doubtful):  # all rows after an empty listing
             for chunk in await asyncio.gather(*(read(row) for row in rows)):
                 observations += chunk
         return observations
@@ -408,7 +408,7 @@ class Observer:
     async def _withhold_unclear(
         self, began: ListingBegan, observations: list[tuple[ResourceKey, Observed]]
     ) -> list[tuple[ResourceKey, Observed]]:
-        """Return the observations without objects that may be newer than the log.
+        """Exclude observations of objects that may be newer than the log.
 
         Raises:
             ListingRefusedError: the listing must wait until its API is held.

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from events.log import Action, ActionAbandoned, ActionDecided, ActionSucceeded, LogEvent
 
 MAX_DELETIONS: Final = 10_000
-"""Limit on recorded deletions of all APIs."""
+"""Limit on recorded deletions across all APIs."""
 
 DELETED_SECONDS: Final = 60.0
 """Maximum age of a listing that another process has started.

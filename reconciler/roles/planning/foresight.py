@@ -1,9 +1,9 @@
-"""Predict the effects of declarations: the whole loop in memory, with the functions of the roles.
+"""Predict the effects of declarations by running the roles' functions in memory.
 
 Resources are loaded from the log. Predicted events only change a copy of the read models. Each
-action gets a successful result, references are updated as by the sweeper, and the known objects of
-a changed configuration are listed again (ADR 0038). An action of a composed resource declares and
-withdraws its parts, as its provider does.
+action gets a successful result, references are updated as the sweeper would, and the known objects
+of a changed configuration are listed again (ADR 0038). An action of a composed resource declares
+and withdraws its parts, as its provider would.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ForeseenResource:
     key: ResourceKey
     base: FoldedResource
     state: ResourceState
-    turn: Turn | None = None  # of its declaration
+    turn: Turn | None = None  # for its declaration
     is_withdrawn: bool = False  # by the plan, or by its composed resource
     part_of: ResourceKey | None = None  # the composed resource that declares or withdraws it
     refused: Reply | None = None  # the rejection of its declaration
@@ -149,7 +149,7 @@ class Foresight:
     ) -> None:
         self.resources: dict[ResourceKey, ForeseenResource] = {}
         self.unreadable: dict[ResourceKey, str] = {}
-        # Number of objects by configuration that moves to another API.
+        # Number of objects per configuration that moves to another API.
         self.moved_objects: dict[str, int] = {}
         self.configurations = Configurations()
         self.kinds = kinds
@@ -163,10 +163,10 @@ class Foresight:
         self._redefined: set[str] = set()
         self._reconfigured: set[str] = set()
         self._observed_again: set[ResourceKey] = set()
-        self._refers: Graph = {}
+        self._reference_graph: Graph = {}
         self._endpoints: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # contents of manifest sets, by digest
-        self._listed: set[ListingTarget] = set()  # by fresh listings for this plan
+        self._listed: set[ListingTarget] = set()  # listed afresh for this plan
         self._blocked: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
@@ -236,7 +236,7 @@ class Foresight:
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Process a complete listing, and predict all consequences."""
         self._listed.add(ListingTarget(config, kind))
-        await self._decide(await self._observations_of(config, kind, objects))
+        await self._decide(await self._find_observations(config, kind, objects))
         await self._settle()
 
     def observed_at(self, resource: ForeseenResource) -> datetime | None:
@@ -302,11 +302,11 @@ class Foresight:
             )
         }
         if targets:
-            self._refers = await graph_from(targets, self._repository)
+            self._reference_graph = await graph_from(targets, self._repository)
             # The predicted state is newer than the log.
             for key, resource in self.resources.items():
                 if (spec := resource.state.desired.spec) is not None:
-                    self._refers[str(key)] = tuple(each.target for each in spec.references)
+                    self._reference_graph[str(key)] = tuple(each.target for each in spec.references)
 
     async def _read_contents(self, resources: Iterable[ForeseenResource]) -> None:
         """Read the stored contents that resources have or would have."""
@@ -408,7 +408,7 @@ class Foresight:
     async def _part_messages(
         self, resource: ForeseenResource, parts: Sequence[PartChange]
     ) -> dict[ResourceKey, IntakeData] | str:
-        """Declare and withdraw parts like the provider, or describe a conflict over a part."""
+        """Declare and withdraw parts as the provider would, or describe a conflict over a part."""
         await self._load_resources({each.key: () for each in parts})
         messages: dict[ResourceKey, IntakeData] = {}
         for each in parts:
@@ -426,7 +426,7 @@ class Foresight:
                 return other_owner
             if each.wanted is not None:
                 messages[each.key] = Declared(each.wanted)
-            elif not other_owner:  # keep a part of another resource
+            elif not other_owner:  # keep another resource's part
                 messages[each.key] = Withdrawn()
         for key, message in messages.items():
             self.resources[key].part_of = resource.key
@@ -520,7 +520,7 @@ class Foresight:
         for kind in self.kinds.of_provider(config.provider):
             objects = self._known_objects(name, kind.name, config)
             if objects:
-                observations = await self._observations_of(name, kind.name, objects)
+                observations = await self._find_observations(name, kind.name, objects)
                 messages += [(key, each) for key, data in observations.items() for each in data]
         return messages
 
@@ -540,7 +540,7 @@ class Foresight:
                 known[f"{existing.name}\n{existing.uid}"] = existing
         return known
 
-    async def _observations_of(
+    async def _find_observations(
         self, name: str, kind: str, objects: Mapping[str, ExternalObject]
     ) -> dict[ResourceKey, list[IntakeData]]:
         config, known = self.configurations.by_name[name], self.kinds.find(kind)
@@ -578,7 +578,7 @@ class Foresight:
             kind=None if kind is None else with_unknown_values(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,
-            reference_graph=self._refers,
+            reference_graph=self._reference_graph,
             check_definition=self._definitions.check,
             check_part=self.kinds.check,
             check_part_name=self.kinds.check_name,

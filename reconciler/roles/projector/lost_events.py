@@ -1,4 +1,4 @@
-"""Detect from the stored read models that the log has lost events at the end of histories."""
+"""Use the stored read models to detect events lost from the end of histories."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogWithGaps(LogEnds, Protocol):
     """A log that counts its positions without an event."""
 
     async def missing_events(self) -> int:
-        """Return the number of positions without an event. A log never deletes events."""
+        """Return the number of positions without an event: losses, because a log only grows."""
         ...
 
     async def newest_state(self) -> tuple[str, int]:
@@ -50,7 +50,7 @@ class LogWithGaps(LogEnds, Protocol):
 
 
 class NamedRows(RowStore, Protocol):
-    """Rows that can be read separately."""
+    """Rows that can be read individually."""
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
         """Read rows by name. Missing ones are omitted."""
@@ -62,9 +62,9 @@ class NamedRows(RowStore, Protocol):
 
 
 class LogTooShortError(ReconcilerError):
-    """The log lost its newest events, and the rows do not show which resources these belong to.
+    """The log lost its newest events, and the rows do not show which resources they belong to.
 
-    The row of a deleted resource is removed. Without its last events, Reconciler would recreate the
+    A deleted resource has no row, and without its last events, Reconciler would recreate its
     object.
     """
 
@@ -76,13 +76,14 @@ class LogTooShortError(ReconcilerError):
         )
 
 
-async def find_short_end(
+async def find_truncation(
     log: LogWithGaps, rows: NamedRows, accepted: ReadModels | None = None
 ) -> LogDamage | None:
-    """Return the damage of a log that ends before events that stored rows or states contain.
+    """Return the damage if the log ends before an event that a stored row or state reflects.
 
-    ``accepted``: read models with losses that earlier starts have accepted, which are no damage.
-    Raises ``NotFoundOnBusError`` if the store of the rows does not exist.
+    ``accepted``: read models with losses that earlier starts accepted; these do not count as
+    damage.
+    Raises ``NotFoundOnBusError`` if the row store does not exist.
     """
     checkpoint, _ = await rows.checkpoint()
     known = read_checkpoint(checkpoint)
@@ -100,14 +101,14 @@ async def find_short_end(
 
 
 async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
-    """Return the damage of resources with lost newest events, according to the stored rows.
+    """Return the damage of resources that lost their newest events, according to the stored rows.
 
     ``models``: the read models of the process, empty if it needs none.
 
     Raises:
         LogTooShortError: the rows do not account for all lost events.
     """
-    short = await find_short_end(log, rows)
+    short = await find_truncation(log, rows)
     if short is None and not await log.missing_events():
         damage = await stored_losses(rows)
     else:
@@ -122,12 +123,12 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
 async def _check_attributed(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> None:
     """Raise ``LogTooShortError`` unless rows account for all events lost at the log's end.
 
-    Losses that earlier starts have accepted are excluded on both sides.
+    Losses that earlier starts accepted are excluded from both counts.
     """
-    short = await find_short_end(log, rows, accepted=models)
+    short = await find_truncation(log, rows, accepted=models)
     if short is not None:
         lost = short.position - await log.last_position()
-        # Rows whose lost events are within the log do not account for its end.
+        # Events lost from the middle of the log do not account for those lost at its end.
         if await _count_attributed(log, models) < lost + await log.missing_events():
             raise LogTooShortError(short)
 
@@ -155,7 +156,7 @@ async def stored_losses(rows: NamedRows) -> list[LogDamage]:
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:
-    """Hold the resources whose rows contain events that the log has lost.
+    """Hold the resources whose rows reflect events that the log has lost.
 
     This reads the newest event of every resource, so call it only if events are missing.
     """

@@ -36,7 +36,8 @@ GATHER_SECONDS = 0.1
 """Time to collect changes, so that a busy resource is written once instead of five times."""
 
 STANDBY_SECONDS = 0.5
-"""Interval between checks for another projector. After two without its writes, this one writes."""
+"""Interval between checks for another projector. After two checks without its writes, this one
+writes."""
 
 _EXTRA_ROWS = 4
 """Rows beyond a batch's size, because its last event may add two and the fleet's row."""
@@ -60,7 +61,7 @@ async def load_models(store: RowStore) -> ReadModels:
         _logger.warning("rebuilding the read models from the log", reason=str(error))
         models = ReadModels()
         stored = read_checkpoint(rows.get(CHECKPOINT, b""))
-        if stored is not None and stored.schema == SCHEMA:  # not that of a later release
+        if stored is not None and stored.schema == SCHEMA:  # not from a later release
             models.replaces = stored
         return models
 
@@ -197,7 +198,7 @@ class Projector:
     # --- coordination with another projector
 
     async def _read_checkpoint(self) -> _Stored:
-        """Read the checkpoint. A checkpoint of a later release counts as newer."""
+        """Read the checkpoint. A checkpoint from a later release counts as newer."""
         payload, revision = await self._store.checkpoint()
         checkpoint = read_checkpoint(payload)
         if checkpoint is not None and (
@@ -209,7 +210,7 @@ class Projector:
         return self._stored
 
     def _drop_if_stored(self, stored: Checkpoint | None) -> bool:
-        """Drop the first batch if its rows, or newer ones, are stored. Return whether it was."""
+        """Drop the first batch, and return True, if its rows or newer ones are stored."""
         first = self._waiting[0]
         if stored is None or stored < first.checkpoint:
             return False

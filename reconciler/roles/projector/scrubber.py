@@ -2,7 +2,7 @@
 
 Readers process each event only once, and a disk may lose it much later. File systems scrub for the
 same reason. A periodic pass uses a small share of one processor. If the log has new gaps, a pass
-uses half of it, because the rows of the damaged resources are wrong until it finds them.
+uses half a processor, because the rows of damaged resources are wrong until the pass finds them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Scrubber:
-    """Verifies versions and digests of every event periodically, and when the log has new gaps."""
+    """Verifies every event's version and digest periodically, and when the log has new gaps."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Scrubber:
         self._log = log
         self._damaged = damaged
         self._clock = clock
-        self._gaps = 0  # number at the last pass; 0 at the start, so that gaps trigger a pass
+        self._gaps = 0  # number at the last pass; initially 0, so that existing gaps trigger one
         self._next_pass = clock() + FIRST_DELAY_SECONDS
 
     async def run(self) -> None:
@@ -51,7 +51,7 @@ class Scrubber:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def scrub_if_due(self) -> None:
-        """Scrub if the log has lost events since the last pass, or if the interval is over."""
+        """Scrub if the log has lost events since the last pass, or if the interval has elapsed."""
         gaps = await self._log.missing_events()
         has_new_gaps = gaps > self._gaps
         if has_new_gaps or self._clock() >= self._next_pass:

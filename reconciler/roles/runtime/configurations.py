@@ -53,7 +53,7 @@ class Configurations(SystemResources):
 
 
 def _twin_hold(event: LogEvent) -> TwinHold | None:
-    """Return the hold that an event sets or ends, if it concerns another copy of the log."""
+    """Return the hold that an event sets or ends because of another copy of the log, or None."""
     match event.data:
         case TwinDetected():
             return TwinHold(event.resourceversion, is_held=True)

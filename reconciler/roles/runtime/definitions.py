@@ -32,7 +32,7 @@ class Definitions(SystemResources):
         self._generations: dict[str, int] = {}
 
     async def catch_up(self, log: EventLog, generations: Mapping[str, int]) -> None:
-        """Read definitions of which another process has used a newer generation.
+        """Read definitions for which another process has used a newer generation.
 
         ``generations``: generation by kind, at least 1 for an unknown kind.
         """

@@ -13,7 +13,7 @@ from events.log import LogEvent
 from reconciler.ports import DamageListener, EventLog
 
 MAX_TRACKED_RESOURCES = 50_000
-"""Number of resources (at most twice as many) whose new events must continue the last ones.
+"""Number of resources (up to twice as many) whose events are checked for gaps.
 
 Each takes about 300 bytes. The scrubber checks all resources periodically.
 """

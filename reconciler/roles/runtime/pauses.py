@@ -18,6 +18,6 @@ async def in_slices(items: Iterable[_T]) -> AsyncGenerator[list[_T]]:
     ``items`` must not change during the iteration, so pass a copy.
     """
     iterator = iter(items)
-    while items_of_slice := list(islice(iterator, SLICE_SIZE)):
-        yield items_of_slice
+    while chunk := list(islice(iterator, SLICE_SIZE)):
+        yield chunk
         await asyncio.sleep(0)

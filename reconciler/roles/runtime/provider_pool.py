@@ -27,7 +27,7 @@ _Opened = tuple[_Basis, GuardedProvider]
 class ProviderPool:
     """Creates providers on first use, and recreates them if their configuration or files change.
 
-    No error of a provider contains its secret.
+    The errors of its providers contain no secrets.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ProviderPool:
         return provider
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
-        """Return the capabilities of a kind's API, or None if they are unknown here."""
+        """Return the capabilities of a kind's API, or None if this process lacks the kind."""
         kind = self._kinds.find(kind_name)
         return None if kind is None else kind.capabilities
 
@@ -96,7 +96,7 @@ class ProviderPool:
 async def _close_when_idle(provider: GuardedProvider) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MAX_CALL_SECONDS):
-            await provider.until_idle()
+            await provider.wait_until_idle()
     await provider.close()
 
 

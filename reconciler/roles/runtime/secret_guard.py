@@ -22,7 +22,7 @@ from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, Respo
 from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
-"""Limit on pages per listing, for endless listings: 250,000 objects at 13 per page."""
+"""Limit on pages per listing, to stop endless listings: 250,000 objects at 13 per page."""
 
 MAX_ERROR_CHARACTERS: Final = 16_384
 """Limit on an error's text, which is truncated before it is searched for secrets.
@@ -50,7 +50,7 @@ class GuardedProvider:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def until_idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no call is in progress."""
         await self._idle.wait()
 
@@ -146,15 +146,15 @@ def mask_secrets(secrecy: Secrecy) -> Generator[None]:
     except ProviderError as error:
         error.message = _mask(error.message, secrecy)
         error.args = tuple(_mask_part(each, secrecy) for each in error.args)
-        if _is_in_cause(error, secrecy):
+        if _cause_may_leak(error, secrecy):
             error.__cause__ = error.__context__ = None
         raise
     except ConfigurationError as error:
-        if not _is_in(str(error), secrecy) and not _is_in_cause(error, secrecy):
+        if not _may_leak(str(error), secrecy) and not _cause_may_leak(error, secrecy):
             raise
         raise ConfigurationError(_mask(str(error), secrecy)) from None
     except Exception as error:
-        if not _is_in(repr(error), secrecy) and not _is_in_cause(error, secrecy):
+        if not _may_leak(repr(error), secrecy) and not _cause_may_leak(error, secrecy):
             raise
         raise ProviderError(_mask(f"{type(error).__name__}: {error}", secrecy)) from None
 
@@ -163,7 +163,7 @@ def _mask(text: str, secrecy: Secrecy) -> str:
     return secrecy.hide_start(text, MAX_ERROR_CHARACTERS)
 
 
-def _is_in(text: str, secrecy: Secrecy) -> bool:
+def _may_leak(text: str, secrecy: Secrecy) -> bool:
     """Return whether a text contains a secret, or is too long to search."""
     return len(text) > MAX_ERROR_CHARACTERS or secrecy.is_in(text)
 
@@ -172,12 +172,12 @@ def _mask_part(argument: object, secrecy: Secrecy) -> object:
     return _mask(argument, secrecy) if isinstance(argument, str) else argument
 
 
-def _is_in_cause(error: BaseException, secrecy: Secrecy) -> bool:
+def _cause_may_leak(error: BaseException, secrecy: Secrecy) -> bool:
     """Return whether an error's causes may contain a secret, which a traceback would show."""
     visited = {id(error)}  # a provider may raise an error from itself
     cause: BaseException | None = error.__cause__ or error.__context__
     while cause is not None and id(cause) not in visited:
-        if _is_in(f"{cause!r} {cause}", secrecy):
+        if _may_leak(f"{cause!r} {cause}", secrecy):
             return True
         visited.add(id(cause))
         cause = cause.__cause__ or cause.__context__

@@ -62,7 +62,7 @@ class SystemResources:
             await self.load_histories(log, outdated)
 
     async def load_histories(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
-        """Read histories that have further events, such as newer ones or events after damage."""
+        """Read histories that may have more events, such as newer ones or events after damage."""
         for resource in (await log.load(keys, use_cache=False)).values():
             if resource.damage is not None:
                 self.mark_damage(resource.damage)
@@ -101,8 +101,8 @@ class SystemResources:
         self._notify(name)
 
     def _name(self, resource: str) -> str | None:
-        is_of_kind = resource.startswith(self._prefix)
-        return resource.removeprefix(self._prefix) if is_of_kind else None
+        has_prefix = resource.startswith(self._prefix)
+        return resource.removeprefix(self._prefix) if has_prefix else None
 
     def _notify(self, name: str) -> None:
         for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""An index of references in the read models, so that an event costs only what it affects."""
+"""An index of references in the read models, so that an event costs only what it changes."""
 
 from __future__ import annotations
 

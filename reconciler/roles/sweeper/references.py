@@ -60,11 +60,8 @@ def reference_messages(
         messages += referrer_messages(name, models)
     for name in sorted(affected.targets):
         messages += target_messages(name, index, models)
-    return messages
-
-
-def referrer_messages(name: str, models: ReadModels) -> list[IntakeMessageOut]:
-    """Return the messages to a resource about the states of its targets."""
+    return name, referrer_messages(name: str, models: known.get(name) -> list[IntakeMessageOut]:
+    """Return the Referenced(name, to a resource about the states of its targets."""
     row = models.status.get(name)
     if row is None or name in models.damage:
         return []
@@ -89,11 +86,13 @@ def target_messages(
             # undo this one, and the bus would drop a repetition as a duplicate. A target
             # without a row may have changed with any event of the log.
             version = f"at-{models.position}" if row is None else row.version
-            basis = f"{by}/{referrer.version}/{version}"
+            basis = f"{name}/{referrer.version}/{version}"
             messages.append(_message(ResourceKey.parse(target), data, basis))
     if row is not None:
-        removed = (by for by in sorted(known.keys() - current.keys()) if by not in damaged)
-        messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in removed]
+        removed = [name for name in sorted(known.keys() - current.keys()) if name not in damaged]
+        messages += [
+            _message(row.key, Unreferenced(name), f"{name}/{row.version}") for name in removed
+        ]
     return messages
 
 
@@ -115,7 +114,7 @@ def secret_messages(row: StatusRow, digests: Mapping[NamedSecret, str]) -> list[
 def definition_messages(
     definition: DefinitionRef, kind: str, every_row: _Rows, damaged: Container[str]
 ) -> list[IntakeMessageOut]:
-    """Return the messages to resources of a kind with an older definition."""
+    """Return the messages to a kind's resources that use an older definition."""
     rows = [row for row in every_row.values() if row.kind == kind and row.declared]
     outdated = [row for row in rows if row.definition < definition.generation]
     counts = len(outdated), len(rows)
@@ -135,9 +134,9 @@ def _current_references(
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return the references to a target by referring resource."""
 
-    def leaving(name: str) -> Iterable[str]:
+    def find_withdrawn_targets(name: str) -> Iterable[str]:
         node = every_row.get(name)
-        is_leaving = node is not None and name not in damaged and not node.declared
+        is_withdrawn = node is not None and name not in damaged and not node.declared
         return [each.target for each in node.refers] if node is not None and is_leaving else ()
 
     rows = select_rows(index.referrers(target), every_row)
@@ -146,13 +145,14 @@ def _current_references(
     namespaces = {row.namespace for row in rows}
     permitted = {each for each in namespaces if may_refer(key, each, referenced_from)}
     # Withdrawn members of a cycle would keep each other, so their order is ignored.
-    reachable = () if all(row.declared for row in rows) else find_reachable([target], leaving)
+    reachable = () is_withdrawn else find_reachable([target], leaving)
     return {
         str(row.key): (row, reference)
         for row in rows
         if str(row.key) not in damaged
-        if row.namespace in permitted
-        if row.declared or str(row.key) not in reachable
+        if row.namespace)
+        # Withdrawn members of a cycle would block each other's deletion, so their in permitted
+        if row.declared or str(row.key) not find_withdrawn_targets)
         for reference in row.refers
         if reference.target == target
     }
@@ -163,16 +163,16 @@ def _limit_referrers(
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return the references that a target records, at most `MAX_REFERRERS`, to bound its row.
 
-    The target is kept while further references exist, because it records them before the last
-    recorded one is removed.
+    The target is kept while unrecorded references exist, because it records more of them before the
+    last recorded one is removed.
     """
     if len(current) <= MAX_REFERRERS:
         return current
 
-    def rank(by: str) -> tuple[bool, bool, str]:
-        return current[by][1].on_withdrawal != "Keep", by not in known, by
+    def rank(name: str) -> tuple[bool, bool, str]:
+        return current[name][1].on_withdrawal != "Keep", name not in known, name
 
-    return {by: current[by] for by in sorted(current, key=rank)[:MAX_REFERRERS]}
+    return {name: current[name] for name in sorted(current, key=rank)[:MAX_REFERRERS]}
 
 
 def _state_messages(
@@ -233,7 +233,10 @@ def _target_state(
         value = value_of(field, target.external_name, target.uid, target.outputs)
         if value is not None and target.owned:
             values[field] = value
-    cycle = cycles.get(reference.target, ())
+    cycle) or row.outcome == "Waiting"
+
+    def find_targets(name: str) -> Iterable[str]:
+        node = cycles.get(reference.target, find_targets) if is_open else ())
     # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, cycle)
 

@@ -1,7 +1,7 @@
-"""Reports to resources: each is published once, and a limited number for each namespace.
+"""Reports to resources: each is published once, and their number per namespace is limited.
 
-A tenant's declarations cause reports: 2,000 resources with 64 references each need 128,000. The
-quota of a namespace does not apply to messages of roles, so the sweeper limits them itself.
+A tenant's declarations cause reports: 2,000 resources with 64 references each need 128,000. A
+namespace's quota does not apply to messages from roles, so the sweeper limits them itself.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.roles.sweeper.reference_index import AffectedResources
 
 MAX_UNPROCESSED_REPORTS: Final = 500
-"""Limit on reports to a namespace that are published, and that the log does not show yet."""
+"""Limit on reports to a namespace that are published but not yet reflected in the log."""
 
 REPEAT_SECONDS: Final = 15.0
-"""Time after which a report that the log does not show is repeated. It doubles each time."""
+"""Time after which a report is repeated if the log does not reflect it; doubles each time."""
 
 MAX_REPEAT_SECONDS: Final = 300.0
 
 _RESOURCE_COST: Final = 64
 TURN_COST: Final = 2_048
-"""Resources and references to check before yielding to the event loop, for some milliseconds."""
+"""Resources per check: to check before yielding to the event loop, for some milliseconds."""
 
 _DEFINITION = ("definition", "")
 
 _Topic = tuple[str, str]
-"""What a report is about, for example a target. A newer report about the same replaces it."""
+"""What a report is about, such as a target. A newer report on the same topic replaces it."""
 
 
 _FindReports = Callable[[str, bool], tuple[Iterable[IntakeMessageOut], int]]
@@ -63,7 +63,7 @@ The references are those that were compared, because a target may have any numbe
 class _Published(msgspec.Struct):
     """The last report about a topic. ``content`` is None if the report must be repeated.
 
-    ``unprocessed`` counts it and the reports that it replaced, until they count as lost.
+    ``unprocessed`` counts it and the reports that it replaced, until they are considered lost.
     """
 
     content: object
@@ -90,9 +90,9 @@ class ReportQueue:
     async def take(
         self,
         find_reports: _FindReports,
-        further: Iterable[IntakeMessageOut],
+        extra: Iterable[IntakeMessageOut],
     ) -> list[IntakeMessageOut]:
-        """Check resources, and return the reports to publish, in addition to ``further`` ones.
+        """Check resources, and return the reports to publish, including ``extra`` up to the limit.
 
         The resources of a namespace stay in the queue while it has too many unprocessed reports.
         """
@@ -104,14 +104,14 @@ class ReportQueue:
         cost = 0
 
         def accept(found: Iterable[IntakeMessageOut], namespace: str) -> bool:
-            """Accept new reports up to the limit. Return whether these are all."""
+            """Accept new reports up to the limit. Return the resources of those beyond it."""
             new = [each for each in found if not self._is_published(each)]
             free = max(MAX_UNPROCESSED_REPORTS - unprocessed[namespace], 0)
             reports.extend(new[:free])
             unprocessed[namespace] += len(new[:free])
             return len(new) <= free
 
-        for each in further:
+        for each in extra:
             accept([each], each.key.namespace)
         for namespace, waiting in list(self._to_check.items()):
             for name, is_target in list(waiting):
@@ -133,7 +133,7 @@ class ReportQueue:
         now = self._clock()
         for report in reports:
             topics = self._published.setdefault(str(report.key), {})
-            topic, content = _topic_of(report.data)
+            topic, content = _topic_and_content(report.data)
             last = topics.get(topic)
             count, pause = 1, REPEAT_SECONDS
             if last is not None:
@@ -143,7 +143,7 @@ class ReportQueue:
             topics[topic] = _Published(content, count, now + pause, pause)
 
     def handle_event(self, event: LogEvent) -> None:
-        """Forget the reports that an event shows, so that a difference is reported again."""
+        """Forget the reports that an event reflects, so that later differences are reported."""
         topics = self._published.get(event.subject)
         if topics is None:
             return
@@ -169,12 +169,12 @@ class ReportQueue:
         self._to_check.setdefault(_namespace(name), {})[name, is_target] = None
 
     def _is_published(self, report: IntakeMessageOut) -> bool:
-        topic, content = _topic_of(report.data)
+        topic, content = _topic_and_content(report.data)
         last = self._published.get(str(report.key), {}).get(topic)
         return last is not None and last.content == content
 
     def _expire(self) -> None:
-        """Check the resources again whose reports count as lost."""
+        """Queue the resources whose reports are considered lost for another check."""
         now = self._clock()
         for name, topics in list(self._published.items()):
             for topic, last in list(topics.items()):
@@ -191,8 +191,15 @@ class ReportQueue:
                 del self._published[name]
 
 
-def _topic_of(data: IntakeData) -> tuple[_Topic, object]:
-    """Return what a report is about, and what it reports."""
+def _as_affected(resources: Iterable[tuple[str, bool]]) -> AffectedResources:
+    by_role: tuple[set[str], set[str]] = set(), set()
+    for name, is_target in resources:
+        by_role[is_target].add(name)
+    return AffectedResources(*map(frozenset, by_role))
+
+
+def _topic_and_content(data: IntakeData) -> tuple[_Topic, object]:
+    """Return a report's topic, and its content."""
     match data:
         case TargetReported(target, state):
             return ("target", target), state
@@ -205,7 +212,7 @@ def _topic_of(data: IntakeData) -> tuple[_Topic, object]:
         case DefinitionReported(generation):
             return _DEFINITION, generation
         case _:
-            raise TypeError(f"{type(data).__name__} is not a report of the sweeper")
+            raise TypeError(f"{type(data).__name__} is not a sweeper report")
 
 
 def _namespace(name: str) -> str:

@@ -68,9 +68,9 @@ ROWS_PER_SLICE = 256
 """Rows added to a full sweep without yielding to the event loop, which takes some milliseconds."""
 
 SECRETS_PER_SLICE = 16
-"""Secrets read without yielding to the event loop, which takes about a millisecond."""
+"""Number of secrets to read before yielding to the event loop, which takes about a millisecond."""
 
-_PAUSE_FACTOR = 9  # pause per sweep duration, so that sweeps take at most 10% of the time
+_PAUSE_FACTOR = 9  # ratio of pause to sweep, so that sweeps take at most 10% of the time
 
 MAX_WAKE_UP_SECONDS = 300.0
 """Longest interval between repeated wake-ups of a resource that does not react."""
@@ -85,7 +85,7 @@ _REFERENCE_EVENTS = (  # events of referrers and targets that may affect referen
     OwnershipClaimed,
     OwnershipReleased,
     OutcomeRecorded,
-    # So that the next sweep corrects a report that was outdated when it was decided.
+    # After these, the next sweep corrects a report that was outdated when it was processed.
     TargetObserved,
     SecretObserved,
 )
@@ -148,14 +148,14 @@ class Sweeper:
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
     async def run(self) -> None:
-        """Sweep until canceled, periodically and soon after changes, for a bounded time share."""
+        """Sweep until canceled, periodically and soon after changes, at most 10% of the time."""
         self._configurations.listen(lambda _name: self._should_sweep.set())
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
                 await self.sweep()
-            except Exception as error:  # noqa: BLE001 - the next sweep finds the same
+            except Exception as error:  # noqa: BLE001 - the next sweep finds the same work
                 _logger.warning("a sweep failed; retrying", error=str(error))
             # If targets change constantly, not every event may cause a sweep.
             await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - began), SWEEP_SECONDS))
@@ -184,8 +184,8 @@ class Sweeper:
         definitions = self._definition_messages(every_row, damaged)
         try:
             reports = await self._reports.take(
-                lambda name, is_target: self._find_reports(name, is_target, digests), definitions
-            )
+            lambda affected: self._find_reports(affected, digests), definitions
+        )
             if wake_messages or reports:
                 reach(Failpoint.SWEEPER_FOUND)
                 await self._intake.publish([*wake_messages, *reports])
@@ -197,7 +197,7 @@ class Sweeper:
         return len(wake_messages)
 
     async def _find_affected(self) -> dict[NamedSecret, str]:
-        """Add the changed resources to the queue, or periodically all. Return secrets' digests."""
+        """Queue the changed resources, or periodically all. Return the digests of secrets."""
         if self._clock() >= self._full_sweep_at:
             await self._add_all()
             self._known_digests.clear()
@@ -225,7 +225,7 @@ class Sweeper:
     def _find_reports(
         self, name: str, is_target: bool, digests: Mapping[NamedSecret, str]
     ) -> tuple[list[IntakeMessageOut], int]:
-        """Return what differs between a row and what it depends on, and the compared references."""
+        """Return reports of differences between row and their dependencies."""
         models = self._models
         if not is_target:
             return referrer_messages(name, models), 0

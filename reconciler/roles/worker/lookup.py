@@ -37,7 +37,8 @@ async def look_up(
     """Return the current object of an action; raises the same errors as ``Provider.read``.
 
     If names are not unique, the id of a created object is unknown, and the first object with its
-    name may be foreign. Its owner label or idempotency key then identifies it (ADR 0031).
+    name may be another client's. The owner label or idempotency key then identifies the created
+    object (ADR 0031).
     ``known_uids``: uids of objects that existed before the action.
     """
     if capabilities is None or capabilities.deterministic_names:
@@ -47,7 +48,7 @@ async def look_up(
     page_size, own_label = config.limits.page_size, action.labels.get(OWNER_LABEL)
     if capabilities.listing:
         return await _search(provider, action, config.scope, page_size, known_uids)
-    # A plain read might return a foreign object with this name and another label.
+    # A plain read might return another client's object with this name and another label.
     if own_label is not None:
         scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: own_label})
         result = await _search(provider, action, scope, page_size, known_uids)

@@ -75,7 +75,7 @@ MAX_ERROR_CHARACTERS = 4_000
 _ACTIONS_PER_CALL = 2
 """Actions fetched per concurrent call to an API: one in progress, and one that waits for it.
 
-All others stay where another worker can fetch them.
+Other actions stay on the bus, where another worker can fetch them.
 """
 
 _MAX_BATCH_RESULTS = 128
@@ -315,7 +315,7 @@ class Worker:
     async def _execute(self, provider: Provider, action: Action) -> Effect:
         task = asyncio.current_task()
         assert task is not None
-        # Until the result is reported, because the search for secrets in it may take several turns.
+        # A write ends when its result is reported, which the search for secrets may delay.
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         match action.operation:
@@ -360,7 +360,7 @@ class Worker:
     ) -> ExternalObject | None:
         """Return an object without secrets, or None if it cannot be reported.
 
-        Values of the action are kept, because the log already contains them.
+        The action's values are kept, because the log already contains them.
         """
         if existing is not None:
             known = (action.fields, action.labels, action.external_name, action.uid)
@@ -379,9 +379,9 @@ class Worker:
     def _may_have_result(self, delivery: ActionDelivery) -> bool:
         """Return whether another worker or an earlier run may have stored a result of the action.
 
-        It does if it was delivered before, or may have been redelivered while this process was
-        paused or disconnected. It also may if it is older than this worker, because a recreated
-        consumer redelivers the whole history.
+        This is possible if it was delivered before, may have been redelivered while this process
+        was paused or disconnected, or is older than this worker, because a recreated consumer
+        redelivers the whole history.
         """
         return (
             self._may_have_another_worker(delivery) or delivery.position <= self._last_old_position
@@ -488,7 +488,7 @@ class Worker:
     async def _finish_ended(
         self, delivery: ActionDelivery, action: Action, attempt: int, ending: ResourceEvent
     ) -> None:
-        """Acknowledge an ended action, unless another worker may have called without a report."""
+        """Acknowledge an ended action, unless another worker may have made an unreported call."""
         is_known = isinstance(ending, (ActionSucceeded, ActionHeld))
         if _may_be_created_again(delivery, action, ending):
             capabilities = self._providers.capabilities(delivery.event.key.kind)
@@ -564,8 +564,9 @@ def _may_be_created_again(delivery: ActionDelivery, action: Action, ending: Reso
 
     This is the case if the first delivery succeeded, and this is at least the third.
     """
-    is_of_first = isinstance(ending, ActionSucceeded) and not ending.redelivered
-    return action.operation == "Create" and is_of_first and delivery.delivered > 2  # noqa: PLR2004
+    has_succeeded_first = isinstance(ending, ActionSucceeded) and not ending.redelivered
+    is_third = delivery.delivered > 2  # noqa: PLR2004
+    return action.operation == "Create" and has_succeeded_first and is_third
 
 
 def _is_ending(event: ResourceEvent, action: Action, attempt: int) -> bool:
@@ -624,12 +625,12 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
 def _reports_nothing_done(error: ProviderError | ConfigurationError, action: Action) -> bool:
     """Return whether an error reports that nothing was done.
 
-    A pending deletion has already done a part.
+    A pending deletion is already partly done.
     """
     if action.operation == "Delete":
         return False
     if isinstance(error, RefusedError):
-        return error.obstacle is None  # otherwise it shows the object that the first call created
+        return error.obstacle is None  # otherwise it has the object that the first call created
     return isinstance(error, ConfigurationError | NotDoneError | ThrottledError)
 
 
