@@ -140,7 +140,7 @@ class BackupWriter:
 
 @contextmanager
 def new_backup(path: Path) -> Generator[BackupWriter]:
-    """Write a backup, which gets its name only when it is complete and synced.
+    """Yield a writer for a backup, which gets its name only once it is complete and synced.
 
     Raises:
         BackupFileError: the file exists, its directory does not exist, or the disk is full.
@@ -190,14 +190,14 @@ class Backup:
         self.header = self._decode_struct(content, Header)
 
     def declarations(self) -> Generator[Sequence[SavedMessage]]:
-        """Yield the undecided declarations, in blocks; raises ``BackupFileError``."""
-        return self._of_kind(b"D")
+        """Yield the unprocessed declarations, in blocks; raises ``BackupFileError``."""
+        return self._read_kind(b"D")
 
     def events(self) -> Generator[Sequence[SavedMessage]]:
         """Yield every event, in blocks; raises ``BackupFileError``."""
-        return self._of_kind(b"E")
+        return self._read_kind(b"E")
 
-    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[SavedMessage]]:
+    def _read_kind(self, wanted_kind: Kind) -> Generator[Sequence[SavedMessage]]:
         counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         with self.path.open("rb") as file:
             self._check_magic(file)

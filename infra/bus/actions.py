@@ -34,7 +34,7 @@ class JetStreamActionReader:
         self._nc = nc
         self._reader = PullGroup(nc, LOG, [], keep_room=True)
         # By reply subject: actions that this reader must return on close, and actions that still
-        # count against their consumer's room.
+        # occupy their consumer's room.
         self._leased: dict[str, Delivered] = {}
         self._occupying_room: set[str] = set()
         self._connections: int | None = None

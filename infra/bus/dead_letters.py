@@ -152,8 +152,8 @@ async def _filter_unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[
         return list(outgoing)
     letters = await last_for_subjects(nc, DEADLETTERS, list(subjects))
     newest = {
-        _without_size(known.subject): known
-        for known in sorted(letters, key=lambda known: known.seq)
+        _without_size(letter.subject): letter
+        for letter in sorted(letters, key=lambda letter: letter.seq)
     }
     known = {(subject, _identity(each.headers)) for subject, each in newest.items()}
     return [

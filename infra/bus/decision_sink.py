@@ -106,10 +106,10 @@ class JetStreamDecisionSink:
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase messages from the intake that may contain a secret, because it would keep them.
+        """Erase messages that may contain a secret from the intake, which would keep them.
 
         Each erasure takes the server about 20 ms. In `system`, where only operators declare, all
-        are erased. In other namespaces, a flood is left for the intake to be trimmed.
+        are erased. In other namespaces, most messages of a flood stay until the intake is trimmed.
         """
         skipped: Counter[str] = Counter()
         for each in letters:

@@ -167,7 +167,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
-    """Return the id of an event, or "" if it is missing or unreadable (the log reports that)."""
+    """Return the id of an event, or "" if it is missing or unreadable, which readers report."""
     message = await message_from_leader(nc, LOG, position) if position else None
     if message is None:
         return ""

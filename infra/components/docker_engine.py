@@ -78,7 +78,7 @@ class DockerEngine(LocalServer):
         command = [program, *self._options()]
         return [Child(command, self.log, environment={**os.environ, "PATH": path})]
 
-    # --- in a thread
+    # --- called in a thread
 
     def _problem(self) -> str | None:
         return problem()
@@ -154,7 +154,7 @@ class DockerEngine(LocalServer):
         shutil.rmtree(runtime, ignore_errors=True)
 
     def _remove_all(self) -> None:
-        """Remove all remaining state, and the bridge, if any start created it."""
+        """Remove all remaining state, including the bridge, if there is one."""
         self._clean_up()
         _unmount_beneath(self._folder)
         if Path("/sys/class/net", self._bridge).exists():

@@ -74,7 +74,7 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         return numbers[: len(stored_events)]
 
     def entries(self, stored_events: Sequence[StoredEvent], **_: Any) -> list[Entry]:
-        """Return the entries of one insert, the events first. Subclasses may add others."""
+        """Return the entries of one insert, starting with the events. Subclasses may add others."""
         return [self.layout.encode(event) for event in stored_events]
 
     def select_events(

@@ -204,7 +204,7 @@ def _key_file(access: Access) -> KeyFile | None:
 
 
 def _user_of(urls: Sequence[str]) -> str:
-    """Return the first user in the URLs. One without a password is a token, and thus a secret."""
+    """Return the first user in the URLs. A user without a password is a token, thus a secret."""
     for url in urls:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")

@@ -133,7 +133,7 @@ class PullGroup:
         self._wakeup.set()
 
     def free_room(self, delivered: Delivered) -> None:
-        """Free the room that a message took in its consumer's share."""
+        """Free the room that a message occupied at its consumer."""
         self._sources[delivered.consumer].credit += 1
         self._wakeup.set()
 
@@ -145,7 +145,7 @@ class PullGroup:
         """
         pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in deliveries}
         current_pins = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
-        return all(pin in now for (_, pin), now in zip(pins, current_pins, strict=True))
+        return all(pin in current for (_, pin), current in zip(pins, current_pins, strict=True))
 
     async def _pins_of(self, consumer: str) -> list[str | None]:
         info = await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{consumer}", None)
@@ -324,7 +324,7 @@ class PullGroup:
         reply = message.reply
         name, delivered, seq, _, stamp, *_ = split_reply(reply)
         source = self._sources[name]
-        source.delivered()
+        source.count_delivery()
         source.last_message_at = time.monotonic()
         headers = message.headers
         if headers and self._group is not None and _PIN_ID in headers:
@@ -405,7 +405,7 @@ class _Source:
     def __init__(self, index: int, name: str, limit: int) -> None:
         self.index = index
         self.name = name
-        self.credit = limit  # room for messages that were neither received nor requested
+        self.credit = limit  # room for messages that were neither received nor requested yet
         self.pin_id = ""
         self.not_before = 0.0
         self.created = ""
@@ -444,7 +444,7 @@ class _Source:
         self.last_message_at = now
         return self._number, size
 
-    def delivered(self) -> None:
+    def count_delivery(self) -> None:
         """Count a message against the oldest request."""
         for number, remaining in self._open.items():
             if remaining > 1:

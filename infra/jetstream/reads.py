@@ -378,7 +378,7 @@ class _Response:
 
     @property
     def pending(self) -> int:
-        """The number of further messages on the server."""
+        """The number of messages that remain on the server."""
         return int(self._last.get(_PENDING, "0"))
 
 
