@@ -15,7 +15,7 @@ import msgspec
 from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 
 
@@ -29,7 +29,7 @@ async def main(durable: str, limit: int) -> None:
             print(msgspec.json.encode(outcome).decode(), flush=True)
             printed += 1
             if printed == limit:
-                await outcomes.ack()  # only requesting the next outcome acknowledges this one
+                await outcomes.ack()  # otherwise, only requesting the next outcome would
                 break
 
 
