@@ -71,7 +71,7 @@ _FINISHED: Final = ".replaced-"
 
 
 class RestoreRefusedError(ReconcilerError):
-    """A backup must not be restored here. The message contains the reason and the remedy."""
+    """The server's state does not permit the restore. The message contains reason and remedy."""
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -373,7 +373,7 @@ async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
     try:
         await _check_unchanged(nc, plan)
     except RestoreRefusedError:
-        saved_path.unlink()  # none of its content was deleted from the server
+        saved_path.unlink()  # its content is still on the server
         raise
     return floor
 

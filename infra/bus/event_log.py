@@ -197,8 +197,8 @@ class JetStreamLog:
     ) -> Mapping[ResourceKey, LoadedResource]:
         """Load many resources.
 
-        One read loads all short histories. Longer ones need one more read for all cached states,
-        and a few concurrent reads each for the remaining events.
+        One read loads all short histories. Longer histories need one more read for all cached
+        states, and each needs a few concurrent reads for its remaining events.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:

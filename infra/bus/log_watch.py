@@ -126,7 +126,10 @@ class JetStreamLogWatch:
 
     async def _problem(self) -> str:
         """Return how the log differs from the one that this process read, or ""."""
-        position, event_id = self._position, self._event_id  # the process may read more meanwhile
+        position, event_id = (
+            self._position,
+            self._event_id,
+        )  # it may advance during the check
         try:
             state = await stream_state(self._nc, LOG)
         except NotFoundOnBusError:

@@ -140,7 +140,7 @@ class FollowedOutcomes:
         rejected = self._filter(decode_readable(messages, REJECTIONS))
         return [StoredEvent(self._position, event) for _, event in rejected]
 
-    async def done(self, outcome: StoredEvent) -> None:
+    async def acknowledge(self, outcome: StoredEvent) -> None:
         """Do nothing, because the follower has the position."""
 
     async def close(self) -> None:
@@ -162,7 +162,7 @@ class DurableOutcomes:
         self._unacknowledged: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
-        """Wait for outcomes. Each is delivered again until `done` is called."""
+        """Wait for outcomes. Each is delivered again until `acknowledge` is called."""
         stream, batch = await self._merged.next()
         outcomes: list[StoredEvent] = []
         for delivered in batch:
@@ -181,7 +181,7 @@ class DurableOutcomes:
             self._unacknowledged[event.id] = delivered
         return outcomes
 
-    async def done(self, outcome: StoredEvent) -> None:
+    async def acknowledge(self, outcome: StoredEvent) -> None:
         """Acknowledge an outcome."""
         delivered = self._unacknowledged.pop(outcome.event.id, None)
         if delivered is not None:

@@ -82,7 +82,7 @@ class JetStreamRows:
         """Write changed rows and the checkpoint if the revision still matches. Return the new one.
 
         A row that exceeds the message size keeps its old content, because one tenant's resource
-        must not block the rows of all others.
+        must not block the rows of all other tenants.
         """
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None

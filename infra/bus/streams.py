@@ -5,7 +5,7 @@ stream          subjects                            content
 ==============  ==================================  ===========================================
 INTAKE          ``rec.>``, stored as ``in.<p>.>``   unprocessed messages (trimmed afterwards)
 TIMERS          ``sched.>``, ``fired.>``            message schedules; fired timers go to INTAKE
-LOG_1           ``log.>``                           the event log, permanently; includes outcomes
+LOG_1           ``log.>``                           the permanent event log, including outcomes
 REJECTIONS      ``rejection.>``                     rejected declarations
 STATES          ``state.>``                         the newest state of each resource (a cache)
 LISTINGS        ``listing.>``                       listings from other observers, for one hour
@@ -461,7 +461,7 @@ async def begin_restoration(
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
         existing = await _existing_config(nc, f"STREAM.INFO.{stream}")
-        if existing and not _is_foreign(stream, existing):
+        if existing and not _has_other_owner(stream, existing):
             await delete_stream(nc, stream)
             reach(Failpoint.RESTORE_STEP)
     intake = await _intake(nc, first_position)
@@ -670,7 +670,7 @@ async def _states_after_log(nc: Client) -> list[StreamState]:
     for stream in (ROWS, INTAKE):
         with suppress(NotFoundOnBusError, BusDeniedError):
             state = await stream_state(nc, stream)
-            if state.last_seq and not _is_foreign(stream, state.config):
+            if state.last_seq and not _has_other_owner(stream, state.config):
                 states.append(state)
     return states
 
@@ -682,14 +682,14 @@ async def check_stream_owners(nc: Client) -> None:
     the stream.
     """
     for name in SUBJECTS:
-        if _is_foreign(name, await _existing_config(nc, f"STREAM.INFO.{name}")):
+        if _has_other_owner(name, await _existing_config(nc, f"STREAM.INFO.{name}")):
             raise IncompatibleStreamError(
                 f"stream {name} belongs to another client, but Reconciler requires a stream with "
                 "this name; use another NATS account. Nothing was changed"
             )
 
 
-def _is_foreign(name: str, config: Config) -> bool:
+def _has_other_owner(name: str, config: Config) -> bool:
     """Return whether an existing stream has neither Reconciler's mark nor any of its subjects.
 
     A library that declares a stream again removes the mark, but keeps the subjects.

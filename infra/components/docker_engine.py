@@ -99,7 +99,7 @@ class DockerEngine(LocalServer):
         return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
-        """Kill a containerd whose dockerd ended: the next dockerd would wait for it in vain."""
+        """Kill a containerd that outlived its dockerd, because the next dockerd would hang."""
         root = self._folder / "exec" / "containerd"
         while (pid := _process_of(root / "containerd.pid", root)) is not None:
             with contextlib.suppress(ProcessLookupError):

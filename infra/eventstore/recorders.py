@@ -24,7 +24,7 @@ from infra.jetstream.reads import StoredMessage, last_from_leader, read_subject
 from infra.jetstream.sequences import EMPTY, Entry
 from infra.jetstream.topology import ensure_stream
 
-# With topics, most events on a page may be dropped, so a larger page saves round trips.
+# A filter on topics may drop most events on a page, so a larger page saves round trips.
 _MIN_PAGE: Final = 500
 
 

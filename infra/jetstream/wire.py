@@ -529,7 +529,7 @@ class FastClient(Client):
                 "the server does not offer the required TLS; nothing was sent to it"
             )
 
-    # nats-py closes the client permanently on these errors. End only the connection.
+    # On these errors, nats-py closes the client permanently, but this ends only the connection.
     async def _process_err(self, err_msg: str) -> None:
         denial = parse_denial(self._original_text(err_msg))
         if denial is not None and self.denials.notify(denial):

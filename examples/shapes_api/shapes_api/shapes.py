@@ -36,7 +36,7 @@ BeforeRequest = Callable[[Request, str | None], Awaitable[None]]
 
 Name = Annotated[
     str,
-    # `$` would let a newline pass.
+    # `$` would accept a trailing newline.
     msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z"),
 ]
 ShapeType = Literal["Square", "Circle", "Triangle", "Hexagon"]
@@ -316,7 +316,7 @@ def _shape_response(status: int, shape: Shape, **headers: str) -> _StoredRespons
 
 
 def _require_match(request: Request, shape: Shape) -> None:
-    """Refuse a change whose `If-Match` does not hold (RFC 9110, 13.1.1)."""
+    """Refuse a change if its `If-Match` does not match (RFC 9110, 13.1.1)."""
     if_match, tag = request.headers.get("if-match"), f'"{shape.version}"'
     if if_match is None:
         return
