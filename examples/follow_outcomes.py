@@ -2,8 +2,8 @@
 
     python examples/follow_outcomes.py <durable name> [limit]
 
-The server stores under the durable name which outcomes were processed. After a crash between
-printing and the next iteration, an outcome is printed twice, but none is lost.
+The server stores the position of the processed outcomes under the durable name. After a crash
+between printing and the next iteration, an outcome is printed twice, but none is lost.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def main(durable: str, limit: int) -> None:
             print(msgspec.json.encode(outcome).decode(), flush=True)
             printed += 1
             if printed == limit:
-                await outcomes.ack()  # otherwise, only requesting the next outcome would
+                await outcomes.ack()  # otherwise, the request for the next one would
                 break
 
 

@@ -34,7 +34,7 @@ from tests.postgres import Superuser
 RARE_RESYNC_SECONDS = 3_600.0
 TIMEOUT_SECONDS = 300.0
 MIN_RESYNC_SECONDS = 0.5
-"""As in `up --with docker`: minimum time between a listing and the next one after an event."""
+"""Minimum time between a listing and one that an event triggers, as in `up --with docker`."""
 
 CONCURRENCY = Limits().concurrency
 REST_SECONDS = 1.5

@@ -121,9 +121,9 @@ class JetStreamActionReader:
         await nak(self._nc, unreadable, _REDELIVERY_SECONDS)
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        """Free the room of an action, so that the server delivers another one."""
+        """Free an action's slot, so that the server delivers another one."""
         receipt = cast("Delivered", delivery.receipt)
-        if receipt.reply in self._occupying_room:  # otherwise the room is already free
+        if receipt.reply in self._occupying_room:  # otherwise the slot is already free
             self._occupying_room.discard(receipt.reply)
             self._reader.free_room(receipt)
 

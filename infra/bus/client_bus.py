@@ -316,7 +316,7 @@ class JetStreamClientBus:
 
 
 def _build_refusal(message: IntakeMessageOut, error: Exception) -> Reply:
-    """Return the refusal of a message that the server did not store."""
+    """Return a refusal for a message that the server did not store."""
     reason = "Denied" if isinstance(error, BusDeniedError) else "NotStored"
     return Reply(False, reason, 0, 0, str(error), str(message.key), message.message_id)
 

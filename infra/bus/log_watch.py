@@ -44,7 +44,7 @@ class JetStreamLogWatch:
 
     A server may restart with other data: an older copy, an empty directory, or another log. In that
     case, the log has a different creation time, is shorter, or has a different event at the last
-    position read. From the loss of a connection until this check succeeds, nothing is certain.
+    position read. From the loss of a connection until a check succeeds, the log is uncertain.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
-    """Return the id of an event, or "" if it is missing or unreadable, which readers report."""
+    """Return an event's id, or "" if it is missing or unreadable (log readers report that)."""
     message = await message_from_leader(nc, LOG, position) if position else None
     if message is None:
         return ""

@@ -141,7 +141,7 @@ class FollowedOutcomes:
         return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def acknowledge(self, outcome: StoredEvent) -> None:
-        """Do nothing, because the follower has the position."""
+        """Do nothing, because no position is stored."""
 
     async def close(self) -> None:
         """Stop following."""

@@ -125,7 +125,7 @@ UNKNOWN_LOG_ID: Final = "unknown"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
-"""The log's last position at the end of its last restore. Up to it, bus timestamps are those of the
+"""The log's last position at the end of its last restore. Bus timestamps up to it are those of the
 restore."""
 
 RESTORING_METADATA: Final = "reconciler-log-restoring"
@@ -151,10 +151,10 @@ _REVISIONS: Final[Mapping[int, str]] = {
     5: "f3cace6f to 451d2563",
     6: "a08e3a34 to ea7ec89b",
 }
-"""The revisions of this project that wrote each older format. None of them were released."""
+"""The revisions of this project that wrote each older format. None of them was released."""
 
 _FIRST_LOG: Final = "SHAPES"
-"""Stream of the log in format 0, which does not store its number in metadata."""
+"""Stream of the log in format 0, which does not store the format in metadata."""
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND

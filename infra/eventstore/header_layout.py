@@ -54,7 +54,7 @@ class HeaderLayout:
 
     @property
     def gapless(self) -> bool:
-        """Whether versions must be 1, 2, 3, …, which the library does not require."""
+        """Whether versions must be 1, 2, 3, …; always false, because the library allows gaps."""
         return False
 
     def stream_config(self, replicas: int) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
 
         Raises:
             OperationalError: no response.
-            InternalError: the log is damaged, if the layout can detect it.
+            InternalError: the layout detected damage to the log.
         """
         return self.bus.call(self._select(originator_id, gt, lte, desc, limit))
 

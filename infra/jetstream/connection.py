@@ -612,7 +612,7 @@ async def api_request(
     """Send a request to `$JS.API.<subject_suffix>`, and return the response's JSON object.
 
     Raises:
-        BusError: the server returned an error, which determines the type.
+        BusError: the server returned an error. Its code determines the class.
         BusUnavailableError: no response within `timeout` seconds.
     """
     payload = msgspec.json.encode(body) if body is not None else b""

@@ -242,7 +242,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """A read of a subject's first messages: at most `limit`, and at most one response's worth."""
+    """A request for a subject's first messages, at most `limit` and at most one response."""
 
     subject: str
     limit: int

@@ -1,6 +1,6 @@
-"""Send requests and messages on a connection, and convert server errors to those of `errors`.
+"""Send requests and messages on a connection, and convert server errors to those in `errors`.
 
-This is the only module that handles nats-py's exceptions. All others use `BusError`.
+This is the only module that handles nats-py's exceptions. All other modules use `BusError`.
 """
 
 import asyncio
@@ -141,8 +141,8 @@ def bus_errors(what: str) -> Generator[None]:
 def _keep_cancellation() -> Generator[None]:
     """Raise a cancellation that nats-py has swallowed.
 
-    It uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a cancellation
-    that arrives at the same time, so the service would never stop.
+    nats-py uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a
+    cancellation that arrives at the same time, so the service would never stop.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
