@@ -83,10 +83,10 @@ def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Cons
         )
         for heading in ("recorded", "now", "ratio", ""):
             table.add_column(heading, justify="right")
-        for each in changes:
-            verdict = "[red]worse[/]" if each.is_worse else ""
-            numbers = (f"{each.recorded:.2f}", f"{each.now:.2f}", f"{each.ratio:.0%}")
-            table.add_row(each.name, *numbers, verdict)
+        for change in changes:
+            verdict = "[red]worse[/]" if change.is_worse else ""
+            numbers = (f"{change.recorded:.2f}", f"{change.now:.2f}", f"{change.ratio:.0%}")
+            table.add_row(change.name, *numbers, verdict)
         console.print(table)
 
 

@@ -134,13 +134,13 @@ def _show(report: Report, console: Console) -> None:
     console.print(table)
 
     table = _table("out-of-band changes", "", "repaired, s", "by Docker, s", "added, s", "")
-    for each in report.repairs:
-        added_seconds = each.repaired_seconds - each.docker_seconds
+    for repair in report.repairs:
+        added_seconds = repair.repaired_seconds - repair.docker_seconds
         verdict = (
             f"{'under' if added_seconds < MAX_ADDED_SECONDS else 'over'} {MAX_ADDED_SECONDS:g} s"
         )
-        times = (each.repaired_seconds, each.docker_seconds, added_seconds)
-        table.add_row(each.disruption, *(f"{seconds:.2f}" for seconds in times), verdict)
+        times = (repair.repaired_seconds, repair.docker_seconds, added_seconds)
+        table.add_row(repair.disruption, *(f"{seconds:.2f}" for seconds in times), verdict)
     table.add_row("REVOKE, listings 1 s apart", f"{report.grant_repaired_seconds:.2f}", "", "", "")
     console.print(table)
 

@@ -108,12 +108,14 @@ class BackupWriter:
         if kind != self._kind:
             self._flush()
             self._kind = kind
-        for one in messages:
-            headers = dict(one.headers) if one.headers else None
+        for message in messages:
+            headers = dict(message.headers) if message.headers else None
             self._pending.append(
-                SavedMessage(one.seq, one.subject, one.time_ns, headers, one.payload)
+                SavedMessage(
+                    message.seq, message.subject, message.time_ns, headers, message.payload
+                )
             )
-            self._pending_bytes += len(one.payload)
+            self._pending_bytes += len(message.payload)
             is_full = len(self._pending) >= MAX_BLOCK_MESSAGES
             if is_full or self._pending_bytes >= MAX_BLOCK_BYTES:
                 self._flush()

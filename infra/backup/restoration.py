@@ -337,9 +337,9 @@ async def _check_no_clients(nc: Client) -> None:
     for name in decider_consumers():
         with contextlib.suppress(NotFoundOnBusError):
             consumers.append(await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None))
-    for each in consumers:
-        if each.get("num_waiting"):
-            name, stream = each["name"], each["stream_name"]
+    for consumer in consumers:
+        if consumer.get("num_waiting"):
+            name, stream = consumer["name"], consumer["stream_name"]
             raise RestoreRefusedError(
                 f"the log is in use (a client reads consumer {name} of {stream}); stop all "
                 "deciders, workers, observers and projectors, then retry"

@@ -62,17 +62,19 @@ class JetStreamActionReader:
             with with_remedy():
                 delivered = await self._reader.next_batch()
             await self._track_connection()
-            for each in delivered:
+            for delivery in delivered:
                 try:
-                    event = _action(each)
+                    event = _action(delivery)
                 except ValueError as error:
-                    await self._return_unreadable(each, str(error))
+                    await self._return_unreadable(delivery, str(error))
                     continue
-                self._leased[each.reply] = each
-                self._occupying_room.add(each.reply)
+                self._leased[delivery.reply] = delivery
+                self._occupying_room.add(delivery.reply)
                 # The delivery count is reliable only for actions decided during this connection.
-                is_certain = each.seq > self._decided_before
-                actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
+                is_certain = delivery.seq > self._decided_before
+                actions.append(
+                    ActionDelivery(delivery.seq, event, delivery.delivered, delivery, is_certain)
+                )
             if actions:
                 return actions
 

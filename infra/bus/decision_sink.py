@@ -86,10 +86,10 @@ class JetStreamDecisionSink:
         """
         outgoing = [_rejected_outcome(each) for each in rejections]
         results = await store_all(self._nc, outgoing)
-        for each, result in zip(outgoing, results, strict=True):
+        for message, result in zip(outgoing, results, strict=True):
             if isinstance(result, MessageTooLargeError):
                 _logger.warning(
-                    "a rejection was not stored", subject=each.subject, reason=str(result)
+                    "a rejection was not stored", subject=message.subject, reason=str(result)
                 )
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
@@ -112,9 +112,9 @@ class JetStreamDecisionSink:
         are erased. In other namespaces, most messages of a flood stay until the intake is trimmed.
         """
         skipped: Counter[str] = Counter()
-        for each in letters:
-            position, namespace = each.delivery.position, namespace_of(each.delivery.subject)
-            if not may_contain_secret(each.delivery.subject):
+        for letter in letters:
+            position, namespace = letter.delivery.position, namespace_of(letter.delivery.subject)
+            if not may_contain_secret(letter.delivery.subject):
                 continue
             if namespace != SYSTEM_NAMESPACE and not self._may_erase(namespace):
                 skipped[namespace] += 1

@@ -219,8 +219,8 @@ def _account() -> tuple[int, int]:
 
 
 def _check_reachable(folder: Path, user: int, group: int) -> None:
-    for each in (folder, *folder.parents):
-        status = each.stat()
+    for directory in (folder, *folder.parents):
+        status = directory.stat()
         required_bit = stat.S_IXOTH
         if status.st_uid == user:
             required_bit = stat.S_IXUSR
@@ -228,8 +228,8 @@ def _check_reachable(folder: Path, user: int, group: int) -> None:
             required_bit = stat.S_IXGRP
         if not status.st_mode & required_bit:
             raise ComponentError(
-                f"user {ACCOUNT}, which runs the server, cannot enter {each}; use another "
-                f"directory, or run chmod o+x {each}"
+                f"user {ACCOUNT}, which runs the server, cannot enter {directory}; use another "
+                f"directory, or run chmod o+x {directory}"
             )
 
 

@@ -441,10 +441,10 @@ def server_urls(url: str) -> list[str]:
     if not urls:
         raise BusUnavailableError(f"{url!r} names no server; use a URL such as nats://host:4222")
     urls = [each if "://" in each else f"nats://{each}" for each in urls]
-    for each in urls:
-        if each.partition("://")[0].lower() not in _SCHEMES:
+    for server_url in urls:
+        if server_url.partition("://")[0].lower() not in _SCHEMES:
             raise BusUnavailableError(
-                f"{redact_url(each)} is not a NATS server URL; use "
+                f"{redact_url(server_url)} is not a NATS server URL; use "
                 "nats://host:4222 or tls://host:4222"
             )
     return urls
