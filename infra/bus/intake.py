@@ -53,8 +53,8 @@ _REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
 _MAX_REPLY_BYTES: Final = 1_000
 _MAX_NEWER_DECLARATIONS: Final = 100
 _CONCURRENT_READS: Final = 64
-_ROOM_MESSAGES: Final = 4_000
-_ROOM_BYTES: Final = 8 * 1024 * 1024
+_PREFETCH_MESSAGES: Final = 4_000
+_PREFETCH_BYTES: Final = 8 * 1024 * 1024
 """Bytes to prefetch from a partition while a batch is processed.
 
 This is enough to reach the messages of other namespaces behind a flood (ADR 0062).
@@ -132,8 +132,8 @@ class JetStreamIntakeReader:
             INTAKE,
             decider_consumers(),
             group=DECIDER_GROUP,
-            room=_ROOM_MESSAGES,
-            max_bytes=_ROOM_BYTES,
+            slots=_PREFETCH_MESSAGES,
+            max_bytes=_PREFETCH_BYTES,
         )
         self._flood_counts: _DeclarationCounts | None = None
         # Without authentication, a server accepts any user name in a subject.
