@@ -42,7 +42,7 @@ class Phase(NamedTuple):
     name: str
     milliseconds: Sequence[float]
     waiting: int = 0
-    handed_out: int = 0
+    delivered: int = 0
 
 
 @app.default
@@ -62,7 +62,7 @@ def fairness(*, slow: int = 6_000, call_seconds: float = 2.0, samples: int = 300
     """
     load = os.getloadavg()[0]
     phases = uvloop.run(_run(slow, call_seconds, samples))
-    _show(phases, load, f"{slow:,} actions at {call_seconds:g} s a call")
+    _show(phases, load, f"{slow:,} actions at {call_seconds:g} s per call")
     return 0
 
 
@@ -87,7 +87,7 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
                 queue = await _read_queue(bus)
                 leased = int(queue["num_ack_pending"])
                 waiting = int(queue["num_pending"]) + leased
-                return [alone, Phase("beside", beside, waiting, leased)]
+                return [alone, Phase("with the slow API", beside, waiting, leased)]
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
 
 
 async def _wait_until_queue_is_long(bus: Bus, slow: int) -> None:
-    """Wait until nearly as many actions wait for the slow API as the decider starts at most."""
+    """Wait until the slow API's queue has nearly the maximum number of actions."""
     expected = 0.9 * min(slow, MAX_ACTIONS)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
@@ -117,18 +117,18 @@ async def _read_queue(bus: Bus) -> dict[str, Any]:
 
 def _show(phases: Sequence[Phase], load: float, title: str) -> None:
     table = Table("the fast API", title=title)
-    for heading in ("p50, ms", "p99, ms", "max, ms", "slow ones left", "of them handed out"):
+    for heading in ("p50, ms", "p99, ms", "max, ms", "slow actions left", "of which delivered"):
         table.add_column(heading, justify="right")
     for phase in phases:
         times = [f"{percentile(phase.milliseconds, each):.1f}" for each in (0.50, 0.99, 1.0)]
-        table.add_row(phase.name, *times, f"{phase.waiting:,}", f"{phase.handed_out:,}")
+        table.add_row(phase.name, *times, f"{phase.waiting:,}", f"{phase.delivered:,}")
     alone, beside = phases
     p99 = [percentile(phase.milliseconds, 0.99) for phase in (beside, alone)]
     ratio = p99[0] / p99[1]
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     met = "met" if ratio <= TARGET else "missed"
-    console.print(f"p99 beside / alone: {ratio:.2f}; target at most {TARGET:g}: {met}")
+    console.print(f"p99 with / alone: {ratio:.2f}; target at most {TARGET:g}: {met}")
     console.print(f"load average {load:.2f} before, {os.getloadavg()[0]:.2f} after")
 
 

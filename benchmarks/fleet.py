@@ -53,7 +53,7 @@ app = App(name="benchmarks.fleet", help_format="plaintext", result_action="retur
 
 
 class Costs(NamedTuple):
-    """Measurements for one fleet size; times are CPU milliseconds, as other processes may run."""
+    """Measurements for one fleet size; CPU milliseconds, because other processes may run."""
 
     shapes: int
     event: float
@@ -159,7 +159,7 @@ class _Intake:
 
 
 async def _event_costs(models: ReadModels, position: int) -> float:
-    """Fold and write single events; return the 99th percentile of the milliseconds."""
+    """Fold and write single events; return the 99th percentile, in milliseconds."""
     projector, durations = Projector(models, _Store()), list[float]()
     for number in range(1, _SAMPLES + 1):
         event = _event("resource-0", 4 + number, OutcomeRecorded("Converged", 1, "", str(number)))

@@ -1,4 +1,4 @@
-"""The command: `./run python -m benchmarks.git`: a large commit, and the same applied."""
+"""The command: `./run python -m benchmarks.git`: a large commit, and direct declarations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Pusher:
 
 @app.default
 def git(*, manifests: int = 1_000) -> int:
-    """Measure a commit from the push until all has converged, and the same declared directly.
+    """Measure a commit from the push until all resources converge, and direct declarations.
 
     The exit status is 0 unless an error occurs; times do not affect it.
 
@@ -107,7 +107,7 @@ async def _run(manifests: int) -> list[Phase]:
 async def _phases(
     bus: Bus, client: Client, stack: Stack, pusher: Pusher, manifests: int
 ) -> list[Phase]:
-    async def measured(
+    async def measure(
         name: str, names: Sequence[str], step: Callable[[], Awaitable[None]]
     ) -> Phase:
         await bus.wait_until_idle()
@@ -123,21 +123,21 @@ async def _phases(
     direct = [f"direct-{number}" for number in range(manifests)]
     pushed = [f"pushed-{number}" for number in range(manifests)]
 
-    async def first() -> None:
+    async def push_all() -> None:
         pusher.push(pushed, "Red")
         await client.declare(_source(pusher.url))
 
-    async def second() -> None:
+    async def push_changes() -> None:
         pusher.push(pushed[:CHANGED], "Blue")
         await client.reconcile_many([_SOURCE], reason="pushed")
 
     return [
-        await measured("declared directly", direct, lambda: _declare(client, direct, "Red")),
-        await measured("pushed, and declared from Git", pushed, first),
-        await measured(
+        await measure("declared directly", direct, lambda: _declare(client, direct, "Red")),
+        await measure("pushed, and declared from Git", pushed, push_all),
+        await measure(
             "changed directly", direct[:CHANGED], lambda: _declare(client, direct[:CHANGED], "Blue")
         ),
-        await measured("changed by a commit", pushed[:CHANGED], second),
+        await measure("changed by a commit", pushed[:CHANGED], push_changes),
     ]
 
 
@@ -158,7 +158,7 @@ def _source(url: str) -> Manifest:
 
 def _show(phases: Sequence[Phase], load: float) -> None:
     table = Table("", title="from the push, or the declaration, until the last is Converged")
-    for heading in ("resources", "s", "CPU s", "events", "times the direct way"):
+    for heading in ("resources", "s", "CPU s", "events", "ratio to direct"):
         table.add_column(heading, justify="right")
     for number, phase in enumerate(phases):
         baseline = phases[number - number % 2]

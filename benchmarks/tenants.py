@@ -68,7 +68,7 @@ class Phase(NamedTuple):
 
 @app.default
 def tenants(*, samples: int = 100, a_second: int = 10_000, manifest_bytes: int = 0) -> int:
-    """Measure the time to Converged of one tenant, alone and with the load of other tenants.
+    """Measure one tenant's time to Converged, alone and during the load of other tenants.
 
     A separate process publishes declarations, first in the namespaces of 100 tenants in turn, then
     all in one namespace, until the phase has all samples. The exit status is always 0.
@@ -104,12 +104,12 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
                 for name, namespaces in (("100 namespaces", 100), ("1 namespace", 1)):
                     load = Load(namespaces, a_second, manifest_bytes)
                     phases.append(
-                        await _measure_beside(bus, nc, stack.server.url, name, load, samples)
+                        await _measure_with_load(bus, nc, stack.server.url, name, load, samples)
                     )
                 return phases
 
 
-async def _measure_beside(
+async def _measure_with_load(
     bus: Bus, nc: Connection, url: str, name: str, load: Load, samples: int
 ) -> Phase:
     sequence_before, refused_before = (
@@ -127,12 +127,12 @@ async def _measure_beside(
         stopped.set()
         await asyncio.to_thread(process.join)
     published = (await stream_state(nc, INTAKE)).last_seq - sequence_before
-    await _wait_until_decided(bus)
+    await _wait_until_processed(bus)
     return Phase(name, milliseconds, published, await _count_refused(nc) - refused_before)
 
 
-async def _wait_until_decided(bus: Bus) -> None:
-    """Wait until the load is decided, which may take longer than one timeout."""
+async def _wait_until_processed(bus: Bus) -> None:
+    """Wait until the load is processed, which may take longer than one timeout."""
     while True:
         with suppress(TimeoutError):
             await bus.wait_until_idle()
@@ -144,7 +144,7 @@ def _run_flood(url: str, load: Load, stopped: Event) -> None:
 
 
 async def _publish_until(url: str, load: Load, stopped: Event) -> None:
-    """Publish declarations of resources, each with a different content than before."""
+    """Publish declarations, each of which changes its resource."""
     number, began = 0, time.monotonic()
     async with open_connection(url) as nc:
         while not stopped.is_set():
@@ -170,7 +170,7 @@ async def _count_refused(nc: Connection) -> int:
 
 
 def _show(phases: Sequence[Phase], load: float) -> None:
-    table = Table("the load is of", title="one tenant beside others")
+    table = Table("load from", title="one tenant during the load of others")
     for heading in ("p50, ms", "p99, ms", "max, ms", "published", "refused"):
         table.add_column(heading, justify="right")
     for phase in phases:
@@ -182,7 +182,9 @@ def _show(phases: Sequence[Phase], load: float) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     met = "met" if ratio <= TARGET else "missed"
-    console.print(f"p99 beside one namespace / beside many: {ratio:.2f}; target {TARGET:g}: {met}")
+    console.print(
+        f"p99 with load from one namespace / from many: {ratio:.2f}; target {TARGET:g}: {met}"
+    )
     console.print(f"load average {load:.2f} before, {os.getloadavg()[0]:.2f} after")
 
 

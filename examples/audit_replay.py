@@ -12,24 +12,24 @@ from projections.read_models import ReadModels
 from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 
 
-async def owned_at(moment: datetime) -> ReadModels:
-    """Return the read models as of a moment, by folding the log up to it."""
+async def owned_at(time: datetime) -> ReadModels:
+    """Return the read models as of a time, by folding the log up to it."""
     models = ReadModels()
     async with connect(NATS_URL, source="examples/audit_replay", timeout_seconds=5) as client:
         async for batch in client.replay():
             for position, event in batch:
-                if event.time <= moment:
+                if event.time <= time:
                     models.apply(position, event)
     return models
 
 
-async def main(moment: datetime) -> None:
-    models = await owned_at(moment)
-    print(f"at {moment.isoformat()}, after position {models.position} of the log:")
+async def main(time: datetime) -> None:
+    models = await owned_at(time)
+    print(f"at {time.isoformat()}, after position {models.position} of the log:")
     for name, row in sorted(models.ownership.items()):
         if row.owned:
             print(f"{name} owned {row.external_name} (uid {row.uid}): {row.reason} by {row.since}")
@@ -37,14 +37,14 @@ async def main(moment: datetime) -> None:
 
 if __name__ == "__main__":
     try:
-        moment_argument = (
+        time_argument = (
             datetime.fromisoformat(sys.argv[1]) if len(sys.argv) > 1 else datetime.now(UTC)
         )
     except ValueError as error:
         sys.exit(f"{error}\nusage: python examples/audit_replay.py [2026-11-21T12:00:00Z]")
     try:
         asyncio.run(
-            main(moment_argument if moment_argument.tzinfo else moment_argument.replace(tzinfo=UTC))
+            main(time_argument if time_argument.tzinfo else time_argument.replace(tzinfo=UTC))
         )
     except BusError as error:
         sys.exit(

@@ -12,7 +12,7 @@ import sys
 from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 
 
@@ -29,11 +29,11 @@ async def main(name: str) -> None:
     key = f"default/Shape/{name}"
     async with connect(NATS_URL, source="examples/declare_and_wait", timeout_seconds=5) as client:
         for color in ("Red", "Purple"):
-            answer = await client.declare(manifest(name, color))
-            outcome = await client.wait_for(key, generation=answer.generation)
+            reply = await client.declare(manifest(name, color))
+            outcome = await client.wait_for(key, generation=reply.generation)
             print(f"{key} {color}: {outcome.outcome}, generation {outcome.generation}")
-        answer = await client.withdraw(key)
-        outcome = await client.wait_for(key, generation=answer.generation)
+        reply = await client.withdraw(key)
+        outcome = await client.wait_for(key, generation=reply.generation)
         print(f"{key} withdrawn: {outcome.outcome}, generation {outcome.generation}")
 
 

@@ -19,7 +19,7 @@ from eventsourcing.sqlite import SQLiteTrackingRecorder
 from reconciler.sdk.history import ResourceLog
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 TIMEOUT_SECONDS = 600
 

@@ -2,8 +2,8 @@
 
     python examples/follow_outcomes.py <durable name> [limit]
 
-The server stores under the durable name which outcomes were processed. After a crash between
-printing and the next iteration, an outcome is printed twice, but none is lost.
+The server stores the position of the processed outcomes under the durable name. After a crash
+between printing and the next iteration, an outcome is printed twice, but none is lost.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 
 
@@ -29,7 +29,7 @@ async def main(durable: str, limit: int) -> None:
             print(msgspec.json.encode(outcome).decode(), flush=True)
             printed += 1
             if printed == limit:
-                await outcomes.ack()  # only requesting the next outcome acknowledges this one
+                await outcomes.ack()  # otherwise, the request for the next one would
                 break
 
 

@@ -16,7 +16,7 @@ import nats.errors
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 
 
@@ -35,7 +35,7 @@ async def main(name: str) -> None:
         config=ConsumerConfig(deliver_policy=DeliverPolicy.NEW),
     )
     inbox = nc.new_inbox()
-    answers = await nc.subscribe(inbox)
+    replies = await nc.subscribe(inbox)
 
     manifest = {
         "apiVersion": "shapes/v1",
@@ -50,13 +50,13 @@ async def main(name: str) -> None:
     )
     print(f"stored in {stored.stream} at {stored.seq}")
 
-    answer = json.loads((await answers.next_msg(timeout=10)).data)
-    print(f"answer: {answer['reason']}, generation {answer['generation']}")
-    while answer["reason"] == "Accepted":
+    reply = json.loads((await replies.next_msg(timeout=10)).data)
+    print(f"reply: {reply['reason']}, generation {reply['generation']}")
+    while reply["reason"] == "Accepted":
         event = json.loads((await outcomes.next_msg(timeout=30)).data)
         outcome = event["data"]
         print(f"outcome: {outcome['outcome']}, generation {outcome['generation']}")
-        if outcome["outcome"] == "Converged" and outcome["generation"] == answer["generation"]:
+        if outcome["outcome"] == "Converged" and outcome["generation"] == reply["generation"]:
             break
     await nc.close()
 

@@ -19,7 +19,7 @@ import nats
 import nats.errors
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 NAMESPACE = os.environ.get("NAMESPACE", "default")
 OUTCOMES = f"log.{NAMESPACE}.*.*.outcome.*"
@@ -54,16 +54,16 @@ async def main(name: str) -> None:
         "spec": {"type": "Circle", "color": "Blue"},
     }
     inbox = nc.new_inbox()
-    answers = await nc.subscribe(inbox)
+    replies = await nc.subscribe(inbox)
     await nc.request(
         f"rec.desired={NAMESPACE}.{NAMESPACE}.Shape.{name}",  # USER.NAMESPACE.KIND.NAME
         json.dumps(manifest).encode(),
         headers={"Nats-Msg-Id": uuid.uuid4().hex, "Reconciler-Reply-To": inbox},
     )
-    answer = json.loads((await answers.next_msg(timeout=10)).data)
-    print(f"answer: {answer['reason']}, generation {answer['generation']}")
+    reply = json.loads((await replies.next_msg(timeout=10)).data)
+    print(f"reply: {reply['reason']}, generation {reply['generation']}")
 
-    outcome: dict[str, object] = {"outcome": answer["reason"]}
+    outcome: dict[str, object] = {"outcome": reply["reason"]}
     delivery = nc.new_inbox()  # messages arrive here with the subject of the outcome
     outcomes = await nc.subscribe(delivery)
     while outcome["outcome"] not in ("Converged", "Unchanged", "Invalid"):

@@ -15,7 +15,7 @@ import msgspec
 from reconciler.sdk import BusError, ExternalObject, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
-    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+    "RECONCILER_NATS_URL is not set; `./run reconciler config view` shows the URL of `./run up`"
 )
 
 

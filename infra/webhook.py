@@ -146,7 +146,7 @@ class BoundedProtocol(H11Protocol):
         if end >= 0 and _CHUNKED in self._head[:end].lower():
             self.transport.write(_NO_LENGTH)
             self.transport.close()
-        elif end >= 0 or len(self._head) > MAX_HEADER_BYTES:  # h11 rejects the latter
+        elif end >= 0 or len(self._head) > MAX_HEADER_BYTES:  # h11 rejects a long head
             self._is_head_complete = True
             super().data_received(bytes(self._head))
 

@@ -39,7 +39,9 @@ def converge(
     *,
     shapes: str = "500,2000,10000",
     latency_ms: str = "0,20",
-    json: Annotated[str | None, Parameter(help="Write JSON to this file; -: to stdout.")] = None,
+    json: Annotated[
+        str | None, Parameter(help='Write JSON to this file, or to stdout if it is "-".')
+    ] = None,
     quick: bool = False,
     worker_apart: bool = False,
     python: Path | None = None,
@@ -115,14 +117,14 @@ async def _run(
     )
 
 
-def _write(report: Report, where: str | None) -> None:
-    if where is None:
+def _write(report: Report, destination: str | None) -> None:
+    if destination is None:
         return
     text = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if where == "-":
+    if destination == "-":
         sys.stdout.buffer.write(text + b"\n")
     else:
-        Path(where).write_bytes(text + b"\n")
+        Path(destination).write_bytes(text + b"\n")
 
 
 if __name__ == "__main__":

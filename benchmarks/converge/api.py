@@ -30,21 +30,21 @@ class Api:
 
     async def statistics(self) -> Statistics:
         """Return the counts since the last reset."""
-        async with self._session.get("/_stats") as answer:
-            return msgspec.json.decode(await answer.read(), type=Statistics)
+        async with self._session.get("/_stats") as response:
+            return msgspec.json.decode(await response.read(), type=Statistics)
 
     async def reset_counts(self) -> None:
         """Reset the counts to zero."""
-        async with self._session.delete("/_stats") as answer:
-            answer.raise_for_status()
+        async with self._session.delete("/_stats") as response:
+            response.raise_for_status()
 
     async def new_effects(self) -> list[JournalEntry]:
         """Return the effects since the last call."""
         entries: list[JournalEntry] = []
         while True:
             query = {"after": str(self._read_up_to), "limit": str(_ENTRIES_PER_PAGE)}
-            async with self._session.get("/_journal", params=query) as answer:
-                page = msgspec.json.decode(await answer.read(), type=_Journal).entries
+            async with self._session.get("/_journal", params=query) as response:
+                page = msgspec.json.decode(await response.read(), type=_Journal).entries
             if not page:
                 return entries
             entries += page
@@ -55,8 +55,8 @@ class Api:
         free = asyncio.Semaphore(_CONCURRENT_DELETIONS)
 
         async def delete(name: str) -> None:
-            async with free, self._session.delete(f"/shapes/{name}") as answer:
-                answer.raise_for_status()
+            async with free, self._session.delete(f"/shapes/{name}") as response:
+                response.raise_for_status()
 
         await asyncio.gather(*(delete(name) for name in names))
 
@@ -71,11 +71,11 @@ def reads(statistics: Statistics) -> int:
     return sum(statistics.requests.get("GET", {}).values())
 
 
-def moment(entry: JournalEntry) -> float:
+def effect_time(entry: JournalEntry) -> float:
     """Return the time of an effect, in seconds since 1970."""
     return datetime.fromisoformat(entry.time).timestamp()
 
 
-def last_moment(entries: Sequence[JournalEntry]) -> float:
+def last_effect_time(entries: Sequence[JournalEntry]) -> float:
     """Return the time of the last effect, in seconds since 1970."""
-    return max(moment(entry) for entry in entries)
+    return max(effect_time(entry) for entry in entries)

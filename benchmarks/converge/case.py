@@ -52,7 +52,8 @@ async def _measure(
     drifted = await phases.drift(stack, bus, api, names)
     withdrawn = await phases.withdraw(stack, bus, api, names)
     latency = await phases.idle(bus, api, idle_samples) if idle_samples else None
-    peaks = highest(before_restart, Meter(stack.pids).read())  # before the ceilings raise them
+    # Read before the next measurements raise the peaks.
+    peaks = highest(before_restart, Meter(stack.pids).read())
     reading = await replay(bus.nc, stack.server.url)
     ceiling = await append_ceiling(bus.nc, reading.bytes_per_event)
     return Case(

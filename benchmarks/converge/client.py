@@ -95,14 +95,14 @@ class Bus:
         return (await stream_state(self.nc, LOG)).last_seq
 
     async def wait_until_idle(self) -> None:
-        """Wait until all messages are decided and all actions executed."""
+        """Wait until all messages are processed and all actions are executed."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while await self._waiting():
+        while await self._count_pending():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"messages still wait after {TIMEOUT_SECONDS:.0f} s")
+                raise TimeoutError(f"messages are still pending after {TIMEOUT_SECONDS:.0f} s")
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _waiting(self) -> int:
+    async def _count_pending(self) -> int:
         deciders = (await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {}))["consumers"]
         consumers = [*deciders, *await worker_consumers(self.nc)]
         return sum(each["num_pending"] + each["num_ack_pending"] for each in consumers)

@@ -2,8 +2,8 @@
 
 A figure is a cost per resource, and less is better: the seconds times the append ceiling of the
 same run, which is the number of events that the machine could have appended in that time. For
-replay, it is the speed of the ordered consumer divided by ours. Runs on different days and machines
-can therefore be compared, as far as noise allows.
+replay, it is the speed of the ordered consumer divided by that of the replay. Runs on different
+days and machines can therefore be compared, as far as noise allows.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class Change(msgspec.Struct, frozen=True):
 
 def figures(case: Case) -> dict[str, float]:
     """Return the costs of one round."""
-    each = case.ceiling.events_per_second / case.shapes
+    scale = case.ceiling.events_per_second / case.shapes
     figures_by_name = {
-        "converge, CPU": _cpu(case.converge.usage) * each,
-        "restart, CPU": _cpu(case.restart.usage) * each,
-        "drift, CPU": _cpu(case.drift.usage) * each,
-        "withdrawal, CPU": _cpu(case.withdrawal.usage) * each,
-        "converge, time": case.converge.seconds * each,
-        "restart, time": case.restart.ready_seconds * each,
-        "drift, time from the listing": case.drift.since_listing_seconds * each,
-        "withdrawal, time": case.withdrawal.seconds * each,
+        "converge, CPU": _cpu(case.converge.usage) * scale,
+        "restart, CPU": _cpu(case.restart.usage) * scale,
+        "drift, CPU": _cpu(case.drift.usage) * scale,
+        "withdrawal, CPU": _cpu(case.withdrawal.usage) * scale,
+        "converge, time": case.converge.seconds * scale,
+        "restart, time": case.restart.ready_seconds * scale,
+        "drift, time from the listing": case.drift.since_listing_seconds * scale,
+        "withdrawal, time": case.withdrawal.seconds * scale,
         "replay, of the ordered consumer's": 1 / case.replay.rebuild_share,
         "memory of the stack, KB": case.stack_peak_mb * 1_000 / case.shapes,
     }
@@ -84,7 +84,7 @@ def entry(rounds: Sequence[Case], layout: str) -> Entry:
     """Return the median of each figure over the rounds of one case."""
     costs = [figures(case) for case in rounds]
     middle = {name: round(median(each[name] for each in costs), 3) for name in costs[0]}
-    return Entry(date.today().isoformat(), case_name(rounds[0], layout), len(rounds), middle)  # noqa: DTZ011 - the day where it ran
+    return Entry(date.today().isoformat(), case_name(rounds[0], layout), len(rounds), middle)  # noqa: DTZ011 - the local date of the run
 
 
 def case_name(case: Case, layout: str) -> str:
@@ -103,14 +103,14 @@ def record(entries: Sequence[Entry], file: Path = FILE) -> None:
     file.write_bytes(text + b"\n")
 
 
-def changes(now: Entry, before: Iterable[Entry]) -> list[Change]:
+def changes(current: Entry, earlier: Iterable[Entry]) -> list[Change]:
     """Compare with the newest entry of the same case; empty if there is none."""
-    last = next((each for each in reversed(list(before)) if each.case == now.case), None)
+    last = next((each for each in reversed(list(earlier)) if each.case == current.case), None)
     if last is None:
         return []
     return [
         Change(name, last.figures[name], cost)
-        for name, cost in now.figures.items()
+        for name, cost in current.figures.items()
         if last.figures.get(name)
     ]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.converge import settings
-from benchmarks.converge.api import Api, last_moment, moment, reads, writes
+from benchmarks.converge.api import Api, effect_time, last_effect_time, reads, writes
 from benchmarks.converge.client import TIMEOUT_SECONDS, Bus
 from benchmarks.converge.listings import read_listing_times
 from benchmarks.converge.results import Converge, Drift, Latency, Restart, Withdrawal
@@ -24,7 +24,7 @@ _WARM_UP = 5
 
 async def converge(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Converge:
     """Declare all resources in one batch."""
-    await _wait_until_read(api, 1)  # the first listing, of nothing
+    await _wait_until_read(api, 1)  # the first listing, which is empty
     await bus.wait_until_idle()
     await api.new_effects()
     await api.reset_counts()
@@ -42,7 +42,7 @@ async def converge(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Co
     return Converge(
         seconds=round(seconds, 3),
         shapes_per_second=round(len(names) / seconds),
-        exist_seconds=round(last_moment(await api.new_effects()) - start_time, 3),
+        exist_seconds=round(last_effect_time(await api.new_effects()) - start_time, 3),
         declare_seconds=round(declared, 3),
         events=events,
         events_per_second=round(events / seconds),
@@ -96,14 +96,14 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
     await api.delete(victims)
     deleting = time.perf_counter() - began
     await _wait_until(
-        api, lambda statistics: statistics.shapes == len(names), "all resources again"
+        api, lambda statistics: statistics.shapes == len(names), "all resources to be restored"
     )
     await bus.wait_until_idle()
     usage = meter.read()
     effects = await api.new_effects()
     deletions = [each for each in effects if each.idempotency_key is None]
     restored = {
-        each.name: moment(each)
+        each.name: effect_time(each)
         for each in effects
         if each.idempotency_key is not None and each.method == "POST"
     }
@@ -114,7 +114,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         deleted=len(deletions),
         deleting_seconds=round(deleting, 3),
         restored=len(restored.keys() & set(victims)),
-        seconds=round(max(restored.values()) - last_moment(deletions), 3),
+        seconds=round(max(restored.values()) - last_effect_time(deletions), 3),
         since_listing_seconds=round(_longest(listing_times, restored), 3),
         other_effects=len(effects) - len(deletions) - len(restored.keys() & set(victims)),
         usage=usage,
@@ -137,7 +137,7 @@ async def withdraw(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Wi
     return Withdrawal(
         seconds=round(seconds, 3),
         shapes_per_second=round(len(names) / seconds),
-        empty_seconds=round(last_moment(await api.new_effects()) - start_time, 3),
+        empty_seconds=round(last_effect_time(await api.new_effects()) - start_time, 3),
         shapes_in_api=statistics.shapes,
         requests=statistics.requests,
         usage=usage,
@@ -165,21 +165,21 @@ async def idle(bus: Bus, api: Api, samples: int) -> Latency:
             outcomes.append((time.perf_counter() - began) * 1_000)
         await asyncio.sleep(random.uniform(0.01, 0.03))
     exists = [
-        (moment(each) - published[each.name]) * 1_000
+        (effect_time(each) - published[each.name]) * 1_000
         for each in await api.new_effects()
         if each.name in published
     ]
     return Latency(
         samples=len(exists),
-        exists_p50_ms=_share(exists, 0.50),
-        exists_p99_ms=_share(exists, 0.99),
-        outcome_p50_ms=_share(outcomes, 0.50),
-        outcome_p99_ms=_share(outcomes, 0.99),
+        exists_p50_ms=_percentile(exists, 0.50),
+        exists_p99_ms=_percentile(exists, 0.99),
+        outcome_p50_ms=_percentile(outcomes, 0.50),
+        outcome_p99_ms=_percentile(outcomes, 0.99),
     )
 
 
 async def _list_rarely(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
-    """Return to rare listings; the change itself causes one more listing."""
+    """Return to rare listings. The change itself causes one more listing."""
     await api.reset_counts()
     await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
     await _wait_until_read(api, settings.pages(shapes))
@@ -194,7 +194,7 @@ async def _wait_until(api: Api, holds: Callable[[Statistics], bool], what: str) 
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not holds(await api.statistics()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the API has not had {what} after {TIMEOUT_SECONDS:.0f} s")
+            raise TimeoutError(f"still waiting for {what} after {TIMEOUT_SECONDS:.0f} s")
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -202,5 +202,5 @@ def _longest(listing_times: Mapping[str, float], restored: Mapping[str, float]) 
     return max(restored[name] - listing_times[name] for name in restored)
 
 
-def _share(values: Sequence[float], share: float) -> float:
+def _percentile(values: Sequence[float], share: float) -> float:
     return round(sorted(values)[min(len(values) - 1, int(len(values) * share))], 2)

@@ -1,4 +1,4 @@
-"""Reading the log: into read models, with only our follower, and with nats-py's consumer."""
+"""Read the log into read models, with only the follower, and with nats-py's consumer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDS = 3
 
 
 async def replay(nc: Client, url: str) -> Replay:
-    """Read the whole log alternately in each way, and return the best round of each."""
+    """Read the whole log with each method in turn, and return the best round of each."""
     plain = Client()
     await plain.connect(url)  # pyright: ignore[reportUnknownMemberType]
     try:
@@ -32,16 +32,16 @@ async def replay(nc: Client, url: str) -> Replay:
 
 async def _compare(nc: Client, plain: Client) -> Replay:
     state = await stream_state(nc, LOG)
-    ways: dict[str, Callable[[], Awaitable[int]]] = {
+    methods: dict[str, Callable[[], Awaitable[int]]] = {
         "rebuild": lambda: _rebuild(nc),
         "follower": lambda: _follow(nc),
         "ordered": lambda: _ordered_consumer(plain, state.messages),
     }
-    best = dict.fromkeys(ways, 0.0)
+    best = dict.fromkeys(methods, 0.0)
     for _ in range(_ROUNDS):
-        for name, way in ways.items():
+        for name, run_method in methods.items():
             began = time.perf_counter()
-            count = await way()
+            count = await run_method()
             best[name] = max(best[name], count / (time.perf_counter() - began))
             assert count == state.messages, f"{name} read {count} of {state.messages}"
     return Replay(
@@ -77,7 +77,7 @@ async def _follow(nc: Client) -> int:
 
 
 async def _ordered_consumer(plain: Client, total: int) -> int:
-    """Read without our code: nats-py's ordered consumer with a callback."""
+    """Read with nats-py's ordered consumer and a callback."""
     count, all_received = 0, asyncio.Event()
 
     async def take(_message: Msg) -> None:

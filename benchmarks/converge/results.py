@@ -82,7 +82,7 @@ class Withdrawal(_Result, frozen=True):
 
 
 class Latency(_Result, frozen=True):
-    """Milliseconds from before the publish of single declarations, one after another."""
+    """Milliseconds from the publish of a single declaration, one after another."""
 
     samples: int
     exists_p50_ms: float

@@ -14,11 +14,11 @@ _Row = tuple[str, Callable[[Case], str]]
 
 _ROWS: tuple[_Row, ...] = (
     ("converge, s", lambda case: f"{case.converge.seconds:.2f}"),
-    ("  the last exists, s", lambda case: f"{case.converge.exist_seconds:.2f}"),
+    ("  last one exists, s", lambda case: f"{case.converge.exist_seconds:.2f}"),
     ("  shapes/s", lambda case: f"{case.converge.shapes_per_second:,.0f}"),
     ("  events appended", lambda case: f"{case.converge.events:,}"),
     ("  events/s", lambda case: f"{case.converge.events_per_second:,.0f}"),
-    ("  of the append ceiling", lambda case: f"{case.ceiling.converge_share:.0%}"),
+    ("  share of the append ceiling", lambda case: f"{case.ceiling.converge_share:.0%}"),
     ("  API calls", lambda case: _calls(case.converge.requests)),
     ("restart: ready, s", lambda case: f"{case.restart.ready_seconds:.2f}"),
     ("  listed and at rest, s", lambda case: f"{case.restart.settled_seconds:.2f}"),
@@ -30,7 +30,10 @@ _ROWS: tuple[_Row, ...] = (
         ),
     ),
     ("10 % deleted: restored, s", lambda case: f"{case.drift.seconds:.2f}"),
-    ("  from the listing that sees it, s", lambda case: f"{case.drift.since_listing_seconds:.2f}"),
+    (
+        "  from the listing that detects it, s",
+        lambda case: f"{case.drift.since_listing_seconds:.2f}",
+    ),
     ("withdraw all: Deleted, s", lambda case: f"{case.withdrawal.seconds:.2f}"),
     ("  API empty, s", lambda case: f"{case.withdrawal.empty_seconds:.2f}"),
     ("  API calls", lambda case: _calls(case.withdrawal.requests)),
@@ -49,10 +52,10 @@ _ROWS: tuple[_Row, ...] = (
     ("replay, events/s", lambda case: f"{case.replay.rebuild_events_per_second:,.0f}"),
     ("  follower alone", lambda case: f"{case.replay.follower_messages_per_second:,.0f}"),
     (
-        "  ordered consumer of nats-py",
+        "  nats-py's ordered consumer",
         lambda case: f"{case.replay.ordered_consumer_messages_per_second:,.0f}",
     ),
-    ("  replay of that", lambda case: f"{case.replay.rebuild_share:.0%}"),
+    ("  replay's share of it", lambda case: f"{case.replay.rebuild_share:.0%}"),
     ("append ceiling, events/s", lambda case: f"{case.ceiling.events_per_second:,.0f}"),
     ("load average before", lambda case: f"{case.load_average:.1f}"),
 )
@@ -71,19 +74,19 @@ def show(report: Report, console: Console) -> None:
 
 
 def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Console) -> None:
-    """Print the costs of each case and the recorded ones, for cases that have a record."""
+    """Print the measured and recorded costs of each case that has a record."""
     for case, changes in compared:
         if not changes:
             continue
         table = Table(
             "cost, in appended events per resource", title=f"{case}: compared with the record"
         )
-        for heading in ("recorded", "now", "of that", ""):
+        for heading in ("recorded", "now", "ratio", ""):
             table.add_column(heading, justify="right")
-        for each in changes:
-            verdict = "[red]worse[/]" if each.is_worse else ""
-            numbers = (f"{each.recorded:.2f}", f"{each.now:.2f}", f"{each.ratio:.0%}")
-            table.add_row(each.name, *numbers, verdict)
+        for change in changes:
+            verdict = "[red]worse[/]" if change.is_worse else ""
+            numbers = (f"{change.recorded:.2f}", f"{change.now:.2f}", f"{change.ratio:.0%}")
+            table.add_row(change.name, *numbers, verdict)
         console.print(table)
 
 

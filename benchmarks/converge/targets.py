@@ -17,30 +17,33 @@ def targets(cases: Sequence[Case]) -> tuple[Target, ...]:
     """Return the targets that the cases measure."""
     results: list[Target] = []
     for case in cases:
-        where = f"{case.shapes:,} resources, {case.latency_ms:g} ms"
+        case_name = f"{case.shapes:,} resources, {case.latency_ms:g} ms"
         results += [
             _fact(
-                f"{where}: all exist, then none",
+                f"{case_name}: all exist, then none",
                 case.converge.shapes_in_api == case.shapes and case.withdrawal.shapes_in_api == 0,
             ),
-            _zero(f"{where}: restart, external writes", case.restart.external_writes),
-            _zero(f"{where}: restart, reads of single resources", case.restart.resource_reads),
-            _zero(f"{where}: restart, new events", case.restart.new_events),
+            _zero(f"{case_name}: restart, external writes", case.restart.external_writes),
+            _zero(f"{case_name}: restart, reads of single resources", case.restart.resource_reads),
+            _zero(f"{case_name}: restart, new events", case.restart.new_events),
             _fact(
-                f"{where}: exactly what was deleted is restored",
+                f"{case_name}: exactly the deleted objects are restored",
                 case.drift.restored == case.drift.deleted and case.drift.other_effects == 0,
             ),
-            _below(f"{where}: memory of the stack", case.stack_peak_mb, _STACK_MB, "MB"),
-            _at_least_share(f"{where}: replay of the ordered consumer", case.replay.rebuild_share),
+            _below(f"{case_name}: memory of the stack", case.stack_peak_mb, _STACK_MB, "MB"),
+            _at_least_share(
+                f"{case_name}: replay, compared with the ordered consumer",
+                case.replay.rebuild_share,
+            ),
         ]
         if case.shapes == _SHAPES and not case.latency_ms:
             results.append(
-                _below(f"{where}: converged", case.converge.seconds, _CONVERGE_SECONDS, "s")
+                _below(f"{case_name}: converged", case.converge.seconds, _CONVERGE_SECONDS, "s")
             )
         if case.idle is not None:
             p50 = case.idle.exists_p50_ms
             results.append(
-                _below(f"{where}: idle, declared to exists, p50", p50, _IDLE_P50_MS, "ms")
+                _below(f"{case_name}: idle, declared to exists, p50", p50, _IDLE_P50_MS, "ms")
             )
     return tuple(results)
 

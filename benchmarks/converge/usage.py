@@ -33,7 +33,7 @@ def resident_mb() -> float:
 
 
 class Meter:
-    """Measures the CPU time of named processes from its creation on."""
+    """Measures the CPU time of named processes since the meter was created."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = dict(processes)
@@ -65,6 +65,6 @@ def highest(*readings: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
     for reading in readings:
         for usage in reading:
             previous_usage = highest_usage.get(usage.process)
-            most = max(usage.peak_mb, previous_usage.peak_mb if previous_usage else 0.0)
-            highest_usage[usage.process] = ProcessUsage(usage.process, usage.cpu_seconds, most)
+            peak = max(usage.peak_mb, previous_usage.peak_mb if previous_usage else 0.0)
+            highest_usage[usage.process] = ProcessUsage(usage.process, usage.cpu_seconds, peak)
     return tuple(highest_usage.values())

@@ -25,7 +25,7 @@ async def _run(folder: Path, options: argparse.Namespace, progress: Progress) ->
     if not options.no_matrix:
         cases = progress.add_task("a fault at each step")
         rows += await run_matrix(
-            folder / "matrix", advance=lambda of: progress.update(cases, total=of, advance=1)
+            folder / "matrix", advance=lambda total: progress.update(cases, total=total, advance=1)
         )
     for kills in (0, options.kills) if options.shapes else ():
         task = progress.add_task(f"{options.shapes} objects, {kills} kills", total=1)
@@ -67,13 +67,13 @@ def main() -> int:
         prog="benchmarks.faults", description="Measure the cost of crashes."
     )
     parser.add_argument(
-        "--shapes", type=int, default=500, help="objects to create and delete; 0: none"
+        "--shapes", type=int, default=500, help="objects to create and delete; 0 for none"
     )
     parser.add_argument(
-        "--kills", type=int, default=20, help="SIGKILLs during that time (%(default)s)"
+        "--kills", type=int, default=20, help="SIGKILLs during creation and deletion (%(default)s)"
     )
     parser.add_argument(
-        "--fleet", type=int, default=5_000, help="converged resources at the restart; 0: none"
+        "--fleet", type=int, default=5_000, help="converged resources at the restart; 0 for none"
     )
     parser.add_argument("--no-matrix", action="store_true", help="skip the fault matrix")
     parser.add_argument("--json", type=Path, help="also write the report to this file")

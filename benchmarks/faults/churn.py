@@ -1,4 +1,4 @@
-"""SIGKILLs while objects are created and deleted; then a start with many converged objects."""
+"""SIGKILLs during creation and deletion, then a restart with many converged objects."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class _Killer:
     def __init__(self, lane: Lane, rng: random.Random) -> None:
         self.count = 0
         self._lane = lane
-        self._chance = rng
+        self._random = rng
 
     async def kill_during(self, work: asyncio.Future[None], kills: int) -> float:
-        """Kill this many times during the work; return the seconds after the last kill."""
+        """Kill the process during the work; return the seconds from the last kill to the end."""
         process: RoleProcess = self._lane.fork()
         for _ in range(kills):
             await process.wait_until_ready()
-            await asyncio.sleep(self._chance.uniform(0.05, 0.4))
+            await asyncio.sleep(self._random.uniform(0.05, 0.4))
             await process.kill()
             self.count += 1
             process = self._lane.fork()

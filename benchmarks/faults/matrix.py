@@ -1,4 +1,4 @@
-"""The same work with each fault at several steps, and without a fault."""
+"""Measures the same work with each fault at several steps, and without a fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.crashes.matrix import Story, prepare
 from tests.crashes.role_process import RoleProcess
 from tests.judge.from_bus import check
 
-NO_FAULT = "none (reference)"
+NO_FAULT = "none (baseline)"
 STEPS = (
     Failpoint.DECIDER_TOOK,
     Failpoint.DECIDER_BETWEEN_EVENTS,
@@ -35,7 +35,7 @@ _FAULTS: tuple[Fault | None, ...] = (
 async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Row]:
     """Run every fault at every step with every operation, one after another, on one bus.
 
-    ``advance`` is called after each case with the number of cases.
+    ``advance`` is called after each case with the total number of cases.
     """
     cases: list[tuple[Fault | None, Case]] = [
         (fault, Case(_fault_of_case(fault), step, operation))
@@ -52,7 +52,7 @@ async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Ro
             name = fault or NO_FAULT
             await story.record_baseline()
             await story.trigger()
-            times.setdefault(name, []).append(await _seconds(story, fault))
+            times.setdefault(name, []).append(await _measure_recovery(story, fault))
             counts[name] = counts.get(name, 0) + len(await story.new_effects())
             await lane.kill_processes()
             advance(len(cases))
@@ -78,8 +78,8 @@ def _fault_of_case(fault: Fault | None) -> Fault:
     return "process killed" if fault is None else fault
 
 
-async def _seconds(story: Story, fault: Fault | None) -> float:
-    """Cause the fault, and return the seconds from then until the resource is as requested."""
+async def _measure_recovery(story: Story, fault: Fault | None) -> float:
+    """Cause the fault, and return the seconds until the resource is in its declared state."""
     lane, point = story.lane, story.case.point
     began = time.perf_counter()
     match fault:

@@ -45,8 +45,8 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 class Fleet(msgspec.Struct, frozen=True, rename="camel"):
     """A start with many converged resources: the time until it was idle, and its API requests.
 
-    For comparison, ``individual_reads_seconds`` is the time that a program that does nothing else
-    takes to read each resource individually, like a controller that keeps no history.
+    ``individual_reads_seconds``, for comparison: the time of a program that only reads each
+    resource individually, like a controller that keeps no history.
     """
 
     shapes: int

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kinds import containers, databases
-from benchmarks.kinds.containers import Healing, Listing, Making
-from benchmarks.kinds.databases import Granting
+from benchmarks.kinds.containers import Creation, Listing, Repair
+from benchmarks.kinds.databases import GrantTimes
 from benchmarks.kinds.systems import running
 
-EVENT_SECONDS = 1.0
+MAX_ADDED_SECONDS = 1.0
 """Maximum time that the repair of a container may add to Docker's own time."""
 
 app = App(name="benchmarks.kinds", help_format="plaintext", result_action="return_value")
@@ -33,7 +33,7 @@ class Sizes(msgspec.Struct, frozen=True):
     containers: int
     listed: int
     roles: int
-    harms: int
+    disruptions: int
     rounds: int
 
 
@@ -41,12 +41,12 @@ class Report(msgspec.Struct, frozen=True):
     """All measurements; times are in seconds."""
 
     sizes: Sizes
-    making: Sequence[Making]
-    healing: Sequence[Healing]
+    creations: Sequence[Creation]
+    repairs: Sequence[Repair]
     calls: Mapping[str, Mapping[str, int]]
     listing: Sequence[Listing]
-    granting: Sequence[Granting]
-    grant_healed_seconds: float
+    grants: Sequence[GrantTimes]
+    grant_repaired_seconds: float
     statements: Mapping[str, Mapping[str, int]]
     load_before: float
     load_after: float
@@ -58,10 +58,12 @@ def kinds(
     containers: int = 20,
     listed: int = 1_000,
     roles: int = 200,
-    harms: int = 5,
+    disruptions: int = 5,
     rounds: int = 3,
     quick: bool = False,
-    json: Annotated[str | None, Parameter(help="Write JSON to this file; -: to stdout.")] = None,
+    json: Annotated[
+        str | None, Parameter(help='Write JSON to this file, or to stdout if it is "-".')
+    ] = None,
 ) -> int:
     """Measure containers, roles and grants, and compare with direct use of Docker, compose and SQL.
 
@@ -76,14 +78,16 @@ def kinds(
         Number of created containers to list.
     roles
         Number of roles, each with a grant.
-    harms
+    disruptions
         Number of times to cause each out-of-band change.
     rounds
         Number of alternating rounds; medians are shown.
     quick
         Use small numbers, to check that everything works.
     """
-    sizes = Sizes(4, 20, 5, 1, 1) if quick else Sizes(containers, listed, roles, harms, rounds)
+    sizes = (
+        Sizes(4, 20, 5, 1, 1) if quick else Sizes(containers, listed, roles, disruptions, rounds)
+    )
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 150)
     report = uvloop.run(_run(sizes, console))
     _show(report, console)
@@ -100,59 +104,70 @@ async def _run(sizes: Sizes, console: Console) -> Report:
     load = os.getloadavg()[0]
     async with running() as systems:
         with console.status("containers: creation and removal"):
-            making = await containers.measure_creation(systems, sizes.containers, sizes.rounds)
+            creations = await containers.measure_creation(systems, sizes.containers, sizes.rounds)
         with console.status("containers: repairs"):
-            healing = await containers.measure_repairs(systems, sizes.harms)
+            repairs = await containers.measure_repairs(systems, sizes.disruptions)
         with console.status("containers: calls per change"):
             calls = await containers.count_calls(systems)
         with console.status("roles and grants: creation and removal"):
-            granting = await databases.measure_grants(systems, sizes.roles, sizes.rounds)
+            grants = await databases.measure_grants(systems, sizes.roles, sizes.rounds)
         with console.status("grants: repairs"):
-            grant_healed = await databases.measure_repair(systems, sizes.harms)
+            grant_repaired = await databases.measure_repair(systems, sizes.disruptions)
         with console.status("roles and grants: statements per change"):
             statements = await databases.count_statements(systems)
         with console.status("containers: listing"):
             listing = await containers.measure_listing(systems, sizes.listed, sizes.rounds)
     return Report(
-        sizes, making, healing, calls, listing, granting, grant_healed, statements, load,
+        sizes, creations, repairs, calls, listing, grants, grant_repaired, statements, load,
         os.getloadavg()[0],
     )  # fmt: skip
 
 
 def _show(report: Report, console: Console) -> None:
     sizes = report.sizes
-    table = _table(f"{sizes.containers} containers", "", "declared → ready, s", "gone, s", "CPU s")
-    for each in report.making:
-        made_seconds, removed = f"{each.made_seconds:.2f}", f"{each.removed_seconds:.2f}"
-        table.add_row(each.by, made_seconds, removed, _cpu(each.cpu_seconds))
+    table = _table(
+        f"{sizes.containers} containers", "", "declared → ready, s", "deleted, s", "CPU s"
+    )
+    for each in report.creations:
+        created_seconds, removed = f"{each.created_seconds:.2f}", f"{each.removed_seconds:.2f}"
+        table.add_row(each.method, created_seconds, removed, _cpu(each.cpu_seconds))
     console.print(table)
 
-    table = _table("harmed by hand", "", "healed, s", "Docker's own time, s", "besides, s", "")
-    for each in report.healing:
-        own_seconds = each.healed_seconds - each.by_docker_seconds
-        verdict = f"{'under' if own_seconds < EVENT_SECONDS else 'over'} {EVENT_SECONDS:g} s"
-        times = (each.healed_seconds, each.by_docker_seconds, own_seconds)
-        table.add_row(each.harm, *(f"{seconds:.2f}" for seconds in times), verdict)
-    table.add_row("REVOKE, listings 1 s apart", f"{report.grant_healed_seconds:.2f}", "", "", "")
+    table = _table("out-of-band changes", "", "repaired, s", "by Docker, s", "added, s", "")
+    for repair in report.repairs:
+        added_seconds = repair.repaired_seconds - repair.docker_seconds
+        verdict = (
+            f"{'under' if added_seconds < MAX_ADDED_SECONDS else 'over'} {MAX_ADDED_SECONDS:g} s"
+        )
+        times = (repair.repaired_seconds, repair.docker_seconds, added_seconds)
+        table.add_row(repair.disruption, *(f"{seconds:.2f}" for seconds in times), verdict)
+    table.add_row("REVOKE, listings 1 s apart", f"{report.grant_repaired_seconds:.2f}", "", "", "")
     console.print(table)
 
     console.print(
-        _counts("calls of a change, listings that an event led to included", report.calls)
+        _counts("calls per change, including listings that an event triggered", report.calls)
     )
 
     table = _table(
-        f"{sizes.roles} roles, a grant each", "", "roles, s", "grants, s", "gone, s", "CPU s"
+        f"{sizes.roles} roles with one grant each",
+        "",
+        "roles, s",
+        "grants, s",
+        "deleted, s",
+        "CPU s",
     )
-    for each in report.granting:
+    for each in report.grants:
         times = (each.roles_seconds, each.grants_seconds, each.removed_seconds)
-        table.add_row(each.by, *(f"{seconds:.2f}" for seconds in times), _cpu(each.cpu_seconds))
+        table.add_row(each.method, *(f"{seconds:.2f}" for seconds in times), _cpu(each.cpu_seconds))
     console.print(table)
 
-    console.print(_counts("statements of a change", report.statements))
+    console.print(_counts("statements per change", report.statements))
 
-    table = _table(f"{sizes.listed:,} containers that are only created", "", "listed, s", "CPU s")
+    table = _table(
+        f"{sizes.listed:,} containers, created but not started", "", "listed, s", "CPU s"
+    )
     for each in report.listing:
-        table.add_row(each.by, f"{each.seconds:.2f}", _cpu(each.cpu_seconds))
+        table.add_row(each.method, f"{each.seconds:.2f}", _cpu(each.cpu_seconds))
     console.print(table)
     console.print(
         f"Python {platform.python_version()}, {os.cpu_count()} cores; load average"
@@ -172,7 +187,7 @@ def _cpu(used: Mapping[str, float]) -> str:
 
 
 def _counts(title: str, changes: Mapping[str, Mapping[str, int]]) -> Table:
-    table = _table(title, "", "all", "of these")
+    table = _table(title, "", "total", "of which")
     for change, counts in changes.items():
         text = ", ".join(f"{count} {what}" for what, count in Counter(counts).most_common())
         table.add_row(change, str(sum(counts.values())), text)

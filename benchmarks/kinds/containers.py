@@ -35,27 +35,27 @@ _PREFIX = "bench-"
 _LISTED = "listed-"
 
 
-class Making(msgspec.Struct, frozen=True):
-    """Time to start and to remove all containers, in one of the ways."""
+class Creation(msgspec.Struct, frozen=True):
+    """Times to start and to remove all containers, with one method."""
 
-    by: str
-    made_seconds: float
+    method: str
+    created_seconds: float
     removed_seconds: float
     cpu_seconds: dict[str, float]
 
 
-class Healing(msgspec.Struct, frozen=True):
+class Repair(msgspec.Struct, frozen=True):
     """Time to repair an out-of-band change, and Docker's own time for the repair; medians."""
 
-    harm: str
-    healed_seconds: float
-    by_docker_seconds: float
+    disruption: str
+    repaired_seconds: float
+    docker_seconds: float
 
 
 class Listing(msgspec.Struct, frozen=True):
     """The cost of one listing; the times are from dockerd's log."""
 
-    by: str
+    method: str
     seconds: float
     cpu_seconds: dict[str, float]
 
@@ -72,26 +72,26 @@ def _body(systems: Systems, **limits: int) -> dict[str, object]:
 # --- many containers
 
 
-async def measure_creation(systems: Systems, count: int, rounds: int) -> list[Making]:
-    """Create and remove the same containers alternately in each way; return the medians."""
+async def measure_creation(systems: Systems, count: int, rounds: int) -> list[Creation]:
+    """Create and remove the same containers with each method in turn; return the medians."""
     await systems.configure(_CONFIG, "docker", _PREFIX)
-    ways: dict[str, Callable[[int, int], Awaitable[tuple[float, float]]]] = {
+    methods: dict[str, Callable[[int, int], Awaitable[tuple[float, float]]]] = {
         "reconciler": lambda count, number: _by_reconciler(systems, count, number),
-        f"the Engine, called directly, {CONCURRENCY} at once": lambda count, _: _directly(
+        f"the Engine, called directly, {CONCURRENCY} at the same time": lambda count, _: _directly(
             systems, count
         ),
     }
     if (compose := _compose_command()) is not None:
-        ways["docker compose up, down"] = lambda count, _: _by_compose(systems, compose, count)
-    measurements: dict[str, list[Making]] = {name: [] for name in ways}
-    for number in range(rounds + 1):  # the first is to warm up
-        for name, way in ways.items():
+        methods["docker compose up, down"] = lambda count, _: _by_compose(systems, compose, count)
+    measurements: dict[str, list[Creation]] = {name: [] for name in methods}
+    for number in range(rounds + 1):  # the first round is a warm-up
+        for name, run_method in methods.items():
             cpu_before, children = systems.cpu(), _cpu_of_children()
-            creation_seconds, removed = await way(count if number else 2, number)
+            creation_seconds, removed = await run_method(count if number else 2, number)
             used = _difference(systems.cpu(), cpu_before)
             used["compose"] = round(_cpu_of_children() - children, 2)
             if number:
-                measurements[name].append(Making(name, creation_seconds, removed, used))
+                measurements[name].append(Creation(name, creation_seconds, removed, used))
     return [_median(each) for each in measurements.values()]
 
 
@@ -102,16 +102,16 @@ async def _by_reconciler(systems: Systems, count: int, number: int) -> tuple[flo
 
 
 async def _directly(systems: Systems, count: int) -> tuple[float, float]:
-    async def make(number: int) -> str:
-        answer = await systems.call_engine(
+    async def create(number: int) -> str:
+        response = await systems.call_engine(
             "POST", "/containers/create", _body(systems), name=f"direct-{number}"
         )
-        uid = msgspec.json.decode(answer)["Id"]
+        uid = msgspec.json.decode(response)["Id"]
         await systems.call_engine("POST", f"/containers/{uid}/start")
         return uid
 
     began = time.perf_counter()
-    uids = await asyncio.gather(*map(make, range(count)))
+    uids = await asyncio.gather(*map(create, range(count)))
     creation_seconds = time.perf_counter() - began
     await asyncio.gather(
         *(systems.call_engine("DELETE", f"/containers/{uid}", force="true") for uid in uids)
@@ -164,11 +164,11 @@ async def _run(command: list[str], systems: Systems) -> None:
     assert process.returncode == 0, output.decode()
 
 
-def _median(rounds: list[Making]) -> Making:
+def _median(rounds: list[Creation]) -> Creation:
     names = rounds[0].cpu_seconds
-    return Making(
-        rounds[0].by,
-        statistics.median(each.made_seconds for each in rounds),
+    return Creation(
+        rounds[0].method,
+        statistics.median(each.created_seconds for each in rounds),
         statistics.median(each.removed_seconds for each in rounds),
         {name: statistics.median(each.cpu_seconds[name] for each in rounds) for name in names},
     )
@@ -177,33 +177,33 @@ def _median(rounds: list[Making]) -> Making:
 # --- repairs
 
 
-async def measure_repairs(systems: Systems, times: int) -> list[Healing]:
+async def measure_repairs(systems: Systems, times: int) -> list[Repair]:
     """Measure the repair of each out-of-band change, and Docker's own time for it."""
     name = f"{_PREFIX}harmed"
     await systems.declare([_container(systems, name, memoryBytes=SMALL)])
     path = f"/containers/{name}"
     limit = {"Memory": LARGE, "MemorySwap": 2 * LARGE}
-    harms: dict[str, Callable[[], Awaitable[object]]] = {
+    disruptions: dict[str, Callable[[], Awaitable[object]]] = {
         "docker kill": lambda: systems.call_engine("POST", f"{path}/kill"),
         "docker stop": lambda: systems.call_engine("POST", f"{path}/stop", t="0"),
         "docker update --memory": lambda: systems.call_engine("POST", f"{path}/update", limit),
         "docker rm -f": lambda: systems.call_engine("DELETE", path, force="true"),
     }
     by_docker = await _by_docker(systems, times)
-    healings: list[Healing] = []
-    for harm, do in harms.items():
+    repairs: list[Repair] = []
+    for disruption, do in disruptions.items():
         durations: list[float] = []
         for _ in range(times):
             await asyncio.sleep(REST_SECONDS)
             await do()
             durations.append(
-                await wait_until(lambda: _is_healed(systems, name), f"{harm} is undone")
+                await wait_until(lambda: _is_repaired(systems, name), f"{disruption} is undone")
             )
-        healings.append(Healing(harm, statistics.median(durations), by_docker[harm]))
-    return healings
+        repairs.append(Repair(disruption, statistics.median(durations), by_docker[disruption]))
+    return repairs
 
 
-async def _is_healed(systems: Systems, name: str) -> bool:
+async def _is_repaired(systems: Systems, name: str) -> bool:
     container: dict[str, Any] = msgspec.json.decode(
         await systems.call_engine("GET", f"/containers/{name}/json")
     )
@@ -218,7 +218,7 @@ async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
     """Return the time of the calls that undo each change, without other load."""
     starts: list[float] = []
     updates: list[float] = []
-    makes: list[float] = []
+    creations: list[float] = []
     for number in range(times):
         began = time.perf_counter()
         name = f"direct-{number}"
@@ -231,15 +231,15 @@ async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
         limit = {"Memory": LARGE, "MemorySwap": 2 * LARGE}
         await systems.call_engine("POST", f"/containers/{name}/update", limit)
         updates.append(time.perf_counter() - started)
-        makes.append(started - began)
+        creations.append(started - began)
         starts.append(started - created)
         await systems.call_engine("DELETE", f"/containers/{name}", force="true")
-    start, update, make = map(statistics.median, (starts, updates, makes))
+    start, update, creation = map(statistics.median, (starts, updates, creations))
     return {
         "docker kill": start,
         "docker stop": start,
         "docker update --memory": update,
-        "docker rm -f": make,
+        "docker rm -f": creation,
     }
 
 
@@ -247,18 +247,18 @@ async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
 
 
 async def count_calls(systems: Systems) -> dict[str, Counter[str]]:
-    """Count the Engine's calls for each type of change, until the system is idle."""
+    """Count the calls to the Engine for each type of change, until the system is idle."""
     name = f"{_PREFIX}counted"
     key = ResourceKey("default", "Container", name)
     changes: dict[str, Callable[[], Awaitable[object]]] = {
-        "made": lambda: systems.declare([_container(systems, name, memoryBytes=SMALL)]),
+        "created": lambda: systems.declare([_container(systems, name, memoryBytes=SMALL)]),
         "changed in place (memory)": lambda: systems.declare(
             [_container(systems, name, memoryBytes=LARGE)], 2
         ),
         "replaced (command)": lambda: systems.declare(
             [_container(systems, name, memoryBytes=LARGE, command=["/bin/sleep", "7777"])], 3
         ),
-        "killed, and healed": lambda: _kill(systems, name),
+        "killed, and repaired": lambda: _kill(systems, name),
         "withdrawn": lambda: systems.withdraw([key], 3),
     }
     counters: dict[str, Counter[str]] = {}
@@ -268,7 +268,7 @@ async def count_calls(systems: Systems) -> dict[str, Counter[str]]:
         await do()
         await asyncio.sleep(REST_SECONDS)
         counters[change] = systems.calls_since(mark)
-    counters["killed, and healed"]["POST /containers/*/kill"] -= 1  # our own call
+    counters["killed, and repaired"]["POST /containers/*/kill"] -= 1  # the benchmark's own call
     return {change: +counts for change, counts in counters.items()}
 
 
@@ -290,8 +290,8 @@ async def measure_listing(systems: Systems, count: int, times: int) -> list[List
             await systems.call_engine("POST", "/containers/create", _body(systems), name=name)
 
     await asyncio.gather(*map(create, range(count)))
-    await systems.configure("listed", "docker", _LISTED)  # what it finds is recorded once
-    await wait_until(lambda: _are_all_unowned(systems, count), "all are known")
+    await systems.configure("listed", "docker", _LISTED)  # records each container once
+    await wait_until(lambda: _are_all_unowned(systems, count), "all containers are known")
     await asyncio.sleep(REST_SECONDS)
     cpu_before, (mark, _) = systems.cpu(), systems.marks()
     await systems.configure("listed", "docker", _LISTED, resync_seconds=1)
@@ -314,14 +314,14 @@ async def _are_all_unowned(systems: Systems, count: int) -> bool:
 
 async def _has_been_listed(systems: Systems, mark: int, times: int) -> bool:
     await asyncio.sleep(0.2)
-    return len(systems.listing_seconds(mark)) > times  # this many are complete
+    return len(systems.listing_seconds(mark)) > times  # the first `times` are complete
 
 
 async def _listing_directly(systems: Systems, times: int) -> Listing:
     """Make the same calls, eight concurrently like the provider, and discard the responses."""
     limit = asyncio.Semaphore(8)
 
-    async def look(uid: str) -> None:
+    async def inspect(uid: str) -> None:
         async with limit:
             await systems.call_engine("GET", f"/containers/{uid}/json")
 
@@ -332,7 +332,7 @@ async def _listing_directly(systems: Systems, times: int) -> Listing:
             await systems.call_engine("GET", "/containers/json", all="true")
         )
         listed = [each["Id"] for each in container if each["Names"][0].startswith(f"/{_LISTED}")]
-        await asyncio.gather(*map(look, listed))
+        await asyncio.gather(*map(inspect, listed))
         durations.append(time.perf_counter() - began)
     used = _divide(_difference(systems.cpu(), cpu_before), times)
     return Listing("the same calls, directly", statistics.median(durations), used)

@@ -23,10 +23,10 @@ _CONNECTIONS = 8
 _RESYNC_SECONDS = 1.0
 
 
-class Granting(msgspec.Struct, frozen=True):
-    """Time to create all roles with one grant each, and to remove them, in one of the ways."""
+class GrantTimes(msgspec.Struct, frozen=True):
+    """Times to create all roles, each with one grant, and to remove them, with one method."""
 
-    by: str
+    method: str
     roles_seconds: float
     grants_seconds: float
     removed_seconds: float
@@ -44,25 +44,25 @@ def _grant(role: str, *privileges: str) -> Manifest:
     return msgspec.structs.replace(created_manifest, metadata=metadata)
 
 
-async def measure_grants(systems: Systems, count: int, rounds: int) -> list[Granting]:
-    """Create the same roles and grants alternately in each way; return the medians."""
+async def measure_grants(systems: Systems, count: int, rounds: int) -> list[GrantTimes]:
+    """Create the same roles and grants with each method in turn; return the medians."""
     await systems.execute_sql("CREATE DATABASE {}", _DATABASE)
     await systems.configure(_CONFIG, "postgres", _PREFIX)
     connections = [await connect_superuser(systems.postgres) for _ in range(_CONNECTIONS)]
-    plain = f"plain SQL, {_CONNECTIONS} at once, grants one by one"
-    ways: dict[str, Callable[[int, int], Awaitable[tuple[float, float, float]]]] = {
+    plain = f"plain SQL, {_CONNECTIONS} connections, grants one by one"
+    methods: dict[str, Callable[[int, int], Awaitable[tuple[float, float, float]]]] = {
         "reconciler": lambda count, number: _by_reconciler(systems, count, number),
         plain: lambda count, _: _with_plain_sql(connections, count),
     }
-    measurements: dict[str, list[Granting]] = {name: [] for name in ways}
-    for number in range(rounds + 1):  # the first is to warm up
-        for name, way in ways.items():
+    measurements: dict[str, list[GrantTimes]] = {name: [] for name in methods}
+    for number in range(rounds + 1):  # the first round is a warm-up
+        for name, run_method in methods.items():
             before = systems.cpu()
-            times = await way(count if number else 2, number)
+            times = await run_method(count if number else 2, number)
             after = systems.cpu()
             used = {each: round(after[each] - before[each], 2) for each in after}
             if number:
-                measurements[name].append(Granting(name, *times, used))
+                measurements[name].append(GrantTimes(name, *times, used))
     for each in connections:
         await each.close()
     return [_median(each) for each in measurements.values()]
@@ -81,41 +81,44 @@ async def _by_reconciler(systems: Systems, count: int, number: int) -> tuple[flo
 async def _with_plain_sql(connections: list[Connection], count: int) -> tuple[float, float, float]:
     names = [f"plain-{each}" for each in range(count)]
 
-    async def run_for_each(*statements: str, at_once: int = _CONNECTIONS) -> float:
+    async def run_for_each(*statements: str, concurrency: int = _CONNECTIONS) -> float:
         began, waiting = time.perf_counter(), iter(names)
 
         async def work(connection: Connection) -> None:
             for name in waiting:
-                of = {"role": sql.Identifier(name), "mark": sql.Literal(f"made for {name}")}
+                parameters = {
+                    "role": sql.Identifier(name),
+                    "mark": sql.Literal(f"created for {name}"),
+                }
                 async with connection.transaction():
                     for each in statements:
                         text = sql.SQL(each)  # pyright: ignore[reportArgumentType]
-                        await connection.execute(text.format(**of))
+                        await connection.execute(text.format(**parameters))
 
-        await asyncio.gather(*map(work, connections[:at_once]))
+        await asyncio.gather(*map(work, connections[:concurrency]))
         return time.perf_counter() - began
 
     return (
         await run_for_each("CREATE ROLE {role} LOGIN", "COMMENT ON ROLE {role} IS {mark}"),
         # Concurrent grants on one database fail: "tuple concurrently updated".
-        await run_for_each(f"GRANT CONNECT ON DATABASE {_DATABASE} TO {{role}}", at_once=1),
+        await run_for_each(f"GRANT CONNECT ON DATABASE {_DATABASE} TO {{role}}", concurrency=1),
         await run_for_each(
-            f"REVOKE ALL ON DATABASE {_DATABASE} FROM {{role}}", "DROP ROLE {role}", at_once=1
+            f"REVOKE ALL ON DATABASE {_DATABASE} FROM {{role}}", "DROP ROLE {role}", concurrency=1
         ),
     )
 
 
-def _median(rounds: list[Granting]) -> Granting:
-    def of(pick: Callable[[Granting], float]) -> float:
+def _median(rounds: list[GrantTimes]) -> GrantTimes:
+    def median_of(pick: Callable[[GrantTimes], float]) -> float:
         return statistics.median(map(pick, rounds))
 
-    return Granting(
-        rounds[0].by,
-        of(lambda each: each.roles_seconds),
-        of(lambda each: each.grants_seconds),
-        of(lambda each: each.removed_seconds),
+    return GrantTimes(
+        rounds[0].method,
+        median_of(lambda each: each.roles_seconds),
+        median_of(lambda each: each.grants_seconds),
+        median_of(lambda each: each.removed_seconds),
         {
-            name: of(lambda each, name=name: each.cpu_seconds[name])
+            name: median_of(lambda each, name=name: each.cpu_seconds[name])
             for name in rounds[0].cpu_seconds
         },
     )
@@ -124,7 +127,7 @@ def _median(rounds: list[Granting]) -> Granting:
 async def measure_repair(systems: Systems, times: int) -> float:
     """Revoke a grant out of band several times; return the median seconds until it is restored.
 
-    PostgreSQL has no notifications, so the listings, a second apart here, detect it.
+    PostgreSQL does not report such changes, so the listings, one second apart here, detect it.
     """
     name = f"{_PREFIX}-harmed"
     await systems.declare([_role(name)])
@@ -153,9 +156,9 @@ async def count_statements(systems: Systems) -> Mapping[str, Counter[str]]:
     name = f"{_PREFIX}-counted"
     keys = [ResourceKey("default", kind, name) for kind in ("Grant", "DatabaseRole")]
     changes: dict[str, Callable[[], Awaitable[object]]] = {
-        "role made": lambda: systems.declare([_role(name)]),
+        "role created": lambda: systems.declare([_role(name)]),
         "role changed": lambda: systems.declare([_role(name, 5)], 2),
-        "grant made": lambda: systems.declare([_grant(name, "CONNECT")]),
+        "grant created": lambda: systems.declare([_grant(name, "CONNECT")]),
         "grant changed": lambda: systems.declare([_grant(name, "CONNECT", "CREATE")], 2),
         "grant withdrawn": lambda: systems.withdraw(keys[:1], 2),
         "role withdrawn": lambda: systems.withdraw(keys[1:], 2),

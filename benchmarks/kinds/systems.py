@@ -31,10 +31,10 @@ from tests.engines import EngineAdmin
 from tests.folders import short_folder
 from tests.postgres import Superuser
 
-RARELY_SECONDS = 3_600.0
+RARE_RESYNC_SECONDS = 3_600.0
 TIMEOUT_SECONDS = 300.0
 MIN_RESYNC_SECONDS = 0.5
-"""As in `up --with docker`: minimum time between a listing and the next one after an event."""
+"""Minimum time between a listing and one that an event triggers, as in `up --with docker`."""
 
 CONCURRENCY = Limits().concurrency
 REST_SECONDS = 1.5
@@ -61,12 +61,14 @@ class Systems:
     # --- declarations
 
     async def configure(
-        self, name: str, provider: str, prefix: str, resync_seconds: float = RARELY_SECONDS
+        self, name: str, provider: str, prefix: str, resync_seconds: float = RARE_RESYNC_SECONDS
     ) -> None:
         """Declare a configuration for a prefix, otherwise as `up --with` declares it."""
-        of = self.engine if provider == "docker" else self.postgres
+        system = self.engine if provider == "docker" else self.postgres
         scope = Scope(prefix=prefix)
-        spec = ProviderConfigSpec(provider, of.endpoint, scope=scope, resync_seconds=resync_seconds)
+        spec = ProviderConfigSpec(
+            provider, system.endpoint, scope=scope, resync_seconds=resync_seconds
+        )
         if provider == "docker":
             allow = Allow(users=(ROOT,))
             spec = replace(spec, least_resync_seconds=MIN_RESYNC_SECONDS, allow=allow)
@@ -101,27 +103,27 @@ class Systems:
     async def call_engine(self, method: str, path: str, body: object = None, **query: str) -> bytes:
         """Call the Engine directly; raises if it rejects the request."""
         url = f"http://engine/v1.41{path}"
-        async with self.http.request(method, url, json=body, params=query) as answer:
-            content = await answer.read()
-            assert answer.status < 400 or answer.status == 404, content
+        async with self.http.request(method, url, json=body, params=query) as response:
+            content = await response.read()
+            assert response.status < 400 or response.status == 404, content
             return content
 
     async def execute_sql(self, text: str, *names: str) -> object:
-        """Execute a statement about names as superuser, and return the first value."""
+        """Execute a statement with identifiers as superuser, and return the first value."""
         composed = sql.SQL(text).format(*map(sql.Identifier, names))  # pyright: ignore[reportArgumentType]
         return await self.superuser.value(composed)
 
     # --- requests, from the systems' own logs
 
     def calls_since(self, mark: int) -> Counter[str]:
-        """Count the calls of the Engine since a mark, without IDs."""
+        """Count the calls to the Engine since a mark, without IDs."""
         return Counter(f"{method} {_ID.sub('*', path)}" for _, method, path in self._calls(mark))
 
     def listing_seconds(self, mark: int) -> list[float]:
         """Return the duration of each listing since a mark, until its last read."""
         found: list[tuple[float, float]] = []
-        for moment, method, path in self._calls(mark):
-            at = _seconds(moment)
+        for timestamp, method, path in self._calls(mark):
+            at = _seconds(timestamp)
             if (method, path) == ("GET", "/containers/json"):
                 found.append((at, at))
             elif found and path.startswith("/containers/"):
@@ -144,7 +146,7 @@ class Systems:
         return [match[1] for line in lines if (match := _STATEMENT.match(line)) is not None]
 
     def marks(self) -> tuple[int, int]:
-        """Return the current sizes of the Engine's and the server's log."""
+        """Return the current sizes of the Engine's and PostgreSQL's logs."""
         return self.engine.log.stat().st_size, self.postgres.log.stat().st_size
 
     def cpu(self) -> dict[str, float]:
@@ -156,7 +158,7 @@ class Systems:
 async def running() -> AsyncGenerator[Systems]:
     """Start all systems in an empty folder, and stop them afterwards."""
     with short_folder() as folder:
-        folder.chmod(0o755)  # as root PostgreSQL runs as another user
+        folder.chmod(0o755)  # if this process is root, PostgreSQL runs as another user
         bus = EmbeddedServer()
         # Their logs contain the requests of all clients.
         engine = DockerEngine("--log-level=debug", isolated=True)
@@ -198,7 +200,7 @@ async def running() -> AsyncGenerator[Systems]:
 
 
 async def wait_until(holds: Callable[[], Awaitable[object]], what: str) -> float:
-    """Wait until a condition holds; return the seconds, in steps of 5 ms."""
+    """Wait until a condition holds, checked every 5 ms; return the seconds."""
     began = time.perf_counter()
     while not await holds():
         assert time.perf_counter() - began < TIMEOUT_SECONDS, what
@@ -216,9 +218,9 @@ def _pid_of(file: Path) -> int:
     return int(file.read_text())
 
 
-def _seconds(moment: str) -> float:
+def _seconds(timestamp: str) -> float:
     """Parse dockerd's time of day, which has nanoseconds."""
-    hours, minutes, seconds = moment.partition("T")[2].rstrip("Z").split("+")[0].split(":")
+    hours, minutes, seconds = timestamp.partition("T")[2].rstrip("Z").split("+")[0].split(":")
     return int(hours) * 3_600 + int(minutes) * 60 + float(seconds)
 
 

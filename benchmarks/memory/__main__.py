@@ -31,15 +31,15 @@ SECONDS: Final = 10.0
 
 _POLL_SECONDS: Final = 0.2
 _MEMORY_POLL_SECONDS: Final = 0.01
-_DIFFERENT: Final = 2
+_STATUS_DIFFERENT: Final = 2
 
 app = App(name="benchmarks.memory", help_format="plaintext", result_action="return_value")
 
 
-class Answer(NamedTuple):
+class QueryCost(NamedTuple):
     """The cost of one query, from the start of its process to its end."""
 
-    question: str
+    query: str
     events_read: int
     seconds: float
     cpu_seconds: float
@@ -50,7 +50,7 @@ class Case(NamedTuple):
     """All measurements on one log."""
 
     filled: LogSummary
-    answers: Sequence[Answer]
+    costs: Sequence[QueryCost]
 
 
 @app.default
@@ -85,13 +85,13 @@ async def _measure(folder: Path, count: int) -> Case:
             async with run_roles(nc, ("projector",)):
                 await _wait_until_current(nc)
             _print_progress(f"rows are current after {time.perf_counter() - began:.0f} s")
-        answers = [
-            await asyncio.to_thread(_run_query, folder, *question)
-            for question in _questions(server.url, filled)
+        costs = [
+            await asyncio.to_thread(_run_query, folder, *query)
+            for query in _queries(server.url, filled)
         ]
     finally:
         await server.stop()
-    return Case(filled, answers)
+    return Case(filled, costs)
 
 
 async def _wait_until_current(nc: Client) -> None:
@@ -104,44 +104,52 @@ async def _wait_until_current(nc: Client) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _questions(url: str, filled: LogSummary) -> list[tuple[str, int, Sequence[str]]]:
+def _queries(url: str, filled: LogSummary) -> list[tuple[str, int, Sequence[str]]]:
     """Return each query, the number of events that it reads, and its command."""
     middle = filled.events // 2
     one, hot, at = str(filled.example), str(HOT), str(middle)
-    own, of_hot = filled.events // filled.resources, filled.events // 100
-    ask = [sys.executable, "-m", "reconciler"]
+    resource_events, hot_events = filled.events // filled.resources, filled.events // 100
+    reconciler = [sys.executable, "-m", "reconciler"]
     plain = [sys.executable, "-m", "benchmarks.memory.plain"]
     bus = ["--nats-url", url]
     return [
         ("nats-py's ordered consumer, up to the middle", middle, [*plain, "ordered", url, at]),
-        ("our follower, up to the middle", middle, [*plain, "follower", url, at]),
-        ("get -A --at, the middle", middle, [*ask, "get", "-A", "--at", at, *bus]),
+        ("Reconciler's follower, up to the middle", middle, [*plain, "follower", url, at]),
+        ("get -A --at, the middle", middle, [*reconciler, "get", "-A", "--at", at, *bus]),
         (
             "get -n, a tenth of the fleet, --at the middle",
             middle // NAMESPACES,
-            [*ask, "get", "-n", "team-1", "--at", at, *bus],
+            [*reconciler, "get", "-n", "team-1", "--at", at, *bus],
         ),
-        ("get -A --at, now", 0, [*ask, "get", "-A", "--at", "1ms", *bus]),
-        ("describe --at", own, [*ask, "describe", one, "--at", at, *bus]),
-        ("history --since", own, [*ask, "history", one, "--since", "15d", *bus]),
-        ("diff", own, [*ask, "diff", one, "--from", at, *bus]),
-        ("describe --at, the hot one", of_hot, [*ask, "describe", hot, "--at", at, *bus]),
-        ("history --since, the hot one", of_hot, [*ask, "history", hot, "--since", "1d", *bus]),
-        ("events --limit 50", 50, [*ask, "events", "--limit", "50", *bus]),
-        ("events --since 15d", 1_000, [*ask, "events", "--since", "15d", *bus]),
+        ("get -A --at, now", 0, [*reconciler, "get", "-A", "--at", "1ms", *bus]),
+        ("describe --at", resource_events, [*reconciler, "describe", one, "--at", at, *bus]),
+        ("history --since", resource_events, [*reconciler, "history", one, "--since", "15d", *bus]),
+        ("diff", resource_events, [*reconciler, "diff", one, "--from", at, *bus]),
         (
-            "events --actor, one of long ago",
+            "describe --at, the hot resource",
+            hot_events,
+            [*reconciler, "describe", hot, "--at", at, *bus],
+        ),
+        (
+            "history --since, the hot resource",
+            hot_events,
+            [*reconciler, "history", hot, "--since", "1d", *bus],
+        ),
+        ("events --limit 50", 50, [*reconciler, "events", "--limit", "50", *bus]),
+        ("events --since 15d", 1_000, [*reconciler, "events", "--since", "15d", *bus]),
+        (
+            "events --actor, one old event",
             filled.events,
-            [*ask, "events", "--actor", ONE_TIME_ACTOR, *bus],
+            [*reconciler, "events", "--actor", ONE_TIME_ACTOR, *bus],
         ),
     ]
 
 
-def _run_query(folder: Path, question: str, events_read: int, command: Sequence[str]) -> Answer:
+def _run_query(folder: Path, query: str, events_read: int, command: Sequence[str]) -> QueryCost:
     """Run a command in a separate process, and measure its usage with the kernel's counters."""
     root = Path(__file__).parents[2]
-    answer_path, errors = folder / "answer", folder / "errors"
-    with answer_path.open("wb") as out, errors.open("wb") as err:
+    output_path, errors = folder / "output", folder / "errors"
+    with output_path.open("wb") as out, errors.open("wb") as err:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err, cwd=root)
         peak = 0.0  # not from wait4, whose value is at least this process's memory at the fork
@@ -153,9 +161,9 @@ def _run_query(folder: Path, question: str, events_read: int, command: Sequence[
             time.sleep(_MEMORY_POLL_SECONDS)
         seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, _DIFFERENT) or "error" in errors.read_text():
+    if process.returncode not in (0, _STATUS_DIFFERENT) or "error" in errors.read_text():
         raise SystemExit(f"{' '.join(command)}: status {process.returncode}: {errors.read_text()}")
-    return Answer(question, events_read, seconds, usage.ru_utime + usage.ru_stime, peak)
+    return QueryCost(query, events_read, seconds, usage.ru_utime + usage.ru_stime, peak)
 
 
 def _show(case: Case, load: float) -> None:
@@ -165,16 +173,16 @@ def _show(case: Case, load: float) -> None:
         f"{filled.events:,} events of {size} bytes, {filled.resources:,} resources "
         f"(load average {load:.1f} before)"
     )
-    table = Table("question", title=title)
+    table = Table("query", title=title)
     for heading in ("reads about", "seconds", "CPU s", "peak MB"):
         table.add_column(heading, justify="right")
-    for each in case.answers:
+    for each in case.costs:
         times = (f"{each.seconds:.2f}", f"{each.cpu_seconds:.2f}", f"{each.peak_mb:.0f}")
-        table.add_row(each.question, f"{each.events_read:,}", *times)
+        table.add_row(each.query, f"{each.events_read:,}", *times)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    slowest = max(each.seconds for each in case.answers if each.events_read < filled.events // 2)
+    slowest = max(each.seconds for each in case.costs if each.events_read < filled.events // 2)
     print(
-        f"the slowest that needs no half of the log: {slowest:.2f} s "
+        f"the slowest query of less than half of the log: {slowest:.2f} s "
         f"(target {SECONDS:g} s: {'met' if slowest < SECONDS else 'missed'})"
     )
 

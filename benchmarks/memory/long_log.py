@@ -62,7 +62,7 @@ class LogSummary(NamedTuple):
 
 
 async def fill(nc: Client, count: int) -> LogSummary:
-    """Append this many events, spread evenly over the last days."""
+    """Append ``count`` events, spread evenly over the last ``DAYS`` days."""
     began = datetime.now(UTC) - timedelta(days=DAYS)
     step = timedelta(days=DAYS) / count
     heads: dict[ResourceKey, tuple[int, str]] = {}
@@ -97,15 +97,15 @@ async def fill(nc: Client, count: int) -> LogSummary:
 
 
 def _generate_events(count: int) -> Iterator[tuple[ResourceKey, ResourceEvent, str]]:
-    """Yield events without end: each resource is declared, changed, and drifts."""
+    """Yield events endlessly: each resource is declared, changed, and drifts."""
     resources = max(1, count // EVENTS_PER_RESOURCE)
     turn, hot = 0, 0
     while True:
         for number in range(resources):
             key = ResourceKey(f"team-{number % NAMESPACES}", "Shape", f"shape-{number}")
-            by = ONE_TIME_ACTOR if turn == 0 and number == 0 else "deploy"
+            actor = ONE_TIME_ACTOR if turn == 0 and number == 0 else "deploy"
             for data in _turn(key.name, turn):
-                yield key, data, by if isinstance(data, SpecDeclared) else "reconciler@host:1"
+                yield key, data, actor if isinstance(data, SpecDeclared) else "reconciler@host:1"
             if number % (_HOT_EVERY // 4) == 0:
                 for data in _turn(HOT.name, hot):
                     yield HOT, data, "reconciler@host:1"
@@ -140,10 +140,10 @@ def _drift(name: str, turn: int) -> Sequence[ResourceEvent]:
 def _action(name: str, generation: int, turn: int, operation: Operation) -> Sequence[ResourceEvent]:
     existing = _object(name, generation)
     action = f"team/Shape/{name}@{turn}"
-    because = (f"{turn:032x}",)
-    place = ("default", name, because, existing.fields, existing.labels)
+    causes = (f"{turn:032x}",)
+    content = ("default", name, causes, existing.fields, existing.labels)
     return (
-        ActionDecided(Action(action, action, operation, generation, *place)),
+        ActionDecided(Action(action, action, operation, generation, *content)),
         ActionSucceeded(action, operation, 1, existing),
         OutcomeRecorded("Converged", generation, "AsDeclared", conditions=_CONDITIONS),
     )

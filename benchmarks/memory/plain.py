@@ -1,4 +1,4 @@
-"""Reference programs for separate processes, which only read the same messages."""
+"""Baseline programs, run as separate processes, that only read the same messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infra.jetstream.follow import follow
 
 
 async def follower(url: str, count: int) -> None:
-    """Read the first messages with our follower, as bytes."""
+    """Read the first messages with Reconciler's follower, as bytes."""
     nc = await connect(url, name="benchmark")
     async with follow(nc, LOG) as messages:
         async for batch in messages:
@@ -45,5 +45,5 @@ async def ordered(url: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    ways = {"follower": follower, "ordered": ordered}
-    uvloop.run(ways[sys.argv[1]](sys.argv[2], int(sys.argv[3])))
+    programs = {"follower": follower, "ordered": ordered}
+    uvloop.run(programs[sys.argv[1]](sys.argv[2], int(sys.argv[3])))

@@ -120,7 +120,7 @@ class AliasProvider(NamedObjects[Record]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[Record]]:
-        del scope, unreadable  # the base filters, and every record can be read
+        del scope, unreadable  # the base class filters, and every record is readable
         cursor: str | None = ""
         while cursor is not None:
             page = await self.page(page_size, cursor)

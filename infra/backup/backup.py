@@ -1,7 +1,7 @@
 """Save a log to a file while the system runs.
 
-The backup is as of one position in the log. Undecided messages in the intake are read before that
-position is determined. Those decided in between are also in the log, where the restore detects
+The backup is as of one position in the log. Unprocessed messages in the intake are read before
+that position is determined. Those processed in between are also in the log, so the restore skips
 them.
 """
 
@@ -60,8 +60,8 @@ async def save_log(
 ) -> SavedLog:
     """Write a backup of the current log, or one without events if only an intake exists.
 
-    ``all_declarations``: include decided ones that the intake still has, for a log that will be set
-    back in time. If an error is raised, no file is left.
+    ``all_declarations``: include processed declarations that the intake still has, for a log that
+    will be restored to an earlier state. If an error is raised, no file is left.
 
     Raises:
         BackupFileError: the file cannot be written.
@@ -118,7 +118,7 @@ async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessag
 
 
 async def _read_decided_positions(nc: Client) -> dict[int, int]:
-    """Return the intake position up to which each partition is decided."""
+    """Return the intake position up to which each partition has been processed."""
     decided: dict[int, int] = {}
     for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
         try:

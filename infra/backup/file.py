@@ -108,12 +108,14 @@ class BackupWriter:
         if kind != self._kind:
             self._flush()
             self._kind = kind
-        for one in messages:
-            headers = dict(one.headers) if one.headers else None
+        for message in messages:
+            headers = dict(message.headers) if message.headers else None
             self._pending.append(
-                SavedMessage(one.seq, one.subject, one.time_ns, headers, one.payload)
+                SavedMessage(
+                    message.seq, message.subject, message.time_ns, headers, message.payload
+                )
             )
-            self._pending_bytes += len(one.payload)
+            self._pending_bytes += len(message.payload)
             is_full = len(self._pending) >= MAX_BLOCK_MESSAGES
             if is_full or self._pending_bytes >= MAX_BLOCK_BYTES:
                 self._flush()
@@ -140,7 +142,7 @@ class BackupWriter:
 
 @contextmanager
 def new_backup(path: Path) -> Generator[BackupWriter]:
-    """Write a backup, which gets its name only when it is complete and synced.
+    """Yield a writer for a backup, which gets its name only once it is complete and synced.
 
     Raises:
         BackupFileError: the file exists, its directory does not exist, or the disk is full.
@@ -190,14 +192,14 @@ class Backup:
         self.header = self._decode_struct(content, Header)
 
     def declarations(self) -> Generator[Sequence[SavedMessage]]:
-        """Yield the undecided declarations, in blocks; raises ``BackupFileError``."""
-        return self._of_kind(b"D")
+        """Yield the unprocessed declarations, in blocks; raises ``BackupFileError``."""
+        return self._read_kind(b"D")
 
     def events(self) -> Generator[Sequence[SavedMessage]]:
         """Yield every event, in blocks; raises ``BackupFileError``."""
-        return self._of_kind(b"E")
+        return self._read_kind(b"E")
 
-    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[SavedMessage]]:
+    def _read_kind(self, wanted_kind: Kind) -> Generator[Sequence[SavedMessage]]:
         counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         with self.path.open("rb") as file:
             self._check_magic(file)

@@ -19,8 +19,8 @@ Progress = Callable[[int], object]
 class LogSummary:
     """The state of a log after the events added so far: chains, and each resource's newest cause.
 
-    A cause is an intake position. The log contains no declaration after it. ``times``: when the
-    server stored the newest event of each resource, in nanoseconds.
+    A cause is the intake position of a processed message. Declarations at later positions are not
+    in the log. ``times``: when the server stored each resource's newest event, in nanoseconds.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class LogSummary:
         self.causes[event.subject] = max(known, event.causationposition)
         self.times[event.subject] = time_ns
 
-    def has_decided(self, declaration: SavedMessage, *, is_behind: bool) -> bool:
-        """Return whether the log contains the decision about a declaration.
+    def includes(self, declaration: SavedMessage, *, is_behind: bool) -> bool:
+        """Return whether the log contains the result of processing a declaration.
 
         ``is_behind``: whether the intake ended before the log's causes, because it had lost its
         newest messages, or had been recreated and reused positions. If so, the times are compared,

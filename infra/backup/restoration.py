@@ -71,7 +71,7 @@ _FINISHED: Final = ".replaced-"
 
 
 class RestoreRefusedError(ReconcilerError):
-    """A backup must not be restored here. The message contains the reason and the remedy."""
+    """The server's state does not permit the restore. The message contains reason and remedy."""
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
     """The result of a restore.
 
     ``continued``: number of events after the backup's end that were kept from the replaced log.
-    ``lost``: number of those that were not. ``declarations``: number restored to the intake.
+    ``lost``: number of those that were not kept. ``declarations``: number restored to the intake.
     ``replaced``: the files with the server's former data.
     """
 
@@ -174,7 +174,7 @@ def _check_same_file(backup: Backup, existing: LogIdentity) -> None:
 
 
 def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[str]) -> None:
-    """Raise an error if the saved files are not next to the backup, such as for a copy or link."""
+    """Raise an error if the saved files are not next to the backup, which may be a copy or link."""
     present = {each.name for each in _unfinished_files(backup.path)}
     if missing := [name for name in saved if name not in present]:
         raise RestoreRefusedError(
@@ -228,8 +228,8 @@ async def restore_log(
     floor = await _save_existing(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
     saved_backups = [Backup(path) for path in _unfinished_files(backup.path)]
-    for each in saved_backups:
-        positions = (one.position for one in _messages_of(each.declarations()))
+    for saved_backup in saved_backups:
+        positions = (saved.position for saved in _messages_of(saved_backup.declarations()))
         floor = max(floor, max(positions, default=0))
     if plan.log is not None and plan.mode in ("new", "replace"):
         await delete_stream(nc, LOG)
@@ -318,18 +318,18 @@ async def _lacks_saved_messages(nc: Client, backup: Backup, summary: LogSummary)
     """
     saved_backups = [Backup(path) for path in _unfinished_files(backup.path)]
     saved = _events_of_log(saved_backups, backup.header.identity.log_id)
-    if any(_compare(one, summary) == "next" for one in saved):
+    if any(_compare(event, summary) == "next" for event in saved):
         return True
     names = {
-        _declaration_id(one)
-        for each in saved_backups
-        for some in _undecided_declarations(each, summary)
-        for one in some
+        _declaration_id(declaration)
+        for saved_backup in saved_backups
+        for block in _missing_declarations(saved_backup, summary)
+        for declaration in block
     }
     if not names or not await intake_position(nc):
         return bool(names)
     stored = await read_subject(nc, INTAKE, ALL_STORED_INTAKE)
-    return bool(names - {_declaration_id(_declaration(_to_saved(one))) for one in stored})
+    return bool(names - {_declaration_id(_declaration(_to_saved(message))) for message in stored})
 
 
 async def _check_no_clients(nc: Client) -> None:
@@ -337,9 +337,9 @@ async def _check_no_clients(nc: Client) -> None:
     for name in decider_consumers():
         with contextlib.suppress(NotFoundOnBusError):
             consumers.append(await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None))
-    for each in consumers:
-        if each.get("num_waiting"):
-            name, stream = each["name"], each["stream_name"]
+    for consumer in consumers:
+        if consumer.get("num_waiting"):
+            name, stream = consumer["name"], consumer["stream_name"]
             raise RestoreRefusedError(
                 f"the log is in use (a client reads consumer {name} of {stream}); stop all "
                 "deciders, workers, observers and projectors, then retry"
@@ -373,7 +373,7 @@ async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
     try:
         await _check_unchanged(nc, plan)
     except RestoreRefusedError:
-        saved_path.unlink()  # none of its content was deleted from the server
+        saved_path.unlink()  # its content is still on the server
         raise
     return floor
 
@@ -440,7 +440,7 @@ async def _keep_newer_events(
 ) -> tuple[int, int]:
     """Keep a replaced log's events after the backup, if they continue their resources' chains.
 
-    An event is kept if, by its digest, it exactly continues the history in the backup.
+    An event is kept if its digest shows that it directly continues the history in the backup.
     """
     continued = lost = 0
     for saved in _events_of_log(saved_backups, identity.log_id):
@@ -500,10 +500,12 @@ async def _restore_declarations(nc: Client, sources: Sequence[Backup], summary: 
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
-        for unknown in _undecided_declarations(source, summary):
+        for block in _missing_declarations(source, summary):
             # The file of an interrupted restore may repeat declarations that were already stored.
             new_declarations = {
-                _declaration_id(one): one for one in unknown if _declaration_id(one) not in known
+                declaration_id: declaration
+                for declaration in block
+                if (declaration_id := _declaration_id(declaration)) not in known
             }
             if not new_declarations:
                 continue
@@ -515,16 +517,14 @@ async def _restore_declarations(nc: Client, sources: Sequence[Backup], summary: 
     return len(known)
 
 
-def _undecided_declarations(
-    source: Backup, summary: LogSummary
-) -> Generator[list[OutgoingMessage]]:
+def _missing_declarations(source: Backup, summary: LogSummary) -> Generator[list[OutgoingMessage]]:
     """Yield a file's declarations that the log lacks, in blocks."""
     is_behind = 0 < source.header.intake_position < summary.newest_cause
     for messages in source.declarations():
         yield [
-            _declaration(one)
-            for one in messages
-            if not summary.has_decided(one, is_behind=is_behind)
+            _declaration(message)
+            for message in messages
+            if not summary.includes(message, is_behind=is_behind)
         ]
 
 

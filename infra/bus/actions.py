@@ -32,11 +32,11 @@ class JetStreamActionReader:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._reader = PullGroup(nc, LOG, [], keep_room=True)
+        self._reader = PullGroup(nc, LOG, [], keep_slots=True)
         # By reply subject: actions that this reader must return on close, and actions that still
-        # count against their consumer's room.
+        # occupy a slot of their consumer.
         self._leased: dict[str, Delivered] = {}
-        self._occupying_room: set[str] = set()
+        self._occupied_slots: set[str] = set()
         self._connections: int | None = None
         # The log's last position at the start of the current connection, see `_track_connection`.
         self._decided_before = 0
@@ -53,7 +53,7 @@ class JetStreamActionReader:
                 )
         except (BusRefusedError, StreamFullError) as error:  # for example, an account limit
             raise QueueRefusedError(str(error)) from error
-        self._reader.take_from(name, limit)
+        self._reader.set_slots(name, limit)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions."""
@@ -62,17 +62,19 @@ class JetStreamActionReader:
             with with_remedy():
                 delivered = await self._reader.next_batch()
             await self._track_connection()
-            for each in delivered:
+            for delivery in delivered:
                 try:
-                    event = _action(each)
+                    event = _action(delivery)
                 except ValueError as error:
-                    await self._return_unreadable(each, str(error))
+                    await self._return_unreadable(delivery, str(error))
                     continue
-                self._leased[each.reply] = each
-                self._occupying_room.add(each.reply)
+                self._leased[delivery.reply] = delivery
+                self._occupied_slots.add(delivery.reply)
                 # The delivery count is reliable only for actions decided during this connection.
-                is_certain = each.seq > self._decided_before
-                actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
+                is_certain = delivery.seq > self._decided_before
+                actions.append(
+                    ActionDelivery(delivery.seq, event, delivery.delivered, delivery, is_certain)
+                )
             if actions:
                 return actions
 
@@ -117,15 +119,15 @@ class JetStreamActionReader:
                 )
         except BusError as error:  # the next delivery reports it again
             _logger.warning("storing a dead letter failed", error=str(error))
-        self._reader.free_room(unreadable)
+        self._reader.free_slot(unreadable)
         await nak(self._nc, unreadable, _REDELIVERY_SECONDS)
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        """Free the room of an action, so that the server delivers another one."""
+        """Free an action's slot, so that the server delivers another one."""
         receipt = cast("Delivered", delivery.receipt)
-        if receipt.reply in self._occupying_room:  # otherwise the room is already free
-            self._occupying_room.discard(receipt.reply)
-            self._reader.free_room(receipt)
+        if receipt.reply in self._occupied_slots:  # otherwise the slot is already free
+            self._occupied_slots.discard(receipt.reply)
+            self._reader.free_slot(receipt)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Acknowledge actions whose results are stored."""

@@ -21,7 +21,7 @@ class BusClock(NamedTuple):
     """The offset of the bus clock from this machine's clock.
 
     Attributes:
-        ahead: bus time minus local time.
+        offset: bus time minus local time.
         margin: possible error of `offset`, in either direction.
     """
 

@@ -31,7 +31,7 @@ from infra.bus.outcome_feeds import (
     follow_outcomes,
     follow_service_outcomes,
 )
-from infra.bus.replies import ReplyBox, Round
+from infra.bus.replies import ReplyBox, RequestBatch
 from infra.bus.retries import retry_read
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, LOG
@@ -113,7 +113,8 @@ class JetStreamClientBus:
     ) -> Sequence[Reply | None]:
         """Store messages, and return their replies, with None for those that do not arrive in time.
 
-        A message that the server refused has a refusal, unless it refused all of them.
+        The reply to a message that the server refused is a refusal. If it refused all messages, the
+        first error is raised.
 
         Raises:
             WaitTimeoutError: the server did not confirm all messages in time.
@@ -130,9 +131,9 @@ class JetStreamClientBus:
             return requests.replies
 
     async def _send_requests(
-        self, messages: Sequence[IntakeMessageOut], requests: Round, stored: asyncio.Event
+        self, messages: Sequence[IntakeMessageOut], requests: RequestBatch, stored: asyncio.Event
     ) -> None:
-        """Store messages; after a lost connection, again store those without a reply.
+        """Store messages. After a lost connection, store those without a reply again.
 
         A lost connection loses replies. The decider detects a repeated message by its id, and
         replies `Duplicate`.
@@ -149,7 +150,7 @@ class JetStreamClientBus:
             for number, error in failures.items():
                 if len(failures) == len(messages):
                     raise error
-                # The others are stored, so the caller needs their replies.
+                # The other messages are stored, so the caller needs their replies.
                 requests.set_reply(
                     indexes[number], _build_refusal(messages[indexes[number]], error)
                 )
@@ -315,7 +316,7 @@ class JetStreamClientBus:
 
 
 def _build_refusal(message: IntakeMessageOut, error: Exception) -> Reply:
-    """Return the refusal of a message that the server did not store."""
+    """Return a refusal for a message that the server did not store."""
     reason = "Denied" if isinstance(error, BusDeniedError) else "NotStored"
     return Reply(False, reason, 0, 0, str(error), str(message.key), message.message_id)
 

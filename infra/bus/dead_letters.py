@@ -86,9 +86,9 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
         waiting += [each for each in over_share if each.usable]
         discarded += [each for each in over_share if not each.usable]
         results = await store_all(nc, [each.message for each in fitting])
-        for each, result in zip(fitting, results, strict=True):
+        for entry, result in zip(fitting, results, strict=True):
             if isinstance(result, StreamFullError):
-                waiting.append(each.letter)
+                waiting.append(entry.letter)
             elif isinstance(result, Exception):
                 raise result
     await discard(nc, discarded)
@@ -152,8 +152,8 @@ async def _filter_unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[
         return list(outgoing)
     letters = await last_for_subjects(nc, DEADLETTERS, list(subjects))
     newest = {
-        _without_size(known.subject): known
-        for known in sorted(letters, key=lambda known: known.seq)
+        _without_size(letter.subject): letter
+        for letter in sorted(letters, key=lambda letter: letter.seq)
     }
     known = {(subject, _identity(each.headers)) for subject, each in newest.items()}
     return [
@@ -165,11 +165,11 @@ async def _filter_unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[
 
 def _chunks(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
     start, size = 0, 0
-    for end, each in enumerate(outgoing):
-        if end > start and size + each.size > _CHUNK_BYTES:
+    for end, entry in enumerate(outgoing):
+        if end > start and size + entry.size > _CHUNK_BYTES:
             yield outgoing[start:end]
             start, size = end, 0
-        size += each.size
+        size += entry.size
     if outgoing:
         yield outgoing[start:]
 
@@ -186,13 +186,13 @@ async def _split_by_share(
     used = {name: await _used_bytes(nc, name) for name in {each.namespace for each in outgoing}}
     fitting: list[_Outgoing] = []
     over_share: list[DeadLetter] = []
-    for each in outgoing:
+    for entry in outgoing:
         # For a single letter that exceeds a share, only the limit of the stream applies.
-        if each.size <= share < used[each.namespace] + each.size:
-            over_share.append(each.letter)
+        if entry.size <= share < used[entry.namespace] + entry.size:
+            over_share.append(entry.letter)
         else:
-            used[each.namespace] += each.size
-            fitting.append(each)
+            used[entry.namespace] += entry.size
+            fitting.append(entry)
     return fitting, over_share
 
 

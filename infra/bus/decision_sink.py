@@ -86,10 +86,10 @@ class JetStreamDecisionSink:
         """
         outgoing = [_rejected_outcome(each) for each in rejections]
         results = await store_all(self._nc, outgoing)
-        for each, result in zip(outgoing, results, strict=True):
+        for message, result in zip(outgoing, results, strict=True):
             if isinstance(result, MessageTooLargeError):
                 _logger.warning(
-                    "a rejection was not stored", subject=each.subject, reason=str(result)
+                    "a rejection was not stored", subject=message.subject, reason=str(result)
                 )
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
@@ -106,15 +106,15 @@ class JetStreamDecisionSink:
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase messages from the intake that may contain a secret, because it would keep them.
+        """Erase messages that may contain a secret from the intake, which would keep them.
 
         Each erasure takes the server about 20 ms. In `system`, where only operators declare, all
-        are erased. In other namespaces, a flood is left for the intake to be trimmed.
+        are erased. In other namespaces, most messages of a flood stay until the intake is trimmed.
         """
         skipped: Counter[str] = Counter()
-        for each in letters:
-            position, namespace = each.delivery.position, namespace_of(each.delivery.subject)
-            if not may_contain_secret(each.delivery.subject):
+        for letter in letters:
+            position, namespace = letter.delivery.position, namespace_of(letter.delivery.subject)
+            if not may_contain_secret(letter.delivery.subject):
                 continue
             if namespace != SYSTEM_NAMESPACE and not self._may_erase(namespace):
                 skipped[namespace] += 1

@@ -197,8 +197,8 @@ class JetStreamLog:
     ) -> Mapping[ResourceKey, LoadedResource]:
         """Load many resources.
 
-        One read loads all short histories. Longer ones need one more read for all cached states,
-        and a few concurrent reads each for the remaining events.
+        One read loads all short histories. Longer histories need one more read for all cached
+        states, and each needs a few concurrent reads for its remaining events.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
@@ -217,7 +217,7 @@ class JetStreamLog:
     async def _load_short(
         self, keys: Sequence[ResourceKey], *, from_leader: bool
     ) -> tuple[dict[ResourceKey, LoadedResource], dict[ResourceKey, _Heads]]:
-        """Load resources whose newest events are their only ones. Return the heads of others."""
+        """Load resources with at most one event per class. Return the heads of the others."""
         filters = {log_filter(key): key for key in keys}
         heads: dict[ResourceKey, list[StoredMessage]] = {key: [] for key in keys}
         for message in await last_for_subjects(self._nc, LOG, list(filters)):
@@ -233,8 +233,8 @@ class JetStreamLog:
                 newest = 0 if leaders_last is None else leaders_last.seq
             by_version = _by_version(messages) if newest == head else {}
             # Versions count from 1 without gaps, so the highest one is the number of events.
-            is_all = newest == head and max(by_version, default=0) == len(messages)
-            short = self._complete_history(key, messages) if is_all else None
+            is_complete = newest == head and max(by_version, default=0) == len(messages)
+            short = self._complete_history(key, messages) if is_complete else None
             if short is None:
                 longer[key] = _Heads(newest, by_version)
             else:
@@ -338,7 +338,7 @@ class JetStreamLog:
     # --- reading
 
     async def read_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read the events of one kind's resources in one namespace, each up to any damage."""
+        """Read the histories of a kind's resources in a namespace, each up to its first damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
@@ -373,14 +373,14 @@ class JetStreamLog:
             yield feed
 
     async def missing_events(self) -> int:
-        """Count the positions without an event. A log never deletes anything."""
+        """Count the positions without an event. An intact log has none."""
         state = await stream_state(self._nc, LOG)
         return state.last_seq - state.messages
 
     async def newest_state(self) -> tuple[str, int]:
         """Return the resource and the position of the newest cached state.
 
-        They are "" and 0 if there is none, or without permission to read it.
+        They are "" and 0 if there is none, or if this user may not read it.
         """
         with contextlib.suppress(NotFoundOnBusError, BusDeniedError):
             newest = await last_from_leader(self._nc, STATES, "state.>")
@@ -402,7 +402,7 @@ class CheckedFeed:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that the log contained at the start was returned."""
+        """Whether all events that were in the log at the start have been returned."""
         return self._follower.caught_up.is_set()
 
     @property
@@ -434,7 +434,7 @@ def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the events of several histories up to any damage, ignoring gaps between positions."""
+    """Return the events of histories, each up to its first damage, ignoring gaps in positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []
@@ -508,7 +508,7 @@ def _by_sequence(message: StoredMessage) -> int:
 
 
 def _may_have_state(heads: _Heads) -> bool:
-    """Return whether a history may have a cached state: if it is long or of unknown length."""
+    """Return whether a history may have a cached state: it is long or of unknown length."""
     return max(heads.messages, default=EVENTS_BETWEEN_SAVES) >= EVENTS_BETWEEN_SAVES
 
 

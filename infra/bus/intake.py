@@ -53,9 +53,9 @@ _REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
 _MAX_REPLY_BYTES: Final = 1_000
 _MAX_NEWER_DECLARATIONS: Final = 100
 _CONCURRENT_READS: Final = 64
-_ROOM_MESSAGES: Final = 4_000
-_ROOM_BYTES: Final = 8 * 1024 * 1024
-"""Bytes to prefetch from a partition while a batch is decided.
+_PREFETCH_MESSAGES: Final = 4_000
+_PREFETCH_BYTES: Final = 8 * 1024 * 1024
+"""Bytes to prefetch from a partition while a batch is processed.
 
 This is enough to reach the messages of other namespaces behind a flood (ADR 0062).
 """
@@ -67,7 +67,7 @@ class _DeclarationCounts:
     """The number and subjects of each resource's declarations in the intake."""
 
     def __init__(self, responses: Sequence[SubjectCounts]) -> None:
-        # Removed messages are unknown.
+        # The range that all responses cover.
         self.first_seq = max(response.first_seq for response in responses)
         self.last_seq = min(response.last_seq for response in responses)
         self.counts: dict[str, int] = {}
@@ -132,8 +132,8 @@ class JetStreamIntakeReader:
             INTAKE,
             decider_consumers(),
             group=DECIDER_GROUP,
-            room=_ROOM_MESSAGES,
-            max_bytes=_ROOM_BYTES,
+            slots=_PREFETCH_MESSAGES,
+            max_bytes=_PREFETCH_BYTES,
         )
         self._flood_counts: _DeclarationCounts | None = None
         # Without authentication, a server accepts any user name in a subject.

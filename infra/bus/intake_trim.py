@@ -1,8 +1,8 @@
-"""Delete messages that the deciders have processed from the intake.
+"""Delete processed messages from the intake.
 
-The intake is a stream with limits rather than a work queue, which deletes each message when it is
-acknowledged, and waits for the disk each time: that is twenty times slower (ADR 0007). There is no
-age limit: undecided messages stay, however long the deciders are down.
+The intake is a stream with limits rather than a work queue. A work queue deletes each message when
+it is acknowledged, and waits for the disk each time, which is twenty times slower (ADR 0007). There
+is no age limit: unprocessed messages stay, however long the deciders are down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infra.jetstream.reads import StreamState, stream_state
 
 TRIM_SECONDS: Final = 30.0
 KEPT_MESSAGES: Final = 10_000
-"""Number of decided messages to keep, so that operators can inspect recent input."""
+"""Number of processed messages to keep, so that operators can inspect recent input."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ async def trim_periodically(nc: Client) -> None:
 
 
 async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
-    """Delete decided messages except the newest ``keep``, and return their number."""
+    """Delete processed messages except the newest ``keep``. Return the number deleted."""
     # Read before the consumers, so that messages stored in between are not included.
     state = await stream_state(nc, INTAKE)
     processed = min(
@@ -49,7 +49,7 @@ async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
 
 
 def count_lost_messages(state: StreamState) -> int:
-    """Return the number of messages deleted by another client, because ``trim`` keeps more."""
+    """Count the messages that another client deleted: ``trim`` would have kept them."""
     first = int(state.config.get("first_seq", 0)) or 1
     kept = state.last_seq - state.first_seq + 1
     return max(0, min(KEPT_MESSAGES, state.last_seq - first + 1) - kept)

@@ -44,7 +44,7 @@ class JetStreamLogWatch:
 
     A server may restart with other data: an older copy, an empty directory, or another log. In that
     case, the log has a different creation time, is shorter, or has a different event at the last
-    position read. From the loss of a connection until this check succeeds, nothing is certain.
+    position read. From the loss of a connection until a check succeeds, the log is uncertain.
     """
 
     def __init__(
@@ -126,7 +126,10 @@ class JetStreamLogWatch:
 
     async def _problem(self) -> str:
         """Return how the log differs from the one that this process read, or ""."""
-        position, event_id = self._position, self._event_id  # the process may read more meanwhile
+        position, event_id = (
+            self._position,
+            self._event_id,
+        )  # it may advance during the check
         try:
             state = await stream_state(self._nc, LOG)
         except NotFoundOnBusError:
@@ -167,7 +170,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
-    """Return the id of an event, or "" if it is missing or unreadable (the log reports that)."""
+    """Return an event's id, or "" if it is missing or unreadable (log readers report that)."""
     message = await message_from_leader(nc, LOG, position) if position else None
     if message is None:
         return ""

@@ -45,7 +45,7 @@ from reconciler.ports import StoredEvent
 _STREAMS: Final = (LOG, REJECTIONS)
 _BATCH_MESSAGES: Final = 64
 _REPEATED_NS: Final = 300 * 1_000_000_000
-"""Time before a resumed position for which a client gets rejections again, in ns.
+"""Period before a resumed position whose rejections are returned again, in ns.
 
 A lagging client may have received an outcome before a rejection that was stored earlier.
 """
@@ -140,8 +140,8 @@ class FollowedOutcomes:
         rejected = self._filter(decode_readable(messages, REJECTIONS))
         return [StoredEvent(self._position, event) for _, event in rejected]
 
-    async def done(self, outcome: StoredEvent) -> None:
-        """Do nothing, because the follower has the position."""
+    async def acknowledge(self, outcome: StoredEvent) -> None:
+        """Do nothing, because no position is stored."""
 
     async def close(self) -> None:
         """Stop following."""
@@ -162,26 +162,26 @@ class DurableOutcomes:
         self._unacknowledged: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
-        """Wait for outcomes. Each is delivered again until `done` is called."""
+        """Wait for outcomes. Each is delivered again until `acknowledge` is called."""
         stream, batch = await self._merged.next()
         outcomes: list[StoredEvent] = []
-        for each in batch:
+        for delivered in batch:
             try:
-                event = decode_log(each.payload)
+                event = decode_log(delivered.payload)
             except InvalidMessageError as error:
-                _log_unreadable(stream, each.seq, error)
-                await terminate(self._nc, each, "not an outcome")
+                _log_unreadable(stream, delivered.seq, error)
+                await terminate(self._nc, delivered, "not an outcome")
                 continue
             if stream == LOG:
-                self._position = each.seq
+                self._position = delivered.seq
             if not _matches(event.key, [self._tokens]):
-                await ack(self._nc, [each])
+                await ack(self._nc, [delivered])
                 continue
             outcomes.append(StoredEvent(self._position, event))
-            self._unacknowledged[event.id] = each
+            self._unacknowledged[event.id] = delivered
         return outcomes
 
-    async def done(self, outcome: StoredEvent) -> None:
+    async def acknowledge(self, outcome: StoredEvent) -> None:
         """Acknowledge an outcome."""
         delivered = self._unacknowledged.pop(outcome.event.id, None)
         if delivered is not None:
@@ -242,7 +242,7 @@ def _matches(key: ResourceKey, patterns: Sequence[str]) -> bool:
 
 
 def can_use_service_consumers(tokens: Sequence[str]) -> bool:
-    """Return whether all patterns are in one namespace, whose own consumers can be used."""
+    """Return whether all patterns are in one namespace, so that its consumers can be used."""
     namespaces = {each.split(".")[0] for each in tokens}
     return len(namespaces) == 1 and "*" not in namespaces
 
@@ -284,7 +284,7 @@ async def follow_service_outcomes(
                 _open_feed(nc, outcomes, rejections, tokens, since_ns=0)
             )
         except NotFoundOnBusError as error:
-            raise _build_missing_consumers(error, namespace) from error
+            raise _build_missing_consumers_error(error, namespace) from error
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(names)} consumers of namespace {namespace} are in use ({error}); "
@@ -332,7 +332,7 @@ async def follow_durable(
         await feed.close()
 
 
-def _build_missing_consumers(error: NotFoundOnBusError, namespace: str) -> NotFoundOnBusError:
+def _build_missing_consumers_error(error: NotFoundOnBusError, namespace: str) -> NotFoundOnBusError:
     return NotFoundOnBusError(
         f"namespace {namespace}: no consumers for services ({error}); run "
         f"`reconciler init --namespace {namespace}`"

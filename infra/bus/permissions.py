@@ -202,7 +202,7 @@ def _follow(*streams: str) -> Iterator[str]:
     """Follow streams from any position, and read their states."""
     for stream in streams:
         yield f"{_API}.STREAM.INFO.{stream}"
-        yield f"{_API}.CONSUMER.CREATE.{stream}"  # an unnamed one cannot affect other consumers
+        yield f"{_API}.CONSUMER.CREATE.{stream}"  # an unnamed consumer cannot affect others
         yield f"$JS.FC.{stream}.>"
 
 
@@ -223,7 +223,7 @@ def _pull(stream: str, consumer: str) -> Iterator[str]:
 def _dead_letters(*stages: Stage) -> Iterator[str]:
     """Store dead letters for some stages, including those that are reported only once.
 
-    This includes reading how much of its share a namespace uses, and the counts beyond it.
+    This includes reading how much of its share a namespace uses, and counting discarded messages.
     """
     yield f"{_API}.DIRECT.GET.{DEADLETTERS}"
     yield f"{_API}.STREAM.INFO.{DEADLETTERS}"
@@ -258,7 +258,7 @@ def _all_roles() -> Iterator[str]:
 def _decider() -> Iterator[str]:
     yield from _all_roles()
     yield from _pull(INTAKE, "*")  # all its consumers belong to deciders
-    yield from _get(INTAKE)  # messages that overtook a declaration, and the first of several
+    yield from _get(INTAKE)  # newer declarations, and all declarations of a resource
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # messages that all deciders have processed
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # messages that may contain a secret
@@ -339,7 +339,7 @@ def _backup() -> Iterator[str]:
     yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log lost its newest events
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.INFO.{ROWS}"  # contains a copy of the log's identity
-    yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # to find undecided declarations
+    yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # to find unprocessed declarations
     yield f"{_API}.CONSUMER.NAMES.{LOG}"  # to find the namespaces with services
 
 
@@ -351,7 +351,7 @@ def _restore() -> Iterator[str]:
     yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log lost its newest events
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_ALL_RESOURCES)
-    yield "rec.*.*.*.*"  # undecided declarations, in the name of their original users
+    yield "rec.*.*.*.*"  # unprocessed declarations, as their original users
 
 
 _GRANTS: Final[dict[Principal, Callable[[], Iterator[str]]]] = {

@@ -1,4 +1,4 @@
-"""Rate limits on the bus, each one message with compare-and-set, in the server's time."""
+"""Rate limits on the bus: one message each, updated by compare-and-set, in server time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class JetStreamRates:
             raise RateConflictError(str(conflict)) from conflict
 
     async def _calibrate(self) -> None:
-        # The server's time is assumed to be that at the middle of the request.
+        # Assume that the server read its clock in the middle of the request.
         sent_at = time.monotonic()
         response = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
         received_at = time.monotonic()

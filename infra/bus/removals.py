@@ -59,7 +59,7 @@ async def check_intake_positions(nc: Client) -> None:
 
     Raises:
         StreamReplacedError: the intake lost its newest messages, or was recreated. New ones would
-            appear older than decided ones, and be ignored.
+            appear older than processed ones, and be ignored.
     """
     if problem := await find_intake_problem(nc):
         raise StreamReplacedError(f"{problem}. {INTAKE_REMEDY}")

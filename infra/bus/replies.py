@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(Reply)
 _logger = structlog.get_logger(__name__)
 
 
-class Round:
+class RequestBatch:
     """Requests that were sent together, and their replies by index."""
 
     def __init__(self, inbox: str, number: int, count: int) -> None:
@@ -57,7 +57,7 @@ class ReplyBox:
         self._nc = nc
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._rounds: dict[int, Round] = {}
+        self._batches: dict[int, RequestBatch] = {}
         self._number = 0
 
     async def open(self, user: str) -> None:
@@ -77,15 +77,15 @@ class ReplyBox:
             await unsubscribe(self._subscription)
 
     @contextmanager
-    def expect(self, count: int) -> Generator[Round]:
+    def expect(self, count: int) -> Generator[RequestBatch]:
         """Expect the replies to `count` requests."""
         self._number += 1
         number = self._number
-        self._rounds[number] = Round(self._inbox, number, count)
+        self._batches[number] = RequestBatch(self._inbox, number, count)
         try:
-            yield self._rounds[number]
+            yield self._batches[number]
         finally:
-            del self._rounds[number]
+            del self._batches[number]
 
     def _receive(self, message: Incoming) -> None:
         try:
@@ -94,5 +94,5 @@ class ReplyBox:
         except (ValueError, msgspec.DecodeError) as error:
             _logger.warning("reading a reply failed", error=str(error))
             return
-        if number in self._rounds:
-            self._rounds[number].set_reply(index, reply)
+        if number in self._batches:
+            self._batches[number].set_reply(index, reply)

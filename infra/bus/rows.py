@@ -22,7 +22,7 @@ from infra.jetstream.reads import StoredMessage, last_for_subjects, last_from_le
 from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
-_ROWS_AT_ONCE: Final = 900  # the server accepts 1,000 messages in a batch
+_ROWS_PER_SAVE: Final = 900  # the server accepts 1,000 messages in a batch
 _HEADERS_BYTES: Final = 1024  # upper bound of the headers in a batch
 _DELETED: Final = {"KV-Operation": "DEL"}
 
@@ -34,7 +34,7 @@ class JetStreamRows:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self.rows_per_save = _ROWS_AT_ONCE
+        self.rows_per_save = _ROWS_PER_SAVE
 
     async def load(self) -> Mapping[str, bytes]:
         """Read all rows, as of one save."""
@@ -82,7 +82,7 @@ class JetStreamRows:
         """Write changed rows and the checkpoint if the revision still matches. Return the new one.
 
         A row that exceeds the message size keeps its old content, because one tenant's resource
-        must not block the rows of all others.
+        must not block the rows of all other tenants.
         """
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None

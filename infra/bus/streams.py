@@ -3,9 +3,9 @@
 ==============  ==================================  ===========================================
 stream          subjects                            content
 ==============  ==================================  ===========================================
-INTAKE          ``rec.>``, stored as ``in.<p>.>``   undecided messages (trimmed once decided)
+INTAKE          ``rec.>``, stored as ``in.<p>.>``   unprocessed messages (trimmed afterwards)
 TIMERS          ``sched.>``, ``fired.>``            message schedules; fired timers go to INTAKE
-LOG_1           ``log.>``                           the event log, permanently; includes outcomes
+LOG_1           ``log.>``                           the permanent event log, including outcomes
 REJECTIONS      ``rejection.>``                     rejected declarations
 STATES          ``state.>``                         the newest state of each resource (a cache)
 LISTINGS        ``listing.>``                       listings from other observers, for one hour
@@ -125,7 +125,7 @@ UNKNOWN_LOG_ID: Final = "unknown"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
-"""The log's last position at the end of its last restore. Up to it, bus timestamps are those of the
+"""The log's last position at the end of its last restore. Bus timestamps up to it are those of the
 restore."""
 
 RESTORING_METADATA: Final = "reconciler-log-restoring"
@@ -151,10 +151,10 @@ _REVISIONS: Final[Mapping[int, str]] = {
     5: "f3cace6f to 451d2563",
     6: "a08e3a34 to ea7ec89b",
 }
-"""The revisions of this project that wrote each older format. None of them were released."""
+"""The revisions of this project that wrote each older format. None of them was released."""
 
 _FIRST_LOG: Final = "SHAPES"
-"""Stream of the log in format 0, which does not store its number in metadata."""
+"""Stream of the log in format 0, which does not store the format in metadata."""
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
@@ -171,8 +171,8 @@ _UNLIMITED: Final = -1
 messages. Beyond a limit, the server would silently drop messages."""
 
 _NEW_SERVER_REMEDY: Final = (
-    "All other streams and consumers are as required, but no role starts until this one is: back "
-    "up the log with `reconciler backup`, and restore it to another server or account with "
+    "All other streams and consumers are correct, but no role starts until this one is. Back up "
+    "the log with `reconciler backup`, and restore it to another server or account with "
     "`reconciler restore`"
 )
 """The remedy for a difference that the server cannot change in place. It must not require deleting
@@ -194,7 +194,7 @@ _COPIES: Final = (
     f"STREAM.INFO.{STATES}",
     f"STREAM.INFO.{TIMERS}",
 )
-"""Holders of a copy of the log's metadata. A tool that declares all streams again keeps the
+"""Requests for the copies of the log's metadata. A tool that redeclares all streams does not change
 consumers."""
 
 Config = dict[str, Any]
@@ -309,8 +309,8 @@ async def ensure_topology(
     """Create or upgrade every stream and consumer. This is idempotent.
 
     ``replicas``: None for the largest number that any stream has, or 1. ``restored``: the identity
-    of a log that is being restored, whose mark stays. ``namespaces``: those whose services read
-    outcomes.
+    of a log that is being restored, which stays marked. ``namespaces``: namespaces with services
+    that read outcomes.
 
     Raises:
         IncompatibleStreamError: a difference cannot be changed in place.
@@ -350,7 +350,7 @@ async def ensure_topology(
         for stream, consumer in service_consumers(namespace):
             name = f"{stream}/{consumer['durable_name']}"
             changes[name] = await _ensure_service_consumer(
-                nc, stream, consumer, skips_old=restored is None
+                nc, stream, consumer, skip_old=restored is None
             )
             reach(Failpoint.INIT_STEP)
     if errors:
@@ -368,19 +368,19 @@ def _check_replicas(nc: Client, replicas: int | None) -> None:
 
 
 async def _max_replicas(nc: Client) -> int:
-    """Return the largest number of replicas of any stream, because another client may reduce it."""
+    """Return the largest number of replicas of any stream. Another client may have reduced some."""
     configs = [await _existing_config(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
     return max(int(each.get("num_replicas", 1)) for each in configs)
 
 
 async def _ensure_service_consumer(
-    nc: Client, stream: str, consumer: Config, *, skips_old: bool
+    nc: Client, stream: str, consumer: Config, *, skip_old: bool
 ) -> str:
-    """Create or upgrade a service's consumer. With `skips_old`, a new one skips old messages."""
+    """Create or upgrade a service's consumer. With `skip_old`, a new one skips old messages."""
     name = consumer["durable_name"]
     end = (await stream_state(nc, stream)).last_seq
     change = await ensure_consumer(nc, stream, consumer)
-    if change == "created" and skips_old:
+    if change == "created" and skip_old:
         await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": end + 1})
     return change
 
@@ -390,12 +390,12 @@ async def prepare_restoration(
 ) -> None:
     """Create or repair the streams that a restore keeps, before it deletes others.
 
-    This reserves their room. ``namespaces``: those whose services read outcomes.
+    This reserves their storage. ``namespaces``: namespaces with services that read outcomes.
 
     Raises:
-        StreamFullError: there is no room, or the account does not allow all streams and consumers.
-        IncompatibleStreamError: a stream cannot be changed in place, or a foreign stream has
-            subjects of Reconciler, so that a restore could not finish.
+        StreamFullError: there is no space, or the account does not allow all streams and consumers.
+        IncompatibleStreamError: a stream cannot be changed in place, or another client's stream
+            uses Reconciler's subjects, so a restore could not finish.
     """
     _check_replicas(nc, replicas)
     await check_stream_owners(nc)
@@ -452,16 +452,16 @@ async def begin_restoration(
     """Create the log's stream, or mark the existing one, so that no other process opens it.
 
     The old intake, and streams derived from the log, are deleted. Dead letters and listings stay.
-    The intake is created first, to reserve its room, and accepts no messages before
+    The intake is created first, to reserve its storage, and accepts no messages before
     ``ensure_topology``. Only existing streams are deleted, so an empty server requires no
     permission to delete.
 
-    ``saved``: the names of the files without which the restore must not be completed.
+    ``saved``: the names of the saved files that are required to complete the restore.
     ``end_restoration`` removes the mark.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
         existing = await _existing_config(nc, f"STREAM.INFO.{stream}")
-        if existing and not _is_foreign(stream, existing):
+        if existing and not _has_other_owner(stream, existing):
             await delete_stream(nc, stream)
             reach(Failpoint.RESTORE_STEP)
     intake = await _intake(nc, first_position)
@@ -489,8 +489,8 @@ async def end_restoration(nc: Client, identity: LogIdentity) -> None:
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
     """Return the differences of every stream and consumer from its definition.
 
-    Each field is a path to (wanted, found). A missing stream or consumer has all fields. The number
-    of replicas is not compared, because operators choose it.
+    Maps the path of each differing field to (wanted, found). For a missing stream or consumer, all
+    fields differ. The number of replicas is not compared, because operators choose it.
     """
     result: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     identity, first_position = await _existing_log(nc)
@@ -545,7 +545,7 @@ async def find_log(nc: Client) -> LogIdentity:
 
 
 def find_lost_beginning(state: StreamState) -> str:
-    """Return the problem of a log that lacks its first event, or "".
+    """Return an error text if the log lacks its first event, or "".
 
     The first event in a stream has position 1, and the server removes none unless a client changed
     the stream's configuration.
@@ -562,14 +562,14 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
     """Return the log's metadata, completed from its copies if another client removed some.
 
     A library that declares the stream again removes all metadata. A copy describes this log only if
-    the log is older. Otherwise the log was recreated.
+    the log is older than the copy. Otherwise the log was recreated.
     """
     metadata: dict[str, str] = log.config.get("metadata", {})
     if LOG_ID_METADATA in metadata and FORMAT_METADATA not in metadata:
         return metadata  # format 1
-    for where in _COPIES:
+    for subject_suffix in _COPIES:
         with suppress(NotFoundOnBusError, BusDeniedError):
-            holder = await api_request(nc, where, None)
+            holder = await api_request(nc, subject_suffix, None)
             copied = _copied_metadata(holder["config"].get("metadata") or {})
             log_id = copied.get(LOG_ID_METADATA)
             is_same = log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id
@@ -583,7 +583,7 @@ def _is_older(log: StreamState, created: str) -> bool:
 
 
 def _copied_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the log's metadata that has copies, which excludes the restore mark."""
+    """Return the part of the log's metadata that is copied, without the restore mark."""
     copied = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA, FORMAT_METADATA)
     return {field: value for field in copied if (value := metadata.get(field))}
 
@@ -598,7 +598,7 @@ async def _log_state(nc: Client) -> StreamState:
     try:
         return await stream_state(nc, LOG)
     except NotFoundOnBusError:
-        if _FIRST_LOG in await _names_with(nc, "log.>"):
+        if _FIRST_LOG in await _streams_with_subject(nc, "log.>"):
             raise _build_too_old_error(_FIRST_LOG, 0) from None
         raise
 
@@ -635,10 +635,10 @@ async def _has_lost_metadata(nc: Client, log: StreamState) -> bool:
 
 
 async def _recover_metadata(nc: Client, log: StreamState) -> dict[str, str]:
-    """Return the metadata of a log without any copy of it, from its events.
+    """Rebuild the metadata of a log from its events, because no copy exists.
 
-    Only owner labels contain the id. Without one, no object has the label, so any id is valid. The
-    epoch is unknown. As after a restore, a new one keeps the keys of new actions apart.
+    Only owner labels contain the id. If there are none, no object has one, so any id is valid. The
+    epoch is unknown. As after a restore, a new one keeps the keys of new actions unique.
     """
     try:
         log_id = await _find_labeled_id(nc)
@@ -670,26 +670,26 @@ async def _states_after_log(nc: Client) -> list[StreamState]:
     for stream in (ROWS, INTAKE):
         with suppress(NotFoundOnBusError, BusDeniedError):
             state = await stream_state(nc, stream)
-            if state.last_seq and not _is_foreign(stream, state.config):
+            if state.last_seq and not _has_other_owner(stream, state.config):
                 states.append(state)
     return states
 
 
 async def check_stream_owners(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` if a foreign stream has the name of one of Reconciler's.
+    """Raise ``IncompatibleStreamError`` if another client has a stream with a required name.
 
     An upgrade would change its configuration, which may delete messages, and a restore would delete
     the stream.
     """
     for name in SUBJECTS:
-        if _is_foreign(name, await _existing_config(nc, f"STREAM.INFO.{name}")):
+        if _has_other_owner(name, await _existing_config(nc, f"STREAM.INFO.{name}")):
             raise IncompatibleStreamError(
                 f"stream {name} belongs to another client, but Reconciler requires a stream with "
                 "this name; use another NATS account. Nothing was changed"
             )
 
 
-def _is_foreign(name: str, config: Config) -> bool:
+def _has_other_owner(name: str, config: Config) -> bool:
     """Return whether an existing stream has neither Reconciler's mark nor any of its subjects.
 
     A library that declares a stream again removes the mark, but keeps the subjects.
@@ -700,13 +700,15 @@ def _is_foreign(name: str, config: Config) -> bool:
 
 
 async def _check_subjects(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` if a foreign stream has subjects of Reconciler.
+    """Raise ``IncompatibleStreamError`` if another client's stream uses Reconciler's subjects.
 
     Otherwise the server might reject the second of several streams after the first was created.
     """
     for stream, wanted in SUBJECTS.items():
         for subject in wanted:
-            if others := [name for name in await _names_with(nc, subject) if name != stream]:
+            if others := [
+                name for name in await _streams_with_subject(nc, subject) if name != stream
+            ]:
                 raise IncompatibleStreamError(
                     f"stream {others[0]} of another client uses subjects in {subject!r}, which "
                     f"stream {stream} of Reconciler requires; use another NATS account, or change "
@@ -714,7 +716,7 @@ async def _check_subjects(nc: Client) -> None:
                 )
 
 
-async def _names_with(nc: Client, subject: str) -> list[str]:
+async def _streams_with_subject(nc: Client, subject: str) -> list[str]:
     """Return the names of the streams whose subjects overlap with a subject."""
     return list((await api_request(nc, "STREAM.NAMES", {"subject": subject})).get("streams") or ())
 
@@ -728,7 +730,7 @@ async def check_log_format(nc: Client) -> None:
 
 async def has_log(nc: Client) -> bool:
     """Return whether an event log exists, with a request that every user may send."""
-    return LOG in await _names_with(nc, "log.>")
+    return LOG in await _streams_with_subject(nc, "log.>")
 
 
 def _parse_time(created: str) -> datetime:
@@ -864,7 +866,7 @@ async def _stream_configs(
 ) -> list[Config]:
     copy = {"metadata": {**_OWN, **_copied_metadata(metadata)}}
     return [
-        _rejections(),  # before the log, whose format implies that it exists
+        _rejections(),  # before the log, because a log in this format implies that it exists
         {**_log(), "metadata": metadata},
         {**_timers(), **copy},
         {**await _intake(nc, first_position), **copy},
@@ -952,7 +954,7 @@ def _listings() -> Config:
 def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
-        discard="new",  # a letter that does not fit waits at its source, so none are lost
+        discard="new",  # a dead letter that does not fit stays at its source, so none is lost
         max_age=90 * _DAY,
         max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
@@ -1023,9 +1025,9 @@ _CONSUMER_DEFAULTS: Final[Config] = {
 
 
 def _file_stream(name: str, **overrides: object) -> Config:
-    """Return a stream's configuration, of unlimited size if it would drop old messages.
+    """Return a stream's configuration. A stream that drops old messages has unlimited size.
 
-    An operator may limit a stream that rejects new messages when full.
+    An operator may limit a stream that rejects new messages when it is full.
     """
     limit = {} if overrides.get("discard") == "new" else {"max_bytes": _UNLIMITED}
     return {

@@ -104,7 +104,7 @@ class Caddy(LocalServer):
         }
         return [Child(command, self.log, environment=environment)]
 
-    # --- in a thread
+    # --- called in a thread
 
     def _problem(self) -> str | None:
         return problem()

@@ -98,7 +98,7 @@ class Certificates(LocalServer):
         """Address from which pebble reads challenge responses, for ``acme.http01.listen``."""
         return f"{_ADDRESS}:{self._ports.http01}"
 
-    async def authority(self) -> str:
+    async def root_certificate(self) -> str:
         """Return the root certificate (PEM) of all certificates that pebble issues."""
         return await asyncio.to_thread(self._get, "/roots/0")
 
@@ -118,7 +118,7 @@ class Certificates(LocalServer):
         environment = {**os.environ, **self._environment}
         return Child([path, *options], self.log, folder=self._folder, environment=environment)
 
-    # --- in a thread
+    # --- called in a thread
 
     @property
     def _config(self) -> Path:

@@ -78,7 +78,7 @@ class DockerEngine(LocalServer):
         command = [program, *self._options()]
         return [Child(command, self.log, environment={**os.environ, "PATH": path})]
 
-    # --- in a thread
+    # --- called in a thread
 
     def _problem(self) -> str | None:
         return problem()
@@ -99,7 +99,7 @@ class DockerEngine(LocalServer):
         return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
-        """Kill a containerd whose dockerd ended: the next dockerd would wait for it in vain."""
+        """Kill a containerd that outlived its dockerd, because the next dockerd would hang."""
         root = self._folder / "exec" / "containerd"
         while (pid := _process_of(root / "containerd.pid", root)) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -154,7 +154,7 @@ class DockerEngine(LocalServer):
         shutil.rmtree(runtime, ignore_errors=True)
 
     def _remove_all(self) -> None:
-        """Remove all remaining state, and the bridge, if any start created it."""
+        """Remove all remaining state, including the bridge, if there is one."""
         self._clean_up()
         _unmount_beneath(self._folder)
         if Path("/sys/class/net", self._bridge).exists():

@@ -148,7 +148,7 @@ class LocalServer(ABC):
                 )
             time.sleep(_POLL_SECONDS)
 
-    # --- in a thread
+    # --- called in a thread
 
     def _prepare_checked(self) -> None:
         if (problem := self._problem()) is not None:

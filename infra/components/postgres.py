@@ -30,7 +30,7 @@ ACCOUNT: Final = "postgres"
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _INSTALL: Final = "install Debian's postgresql, or put initdb and postgres on the PATH"
-_STATUS_LINE: Final = 7  # of postmaster.pid
+_STATUS_LINE: Final = 7  # index in postmaster.pid
 _SESSIONS_ENDING: Final = "shared memory block"
 """Part of the error message while the sessions of a killed server are still ending."""
 
@@ -97,7 +97,7 @@ class Postgres(LocalServer):
         # SIGINT is the fast shutdown. SIGTERM would wait for all clients to disconnect.
         return [Child(command, self.log, stop_signal=signal.SIGINT, account=_account())]
 
-    # --- in a thread
+    # --- called in a thread
 
     def _problem(self) -> str | None:
         return problem()
@@ -141,7 +141,7 @@ class Postgres(LocalServer):
         target.rename(self._data)
 
     def _process_on_data(self) -> int | None:
-        """Return the id of the server on the data. Delete a pid file that names another process."""
+        """Return the pid of the server that uses the data. Delete a pid file of another process."""
         pid = self._last_pid()
         if pid is None or _runs_on(pid, self._data):
             return pid
@@ -206,7 +206,7 @@ def _number(version: str) -> float:
 
 
 def _account() -> tuple[int, int]:
-    """Return user and group ids for the server; zeros for those of this process."""
+    """Return the server's user and group ids; zeros mean those of this process."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return 0, 0
     import pwd  # noqa: PLC0415 - not available on Windows
@@ -219,8 +219,8 @@ def _account() -> tuple[int, int]:
 
 
 def _check_reachable(folder: Path, user: int, group: int) -> None:
-    for each in (folder, *folder.parents):
-        status = each.stat()
+    for directory in (folder, *folder.parents):
+        status = directory.stat()
         required_bit = stat.S_IXOTH
         if status.st_uid == user:
             required_bit = stat.S_IXUSR
@@ -228,8 +228,8 @@ def _check_reachable(folder: Path, user: int, group: int) -> None:
             required_bit = stat.S_IXGRP
         if not status.st_mode & required_bit:
             raise ComponentError(
-                f"user {ACCOUNT}, which runs the server, cannot enter {each}; use another "
-                f"directory, or run chmod o+x {each}"
+                f"user {ACCOUNT}, which runs the server, cannot enter {directory}; use another "
+                f"directory, or run chmod o+x {directory}"
             )
 
 

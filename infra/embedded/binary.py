@@ -40,13 +40,13 @@ def _candidates() -> Iterator[Path]:
         path = shutil.which(EXECUTABLE, path=folder)
         if path:
             yield Path(path)
-    yield from _files_of_the_wheel()
+    yield from _wheel_files()
     path = shutil.which(EXECUTABLE)
     if path:
         yield Path(path)
 
 
-def _files_of_the_wheel() -> Iterator[Path]:
+def _wheel_files() -> Iterator[Path]:
     try:
         files = importlib.metadata.files(WHEEL) or []
     except importlib.metadata.PackageNotFoundError:

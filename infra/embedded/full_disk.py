@@ -1,6 +1,6 @@
-"""Detect a server that was stopped by a full disk, and when a restart repairs it.
+"""Detect that a full disk stopped a server, and when a restart would repair it.
 
-After a failed write, JetStream (2.15) rejects all further requests to the stream, or disables
+After a failed write, JetStream (2.15) rejects all later requests to the stream, or disables
 itself, even once the disk has space again. A restart repairs this, but reloading the configuration
 does not. Acknowledged messages survive.
 """
@@ -23,7 +23,7 @@ _logger = structlog.get_logger(__name__)
 
 
 def is_full_disk_error(problem: str) -> bool:
-    """Return whether a server's health report means that a write found no space."""
+    """Return whether a server's health report shows that a write failed for lack of space."""
     return any(words in problem for words in _NO_SPACE)
 
 

@@ -26,13 +26,13 @@ STOP_TIMEOUT_SECONDS: Final = 30.0
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOG_FILES_KEPT: Final = 3
 MAX_BUFFERED_MESSAGES: Final = 4_000
-"""Maximum number of messages that wait for storage in a stream; others are rejected (10167).
+"""Maximum number of messages that wait for storage in a stream; more are rejected (10167).
 
-Without this limit, a client that does not await acknowledgements can delay the messages of all
-others by minutes. It allows four atomic batches of the maximum size.
+Without this limit, a client that does not await acknowledgements can delay all other clients'
+messages by minutes. It allows four atomic batches of the maximum size.
 """
 
-_SHARE_OF_MEMORY: Final = 4
+_MEMORY_DIVISOR: Final = 4
 _MIN_MEMORY_LIMIT: Final = 512 * 1024 * 1024
 _CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" means no limit
 
@@ -292,7 +292,7 @@ def memory_limit(memory: int | None = None) -> int:
     available = _read_available_memory() if memory is None else memory
     # It must far exceed the live memory, or the collector runs permanently. Withdrawing 20,000
     # resources took 40 s of CPU time with 192 MiB, and 11 to 12 s with 512 MiB or more.
-    return min(max(_MIN_MEMORY_LIMIT, available // _SHARE_OF_MEMORY), available // 2)
+    return min(max(_MIN_MEMORY_LIMIT, available // _MEMORY_DIVISOR), available // 2)
 
 
 def _read_available_memory() -> int:

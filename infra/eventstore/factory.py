@@ -114,7 +114,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         )
 
     def aggregate_recorder(self, purpose: str = EVENTS) -> AggregateRecorder:
-        """Construct a recorder for events, or for snapshots if the purpose is any other."""
+        """Construct a recorder for events, or for snapshots if the purpose is not `events`."""
         if purpose == EVENTS:
             return self._ensure_stream(JetStreamAggregateRecorder(self.bus, self._event_layout()))
         layout = SnapshotLayout(self.settings.base, purpose)

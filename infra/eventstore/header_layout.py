@@ -54,7 +54,7 @@ class HeaderLayout:
 
     @property
     def gapless(self) -> bool:
-        """Whether versions must be 1, 2, 3, …, which the library does not require."""
+        """Whether versions must be 1, 2, 3, …; always false, because the library allows gaps."""
         return False
 
     def stream_config(self, replicas: int) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _version(message: StoredMessage, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _build_foreign_error(message, f"header {name} is {text!r}") from None
+        raise _build_not_event_error(message, f"header {name} is {text!r}") from None
 
 
 def _stream_name(text: str) -> str:
@@ -168,9 +168,9 @@ def _decode_topic(header: str) -> str:
 def _read_header(message: StoredMessage, name: str) -> str:
     value = (message.headers or {}).get(name)
     if value is None:
-        raise _build_foreign_error(message, f"header {name} is missing")
+        raise _build_not_event_error(message, f"header {name} is missing")
     return value
 
 
-def _build_foreign_error(message: StoredMessage, reason: str) -> DataError:
+def _build_not_event_error(message: StoredMessage, reason: str) -> DataError:
     return DataError(f"message {message.seq} on {message.subject} is not an event: {reason}")

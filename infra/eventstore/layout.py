@@ -37,7 +37,7 @@ class EventLayout(Protocol):
         ...
 
     def stream_config(self, replicas: int) -> dict[str, Any]:
-        """Return the stream's configuration; raises `ProgrammingError` for a foreign stream."""
+        """Return the stream's configuration; raises `ProgrammingError` for Reconciler's log."""
         ...
 
     def sequence_of(self, originator_id: UUID | str) -> str:

@@ -24,7 +24,7 @@ from infra.jetstream.reads import StoredMessage, last_from_leader, read_subject
 from infra.jetstream.sequences import EMPTY, Entry
 from infra.jetstream.topology import ensure_stream
 
-# With topics, most events on a page may be dropped, so a larger page saves round trips.
+# A filter on topics may drop most events on a page, so a larger page saves round trips.
 _MIN_PAGE: Final = 500
 
 
@@ -74,7 +74,7 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         return numbers[: len(stored_events)]
 
     def entries(self, stored_events: Sequence[StoredEvent], **_: Any) -> list[Entry]:
-        """Return the entries of one insert, the events first. Subclasses may add others."""
+        """Return the entries of one insert, starting with the events. Subclasses may add others."""
         return [self.layout.encode(event) for event in stored_events]
 
     def select_events(
@@ -106,7 +106,7 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
 
         Raises:
             OperationalError: no response.
-            InternalError: the log is damaged, if the layout can detect it.
+            InternalError: the layout detected damage to the log.
         """
         return self.bus.call(self._select(originator_id, gt, lte, desc, limit))
 

@@ -1,4 +1,4 @@
-"""The layout of Reconciler's log, which lets the library read and write it."""
+"""The layout of Reconciler's log, so that the `eventsourcing` library can read and write it."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ LOG: Final = "LOG_1"
 
 
 class HistoryDamagedError(InternalError):
-    """The log does not contain the history that was written. `damage`: the first error."""
+    """The log does not contain the history that was written. `damage`: the first damage found."""
 
     def __init__(self, damage: LogDamage) -> None:
         super().__init__(f"the log is damaged: {damage}; restore it before you continue")

@@ -1,4 +1,4 @@
-"""A subscription with a push consumer, without polling."""
+"""A subscription that uses a push consumer instead of polling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Append by version: each aggregate version once, and all events of an insert or none."""
+"""Append by version: store each aggregate version once, and all events of an insert or none."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final

@@ -36,9 +36,9 @@ class Access:
         """Return these options, completed from the environment.
 
         Raises:
-            BusAccessError: two options exclude each other, or one requires another.
+            BusAccessError: two options are mutually exclusive, or one requires a missing one.
         """
-        # Credentials in an argument override both variables, even the one for the other form.
+        # Credentials or an nkey passed as an argument override both variables.
         names = [each.name for each in fields(self) if getattr(self, each.name) is None]
         if self.credentials is not None or self.nkey is not None:
             names = [name for name in names if name not in ("credentials", "nkey")]
@@ -52,7 +52,7 @@ class Access:
         return completed
 
     def check(self) -> None:
-        """Raise `BusAccessError` for options that exclude or require each other."""
+        """Raise `BusAccessError` if options conflict, or if one lacks another that it requires."""
         if self.credentials is not None and self.nkey is not None:
             raise BusAccessError(
                 f"{self.credentials} and {self.nkey}: use credentials or an nkey, not both"
@@ -64,4 +64,4 @@ class Access:
 
 
 DEFAULT_ACCESS: Final = Access()
-"""Options from the environment only, or the user in the URL."""
+"""Only options from the environment; without any, the user in the URL applies."""

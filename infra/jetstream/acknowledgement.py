@@ -15,12 +15,12 @@ from infra.jetstream.wire import ApiError, status_of, to_bus_error
 TIMEOUT_SECONDS: Final = 5.0
 """Seconds to wait for an acknowledgement before the result counts as unknown.
 
-It is shorter than a leader election, because a leader that fails never acknowledges what it
-received, and a retry reaches its successor sooner. Callers that must not give up retry themselves.
+It is shorter than a leader election, because a failed leader never acknowledges what it received,
+and an early retry reaches its successor sooner. Callers that must not give up retry themselves.
 """
 
 _CONFLICT: Final = frozenset({10071, 10164})
-# 10071: wrong last sequence, and the actual one. 10164: the same without the actual one.
+# 10071 reports a wrong last sequence and states the actual one; 10164 does not state it.
 _ACTUAL_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
 
 
@@ -53,7 +53,7 @@ def read_acknowledgement(
     Raises:
         BusError: the response contains an error, or no stream accepts the subject.
     """
-    # The server's status for a message without a subscriber: no stream has the subject.
+    # Status 503 means that nothing subscribes to the subject, so no stream stores it.
     if status_of(response) == "503":
         raise BusUnavailableError(
             f"publish: no stream accepts {subjects_of(messages)}, or the server is still starting"

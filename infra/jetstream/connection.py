@@ -85,7 +85,7 @@ _READ_REQUESTS: Final = (
     "CONSUMER.LIST.",
 )
 _REPEAT_SECONDS: Final = 2.0
-"""Repetition interval. A leader that has just failed never responds, but its successor does."""
+"""Interval between requests. A leader that just failed never responds; its successor does."""
 
 _SECOND_RESPONSE_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 5.0
@@ -122,21 +122,21 @@ class _Callbacks:
         self._identity = identity
         self._last_logged = ""
         self.last = ""
-        # Maps each server to the number of the attempt, and the reason.
+        # Maps each server to the number of its last failed attempt, and the reason.
         self._failures: dict[str, tuple[int, str]] = {}
-        self.connected = False
+        self.is_connected = False
         self._refusals = 0
         self.refused = asyncio.Event()
         self.client: FastClient | None = None
 
     async def error(self, error: Exception) -> None:
         if self.refused.is_set():
-            return  # caused by the end of that connection
+            return  # results from closing the refused connection
         self.last = self._describe_error(error)
         self._record_failure(error)
         is_refused = _is_user_rejected(str(error))
         self._refusals += is_refused
-        if not self.connected and (
+        if not self.is_connected and (
             self._refusals >= _MAX_REFUSALS or isinstance(error, _PERMANENT_ERRORS)
         ):
             self.refused.set()
@@ -144,7 +144,7 @@ class _Callbacks:
         # An unreachable server causes the same error four times per second.
         self._last_logged = self.last
         _log.log(level, "bus connection %s: %s", self._name, self.last)
-        if self.connected and is_refused:
+        if self.is_connected and is_refused:
             await asyncio.sleep(_REFUSED_WAIT_SECONDS)
 
     def _describe_error(self, error: Exception) -> str:
@@ -164,7 +164,7 @@ class _Callbacks:
 
     def _record_failure(self, error: Exception) -> None:
         """Record the first error of an attempt. Later ones only result from closing it."""
-        if self.connected or self.client is None:
+        if self.is_connected or self.client is None:
             return
         server, attempt = self.client.last_server, self.client.attempts
         newest, known = self._failures.get(server, (0, ""))
@@ -409,7 +409,7 @@ async def connect(
         )
         if connecting.done():
             connecting.result()
-            callbacks.connected = True
+            callbacks.is_connected = True
             if len(urls) > 1:
                 client.options["connect_timeout"] = _CLUSTER_WAIT_SECONDS
             client.on_suspicion = _ServerCheck(client, name, connect_second).start
@@ -441,10 +441,10 @@ def server_urls(url: str) -> list[str]:
     if not urls:
         raise BusUnavailableError(f"{url!r} names no server; use a URL such as nats://host:4222")
     urls = [each if "://" in each else f"nats://{each}" for each in urls]
-    for each in urls:
-        if each.partition("://")[0].lower() not in _SCHEMES:
+    for server_url in urls:
+        if server_url.partition("://")[0].lower() not in _SCHEMES:
             raise BusUnavailableError(
-                f"{redact_url(each)} is not a NATS server URL; use "
+                f"{redact_url(server_url)} is not a NATS server URL; use "
                 "nats://host:4222 or tls://host:4222"
             )
     return urls
@@ -612,7 +612,7 @@ async def api_request(
     """Send a request to `$JS.API.<subject_suffix>`, and return the response's JSON object.
 
     Raises:
-        BusError: the server returned an error, which determines the type.
+        BusError: the server returned an error. Its code determines the class.
         BusUnavailableError: no response within `timeout` seconds.
     """
     payload = msgspec.json.encode(body) if body is not None else b""

@@ -1,4 +1,4 @@
-"""The bus errors, as one tree. Each message contains the problem, its location and the remedy."""
+"""The hierarchy of bus errors. Each message contains the problem, its location and the remedy."""
 
 from collections.abc import Mapping
 

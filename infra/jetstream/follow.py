@@ -39,11 +39,11 @@ from infra.jetstream.wire import (
 
 HEARTBEAT_SECONDS: Final = 2.0
 _SILENT_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
-# Without a leader there is no response, but there may be one at the next attempt.
+# Without a leader there is no response, but the next attempt may get one.
 _CREATE_SECONDS: Final = 3.0
 _CHECK_SECONDS: Final = 1.0  # interval between checks of a silent connection
 _RETRY_SECONDS: Final = 0.25
-_INACTIVE_SECONDS: Final = 10  # then the server deletes the consumer of an ended follower
+_INACTIVE_SECONDS: Final = 10  # until the server deletes the consumer of a follower that ended
 _PULL_MESSAGES: Final = 500  # number of messages that a pulling follower requests
 _PULL_SECONDS: Final = 20.0
 _HEARTBEAT: Final = "100"
@@ -93,8 +93,8 @@ class Follower:
     pauses until the caller has fetched the waiting batches.
 
     Attributes:
-        caught_up: set once everything that the stream contained at the start was returned. It is
-            set together with the last such batch, so read it after processing each batch.
+        caught_up: set once all messages that were in the stream at the start have been returned. It
+            is set with the last such batch, so read it after processing each batch.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Follower:
             yield await anext(self)
 
     async def _is_caught_up(self) -> bool:
-        """Return whether everything that the stream contained at the start was returned.
+        """Return whether all messages that were in the stream at the start have been returned.
 
         In a cluster, only the leader has this information: the replica that feeds this follower may
         lag and report that nothing is pending. A user who may not read from the leader relies on
@@ -297,7 +297,7 @@ class _Feed:
 
     def _read_start(self, response: Mapping[str, Any]) -> None:
         self.start_position = int(response["delivered"]["stream_seq"])
-        # Otherwise the messages report the pending ones, possibly before this response.
+        # Otherwise, each message reports the pending count, and may arrive before this response.
         if not response.get("num_pending", 0):
             self.nothing_pending = True
 
@@ -311,8 +311,8 @@ class _Feed:
 
     async def take(self) -> list[StoredMessage]:
         """Return the messages that have arrived, and allow the server to send more."""
-        # The server pauses until its flow control request gets a response. Sending it only now,
-        # when the caller wants more, bounds the messages that wait here.
+        # The server pauses until its flow control request gets a response. Responding only
+        # now, when the caller requests more, bounds the number of waiting messages.
         if self._flow_reply:
             reply, self._flow_reply = self._flow_reply, ""
             await _ignore_unavailable(send(self._nc, reply, b""))
@@ -469,7 +469,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
 
 
 async def _ignore_unavailable(awaitable: Any) -> None:
-    """Await a send, ignoring an unreachable server, which can do without this message."""
+    """Await a send, and ignore an unreachable server, because the message is not essential."""
     try:
         await awaitable
     except BusUnavailableError as error:

@@ -134,8 +134,7 @@ def parse_login(secret: str, *, what: str) -> Login:
     """Parse `user:password`, a token, or the content of a `.creds` or nkey file.
 
     Raises:
-        BusAccessError: the secret has none of these forms. The message contains `what`, never the
-            secret.
+        BusAccessError: the secret has another form. The message contains `what`, never the secret.
     """
     text, location = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
@@ -204,7 +203,7 @@ def _key_file(access: Access) -> KeyFile | None:
 
 
 def _user_of(urls: Sequence[str]) -> str:
-    """Return the first user in the URLs. One without a password is a token, and thus a secret."""
+    """Return the first user in the URLs. A user without a password is a token, thus a secret."""
     for url in urls:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")

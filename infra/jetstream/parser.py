@@ -138,7 +138,7 @@ class MessageParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Process bytes from the socket."""
-        # nats-py's parser has started a message, so let it complete that first.
+        # nats-py's parser has started a message, so it must complete that first.
         if self.state == AWAITING_MSG_PAYLOAD:
             missing = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:missing])

@@ -28,7 +28,7 @@ from infra.jetstream.wire import (
     write,
 )
 
-# From this number of messages, an atomic batch costs less than single publishes.
+# With at least this many messages, an atomic batch costs less than single publishes.
 _MIN_BATCH = 16
 
 
@@ -71,7 +71,7 @@ async def publish_many(
 
     Args:
         window: maximum number of unacknowledged messages.
-        timeout: seconds without any acknowledgement after which the remaining results count as
+        timeout: if no acknowledgement arrives for this many seconds, the remaining results count as
             unknown (`BusUnavailableError`).
     """
     for message in messages:
@@ -84,7 +84,7 @@ async def publish_in_batches(
     messages: Sequence[OutgoingMessage],
     *,
     batch: int = 500,
-    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - of each batch
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - per batch
 ) -> list[PublishAck | BusError]:
     """Publish like `publish_many`, but in atomic batches, to one stream that allows them.
 
@@ -109,14 +109,14 @@ async def publish_in_batches(
 async def store_all(
     nc: Client, messages: Sequence[OutgoingMessage]
 ) -> Sequence[PublishAck | BusError]:
-    """Store messages in the fastest way, and return the result of each, in order.
+    """Store messages with the fastest method, and return the result of each, in order.
 
     Every acknowledged publish waits for the disk, but an atomic batch waits only once (ADR 0007).
     """
     if len(messages) == 1:
-        one = messages[0]
+        message = messages[0]
         try:
-            return [await publish(nc, one.subject, one.payload, headers=one.headers)]
+            return [await publish(nc, message.subject, message.payload, headers=message.headers)]
         except BusError as error:
             return [error]
     store = publish_many if len(messages) < _MIN_BATCH else publish_in_batches
@@ -171,11 +171,10 @@ class _Pipeline:
         await self._wait_until(0)
 
     def _command(self, inbox: str, index: int) -> bytes:
-        one = self._messages[index]
+        message = self._messages[index]
+        headers, reply = headers_of(message), f"{inbox}.{index}"
         try:
-            return encode(
-                self._nc, one.subject, one.payload, headers_of(one), reply=f"{inbox}.{index}"
-            )
+            return encode(self._nc, message.subject, message.payload, headers, reply=reply)
         except MessageTooLargeError as error:
             self._responses[index] = error
         except ValueError as error:
@@ -194,7 +193,7 @@ class _Pipeline:
     def _handle_denial(self, denial: Denial) -> bool:
         """Use a denial as the response to every message for its subject.
 
-        Without a subscription to the inbox, no response can arrive, so a denial of it applies to
+        Without a subscription to the inbox, no response can arrive, so a denied inbox applies to
         all messages.
         """
         if not isinstance(self._nc, FastClient):

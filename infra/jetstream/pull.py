@@ -57,9 +57,9 @@ _log = logging.getLogger(__name__)
 class PullGroup:
     """Messages from several pull consumers on one stream, in one queue, ordered per consumer.
 
-    Per consumer, at most `room` messages (default `max_batch`) are queued or requested, and each
+    Per consumer, at most `slots` messages (default `max_batch`) are queued or requested, and each
     request is for at most `max_bytes`. The consumer's `max_ack_pending` limits the unacknowledged
-    messages. With `keep_room`, returned messages also count until `free_room` is called.
+    messages. With `keep_slots`, returned messages also count until `free_slot` is called.
 
     Only one task may use it.
     """
@@ -72,14 +72,14 @@ class PullGroup:
         *,
         group: str | None = None,
         max_batch: int = 500,
-        room: int | None = None,
+        slots: int | None = None,
         max_bytes: int | None = None,
         expires_seconds: float = EXPIRES_SECONDS,
-        keep_room: bool = False,
+        keep_slots: bool = False,
     ) -> None:
         self._nc = nc
         self._stream = stream
-        self._keep_room = keep_room
+        self._keep_slots = keep_slots
         self._group = group
         self._max_batch = max_batch
         self._max_bytes = max_bytes
@@ -94,7 +94,7 @@ class PullGroup:
         self._request_lock = asyncio.Lock()
         self._pin_task: asyncio.Task[None] | None = None
         self._sources = {
-            name: _Source(index, name, room or max_batch) for index, name in enumerate(consumers)
+            name: _Source(index, name, slots or max_batch) for index, name in enumerate(consumers)
         }
         self._by_index = list(self._sources.values())
 
@@ -122,18 +122,18 @@ class PullGroup:
                 return batch
             await self._wait()
 
-    def take_from(self, consumer: str, limit: int) -> None:
-        """Add a consumer with room for `limit` messages, or change the room of an existing one."""
+    def set_slots(self, consumer: str, slots: int) -> None:
+        """Add a consumer with this number of slots, or change that of an existing one."""
         source = self._sources.get(consumer)
         if source is None:
-            source = self._sources[consumer] = _Source(len(self._by_index), consumer, limit)
+            source = self._sources[consumer] = _Source(len(self._by_index), consumer, slots)
             self._by_index.append(source)
         else:
-            source.resize(limit)
+            source.resize(slots)
         self._wakeup.set()
 
-    def free_room(self, delivered: Delivered) -> None:
-        """Free the room that a message took in its consumer's share."""
+    def free_slot(self, delivered: Delivered) -> None:
+        """Free the slot that a message occupied at its consumer."""
         self._sources[delivered.consumer].credit += 1
         self._wakeup.set()
 
@@ -145,7 +145,7 @@ class PullGroup:
         """
         pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in deliveries}
         current_pins = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
-        return all(pin in now for (_, pin), now in zip(pins, current_pins, strict=True))
+        return all(pin in current for (_, pin), current in zip(pins, current_pins, strict=True))
 
     async def _pins_of(self, consumer: str) -> list[str | None]:
         info = await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{consumer}", None)
@@ -203,14 +203,14 @@ class PullGroup:
     def _take_batch(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]
         del self._queue[: self._max_batch]
-        if not self._keep_room:
+        if not self._keep_slots:
             for one in batch:
                 self._sources[one.consumer].credit += 1
         return batch
 
     def _return_batch(self, batch: list[Delivered]) -> None:
         self._queue[:0] = batch
-        if not self._keep_room:
+        if not self._keep_slots:
             for one in batch:
                 self._sources[one.consumer].credit -= 1
 
@@ -324,7 +324,7 @@ class PullGroup:
         reply = message.reply
         name, delivered, seq, _, stamp, *_ = split_reply(reply)
         source = self._sources[name]
-        source.delivered()
+        source.count_delivery()
         source.last_message_at = time.monotonic()
         headers = message.headers
         if headers and self._group is not None and _PIN_ID in headers:
@@ -405,7 +405,7 @@ class _Source:
     def __init__(self, index: int, name: str, limit: int) -> None:
         self.index = index
         self.name = name
-        self.credit = limit  # room for messages that were neither received nor requested
+        self.credit = limit  # slots for messages that were neither received nor requested yet
         self.pin_id = ""
         self.not_before = 0.0
         self.created = ""
@@ -416,18 +416,18 @@ class _Source:
         self._number = 0
 
     def resize(self, limit: int) -> None:
-        """Change the room to `limit` messages. Messages above the new limit stay."""
+        """Change the number of slots. Messages above the new limit stay."""
         self.credit += limit - self._limit
         self._limit = limit
 
     def should_request(self, now: float) -> bool:
-        """Return whether to send a request: none is open, or half of the room is free."""
+        """Return whether to send a request: none is open, or half of the slots are free."""
         return now >= self.not_before and (
             self.credit >= max(1, self._limit // 2) or (not self._open and self.credit > 0)
         )
 
     def needs_pin_request(self, now: float, pause_seconds: float) -> bool:
-        """Return whether to send a request without room, because only requests keep the pin."""
+        """Return whether to send a request without a slot, because only requests keep the pin."""
         return not self._open and now >= max(self.not_before, self.last_message_at + pause_seconds)
 
     def may_be_replaced(self, now: float) -> bool:
@@ -444,7 +444,7 @@ class _Source:
         self.last_message_at = now
         return self._number, size
 
-    def delivered(self) -> None:
+    def count_delivery(self) -> None:
         """Count a message against the oldest request."""
         for number, remaining in self._open.items():
             if remaining > 1:
@@ -452,7 +452,7 @@ class _Source:
             else:
                 del self._open[number]
             return
-        self.credit -= 1  # its request was written off, but it still takes room
+        self.credit -= 1  # its request was written off, but it still occupies a slot
 
     def close_request(self, number: int) -> None:
         """Return a request's outstanding messages to the credit."""

@@ -242,7 +242,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """A read of a subject's first messages: at most `limit`, and at most one response's worth."""
+    """A request for a subject's first messages, at most `limit` and at most one response."""
 
     subject: str
     limit: int
@@ -378,7 +378,7 @@ class _Response:
 
     @property
     def pending(self) -> int:
-        """The number of further messages on the server."""
+        """The number of messages that remain on the server."""
         return int(self._last.get(_PENDING, "0"))
 
 

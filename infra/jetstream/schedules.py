@@ -50,11 +50,11 @@ async def schedule(
 
     Raises:
         BusUnavailableError: no response, so the result is unknown; repeat the call.
-        BusRefusedError: the stream does not allow schedules, or does not have `target`.
+        BusRefusedError: the stream does not allow schedules, or lacks the subject `target`.
         ValueError: `at` has no time zone.
     """
-    one = _outgoing(Schedule(subject, target, at, payload, headers, keep_seconds))
-    return await publish(nc, one.subject, one.payload, headers=one.headers)
+    timer = _outgoing(Schedule(subject, target, at, payload, headers, keep_seconds))
+    return await publish(nc, timer.subject, timer.payload, headers=timer.headers)
 
 
 async def schedule_many(nc: Client, schedules: Sequence[Schedule]) -> list[PublishAck | BusError]:
@@ -77,15 +77,15 @@ async def cancel(nc: Client, stream: str, subject: str) -> bool:
     return int(response["purged"]) > 0
 
 
-def _outgoing(one: Schedule) -> OutgoingMessage:
-    if one.at.tzinfo is None:
-        raise ValueError(f"schedule {one.subject}: {one.at} must have a time zone")
-    at = one.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _outgoing(timer: Schedule) -> OutgoingMessage:
+    if timer.at.tzinfo is None:
+        raise ValueError(f"schedule {timer.subject}: {timer.at} must have a time zone")
+    at = timer.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     headers = {
-        **(one.headers or {}),
+        **(timer.headers or {}),
         "Nats-Schedule": f"@at {at}",
-        "Nats-Schedule-Target": one.target,
+        "Nats-Schedule-Target": timer.target,
     }
-    if one.keep_seconds:
-        headers["Nats-Schedule-TTL"] = f"{one.keep_seconds}s"
-    return OutgoingMessage(one.subject, one.payload, headers)
+    if timer.keep_seconds:
+        headers["Nats-Schedule-TTL"] = f"{timer.keep_seconds}s"
+    return OutgoingMessage(timer.subject, timer.payload, headers)

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class HeadCache:
-    """The newest heads that this process has read, possibly stale because others also append.
+    """The newest heads that this process has read, possibly stale because others append too.
 
     A stale head is harmless: the server checks each append, and the message at a position never
     changes. Only the event loop's thread may use the cache.
@@ -158,7 +158,7 @@ class Sequences:
         return cached if cached is not None and cached.position == position else None
 
     async def head_at(self, position: int) -> Head:
-        """Read the head at a position. Reads are not batched, because the cache rarely lacks it."""
+        """Read the head at a position. Reads are not batched, because most heads are cached."""
         message = await message_from_leader(self._nc, self._stream, position)
         return Head(position) if message is None else head_of(message)
 

@@ -154,7 +154,10 @@ async def consumer_names(nc: Client, stream: str) -> list[str]:
 
 
 async def consumer_infos(nc: Client, stream: str) -> list[dict[str, Any]]:
-    """Return the server's information about all consumers of a stream. Raises as above."""
+    """Return the server's information about all consumers of a stream.
+
+    Raises the same errors as `consumer_names`.
+    """
     infos: list[dict[str, Any]] = []
     while True:
         page = await api_request(nc, f"CONSUMER.LIST.{stream}", {"offset": len(infos)})
@@ -166,7 +169,7 @@ async def consumer_infos(nc: Client, stream: str) -> list[dict[str, Any]]:
 def with_raised_limit(wanted: Config, existing: Config) -> Config:
     """Return `wanted`, with the existing `max_bytes` if an operator has raised it.
 
-    The lack of a limit does not count as higher.
+    An unlimited stream does not count as raised.
     """
     limit, existing_limit = wanted.get("max_bytes"), existing.get("max_bytes")
     if (
@@ -204,8 +207,8 @@ def _list_difference(
     if len(items) != len(wanted):
         return {path: (wanted, existing)}
     result: dict[str, tuple[Any, Any]] = {}
-    for index, (one, other) in enumerate(zip(wanted, items, strict=True)):
-        result |= _difference(one, other, f"{path}[{index}]")
+    for index, (wanted_item, item) in enumerate(zip(wanted, items, strict=True)):
+        result |= _difference(wanted_item, item, f"{path}[{index}]")
     return result
 
 

@@ -23,7 +23,7 @@ class TransportSecurity:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context that verifies the server's name and certificate authority.
+        """Return a context that verifies the server's name and CA.
 
         Raises:
             BusAccessError: a file cannot be used.

@@ -1,6 +1,6 @@
-"""Send requests and messages on a connection, and convert server errors to those of `errors`.
+"""Send requests and messages on a connection, and convert server errors to those in `errors`.
 
-This is the only module that handles nats-py's exceptions. All others use `BusError`.
+This is the only module that handles nats-py's exceptions. All other modules use `BusError`.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "
             "check that more than half of its servers are running and can reach each other"
         )
-    # Too many messages for one stream are pending, over all clients.
+    # Too many messages for one stream are pending, across all clients.
     if error.err_code == _TOO_MANY_WAITING:
         return BusUnavailableError(f"{text}; retry later")
     if error.err_code == _CREATE_FAILED:
@@ -141,8 +141,8 @@ def bus_errors(what: str) -> Generator[None]:
 def _keep_cancellation() -> Generator[None]:
     """Raise a cancellation that nats-py has swallowed.
 
-    It uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a cancellation
-    that arrives at the same time, so the service would never stop.
+    nats-py uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a
+    cancellation that arrives at the same time, so the service would never stop.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
@@ -165,8 +165,8 @@ async def request(
 
     Raises:
         BusUnavailableError: no response within `timeout` seconds, or no responder.
-        BusDeniedError: the user may not publish to the subject, or not subscribe to its own inbox.
-        MessageTooLargeError: larger than the server accepts; nothing was sent.
+        BusDeniedError: the user may not publish to the subject or subscribe to its own inbox.
+        MessageTooLargeError: the message exceeds the server's limit; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
     async with fail_on_denial(nc, (subject,)):
@@ -189,7 +189,7 @@ async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerato
     """Stop waiting for a response as soon as the server denies one of the subjects.
 
     Raises:
-        BusDeniedError: with the subject and the user.
+        BusDeniedError: a subject was denied. The message names it and the user.
     """
     denials: list[Denial] = []
     if isinstance(nc, FastClient) and nc.denials.inbox_denial is not None:
@@ -240,7 +240,7 @@ async def send(
 
     Raises:
         BusUnavailableError: the connection is closed, or its buffer is full during a reconnection.
-        MessageTooLargeError: larger than the server accepts; nothing was sent.
+        MessageTooLargeError: the message exceeds the server's limit; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
     with bus_errors(subject):
@@ -253,7 +253,7 @@ def encode(
     """Encode one message in the wire protocol, for `write`.
 
     Raises:
-        MessageTooLargeError: larger than the server accepts.
+        MessageTooLargeError: the message exceeds the server's limit.
         ValueError: the subject or a header name is invalid in the protocol.
     """
     if not subject.isprintable() or " " in subject or not subject:
@@ -331,7 +331,7 @@ class EndingTransport(TcpTransport):
             raise ConnectionResetError(str(error)) from error
 
     async def wait_closed(self) -> None:
-        """Wait for the end for at most 1 s, because after a failed TLS handshake it never comes."""
+        """Wait at most 1 s, because after a failed TLS handshake the transport never closes."""
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -386,7 +386,7 @@ class FastClient(Client):
         # The id that `subscribe` will assign, because a message may arrive before it returns.
         number = self._sid + 1
         self._listeners[number] = listener
-        # nats-py would drop messages above its limits on pending ones. The listeners in this
+        # nats-py would drop messages beyond its limits on pending messages. The listeners in this
         # package only append to a list, and limit what the server may send.
         subscription = await self.subscribe(  # pyright: ignore[reportUnknownMemberType]
             subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0
@@ -396,7 +396,7 @@ class FastClient(Client):
         return subscription
 
     async def _send_ping(self, future: asyncio.Future[object] | None = None) -> None:
-        """Send the pending bytes before the PING, so that the response of a `flush` covers them.
+        """Send the pending bytes before the PING, so that the response to a `flush` covers them.
 
         nats-py's PING overtakes them, so the PONG might arrive before the server has the
         subscription.
@@ -529,7 +529,7 @@ class FastClient(Client):
                 "the server does not offer the required TLS; nothing was sent to it"
             )
 
-    # nats-py closes the client permanently on these errors. End only the connection.
+    # On these errors, nats-py closes the client permanently, but this ends only the connection.
     async def _process_err(self, err_msg: str) -> None:
         denial = parse_denial(self._original_text(err_msg))
         if denial is not None and self.denials.notify(denial):
@@ -657,13 +657,13 @@ def on_connection_change(nc: Client, listener: Callable[[], None]) -> Generator[
 
 
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-    """Raise an error for a message on which the server would close the connection.
+    """Raise an error if this message would make the server close the connection.
 
     nats-py checks only the payload, but the server includes the headers. It rejects the message
     with a protocol error, after which nats-py closes the client permanently.
 
     Raises:
-        MessageTooLargeError: with the size and the limit.
+        MessageTooLargeError: the message states the size and the limit.
     """
     if len(subject) > MAX_SUBJECT_BYTES:
         raise MessageTooLargeError(
@@ -718,7 +718,7 @@ async def unsubscribe(subscription: Subscription) -> None:
 
 
 def split_reply(reply: str) -> list[str]:
-    """Return the last five parts of an acknowledgement subject, after the consumer's name.
+    """Return the parts of an acknowledgement subject, starting with the consumer's name.
 
     In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
     form has nine tokens, and the form with a domain and account eleven or more.

@@ -1,4 +1,4 @@
-"""Grants that let namespaces read secrets of others, in one file next to the secrets."""
+"""Grants that let namespaces read each other's secrets, in one file next to the secrets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Grants:
             grants[str(key)] = sorted({*grants.get(str(key), ()), reader})
 
     def discard(self, key: SecretKey, reader: str | None = None) -> None:
-        """Revoke the grant to one namespace, or to all namespaces if None."""
+        """Revoke the grant to ``reader``, or to all namespaces if it is None."""
         if not self.readers(key):
             return
         with self._locked_grants() as grants:
@@ -60,7 +60,7 @@ class Grants:
 
     @contextlib.contextmanager
     def _locked_grants(self) -> Generator[dict[str, list[str]]]:
-        import fcntl  # noqa: PLC0415 - not on Windows, which only reads grants
+        import fcntl  # noqa: PLC0415 - not available on Windows, where grants are only read
 
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:

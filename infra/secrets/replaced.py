@@ -19,7 +19,7 @@ _DIRECTORY: Final = ".replaced"
 
 
 class ReplacedSecrets:
-    """Former values in a secrets directory, one file each, which does not name the secret."""
+    """Former values in a secrets directory, each in a file that does not name the secret."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / _DIRECTORY

@@ -146,7 +146,7 @@ class OutcomeStream:
     async def ack(self) -> None:
         """Acknowledge the last outcome of a durable stream, before you leave a loop."""
         if self._feed is not None and self._unacknowledged is not None:
-            await self._feed.done(self._unacknowledged)
+            await self._feed.acknowledge(self._unacknowledged)
             self._unacknowledged = None
 
     async def aclose(self) -> None:

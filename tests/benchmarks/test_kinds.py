@@ -21,18 +21,18 @@ def test_a_change_makes_the_calls_that_it_needs_and_no_others(tmp_path: Path) ->
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     report = msgspec.json.decode(report_path.read_bytes(), type=Report)
-    assert {"reconciler", "the Engine, called directly, 64 at once"} <= {
-        each.by for each in report.making
+    assert {"reconciler", "the Engine, called directly, 64 at the same time"} <= {
+        each.method for each in report.creations
     }
     writes = {
         change: sorted(call.rpartition("/")[2] for call in counts if not call.startswith("GET"))
         for change, counts in report.calls.items()
     }
     assert writes == {
-        "made": ["create", "start"],
+        "created": ["create", "start"],
         "changed in place (memory)": ["update"],
         "replaced (command)": ["*", "create", "start", "stop"],
-        "killed, and healed": ["start"],
+        "killed, and repaired": ["start"],
         "withdrawn": ["*", "stop"],
     }
     assert all(
@@ -41,6 +41,6 @@ def test_a_change_makes_the_calls_that_it_needs_and_no_others(tmp_path: Path) ->
         for call, count in counts.items()
         if not call.startswith("GET")
     )
-    assert report.statements["role made"]["CREATE"] == 1
+    assert report.statements["role created"]["CREATE"] == 1
     assert report.statements["grant withdrawn"]["REVOKE"] == 1
-    assert len(report.listing) == len(report.granting) == 2
+    assert len(report.listing) == len(report.grants) == 2

@@ -121,7 +121,7 @@ def test_explain_includes_kinds_of_http_apis(live: Cli) -> None:
             "field": "ttl",
             "type": "integer 1..604800",
             "default": 300,
-            "about": "Seconds that others may keep them.",
+            "about": "Time to live, in seconds.",
         }
     ]
     refused = live.run("explain", "address.tll")

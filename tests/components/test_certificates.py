@@ -1,4 +1,4 @@
-"""An ACME authority for tests: start, end with the parent process, and error messages."""
+"""An ACME server for tests: start, end with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_acme_server_can_restart_in_its_folder(
     assert component.is_running
     assert component.endpoint == (tmp_path / "certificates/root").as_uri()
     assert {path.name for path in server.root.iterdir()} == {ROOT_MARKER, CA_FILE}
-    (first,) = certificates_in((await server.authority()).encode())
+    (first,) = certificates_in((await server.root_certificate()).encode())
     addresses = (server.directory, server.http01)
     with pytest.raises(ComponentError, match="already running"):
         await server.start(tmp_path / "certificates")
@@ -86,7 +86,7 @@ async def test_the_acme_server_can_restart_in_its_folder(
     await server.kill()
     assert not component.is_running
     await server.start(tmp_path / "certificates")
-    (second,) = certificates_in((await server.authority()).encode())
+    (second,) = certificates_in((await server.root_certificate()).encode())
     assert first != second, "pebble must create a new CA"
     assert addresses == (server.directory, server.http01)
     await server.stop()

@@ -122,7 +122,7 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
     lines = await run(stack, "plain_nats.py", name)
 
     assert lines[0].startswith("stored in INTAKE at ")
-    assert lines[1] == "answer: Accepted, generation 1"
+    assert lines[1] == "reply: Accepted, generation 1"
     assert lines[-1] == "outcome: Converged, generation 1"
     for package in ("events", "reconciler", "infra", "projections"):
         assert f"from {package}" not in source

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shapes_api.app import create_app
-from shapes_api.problems import Problem, answer_problem
+from shapes_api.problems import Problem, handle_problem
 from shapes_api.shapes import token_expired
 from tests.faulty_api.faults import NO_FAULTS, FaultInjector, Faults, Verdict
 from tests.faulty_api.journal import Journal, key_of_request
@@ -64,7 +64,7 @@ class _FaultyApp:
                 Route("/_stats", self._control_statistics, methods=["GET", "DELETE"]),
                 Route("/_journal", self._show_journal),
             ],
-            exception_handlers={Problem: answer_problem},
+            exception_handlers={Problem: handle_problem},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -231,13 +231,13 @@ async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
 async def test_a_returned_message_occupies_a_slot_until_it_is_done(nc: Client, stream: str) -> None:
     await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(50)])
-    group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=4)
+    group = PullGroup(nc, stream, ["c"], keep_slots=True, max_batch=4)
     first = await pull(group, 4)
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
     assert (info["num_ack_pending"], info["num_waiting"]) == (4, 0), "no request is open"
-    group.free_room(first[0])
+    group.free_slot(first[0])
     assert [delivery.seq for delivery in await group.next_batch()] == [5]
-    group.take_from("c", 6)
+    group.set_slots("c", 6)
     assert [delivery.seq for delivery in await pull(group, 2)] == [6, 7]
     await group.close()
 
@@ -248,11 +248,11 @@ async def test_an_added_consumer_is_read_although_another_one_is_full(
     for name in ("slow", "fast"):
         await create_consumer(nc, stream, name, filter_subject=f"{stream}.{name}")
     await append(nc, [message(f"{stream}.slow") for _ in range(20)])
-    group = PullGroup(nc, stream, ["slow"], keep_room=True, max_batch=2)
+    group = PullGroup(nc, stream, ["slow"], keep_slots=True, max_batch=2)
     await pull(group, 2)
     waiting = asyncio.ensure_future(group.next_batch())
     await asyncio.sleep(0)
-    group.take_from("fast", 2)
+    group.set_slots("fast", 2)
     await publish(nc, f"{stream}.fast", b"")
     async with asyncio.timeout(20):
         [new] = await waiting
@@ -267,11 +267,11 @@ async def test_a_consumer_that_was_recreated_between_requests_is_an_error(
     monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 0.0)
     await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
-    group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=1)
+    group = PullGroup(nc, stream, ["c"], keep_slots=True, max_batch=1)
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
     await create_consumer(nc, stream, "c")
-    group.free_room(first)
+    group.free_slot(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()
@@ -284,12 +284,12 @@ async def test_a_consumer_that_was_recreated_while_the_connection_was_lost_is_an
     monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 3600.0)
     await create_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
-    group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=1)
+    group = PullGroup(nc, stream, ["c"], keep_slots=True, max_batch=1)
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
     await create_consumer(nc, stream, "c")
     nc.stats["reconnects"] += 1
-    group.free_room(first)
+    group.free_slot(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()

@@ -249,7 +249,7 @@ async def test_35_a_certificate_near_expiry_is_ordered_once_from_an_acme_ca(
         ]
     )
     await world.until_outcome(WEB, "Converged")
-    await check_three_renewals(place, await short_lived_ca.authority())
+    await check_three_renewals(place, await short_lived_ca.root_certificate())
     await world.declare_all([change_manifest("web", issuer=issuer, policy={"paused": True})])
     await world.until_settled()
     serials = await place.issued_serials()
@@ -289,11 +289,11 @@ async def test_replacing_a_ca_waits_for_approval_and_then_reissues_all_certifica
     await world.publish(own, Approved("DataLoss"), "approval")
     await place.until_serial_is_not(serial_before)
     await world.until_outcome(WEB, "Converged")
-    (leaf, authority) = (
+    (leaf, root_certificate) = (
         certificates_in((place.folder / name).read_bytes())[0] for name in ("tls.crt", "ca.crt")
     )
-    assert is_signed_by(leaf, authority)
-    assert authority.subject.rfc4514_string() == "CN=Another Root"
+    assert is_signed_by(leaf, root_certificate)
+    assert root_certificate.subject.rfc4514_string() == "CN=Another Root"
 
 
 @pytest.mark.pebble

@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from shapes_api.problems import (
     Problem,
-    answer_framework_error,
-    answer_problem,
-    answer_unexpected_error,
+    handle_framework_error,
+    handle_problem,
+    handle_unexpected_error,
 )
 from shapes_api.records import Records
 from shapes_api.shapes import BeforeRequest, Shapes
@@ -49,16 +49,16 @@ def create_app(database: sqlite3.Connection, before_request: BeforeRequest) -> S
             Route("/healthz", show_health),
         ],
         exception_handlers={
-            Problem: answer_problem,
-            HTTPException: answer_framework_error,
-            ClientDisconnect: _answer_disconnected,
-            Exception: answer_unexpected_error,
+            Problem: handle_problem,
+            HTTPException: handle_framework_error,
+            ClientDisconnect: _handle_disconnect,
+            Exception: handle_unexpected_error,
         },
     )
     app.router.redirect_slashes = False
     return app
 
 
-async def _answer_disconnected(_request: Request, _error: Exception) -> Response:
-    """Answer a client that disconnected before its request was read; the response is lost."""
+async def _handle_disconnect(_request: Request, _error: Exception) -> Response:
+    """Return a response for a client that disconnected early; it never receives it."""
     return Response(status_code=400)

@@ -13,7 +13,7 @@ TYPE_PREFIX: Final = "urn:example-api:problem:"
 
 
 class Problem(Exception):  # noqa: N818 - named as in the RFC
-    """A request that is answered with a problem document.
+    """An error that the API returns as a problem document.
 
     `kind` distinguishes problems of the same status; it becomes the end of the document's `type`.
     """
@@ -40,19 +40,19 @@ class Problem(Exception):  # noqa: N818 - named as in the RFC
         return Response(self.body, self.status, self.headers, "application/problem+json")
 
 
-async def answer_problem(_request: Request, error: Exception) -> Response:
-    """Answer a `Problem`."""
+async def handle_problem(_request: Request, error: Exception) -> Response:
+    """Return the response for a `Problem`."""
     assert isinstance(error, Problem)
     return error.response()
 
 
-async def answer_framework_error(request: Request, error: Exception) -> Response:
-    """Answer an error of the framework: an unknown route (404) or a wrong method (405)."""
+async def handle_framework_error(request: Request, error: Exception) -> Response:
+    """Return the response for a framework error: an unknown route (404) or a wrong method (405)."""
     assert isinstance(error, HTTPException)
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return Problem(error.status_code, "", detail, error.headers).response()
 
 
-async def answer_unexpected_error(_request: Request, _error: Exception) -> Response:
-    """Answer a bug in the API; the traceback is in its log."""
+async def handle_unexpected_error(_request: Request, _error: Exception) -> Response:
+    """Return the response for a bug in the API; the traceback is in its log."""
     return Problem(500, "", "internal error; see the API's log").response()

@@ -66,7 +66,7 @@ class ExampleApi:
         """
         if self.is_running:
             raise ExampleApiError(f"this API is already running on {self._url}; stop it first")
-        await self.kill()  # releases a process that exited by itself
+        await self.kill()  # reaps a process that exited by itself
         log = data_dir / LOG_FILE_NAME
         self._process, log_start = _spawn(self.module, self.folder, data_dir, log, port, latency_ms)
         try:

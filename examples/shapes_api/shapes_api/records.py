@@ -81,7 +81,7 @@ class Records:
         tags = set(query.getlist("tag"))
         records = [record for record in found[:size] if tags <= set(record.tags)]
         cursor = found[size - 1].name if len(found) > size else None
-        return _answer(200, {"records": records, "next_cursor": cursor})
+        return _json_response(200, {"records": records, "next_cursor": cursor})
 
     async def _get(self, request: Request) -> Response:
         record = self._find(request)
@@ -138,7 +138,7 @@ class Records:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await change_event.wait()
-        return _answer(200, {"last": self._last_change(zone)})
+        return _json_response(200, {"last": self._last_change(zone)})
 
     def _find(self, request: Request) -> Record | None:
         row = self._database.execute(
@@ -187,7 +187,7 @@ def _etag(record: Record) -> str:
 
 
 def _record_response(status: int, record: Record) -> Response:
-    response = _answer(status, record)
+    response = _json_response(status, record)
     response.headers["ETag"] = _etag(record)
     return response
 
@@ -197,8 +197,8 @@ def _not_found() -> Response:
 
 
 def _error(status: int, code: str, message: str) -> Response:
-    return _answer(status, {"error": {"code": code, "message": message}})
+    return _json_response(status, {"error": {"code": code, "message": message}})
 
 
-def _answer(status: int, content: object) -> Response:
+def _json_response(status: int, content: object) -> Response:
     return Response(_encoder.encode(content), status, media_type="application/json")

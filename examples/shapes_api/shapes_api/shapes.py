@@ -32,11 +32,11 @@ _SEAL_BYTES: Final = 16
 _LAST_CHARACTER: Final = chr(0x10FFFF)
 
 BeforeRequest = Callable[[Request, str | None], Awaitable[None]]
-"""Hook before a request is handled, with the shape's name if it has one; may raise."""
+"""Called before each request is handled, with the shape's name, if any. May raise an exception."""
 
 Name = Annotated[
     str,
-    # `$` would let a newline pass.
+    # `$` would accept a trailing newline.
     msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z"),
 ]
 ShapeType = Literal["Square", "Circle", "Triangle", "Hexagon"]
@@ -68,7 +68,7 @@ class Shape(msgspec.Struct, frozen=True, rename="camel"):
     created_at: str
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _StoredResponse(msgspec.Struct, frozen=True):
     """Status, body and headers, which are stored with an idempotency key and replayed."""
 
     status: int
@@ -104,12 +104,12 @@ _desired_decoder: Final = msgspec.json.Decoder(DesiredShape)
 _shape_decoder: Final = msgspec.json.Decoder(Shape)
 _labels_decoder: Final = msgspec.json.Decoder(_Labeled)
 _position_decoder: Final = msgspec.json.Decoder(_Position)
-_answer_decoder: Final = msgspec.msgpack.Decoder(_Answer)
+_stored_response_decoder: Final = msgspec.msgpack.Decoder(_StoredResponse)
 _encoder: Final = msgspec.json.Encoder()
 
 
 class Shapes:
-    """Answers the contract's requests."""
+    """Handles the contract's requests."""
 
     def __init__(self, database: sqlite3.Connection, before_request: BeforeRequest) -> None:
         self._database = database
@@ -151,7 +151,7 @@ class Shapes:
     async def _change(
         self,
         request: Request,
-        change: Callable[[Request, bytes, str], _Answer],
+        change: Callable[[Request, bytes, str], _StoredResponse],
         name: str | None = None,
     ) -> Response:
         """Apply a change once per key, and store the response, even a refusal, with it."""
@@ -163,30 +163,30 @@ class Shapes:
             with transaction(self._database):
                 if key is None:
                     return change(request, body, name or "").response()
-                stored_answer = self._stored_answer(key, digest)
-                if stored_answer is not None:
+                stored_response = self._find_response(key, digest)
+                if stored_response is not None:
                     return Response(
-                        stored_answer.body,
-                        stored_answer.status,
-                        {**stored_answer.headers, "idempotent-replayed": "true"},
+                        stored_response.body,
+                        stored_response.status,
+                        {**stored_response.headers, "idempotent-replayed": "true"},
                     )
-                answer = self._answer_to_keep(change, request, body, name or "")
-                row = (key, time.time(), digest, msgspec.msgpack.encode(answer))
+                result = self._build_response(change, request, body, name or "")
+                row = (key, time.time(), digest, msgspec.msgpack.encode(result))
                 self._database.execute("INSERT INTO kept_answers VALUES (?, ?, ?, ?)", row)
-        return answer.response()
+        return result.response()
 
-    def _answer_to_keep(
+    def _build_response(
         self,
-        change: Callable[[Request, bytes, str], _Answer],
+        change: Callable[[Request, bytes, str], _StoredResponse],
         request: Request,
         body: bytes,
         name: str,
-    ) -> _Answer:
+    ) -> _StoredResponse:
         try:
             return change(request, body, name)
         except Problem as problem:
             headers = {"content-type": "application/problem+json", **problem.headers}
-            return _Answer(problem.status, problem.body, headers)
+            return _StoredResponse(problem.status, problem.body, headers)
 
     @asynccontextmanager
     async def _claim_key(self, key: str | None) -> AsyncGenerator[None]:
@@ -202,7 +202,7 @@ class Shapes:
         finally:
             self._running.discard(key)
 
-    def _stored_answer(self, key: str, digest: bytes) -> _Answer | None:
+    def _find_response(self, key: str, digest: bytes) -> _StoredResponse | None:
         query = "SELECT request, answer FROM kept_answers WHERE key = ?"
         row = self._database.execute(query, (key,)).fetchone()
         if row is None:
@@ -212,9 +212,9 @@ class Shapes:
                 "this Idempotency-Key was used with another method, path or body; use a new key"
             )
             raise Problem(422, "key-used-otherwise", message)
-        return _answer_decoder.decode(row[1])
+        return _stored_response_decoder.decode(row[1])
 
-    def _create(self, _request: Request, body: bytes, _name: str) -> _Answer:
+    def _create(self, _request: Request, body: bytes, _name: str) -> _StoredResponse:
         desired = _decode_desired(body)
         shape = Shape(
             name=desired.name,
@@ -232,7 +232,7 @@ class Shapes:
             raise Problem(409, "name-taken", f"{shape.name} already exists") from error
         return _shape_response(201, shape, location=f"/shapes/{shape.name}")
 
-    def _replace(self, request: Request, body: bytes, name: str) -> _Answer:
+    def _replace(self, request: Request, body: bytes, name: str) -> _StoredResponse:
         desired = _decode_desired(body)
         if desired.name != name:
             detail = f"the body has the name {desired.name}, but the path has {name}"
@@ -250,10 +250,10 @@ class Shapes:
         self._database.execute("UPDATE shapes SET document = ? WHERE name = ?", row)
         return _shape_response(200, shape)
 
-    def _delete(self, request: Request, _body: bytes, name: str) -> _Answer:
+    def _delete(self, request: Request, _body: bytes, name: str) -> _StoredResponse:
         _require_match(request, self._get_existing(name))
         self._database.execute("DELETE FROM shapes WHERE name = ?", (name,))
-        return _Answer(204)
+        return _StoredResponse(204)
 
     def _get_existing(self, name: str) -> Shape:
         query = "SELECT document FROM shapes WHERE name = ?"
@@ -304,19 +304,19 @@ class Shapes:
         return hashlib.blake2b(content, key=self._secret, digest_size=_SEAL_BYTES).digest()
 
 
-def token_expired(why: str) -> Problem:
-    """Return the problem of an unusable continue token (410)."""
-    detail = f"the continue token {why}; list again from the start"
+def token_expired(reason: str) -> Problem:
+    """Return the problem for an unusable continue token (410)."""
+    detail = f"the continue token {reason}; list again from the start"
     return Problem(410, "continue-token-expired", detail)
 
 
-def _shape_response(status: int, shape: Shape, **headers: str) -> _Answer:
+def _shape_response(status: int, shape: Shape, **headers: str) -> _StoredResponse:
     headers |= {"content-type": "application/json", "etag": f'"{shape.version}"'}
-    return _Answer(status, _encoder.encode(shape), headers)
+    return _StoredResponse(status, _encoder.encode(shape), headers)
 
 
 def _require_match(request: Request, shape: Shape) -> None:
-    """Refuse a change whose `If-Match` does not hold (RFC 9110, 13.1.1)."""
+    """Refuse a change if its `If-Match` does not match (RFC 9110, 13.1.1)."""
     if_match, tag = request.headers.get("if-match"), f'"{shape.version}"'
     if if_match is None:
         return

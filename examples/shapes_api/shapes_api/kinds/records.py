@@ -42,8 +42,8 @@ DEFAULT_TTL_SECONDS = 300
 KEY_TAG = "reconciler/key"
 MAX_PAGE_SIZE = 1000
 MAX_WAIT_SECONDS = 30.0
-WAITING_SHARE = 0.5
-"""Part of a call's timeout after which the API must report that nothing changed."""
+MAX_WAIT_FRACTION = 0.5
+"""Fraction of a call's timeout after which the API must report that nothing changed."""
 
 _NAME = re.compile(
     r"@|[a-z0-9_*]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*"
@@ -128,10 +128,10 @@ class RecordsProvider(NamedObjects[_Record]):
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
-        # Its own connections: a request that waits for changes must not block other requests.
+        # Separate connections: a request that waits for changes must not block other requests.
         self._feed = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
         timeout_seconds = config.limits.request_timeout_seconds
-        self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
+        self._wait_seconds = min(timeout_seconds * MAX_WAIT_FRACTION, MAX_WAIT_SECONDS)
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why a record cannot have this name."""

@@ -2,9 +2,9 @@
 
 Gaps in the API's guarantees, and how the provider handles them:
 
-- The version of a new shape starts at one, so ``If-Match`` alone could replace a foreign shape. An
-  update therefore reads the shape first and compares the uid. A shape that is created with the name
-  between these two calls, and has the same version, is replaced.
+- The version of a new shape starts at one, so ``If-Match`` alone could replace another client's
+  shape. An update therefore reads the shape first and compares the uid. A shape that is created
+  with the name between these two calls, and has the same version, is replaced.
 - ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
   that is created between these two calls is deleted; only the API could prevent that. The calls are
   at most seconds apart, even if the process waits in between (``CallPermit.before_request``).
@@ -220,7 +220,7 @@ class ShapesProvider:
             if _is_still_running(response):  # an earlier request of this action may succeed
                 wait = retry_after_seconds(response)
                 return UnknownResultError(text, status=status, retry_after_seconds=wait)
-            # A conflict although its cause was deleted: the API may store this response with the
+            # The conflict may outlast its cause, because the API may store this response with the
             # key. The aggregate ends the action, unless an earlier attempt may have been executed.
             conflict = ConflictError(text, status=status, replayed=_is_replay(response))
             with keep_unknown_result(response):
@@ -259,7 +259,7 @@ def _decode_object(response: Response, external_name: str) -> ExternalObject:
 
 
 def _is_replay(response: Response) -> bool:
-    """Whether the response is a replay; the contract has no header, but these are common."""
+    """Whether the response is a replay. The contract defines no header, but these are common."""
     return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
 
 
