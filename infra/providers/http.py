@@ -29,7 +29,7 @@ from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
 """Less than the five seconds after which many servers close an idle connection, because a call sent
-during the closing has an unknown result."""
+while the server closes the connection has an unknown result."""
 
 CONNECTING_SHARE = 0.5
 """Share of a call's timeout for connecting. A call that fails to connect was not sent."""

@@ -77,7 +77,7 @@ def read_checked_pair(tls: Fields, *, known_files: Files | None = None) -> Files
         reason = getattr(error, "reason", None) or type(error).__name__
         raise NotDoneError(
             f"{certificate} and {key} are invalid ({reason}); "
-            "store a certificate and its key there",
+            "replace them with a certificate and its key",
             status=HTTPStatus.CONFLICT,
         ) from None
     return files

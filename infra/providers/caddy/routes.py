@@ -237,7 +237,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         files = await self._files_or_loaded(native, fields, uid)
         route = build_route(action, uid)
         servers = native.servers
-        if native.route != route or existing.object.fields["differences"]:  # compares its mark, too
+        # The route contains its marks, so this also compares them.
+        if native.route != route or existing.object.fields["differences"]:
             routes = await self._write(name, native, route)
             servers = _replace_routes(servers, fields, routes)
         with _mark_partly_done(f"route {name!r} was written, but a later step failed"):
@@ -245,7 +246,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             return await self._read_written(name, servers)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete a route, or the certificate that remains of a deleted route."""
+        """Delete a route, or the certificate that a deleted route left behind."""
         async with self._change_lock:
             effect = await super().delete(action)
             if effect.absent and action.uid is not None:
@@ -276,7 +277,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         yield [_NamedRoute(apps.servers, observed=each) for each in objects]
 
     async def changes(self, after: str | None) -> str:
-        """Return a mark of all servers and routes. Caddy has no call that waits for a change."""
+        """Return the ETag of all servers and routes. Caddy has no call that waits for a change."""
         del after
         return await self._api.etag(SERVERS)
 
@@ -366,8 +367,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         try:
             servers = await self._servers()
             groups: dict[str, list[_Creation]] = {}
-            for each in creations:
-                groups.setdefault(each.fields["server"], []).append(each)
+            for creation in creations:
+                groups.setdefault(creation.fields["server"], []).append(creation)
             for group in groups.values():
                 await self._create_group(servers, group)
         except ProviderError as error:
@@ -392,13 +393,13 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 if error.status is None:  # Caddy received no request
                     raise
                 # One of them caused the refusal, but the others must still be created.
-        for each in group:
+        for creation in group:
             try:
-                each.settle(await self._create_alone(servers, each))
+                creation.settle(await self._create_alone(servers, creation))
             except ProviderError as error:
-                each.settle(error=error)
+                creation.settle(error=error)
             else:
-                servers = each.servers or servers
+                servers = creation.servers or servers
 
     async def _create_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
         """Insert all routes of a group; False if nothing was done because an id is in use."""
@@ -557,10 +558,10 @@ def _index(name: str, route: CaddyRoute, other_routes: Sequence[CaddyRoute]) -> 
 def _insert_all(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
     """Return the routes, with those of a group inserted by rank."""
     result, reaches = list(routes), _compute_reaches(routes)
-    for each in group:
-        own = reach(each.route, each.name)
+    for creation in group:
+        own = reach(creation.route, creation.name)
         index = find_index(own, reaches)
-        result.insert(index, each.route)
+        result.insert(index, creation.route)
         reaches.insert(index, own)
     return result
 

@@ -20,7 +20,7 @@ Span = Annotated[
     ),
 ]
 """A duration, such as 90s, 30m, 2160h or 90d. No unit allows more than 99999d, because a
-certificate cannot contain an end after the year 9999."""
+certificate cannot expire after the year 9999."""
 
 KeyAlgorithm = Literal["ECDSA-P256", "ECDSA-P384", "RSA-2048", "RSA-3072", "RSA-4096"]
 DEFAULT_ALGORITHM: Final[KeyAlgorithm] = "ECDSA-P256"

@@ -100,18 +100,18 @@ def _check(spec: KindDefinitionSpec) -> None:
 def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     names = [each.name for each in spec.parts]
     parts: list[PartTemplate] = []
-    for number, each in enumerate(spec.parts):
+    for number, part in enumerate(spec.parts):
         location = f"{_LOCATION}.parts[{number}]"
-        if each.name in names[:number]:
+        if part.name in names[:number]:
             raise InvalidManifestError(
-                f"{location}.name: duplicate name {each.name!r}; give each part its own name"
+                f"{location}.name: duplicate name {part.name!r}; give each part its own name"
             )
-        if each.manifest.kind == name:
+        if part.manifest.kind == name:
             raise InvalidManifestError(
                 f"{location}.manifest.kind: a {name} cannot contain a {name}, because the "
                 "nesting would never end; use another kind"
             )
-        parts.append(PartTemplate(each, location, names))
+        parts.append(PartTemplate(part, location, names))
     try:
         TopologicalSorter({each.name: each.dependencies for each in parts}).prepare()
     except CycleError as error:

@@ -53,7 +53,7 @@ class Declaration(NamedTuple):
         return self.outcome is not None and self.outcome.outcome in _REMOVED_OUTCOMES
 
     def as_row(self, key: ResourceKey) -> Row:
-        """Return its future row, as far as the log contains it."""
+        """Return its row as derived from the log, without outputs."""
         row = Row(
             key.namespace,
             key.kind,
@@ -87,7 +87,7 @@ class ComposedSet(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of a child's status row that are used."""
+    """The fields that are read from a child's status row."""
 
     namespace: str
     kind: str

@@ -47,7 +47,7 @@ _DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
 _VARIABLE_PARTS: Final = re.compile(
     r"(?<![^\s'\"])[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
 )
-"""Parts of a message that differ each time the same error occurs, so that each read would be a
+"""Parts of a message that differ each time the same error occurs, so each read would report a
 change. Paths are matched only from the start of a word, because matching from each letter takes
 quadratic time."""
 
@@ -75,7 +75,7 @@ class Head:
     stored: StoredContent | None = None
     problem: GitError | None = None
 
-    def holds(self, spec: ComposedSetSpec) -> bool:
+    def matches(self, spec: ComposedSetSpec) -> bool:
         """Return whether the head belongs to this source, and to a set without other changes."""
         declared = spec.fields.get(CONTENT, "")
         return self.source == spec.fields[SOURCE] and declared in (self.set_content, self.content)
@@ -94,7 +94,7 @@ class Head:
 
 
 class Heads:
-    """The heads of the sources of an API."""
+    """The heads of a provider's sources."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Heads:
     def known_outputs(self, spec: ComposedSetSpec) -> Fields:
         """Return the outputs of the known head, without a read."""
         head = self._known.get(spec.parent)
-        if head is None or not head.holds(spec):
+        if head is None or not head.matches(spec):
             head = _head_of_set(spec, 0.0)
         return head.outputs(spec)
 
@@ -151,7 +151,7 @@ class Heads:
         except TimeoutError:
             self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
             return outputs
-        if not task.cancelled():  # such as if the source was withdrawn meanwhile
+        if not task.cancelled():  # for example, because the source was withdrawn
             task.result()
         return self.known_outputs(spec)
 
@@ -256,7 +256,7 @@ class Heads:
             for each in (head, previous)
             if each is not None
             and each.problem is None
-            and each.holds(spec)
+            and each.matches(spec)
             and each.revision.get("of") == source_digest
         }
         try:
@@ -354,11 +354,11 @@ class Heads:
 
 def _is_due(head: Head, spec: ComposedSetSpec) -> bool:
     now = asyncio.get_running_loop().time()
-    return not head.holds(spec) or now - head.read_at >= _interval(spec.fields[SOURCE])
+    return not head.matches(spec) or now - head.read_at >= _interval(spec.fields[SOURCE])
 
 
 def _head_of_set(spec: ComposedSetSpec, now: float) -> Head:
-    """Return the head that a set contains."""
+    """Return the head that a set records."""
     content = spec.fields.get(CONTENT, "")
     return Head(spec.fields[SOURCE], content, now, spec.fields.get(REVISION, {}), content)
 

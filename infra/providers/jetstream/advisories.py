@@ -105,6 +105,6 @@ class Advisories:
             self._count_change()
 
     def _count_change(self) -> None:
-        """Count a change, or a gap in the connection, in which one may have been missed."""
+        """Count a change, or a lost connection, during which one may have been missed."""
         self._count += 1
         self._changed.set()

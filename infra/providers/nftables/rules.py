@@ -34,12 +34,13 @@ from infra.providers.nftables.marks import (
     is_mark_comment,
 )
 from infra.providers.nftables.nft import Command
-from infra.providers.nftables.place import FAMILY
 from infra.providers.nftables.spec import Backend, Balance, Front, Protocol, name_problem
+from infra.providers.nftables.table_ref import FAMILY
 
 _PREFIX: Final = "service-"
 _SEED: Final = 0x5EC0
-"""Seed of the hash of client addresses. Constant, so that a standby machine computes the same."""
+"""Seed of the hash of client addresses. Constant, so that a standby machine computes the same
+hashes."""
 
 _BALANCES: Final[tuple[Balance, ...]] = get_args(Balance)
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -279,20 +280,20 @@ def is_protocol(protocol: Protocol) -> Command:
 
 
 def _body(protocol: Protocol, balance: Balance, backends: list[Backend]) -> list[Expressions]:
-    """Return rules, the first matching one of which redirects a connection to its backend."""
+    """Return rules. The first one that matches redirects a connection to its backend."""
     if not backends:
         return [[_reject(protocol)]]
     rules: list[Expressions] = []
-    for number, each in enumerate(backends):
+    for number, backend in enumerate(backends):
         is_last = number == len(backends) - 1
         conditions = [] if is_last else [_select_backend(balance, number, len(backends))]
-        target = {"dnat": {"addr": each.address, "port": each.port}}
+        target = {"dnat": {"addr": backend.address, "port": backend.port}}
         rules.append([is_protocol(protocol), *conditions, target])
     return rules
 
 
 def _select_backend(balance: Balance, number: int, count: int) -> Command:
-    """Return the comparison that selects a backend if none before it was selected."""
+    """Return the comparison that selects a backend if no earlier one was selected."""
     remaining = count - number
     match balance:
         case "Random":

@@ -23,7 +23,6 @@ from infra.providers.nftables.listed import (
 )
 from infra.providers.nftables.monitor import Monitor
 from infra.providers.nftables.nft import Command, ExistsError, MissingError, Nft
-from infra.providers.nftables.place import FAMILY, parse_endpoint
 from infra.providers.nftables.rules import (
     ServiceState,
     all_services,
@@ -38,6 +37,7 @@ from infra.providers.nftables.rules import (
     read_mark,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
+from infra.providers.nftables.table_ref import FAMILY, parse_endpoint
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -128,7 +128,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[ServiceState]]:
-        """List the services of the table, which nft lists at once; nothing if it does not exist."""
+        """List the services of the table in one call; nothing if the table does not exist."""
         del scope, page_size, unreadable
         output = await self._read_table()
         if output is not None:
