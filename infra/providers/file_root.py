@@ -129,7 +129,7 @@ class _OpenPath:
         self._segments: list[str] = []
 
     def enter(self, segments: Sequence[str]) -> int | None:
-        """Open a folder of the root, below the folders that are open; None if it is missing."""
+        """Open a folder below the root, reusing the open folders; None if it is missing."""
         pairs = zip(self._segments, segments, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._leave(shared)
@@ -183,7 +183,7 @@ def temporary_name(key: str) -> str:
 
 
 def check_segment(segment: str) -> str:
-    """Return a name of an entry of a folder. Raises ``RefusedError`` for a path.
+    """Return the name of a folder entry. Raises ``RefusedError`` for a path.
 
     System calls also accept paths, and an absolute path leads out of any folder.
     """

@@ -32,7 +32,7 @@ KEEP_ALIVE_SECONDS = 3.0
 while the server closes the connection has an unknown result."""
 
 CONNECTING_SHARE = 0.5
-"""Share of a call's timeout for connecting. A call that fails to connect was not sent."""
+"""Fraction of a call's timeout for connecting. A call that fails to connect was not sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 

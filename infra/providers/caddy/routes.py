@@ -150,8 +150,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         self._api = AdminApi(config, secrets, permit)
         self._secrecy = secrets.secrecy
         self._allow = config.allow
-        # Caddy makes one change at a time. A call that waits here does not use up its time limit,
-        # and reads the current path of its route afterwards.
+        # Caddy makes one change at a time. A call that waits for the lock does not use up its time
+        # limit, and then reads the current path of its route.
         self._change_lock = asyncio.Lock()
         self._creations: list[_Creation] = []
 
@@ -268,7 +268,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_NamedRoute]]:
-        """List all routes: Caddy shows its whole configuration in one response."""
+        """List all routes: Caddy returns its whole configuration in one response."""
         del scope, page_size
         apps = _convert(_Apps, (await self._api.get(APPS)).content or {})
         objects, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
@@ -536,7 +536,7 @@ def _find_usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
     if not server.requests_no_certificates:
         raise NotDoneError(
             f"Caddy itself would obtain certificates for the hosts of server {name!r}; set "
-            "automatic_https.disable_certificates there",
+            "its automatic_https.disable_certificates",
             status=HTTPStatus.CONFLICT,
         )
     if fields["tls"] is not None and not server.has_tls:

@@ -35,7 +35,7 @@ def _meta(text: str, **rules: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **rules)
 
 
-# Caddy treats {...} as a placeholder and * as a wildcard, so neither is allowed here.
+# Caddy treats {...} as a placeholder and * as a wildcard, so paths must not contain them.
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\s*{}?#%\\]*(?!\n)$", max_length=1024)]
 _FilePath = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00\n]*(?!\n)$", max_length=4096)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]

@@ -133,10 +133,10 @@ def _compose(
     """Return the content: the parts, and the inputs of the outputs' expressions."""
     resource = {"spec": spec, "name": key.name, "namespace": key.namespace}
     observed_fields: Fields = {} if observed is None else observed.fields
-    are_many = {each.name: each.is_many for each in parts}
+    is_many_by_part = {each.name: each.is_many for each in parts}
     variables = {
         **resource,
-        _CHILDREN: child_statuses(are_many, observed_fields, children_of(observed)),
+        _CHILDREN: child_statuses(is_many_by_part, observed_fields, children_of(observed)),
     }
     budget = Budget()
     contents = [each.component(variables, budget) for each in parts]
@@ -151,8 +151,10 @@ def _compose(
 class _DefinedOutputs:
     """The outputs in a definition, computed by the provider and recorded with the object."""
 
-    def __init__(self, name: str, spec: CompositionSpec, are_many: Mapping[str, bool]) -> None:
-        self._are_many = are_many
+    def __init__(
+        self, name: str, spec: CompositionSpec, is_many_by_part: Mapping[str, bool]
+    ) -> None:
+        self._is_many_by_part = is_many_by_part
         variables = (*RESOURCE_VARIABLES, _CHILDREN)
         self._ready: Expression | None = None
         if spec.ready:
@@ -175,7 +177,7 @@ class _DefinedOutputs:
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
         """Return the status of the components, and the values of the definition's expressions."""
         result = components.summary(fields, children)
-        statuses = child_statuses(self._are_many, fields, children)
+        statuses = child_statuses(self._is_many_by_part, fields, children)
         inputs: object = fields.get(_INPUTS)
         resource = cast("Fields", inputs) if isinstance(inputs, dict) else {}
         variables = {**resource, _CHILDREN: statuses}
@@ -197,7 +199,7 @@ class _DefinedOutputs:
 
 
 def _ready(fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return the readiness that was recorded by the read, because the log has no expressions."""
+    """Return the readiness that the read recorded, because the log contains no expressions."""
     by_parts, recorded = components.ready(fields, observed), observed.outputs.get(READY)
     if recorded is None:
         return by_parts

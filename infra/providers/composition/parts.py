@@ -165,12 +165,12 @@ def expression(text: str, location: str, variables: Collection[str]) -> Expressi
 
 
 def child_statuses(
-    are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
+    is_many_by_part: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
     """Return each part's status as expressions read it, by resource for a part with forEach."""
     components = CompositionRecord.of(fields).components
     result: dict[str, Any] = {}
-    for part, is_many in are_many.items():
+    for part, is_many in is_many_by_part.items():
         names = components.get(part, [])
         statuses = {name.rpartition("/")[2]: _child_status(children.get(name)) for name in names}
         result[part] = statuses if is_many else next(iter(statuses.values()), _child_status(None))

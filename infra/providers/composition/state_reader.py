@@ -246,7 +246,7 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
             case SpecWithdrawn(generation):
                 withdrawn = withdrawn or generation
             case _:
-                pass  # an event that does not concern the declaration
+                pass  # other events do not change the declaration
     return Declaration(withdrawn, outcome=outcome)
 
 

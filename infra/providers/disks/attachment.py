@@ -234,14 +234,14 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             if other_name != name and mark is not None and mark.disk == disk:
                 raise build_waiting_error(
                     f"disk {disk!r} is in use by attachment {other_name!r}; Reconciler attaches it "
-                    "here after that attachment is deleted"
+                    "after that attachment is deleted"
                 )
         kernel = read_kernel_state()
         for loop in () if file is None else read_open_image(file, disk, kernel.loops).attached:
             if mount_paths := kernel.mount_paths_of(loop):
                 raise build_waiting_error(
                     f"disk {disk!r} is mounted at {', '.join(mount_paths)} by another client; "
-                    "Reconciler attaches it here after it is unmounted there"
+                    "Reconciler attaches it after it is unmounted there"
                 )
         with self._attachments.mount_point(name) as point:
             if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder

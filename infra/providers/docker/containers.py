@@ -274,7 +274,7 @@ class ContainersProvider(NamedObjects[_Container]):
     async def _check_networks(self, fields: Fields) -> None:
         for network in sorted(desired_networks(fields).keys() if "networks" in fields else ()):
             existing = await self._api.get(f"/networks/{network}", _network_decoder)
-            # The Engine also accepts an id here, and returns the network's name.
+            # The Engine also accepts a network's id, and returns its name.
             if existing.name != network:
                 raise RefusedError(
                     f"network {network!r} does not exist; this is the id of network "

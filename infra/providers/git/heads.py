@@ -36,10 +36,10 @@ from reconciler.errors import (
 from reconciler.provider.secrets import Secrets
 
 _LISTING_SECONDS: Final = 2.0
-"""Maximum wait of a listing or a check of refs, because slow servers delay the other sources."""
+"""Maximum wait in a listing or a check of refs, because slow servers delay the other sources."""
 
 _REQUEST_SECONDS: Final = 10.0
-"""Maximum wait of a read of a single source, which delays only objects that are not ready."""
+"""Maximum wait in a read of a single source, which delays only objects that are not ready."""
 
 _MAX_SECONDS: Final = 60
 _DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
@@ -76,7 +76,7 @@ class Head:
     problem: GitError | None = None
 
     def matches(self, spec: ComposedSetSpec) -> bool:
-        """Return whether the head belongs to this source, and to a set without other changes."""
+        """Return whether the head is of the set's source, and the set has no other content."""
         declared = spec.fields.get(CONTENT, "")
         return self.source == spec.fields[SOURCE] and declared in (self.set_content, self.content)
 
@@ -330,8 +330,7 @@ class Heads:
         failure, hide = reply.failure, self._secrets.secrecy.hide
         if failure.trace:
             _logger.warning("reading a source failed", trace=hide(failure.trace))
-        # Variable parts are removed first, because one within a secret would hide it from the
-        # search.
+        # Remove variable parts first, because a secret that contains one would not be found.
         message = hide(remove_variable_parts(failure.message))
         raise GitError(failure.reason, message, failure.revision)
 

@@ -1,4 +1,4 @@
-"""The process that reads a repository, so that hostile data exhausts no other memory.
+"""The process that reads a repository, so that hostile data cannot exhaust the caller's memory.
 
 It reads a request from standard input and writes a reply to standard output. It exits at its time
 limit, and its memory is limited where the system supports that (ADR 0057).
@@ -193,7 +193,7 @@ def _memory_limit() -> tuple[int, int]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Generator[None]:
-    """Raise ``_TimeLimitError`` in a block that takes longer, even while it waits."""
+    """Raise ``_TimeLimitError`` in a block that exceeds the limit, even while it waits."""
     if sys.platform == "win32":
         yield
         return

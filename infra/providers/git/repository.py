@@ -247,7 +247,7 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
 
 
 def _open_memory_file() -> BinaryIO:
-    """Open an unnamed file, in memory where possible, so that no crash leaves it behind."""
+    """Open an unnamed file, in memory where possible, so that a crash does not leave it behind."""
     if sys.platform != "linux":
         return cast("BinaryIO", tempfile.NamedTemporaryFile(prefix="reconciler-key-"))
     descriptor = os.memfd_create("key")

@@ -74,10 +74,10 @@ class Advisories:
         denials: list[Denial] = []
 
         def deny(denial: Denial) -> bool:
-            is_ours = any(map(denial.concerns, self._subjects))
-            if is_ours:
+            is_own = any(map(denial.concerns, self._subjects))
+            if is_own:
                 denials.append(denial)
-            return is_ours
+            return is_own
 
         subscriptions: list[Subscription] = []
         is_followed = False

@@ -63,7 +63,7 @@ DEFAULT_MAX_ACK_PENDING = 1_000
 DEFAULT_MAX_WAITING = 512
 
 _SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
-"""An update of a consumer has no advisory, but the API request for it has one."""
+"""The server sends no advisory for a consumer update, but one for its API request."""
 
 _REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
 _STREAM_OF_ADVISORY = 5
@@ -287,7 +287,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         return info if info is not None and info.is_durable else None
 
     async def create_object(self, action: Action) -> _Consumer:
-        """Create a consumer. The server accepts a repeat of the same configuration and key."""
+        """Create a consumer. The server accepts a repeat with the same configuration."""
         path = _parse_path(action.external_name)
         if action.fields.get("stream", path.stream) != path.stream:
             raise RefusedError(

@@ -153,7 +153,7 @@ class StreamsProvider(NamedObjects[_Stream]):
         return None if info is None else _Stream(info, self.form)
 
     async def create_object(self, action: Action) -> _Stream:
-        """Create a stream. The server accepts a repeat of the same configuration and key."""
+        """Create a stream. The server accepts a repeat with the same configuration."""
         async with self._exclusive_write():
             return await self._write("CREATE", action, self._config(action), read_at=None)
 

@@ -8,15 +8,15 @@ from typing import Final
 from infra.bus.streams import SUBJECTS
 
 MAX_SUBJECTS: Final = 32
-"""Limit for a stream or a consumer. The server compares each new subject with all subjects of all
-streams, and processes no other request meanwhile. With 7,000 others, comparing 1,000 subjects of
-220 characters takes 14 s."""
+"""Limit on the subjects of a stream or a consumer. The server compares each new subject with all
+subjects of all streams, and processes no other request meanwhile. With 7,000 others, comparing
+1,000 subjects of 220 characters takes 14 s."""
 
 MAX_CHARACTERS: Final = 4_096
 """Limit on the total length of these subjects."""
 
 MAX_TOKENS: Final = 16
-"""Limit for a subject, as NATS recommends. Comparing 32 tokens takes four times as long."""
+"""Limit on a subject's tokens, as NATS recommends. Comparing 32 tokens takes four times as long."""
 
 OWN_SUBJECTS: Final = (*(subject for each in SUBJECTS.values() for subject in each), "in.>")
 """Subjects of Reconciler's own streams, which are reserved on every server."""

@@ -143,14 +143,14 @@ def _collect(items: list[_Item]) -> TableListing:
         elif item.rule is not None:
             listing.rules.setdefault(item.rule.chain, []).append(item.rule)
         elif item.map is not None:
-            is_ours = item.map.is_own(SERVICES, "verdict")
-            listing.maps.add(item.map.name if is_ours else f"map {item.map.name}")
-            if is_ours:
+            is_shared = item.map.is_own(SERVICES, "verdict")
+            listing.maps.add(item.map.name if is_shared else f"map {item.map.name}")
+            if is_shared:
                 listing.elements += _elements(item.map.elem)
         elif item.set is not None:
-            is_ours = item.set.is_own(MASQUERADED)
-            listing.sets.add(item.set.name if is_ours else f"set {item.set.name}")
-            if is_ours:
+            is_shared = item.set.is_own(MASQUERADED)
+            listing.sets.add(item.set.name if is_shared else f"set {item.set.name}")
+            if is_shared:
                 fronts = (_front_and_comment(each)[0] for each in item.set.elem)
                 listing.masqueraded |= {each for each in fronts if each is not None}
     return listing

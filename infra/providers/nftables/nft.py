@@ -32,7 +32,7 @@ Command = dict[str, object]
 """One command of a transaction, in nft's JSON."""
 
 MAX_PROCESSES: Final = 4
-"""Concurrent processes of one provider. Each reads the names of all chains."""
+"""Limit on a provider's concurrent processes, each of which reads the names of all chains."""
 
 SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 """Search path for nft, which includes /usr/sbin for users other than root."""

@@ -154,16 +154,16 @@ def read_mark(rules: list[Rule]) -> Mark | None:
 
 def all_services(listing: TableListing) -> list[ServiceState]:
     """Return all services of a table, ordered by chain name."""
-    leading: dict[str, list[Element]] = {}
+    elements_by_chain: dict[str, list[Element]] = {}
     for element in listing.elements:
-        leading.setdefault(element.target, []).append(element)
+        elements_by_chain.setdefault(element.target, []).append(element)
     states: list[ServiceState] = []
     for chain in sorted(listing.chains):
         name = name_of(chain)
         if name is None or listing.chains[chain].hook:
             continue
         mark = read_mark(listing.rules.get(chain, []))
-        element = leading_element(mark, leading.get(chain, []))
+        element = leading_element(mark, elements_by_chain.get(chain, []))
         front = element.front if element is not None else None if mark is None else mark.front
         state = build_state(listing, name, element, is_masqueraded=front in listing.masqueraded)
         if not state.is_empty:
@@ -219,7 +219,7 @@ def build_write_commands(
         key = {"elem": {"val": {"concat": [*front]}, "comment": new_element.comment}}
         elements = [[key, {"goto": {"target": chain}}]]
         commands.append({"create": {"element": _in_table(table, name=SERVICES, elem=elements)}})
-    commands += _set_masquerade(table, front, current, is_wanted=action.fields["masquerade"])
+    commands += _set_masquerade(table, front, current, is_enabled=action.fields["masquerade"])
     return commands
 
 
@@ -241,15 +241,15 @@ def _delete_rules(table: str, current: ServiceState) -> list[Command]:
 
 
 def _set_masquerade(
-    table: str, front: Front, current: ServiceState | None, *, is_wanted: bool
+    table: str, front: Front, current: ServiceState | None, *, is_enabled: bool
 ) -> list[Command]:
     old_front = current.front if current is not None and current.is_masqueraded else None
-    if is_wanted and old_front == front:
+    if is_enabled and old_front == front:
         return []
     commands: list[Command] = []
     if old_front is not None:
         commands.append(_delete_element(table, MASQUERADED, old_front))
-    if is_wanted:
+    if is_enabled:
         elements = [{"concat": [*front]}]
         commands.append({"add": {"element": _in_table(table, name=MASQUERADED, elem=elements)}})
     return commands

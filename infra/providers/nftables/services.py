@@ -187,7 +187,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         ), masqueraded is not None
 
     async def _find_element(self, chain: str) -> Element | None:
-        """Return the element that leads to a chain without a mark, from a listing of all."""
+        """Return the element that leads to a chain without a mark. Lists all elements."""
         try:
             output = await self.nft.show("map", SERVICES)
         except MissingError:
@@ -222,7 +222,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
                 await self.nft.apply(commands, read_at=read_at)
 
     async def _build_chain_repairs(self) -> list[Command]:
-        """Return repairs of the shared chains. Reads them singly: a large table takes longer."""
+        """Return repairs of the shared chains. Reads only these: listing a table is slow."""
         listing = TableListing()
         for name in base.CHAINS:
             part = await self._read_chain(name)

@@ -16,8 +16,9 @@ from typing import Final
 from psycopg.pq import PGconn
 
 MAX_ITERATIONS: Final = 20_000
-"""Limit for a verifier that is checked, which takes up to 40 ms. PostgreSQL's default is 4,096, but
-a role may store a verifier with any number. One with more is replaced without a check."""
+"""Limit on a verifier's iterations, because checking it takes up to 40 ms. PostgreSQL's default is
+4,096, but a role may store a verifier with any number. One with more is replaced without a check.
+"""
 
 _VERIFIER = re.compile(
     r"SCRAM-SHA-256\$(?P<iterations>[0-9]{1,10}):(?P<salt>[A-Za-z0-9+/=]+)"
