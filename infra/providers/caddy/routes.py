@@ -390,7 +390,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 if await self._create_together(servers, group):
                     return
             except (RefusedError, NotDoneError) as error:
-                if error.status is None:  # Caddy received no request
+                if error.status is None:  # nothing was sent to Caddy
                     raise
                 # One of them caused the refusal, but the others must still be created.
         for creation in group:

@@ -204,7 +204,7 @@ class AcmeOrder:
                     return authorization
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
-            # It makes no request, and must also complete after a cancellation.
+            # The removal sends no request, and must also complete after a cancellation.
             await asyncio.shield(asyncio.to_thread(self._remove_response, challenge, response))
 
     def _publish_response(self, challenge: Challenge, response: str) -> None:

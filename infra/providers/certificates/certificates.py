@@ -409,7 +409,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.write(name, updated)
 
     def _write(self, action: Action) -> None:
-        """Write the fields that require no order."""
+        """Write the fields whose changes do not require an order."""
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name

@@ -164,10 +164,10 @@ class _DefinedOutputs:
             for each, output in spec.outputs.items()
         }
         reserved = {READY, PROBLEM, *ComponentsOutputs.__struct_fields__}
-        for each in spec.outputs:
-            if each in reserved:
+        for output_name in spec.outputs:
+            if output_name in reserved:
                 raise InvalidManifestError(
-                    f"{_LOCATION}.outputs.{each}: the name is reserved; use another name"
+                    f"{_LOCATION}.outputs.{output_name}: the name is reserved; use another name"
                 )
         used_variables = [each.variables for each, _ in self._outputs.values()]
         used_variables += [] if self._ready is None else [self._ready.variables]

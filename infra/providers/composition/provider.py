@@ -154,8 +154,8 @@ class CompositionProvider:
     async def _write(self, action: Action, existing: ComposedSet, uid: str) -> Effect:
         parent = parent_of(self.kind, action.external_name)
         parts = await self._parts(action.external_name, action.fields)
-        for each in parts:
-            problem = find_part_problem(ResourceKey.parse(parent), each.manifest.key)
+        for part in parts:
+            problem = find_part_problem(ResourceKey.parse(parent), part.manifest.key)
             if problem:
                 raise RefusedError(problem)
         previous = existing.spec

@@ -476,7 +476,7 @@ def _read_health_check(check: _HealthCheck | None) -> Fields | None:
 
 
 def _outputs(inspection: Inspection) -> Fields:
-    """Return values that are stable while the container runs, so no counters or times."""
+    """Return values that are stable while the container runs, which excludes counters and times."""
     state, settings = inspection.state, inspection.network_settings
     outputs: Fields = {"imageId": inspection.image, "state": state.status}
     if state.health is not None and state.health.status not in ("", "none"):

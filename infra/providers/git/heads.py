@@ -76,7 +76,7 @@ class Head:
     problem: GitError | None = None
 
     def matches(self, spec: ComposedSetSpec) -> bool:
-        """Return whether the head is of the set's source, and the set has no other content."""
+        """Return whether the head matches the set's source and content."""
         declared = spec.fields.get(CONTENT, "")
         return self.source == spec.fields[SOURCE] and declared in (self.set_content, self.content)
 

@@ -176,9 +176,9 @@ class ServicesProvider(NamedObjects[ServiceState]):
         except MissingError:  # one or both are missing
             pass
         outputs: list[str | None] = []
-        for each in queries:
+        for query in queries:
             try:
-                outputs.append(await self.nft.query(each))
+                outputs.append(await self.nft.query(query))
             except MissingError:
                 outputs.append(None)
         element_output, masqueraded = outputs

@@ -473,7 +473,7 @@ def _alter_statements(
     role, fields = sql.Identifier(action.external_name), action.fields
     options = [*_options(fields, current), *_password_option(password)]
     statements = _membership_statements(role, fields["memberOf"], current["memberOf"])
-    if options:  # unchanged options need no permission
+    if options:  # an unnecessary ALTER ROLE could fail for lack of permission
         alter = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
         statements.append(alter)
     return [*statements, _comment_statement(action, row.comment, password)]

@@ -346,8 +346,8 @@ class RestProvider:
             await self._check_json(collection)
             return
         page = await self._pages(1, Unreadable()).fetch("")
-        for each in page.objects:
-            if each.name == name and uid in (None, each.uid):
+        for candidate in page.objects:
+            if candidate.name == name and uid in (None, candidate.uid):
                 raise NotDoneError(
                     f"{name!r} is listed, but reading it returned {response.status_code}"
                 )
