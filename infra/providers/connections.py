@@ -383,7 +383,7 @@ class Connections:
                 connection.used_at = time.monotonic()
                 self._idle.append(connection)
             else:
-                self._forget(connection)
+                self._discard(connection)
             self._slots.release()
 
     def close(self) -> None:
@@ -396,7 +396,7 @@ class Connections:
 
     async def _acquire(self) -> Connection:
         if not self._slots.locked():
-            # without a timeout, which would cost more than everything else here
+            # without a timeout, which would cost more than the rest of this method
             await self._slots.acquire()
             if (idle := self._take_idle()) is not None:
                 return idle
@@ -416,15 +416,15 @@ class Connections:
         """Return the newest idle connection, and close those that are too old."""
         oldest = time.monotonic() - self._idle_seconds
         while self._idle and self._idle[0].used_at < oldest:
-            self._forget(self._idle.popleft())
+            self._discard(self._idle.popleft())
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-            self._forget(connection)
+            self._discard(connection)
         return None
 
-    def _forget(self, connection: Connection) -> None:
+    def _discard(self, connection: Connection) -> None:
         connection.close()
         self._all.discard(connection)
 

@@ -72,7 +72,7 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
 
 
 def is_other_path(text: str) -> bool:
-    """Return whether a segment is another path to an API that decodes before it routes.
+    """Return whether a segment would be another path in an API that decodes before it routes.
 
     Such an API treats an encoded slash as a separator, some also treat a backslash as one, and some
     decode twice. So ``..%2Fadmin`` would leave the collection, and ``a/`` or ``/`` would be a

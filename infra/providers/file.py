@@ -225,7 +225,7 @@ class FileProvider:
     async def delete(self, action: Action) -> Effect:
         """Delete the file if it still has the uid of the action, whatever its version.
 
-        Never delete its folder.
+        Its folder is never deleted.
         """
         return await self._call(lambda: self._delete(action), writes=True)
 
@@ -286,7 +286,7 @@ class FileProvider:
             raise RefusedError(f"secret {content['$secret']!r} is too large for a file")
         return _Content(value.encode(), is_secret=True)
 
-    # --- in a thread
+    # --- called in a thread
 
     def _read(self, name: str) -> ExternalObject | None:
         with self._folder_of(name) as (folder, segment):
@@ -302,7 +302,7 @@ class FileProvider:
                 return ExternalObject(name, fields, None, version_of(file_stat))
 
     def _create(self, action: Action, content: _Content) -> Effect:
-        with self._folder_of(action.external_name, make=True) as (folder, segment):
+        with self._folder_of(action.external_name, create=True) as (folder, segment):
             assert folder is not None
             self._root.mark()
             leftover = temporary_name(action.idempotency_key)
@@ -312,7 +312,7 @@ class FileProvider:
             if existing is not None and (is_published or _is_written_by(existing, action)):
                 return Effect(existing, replayed=True)
             if existing is None:
-                # Another client may create it now, but publishing never replaces a file.
+                # Another client may create the file now, but publishing never replaces a file.
                 with contextlib.suppress(FileExistsError):
                     return Effect(self._write(folder, action, content, None))
                 existing = self._find(folder, action.external_name)
@@ -420,11 +420,11 @@ class FileProvider:
         return _digest(data)
 
     @contextmanager
-    def _folder_of(self, name: str, *, make: bool = False) -> Generator[tuple[int | None, str]]:
+    def _folder_of(self, name: str, *, create: bool = False) -> Generator[tuple[int | None, str]]:
         problem = name_problem(name)
         if problem is not None:
             raise RefusedError(f"invalid name {name!r}: {problem}")
-        with self._root.folder_of(name, make=make) as folder:
+        with self._root.open_parent(name, create=create) as folder:
             yield folder, name.rpartition("/")[2]
 
 

@@ -1,6 +1,6 @@
 """File attributes: mark, owner, uid and version.
 
-Everything here blocks, and raises ``OSError`` unchanged.
+All functions block, and raise ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def version_of(file_stat: os.stat_result) -> str:
 
 
 def owner_of(file_stat: os.stat_result, mark: Mark | None) -> tuple[str, str]:
-    """Return owner and group, as declared if that still matches: 0 may be declared for root."""
+    """Return owner and group, as declared if they still match: root may be declared as 0."""
     owner, group = (mark.owner, mark.group) if mark else ("", "")
     return (
         owner if owner and _user_id(owner) == file_stat.st_uid else _user(file_stat.st_uid),

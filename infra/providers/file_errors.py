@@ -25,7 +25,7 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
     errno.EBUSY: NotDoneError,
     errno.EMFILE: NotDoneError,
     errno.ENFILE: NotDoneError,
-    errno.ENOENT: NotDoneError,  # it existed a moment before
+    errno.ENOENT: NotDoneError,  # it existed a moment ago
 }
 """Errors that the system returns before any effect. Others, such as EIO, prove nothing."""
 

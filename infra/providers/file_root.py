@@ -1,6 +1,6 @@
 """A folder tree that no link can escape: each segment is opened below the previous one (openat).
 
-Everything here blocks, and raises ``OSError`` unchanged.
+All functions block, and raise ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class FileRoot:
         self.path = path
 
     @contextmanager
-    def folder_of(self, name: str, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder of a name; None if it does not exist and ``make`` is false.
+    def open_parent(self, name: str, *, create: bool = False) -> Generator[int | None]:
+        """Open the folder that contains a name; None if it does not exist and ``create`` is false.
 
         Raises ``NotDoneError`` if the root is missing, ``RefusedError`` if the path has a link.
         """
-        with self._folder(name.split("/")[:-1], make=make) as folder:
+        with self._folder(name.split("/")[:-1], create=create) as folder:
             yield folder
 
     def entries(self, folder_names: Sequence[str], prefix: str, *, max_files: int) -> Entries:
@@ -86,13 +86,13 @@ class FileRoot:
             os.close(os.open(self.path / ROOT_MARKER, os.O_CREAT | os.O_EXCL, 0o644))
 
     @contextmanager
-    def _folder(self, segments: list[str], *, make: bool = False) -> Generator[int | None]:
+    def _folder(self, segments: list[str], *, create: bool = False) -> Generator[int | None]:
         folder: int | None = self._open_root()
         try:
             for segment in segments:
                 parent, folder = folder, None
                 try:
-                    folder = _enter(parent, segment, make=make)
+                    folder = _enter(parent, segment, create=create)
                 finally:
                     os.close(parent)
                 if folder is None:
@@ -109,7 +109,7 @@ class FileRoot:
             raise NotDoneError(
                 f"the root {self.path} is not a directory; check that its disk is mounted"
             ) from None
-        # The mount point of an unmounted disk is an empty folder, which proves no absence.
+        # The mount point of an unmounted disk is an empty folder, which does not prove absence.
         with os.scandir(root) as scan:
             is_empty = next(scan, None) is None
         if is_empty:
@@ -129,12 +129,12 @@ class _OpenPath:
         self._segments: list[str] = []
 
     def enter(self, segments: Sequence[str]) -> int | None:
-        """Open a folder of the root, below the folders that are open; None if it is missing."""
+        """Open a folder below the root, reusing the open folders; None if it is missing."""
         pairs = zip(self._segments, segments, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._leave(shared)
         for segment in segments[shared:]:
-            folder = _enter(self._folders[-1], segment, make=False)
+            folder = _enter(self._folders[-1], segment, create=False)
             if folder is None:
                 return None
             self._folders.append(folder)
@@ -183,7 +183,7 @@ def temporary_name(key: str) -> str:
 
 
 def check_segment(segment: str) -> str:
-    """Return a name of an entry of a folder. Raises ``RefusedError`` for a path.
+    """Return the name of a folder entry. Raises ``RefusedError`` for a path.
 
     System calls also accept paths, and an absolute path leads out of any folder.
     """
@@ -266,12 +266,12 @@ def is_same_file(folder: int, first: str, second: str) -> bool:
     )
 
 
-def _enter(folder: int, segment: str, *, make: bool) -> int | None:
+def _enter(folder: int, segment: str, *, create: bool) -> int | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
         return os.open(check_segment(segment), flags, dir_fd=folder)
     except FileNotFoundError:
-        if not make:
+        if not create:
             return None
     except NotADirectoryError:
         file_stat = stat_of(folder, segment)
@@ -279,7 +279,7 @@ def _enter(folder: int, segment: str, *, make: bool) -> int | None:
             raise RefusedError(
                 f"{segment!r} in the path is a symbolic link, which Reconciler does not follow"
             ) from None
-        if make:
+        if create:
             raise RefusedError(f"{segment!r} in the path is not a directory") from None
         return None
     is_new = True

@@ -29,10 +29,10 @@ from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
 """Less than the five seconds after which many servers close an idle connection, because a call sent
-during the closing has an unknown result."""
+while the server closes the connection has an unknown result."""
 
-CONNECTING_SHARE = 0.5
-"""Share of a call's timeout for connecting. A call that fails to connect was not sent."""
+CONNECTING_FRACTION = 0.5
+"""Fraction of a call's timeout for connecting. A call that fails to connect was not sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 
@@ -88,7 +88,7 @@ class HttpApi:
             tls=tls if url.scheme == "https" else None,
             guard=HostGuard(config.allow, is_configured=True),
             max_connections=config.limits.concurrency,
-            connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,
+            connecting_seconds=self._timeout_seconds * CONNECTING_FRACTION,
             idle_seconds=KEEP_ALIVE_SECONDS,
         )
         self._permit = permit

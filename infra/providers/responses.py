@@ -2,7 +2,7 @@
 
 The method shows whether a call was a write. A 4xx proves that a write was not executed, unless a
 gateway may have sent it or it concerns another call. After any other refusal, the result of a write
-is unknown. The result of a read never is (ADR 0070).
+is unknown. The result of a read is never unknown (ADR 0070).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
 _INCONCLUSIVE_STATUSES = frozenset({404, 408, 409, 425})
 """Client errors that a gateway may send after the API received a write, or that concern an earlier
-request with the same key. 429 is one, too, but has its own error class."""
+request with the same key. 429 is also one, but has its own error class."""
 
 _CONFIGURATION_REMEDIES = {
     401: "check the secret of spec.credentialsRef",

@@ -256,14 +256,14 @@ def test_a_path_that_leaves_its_directory_is_not_a_file_name(tmp_path: Path) -> 
     (tmp_path / "root" / "inner").mkdir(parents=True)
     root = FileRoot(tmp_path / "root")
     for name in (str(outside), "../../outside", "..", ".", ""):
-        with root.folder_of("inner/x") as folder:
+        with root.open_parent("inner/x") as folder:
             assert folder is not None
             for use in (stat_of, open_file, discard, read_file):
                 with pytest.raises(RefusedError, match="not the name of a file"):
                     use(folder, name)
             with pytest.raises(RefusedError, match="not the name of a file"):
                 write_file(folder, name, b"", 0o600)
-    with pytest.raises(RefusedError), root.folder_of("inner/../../x"):
+    with pytest.raises(RefusedError), root.open_parent("inner/../../x"):
         pass
     assert outside.read_text() == "a key"
 

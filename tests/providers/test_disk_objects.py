@@ -758,7 +758,7 @@ async def test_a_program_that_is_not_installed_is_named_with_its_package(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(programs, "_FOLDERS", "/nowhere")
+    monkeypatch.setattr(programs, "_SEARCH_PATH", "/nowhere")
     with pytest.raises(ConfigurationError, match=r"mkfs.ext4 .* apt-get install e2fsprogs"):
         await case.create_disk()
     monkeypatch.undo()

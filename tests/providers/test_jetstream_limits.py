@@ -125,7 +125,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
     ("subjects", "words"),
     [
         ([f"a.{number}" for number in range(33)], "32"),
-        ([f"a.{number}.{'x' * 200}" for number in range(21)], "at most 4096 characters together"),
+        ([f"a.{number}.{'x' * 200}" for number in range(21)], "at most 4096 characters in total"),
         ([".".join("a" * 17)], "up to 16 tokens"),
     ],
 )

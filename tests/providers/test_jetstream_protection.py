@@ -30,7 +30,7 @@ from infra.jetstream.topology import consumer_names
 from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from infra.providers.jetstream.subjects import PRODUCTS_SUBJECTS, SERVERS_SUBJECTS, overlap
+from infra.providers.jetstream.subjects import OWN_SUBJECTS, SERVER_SUBJECTS, overlap
 from reconciler.errors import RefusedError
 from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, listing
@@ -173,7 +173,7 @@ async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
 
 
 @pytest.mark.parametrize(
-    "subject", [*PRODUCTS_SUBJECTS, *SERVERS_SUBJECTS, ">", "*.>", "*.x", "*", "$KV.mine.>"]
+    "subject", [*OWN_SUBJECTS, *SERVER_SUBJECTS, ">", "*.>", "*.x", "*", "$KV.mine.>"]
 )
 def test_subjects_of_the_product_and_of_the_server_are_refused_when_declared(subject: str) -> None:
     with pytest.raises(InvalidManifestError, match="overlaps"):
@@ -181,7 +181,7 @@ def test_subjects_of_the_product_and_of_the_server_are_refused_when_declared(sub
 
 
 def test_the_products_subjects_are_all_that_its_streams_take() -> None:
-    first = {subject.split(".")[0] for subject in PRODUCTS_SUBJECTS}
+    first = {subject.split(".")[0] for subject in OWN_SUBJECTS}
     assert first >= {"rec", "in", "log", "rejection", "listing", "state", "sched", "fired", "rate"}
     assert first >= {"deadletter", "discarded", "$KV"}
 

@@ -23,9 +23,9 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.nftables import nft as nft_module
 from infra.providers.nftables import rules
 from infra.providers.nftables.marks import MAX_COMMENT_BYTES
-from infra.providers.nftables.place import parse_endpoint
 from infra.providers.nftables.service import SERVICE
 from infra.providers.nftables.services import ServicesProvider
+from infra.providers.nftables.table_ref import parse_endpoint
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,

@@ -162,7 +162,7 @@ def _part(response: Response) -> Part:
 def _part_etag(response: Response) -> str:
     etag = response.headers.get("ETag", "")
     if _ETAG.fullmatch(etag) is None:
-        raise build_unusable_error(response, "it has no ETag of Caddy's configuration")
+        raise build_unusable_error(response, "it has no ETag in Caddy's format")
     return etag
 
 

@@ -41,10 +41,10 @@ def compare_certificate(marks: Marks | None, pair: Pair | None, allow: Allow) ->
     """
     if marks is None:
         return CertificateState()
-    is_ours = pair is not None and certificate_tag(marks.uid) in (pair.tags or ())
+    is_own = pair is not None and certificate_tag(marks.uid) in (pair.tags or ())
     if marks.tls is None:
-        return CertificateState(is_current=not is_ours)
-    if pair is None or not is_ours:
+        return CertificateState(is_current=not is_own)
+    if pair is None or not is_own:
         return CertificateState(is_current=False)
     current_fingerprint = fingerprint(pair)
     for name in _FILES:
@@ -77,7 +77,7 @@ def read_checked_pair(tls: Fields, *, known_files: Files | None = None) -> Files
         reason = getattr(error, "reason", None) or type(error).__name__
         raise NotDoneError(
             f"{certificate} and {key} are invalid ({reason}); "
-            "store a certificate and its key there",
+            "replace them with a certificate and its key",
             status=HTTPStatus.CONFLICT,
         ) from None
     return files

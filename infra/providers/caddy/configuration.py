@@ -27,8 +27,7 @@ MAX_RETRIES: Final = 10
 RETRY_MILLISECONDS: Final = 50
 
 MAX_URLS: Final = 100
-"""Maximum number of URLs in a route's outputs, of up to ``order.MAX_PAIRS`` per server address.
-"""
+"""Limit on the URLs in a route's outputs. Each server address can add ``order.MAX_PAIRS``."""
 
 STREAM_HOURS: Final = 24
 """Hours that a WebSocket may outlive a change to the configuration."""
@@ -133,7 +132,7 @@ def certificate_tag(uid: str) -> str:
 
 
 def is_own_certificate(pair: Pair) -> bool:
-    """Return whether a certificate belongs to one of our routes, even to a deleted one."""
+    """Return whether Reconciler stored a certificate, even if its route was deleted."""
     return any(tag.startswith(_PREFIX) for tag in pair.tags or ())
 
 
@@ -161,7 +160,7 @@ def _route(name: str, group: str, fields: Fields) -> CaddyRoute:
         balancing["try_duration"] = _duration(fields["retrySeconds"])
         balancing["try_interval"] = f"{RETRY_MILLISECONDS}ms"
     else:
-        # Requests do not wait for a retry, because any change of Caddy fails waiting ones with 502.
+        # Requests do not wait for a retry, because any change makes Caddy fail waiting ones (502).
         balancing["retries"] = max(1, min(count, MAX_RETRIES))
     checks: dict[str, Any] = {}
     if count > 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 MAX_PAIRS: Final = 1000
-"""Limit on a route's hosts times paths, all of which each read must process. Foreign routes may
+"""Limit on a route's pairs of host and path, which each read must process. Foreign routes may
 exceed it."""
 
 Rank = tuple[int, int]

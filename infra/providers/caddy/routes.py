@@ -150,8 +150,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         self._api = AdminApi(config, secrets, permit)
         self._secrecy = secrets.secrecy
         self._allow = config.allow
-        # Caddy makes one change at a time. A call that waits here does not use up its time limit,
-        # and reads the current path of its route afterwards.
+        # Caddy makes one change at a time. A call that waits for the lock does not use up its time
+        # limit, and then reads the current path of its route.
         self._change_lock = asyncio.Lock()
         self._creations: list[_Creation] = []
 
@@ -237,7 +237,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         files = await self._files_or_loaded(native, fields, uid)
         route = build_route(action, uid)
         servers = native.servers
-        if native.route != route or existing.object.fields["differences"]:  # compares its mark, too
+        # The route contains its marks, so this also compares them.
+        if native.route != route or existing.object.fields["differences"]:
             routes = await self._write(name, native, route)
             servers = _replace_routes(servers, fields, routes)
         with _mark_partly_done(f"route {name!r} was written, but a later step failed"):
@@ -245,7 +246,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             return await self._read_written(name, servers)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete a route, or the certificate that remains of a deleted route."""
+        """Delete a route, or the certificate that a deleted route left behind."""
         async with self._change_lock:
             effect = await super().delete(action)
             if effect.absent and action.uid is not None:
@@ -267,7 +268,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_NamedRoute]]:
-        """List all routes: Caddy shows its whole configuration in one response."""
+        """List all routes: Caddy returns its whole configuration in one response."""
         del scope, page_size
         apps = _convert(_Apps, (await self._api.get(APPS)).content or {})
         objects, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
@@ -276,7 +277,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         yield [_NamedRoute(apps.servers, observed=each) for each in objects]
 
     async def changes(self, after: str | None) -> str:
-        """Return a mark of all servers and routes. Caddy has no call that waits for a change."""
+        """Return the ETag of all servers and routes. Caddy has no call that waits for a change."""
         del after
         return await self._api.etag(SERVERS)
 
@@ -366,8 +367,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         try:
             servers = await self._servers()
             groups: dict[str, list[_Creation]] = {}
-            for each in creations:
-                groups.setdefault(each.fields["server"], []).append(each)
+            for creation in creations:
+                groups.setdefault(creation.fields["server"], []).append(creation)
             for group in groups.values():
                 await self._create_group(servers, group)
         except ProviderError as error:
@@ -389,16 +390,16 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 if await self._create_together(servers, group):
                     return
             except (RefusedError, NotDoneError) as error:
-                if error.status is None:  # Caddy received no request
+                if error.status is None:  # nothing was sent to Caddy
                     raise
                 # One of them caused the refusal, but the others must still be created.
-        for each in group:
+        for creation in group:
             try:
-                each.settle(await self._create_alone(servers, each))
+                creation.settle(await self._create_alone(servers, creation))
             except ProviderError as error:
-                each.settle(error=error)
+                creation.settle(error=error)
             else:
-                servers = each.servers or servers
+                servers = creation.servers or servers
 
     async def _create_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
         """Insert all routes of a group; False if nothing was done because an id is in use."""
@@ -535,7 +536,7 @@ def _find_usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
     if not server.requests_no_certificates:
         raise NotDoneError(
             f"Caddy itself would obtain certificates for the hosts of server {name!r}; set "
-            "automatic_https.disable_certificates there",
+            "its automatic_https.disable_certificates",
             status=HTTPStatus.CONFLICT,
         )
     if fields["tls"] is not None and not server.has_tls:
@@ -557,10 +558,10 @@ def _index(name: str, route: CaddyRoute, other_routes: Sequence[CaddyRoute]) -> 
 def _insert_all(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
     """Return the routes, with those of a group inserted by rank."""
     result, reaches = list(routes), _compute_reaches(routes)
-    for each in group:
-        own = reach(each.route, each.name)
+    for creation in group:
+        own = reach(creation.route, creation.name)
         index = find_index(own, reaches)
-        result.insert(index, each.route)
+        result.insert(index, creation.route)
         reaches.insert(index, own)
     return result
 

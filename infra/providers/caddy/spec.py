@@ -35,7 +35,7 @@ def _meta(text: str, **rules: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **rules)
 
 
-# Caddy treats {...} as a placeholder and * as a wildcard, so neither is allowed here.
+# Caddy treats {...} as a placeholder and * as a wildcard, so paths must not contain them.
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\s*{}?#%\\]*(?!\n)$", max_length=1024)]
 _FilePath = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00\n]*(?!\n)$", max_length=4096)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
@@ -72,7 +72,7 @@ class HealthCheck(_Part, frozen=True):
 
 
 class CertificateFiles(_Part, frozen=True):
-    """Files with the certificate of the hosts and its key, on the machine of the roles."""
+    """Files with the hosts' certificate and its key, on the machine that runs the roles."""
 
     certificate_file: Annotated[_FilePath, _meta("Path of the certificate with its chain, in PEM.")]
     key_file: Annotated[_FilePath, _meta("Path of its private key, in PEM without a password.")]
@@ -107,11 +107,13 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     ] = []
     server: Annotated[
         _Server | None,
-        _meta("Server in Caddy's configuration. Default: https with tls, otherwise http."),
+        _meta("Server in Caddy's configuration. Default: https if tls is set, otherwise http."),
     ] = None
     tls: Annotated[
         CertificateFiles | None,
-        _meta("Certificate of the hosts: files on the machine of the roles. Requires hosts."),
+        _meta(
+            "Certificate of the hosts: files on the machine that runs the roles. Requires hosts."
+        ),
     ] = None
     balancing: Annotated[
         Balancing,
@@ -160,7 +162,7 @@ class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 def _check_host(host: str) -> None:
     lower = host.lower().removesuffix(".")
-    if _HOST.fullmatch(lower) is not None and len(lower) <= 253:  # noqa: PLR2004 - the limit of DNS
+    if _HOST.fullmatch(lower) is not None and len(lower) <= 253:  # noqa: PLR2004 - the DNS limit
         return
     try:
         ipaddress.ip_address(host)
@@ -186,7 +188,7 @@ def dial_address(backend: str | Backend) -> str:
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
-    """Return which addresses and certificate files of the host a route uses (ADR 0060).
+    """Return the host's addresses and certificate files that a route uses (ADR 0060).
 
     Caddy resolves the names of backends itself, on each connection.
     """
@@ -236,7 +238,7 @@ def _canonical_backend(backend: str | Fields) -> str:
             return dial_address(backend)
         return dial_address(msgspec.convert(backend, Backend))
     except (ValueError, msgspec.ValidationError):
-        return str(backend)  # of a foreign route
+        return str(backend)  # a foreign route may have any value
 
 
 def _canonical_check(check: Fields | None) -> Fields | None:
@@ -254,7 +256,7 @@ def ready(fields: Fields, observed: ExternalObject) -> Readiness:
     """Return whether requests reach a route, and whether it has a usable backend."""
     if not fields.get("backends"):
         return Readiness(
-            False, "NoBackends", "the route has no backends, so requests get the response 503"
+            False, "NoBackends", "the route has no backends, so Caddy responds with 503"
         )
     winner = observed.outputs.get("shadowedBy")
     if winner is not None:

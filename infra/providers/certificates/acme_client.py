@@ -1,7 +1,7 @@
 """Requests of an account to an ACME CA (RFC 8555).
 
-Everything here blocks. Responses are decoded with schemas of this project, and refusals raise
-``ProviderError`` classes. None has a 5xx status, because a failing CA is not a failure of the
+All requests block. Responses are decoded with this project's schemas, and refusals raise
+``ProviderError`` classes. No error has a 5xx status, because a failing CA is not a failure of the
 folder, which is the API of this provider.
 """
 
@@ -43,7 +43,7 @@ FAILED_DEPENDENCY: Final = 424
 USER_AGENT: Final = "event-sourced-reconciler"
 MAX_BAD_NONCES: Final = 10
 DEFAULT_LIMIT_SECONDS: Final = 3600.0
-"""Time without orders after a rate limit that states no end."""
+"""Time without orders after a rate limit whose end the CA does not state."""
 
 MAX_LIMIT_SECONDS: Final = 30 * 86_400.0
 """Maximum wait that a CA can request. Common limits end within a week."""
@@ -85,7 +85,7 @@ class LimitedError(Exception):
         self.reason = reason
 
     def as_error(self) -> NotDoneError:
-        """Return the error for an action, which delays no other action."""
+        """Return the error for an action. It does not delay other actions."""
         remaining_seconds = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return NotDoneError(
             f"{self.reason} (no order before {format_instant(self.until)})",
@@ -158,7 +158,7 @@ class _Network(ClientNetwork):
 
 
 class AcmeClient:
-    """A client of an account, for one action and one thread at a time."""
+    """A client for one account, used by one action and one thread at a time."""
 
     def __init__(
         self,

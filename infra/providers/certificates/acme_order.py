@@ -56,7 +56,7 @@ class Step(Protocol):
 
 
 class AcmeOrder:
-    """An order, which continues from any state to its certificate."""
+    """An order that can be resumed in any state until its certificate is issued."""
 
     def __init__(
         self,
@@ -168,14 +168,16 @@ class AcmeOrder:
 
     async def _authorize(self, url: str, order: Order) -> None:
         """Prove control of all names. Raises ``OrderFailedError``."""
-        for each in order.authorizations:
+        for authorization_url in order.authorizations:
             self._check_time(0.0, f"not all authorizations of order {url} have been checked")
-            authorization = await self._request(lambda each=each: self._client.authorization(each))
+            authorization = await self._request(
+                lambda url=authorization_url: self._client.authorization(url)
+            )
             if authorization.status == "pending":
-                authorization = await self._prove(authorization, each)
+                authorization = await self._prove(authorization, authorization_url)
             if authorization.status != "valid":
                 details = [
-                    one.error.detail for one in authorization.challenges if one.error is not None
+                    each.error.detail for each in authorization.challenges if each.error is not None
                 ]
                 reason = "; ".join(details) or authorization.status
                 raise OrderFailedError(url, f"{authorization.identifier.value}: {reason}")
@@ -202,7 +204,7 @@ class AcmeOrder:
                     return authorization
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
-            # It makes no request, and must also complete after a cancellation.
+            # The removal sends no request, and must also complete after a cancellation.
             await asyncio.shield(asyncio.to_thread(self._remove_response, challenge, response))
 
     def _publish_response(self, challenge: Challenge, response: str) -> None:

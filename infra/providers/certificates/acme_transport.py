@@ -30,7 +30,7 @@ from infra.providers.http import encode_request
 from infra.providers.trust import build_ssl_context
 
 MAX_RESPONSE_BYTES: Final = 1024 * 1024
-"""Limit on a response. A certificate chain has less than 20 KiB."""
+"""Limit on a response. A certificate chain is less than 20 KiB long."""
 
 MAX_REDIRECTS: Final = 5
 

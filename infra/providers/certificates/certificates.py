@@ -1,4 +1,4 @@
-"""The provider of ``Certificate``: orders it once, stores it, and delivers lost files again."""
+"""The provider of ``Certificate``: orders it once, stores it, and redelivers lost files."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             raise UnknownResultError(f"certificate {name!r} was delivered, but no longer exists")
         return certificate
 
-    # --- in a thread
+    # --- called in a thread
 
     def _load(self, name: str) -> _StoredCertificate | None:
         record = self._store.read(name)
@@ -300,7 +300,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         issuer = self._folder.issuers.read(fields["issuer"])
         if issuer is None or not issuer.uid:
             raise NotDoneError(
-                f"issuer {fields['issuer']!r} does not exist (yet); declare it with this "
+                f"issuer {fields['issuer']!r} does not exist yet; declare it with this "
                 "ProviderConfig",
                 status=FAILED_DEPENDENCY,
             )
@@ -409,7 +409,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.write(name, updated)
 
     def _write(self, action: Action) -> None:
-        """Write the fields that require no order."""
+        """Write the fields whose changes do not require an order."""
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name

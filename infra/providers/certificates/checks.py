@@ -97,7 +97,7 @@ def request_is_as_declared(case: Case) -> Iterator[Finding]:
 
 
 def near_expiry(case: Case) -> Iterator[Finding]:
-    """No renewal is due. The kind's ``renewal_time`` decides when, by the bus's clock."""
+    """No renewal is due. The kind's ``renewal_time`` decides when, using the bus's clock."""
     if case.is_due:
         yield Finding("NearExpiry", "", "Order")
 

@@ -1,7 +1,7 @@
 """Deliver the files that servers read: key, certificate and CA, in a folder below the root.
 
 A folder belongs to the certificate that its marker names. Other clients' files are never replaced.
-Everything here blocks, and raises ``OSError`` unchanged.
+All functions block, and raise ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Bundle(NamedTuple):
 def compare_files(root: FileRoot, path: str, bundle: Bundle) -> dict[str, FileState]:
     """Compare the files in a folder with the bundle. Files behind a link count as missing."""
     try:
-        with root.folder_of(f"{path}/x") as folder:
+        with root.open_parent(f"{path}/x") as folder:
             if folder is None:
                 return dict.fromkeys(bundle.files, "Missing")
             return {
@@ -68,7 +68,7 @@ def compare_files(root: FileRoot, path: str, bundle: Bundle) -> dict[str, FileSt
 
 def check_folder(root: FileRoot, path: str, name: str, describe_owner: DescribeOwner) -> None:
     """Raise ``RefusedError`` if the folder has another owner, before a certificate is ordered."""
-    with root.folder_of(f"{path}/x") as folder:
+    with root.open_parent(f"{path}/x") as folder:
         if folder is not None and _owns_folder(folder, path, name, describe_owner):
             return  # valid even if another certificate has claimed an enclosing folder since
     other_folder = find_enclosing_folder(root, path, except_certificate=name)
@@ -86,7 +86,7 @@ def find_enclosing_folder(
     segments = path.split("/")
     for length in range(1, len(segments)):
         ancestor = "/".join(segments[:length])
-        with root.folder_of(f"{ancestor}/x") as folder:
+        with root.open_parent(f"{ancestor}/x") as folder:
             marker = None if folder is None else read_file(folder, MARKER)
         if marker is not None and (owner := _name_in(marker)) != except_certificate:
             return ancestor, owner
@@ -98,7 +98,7 @@ def deliver(
 ) -> None:
     """Write the files that differ. Raises ``RefusedError`` for other clients' files."""
     check_folder(root, path, name, describe_owner)
-    with root.folder_of(f"{path}/x", make=True) as folder:
+    with root.open_parent(f"{path}/x", create=True) as folder:
         assert folder is not None
         if not _owns_folder(folder, path, name, describe_owner):
             write_file(folder, MARKER, f"{name}\n".encode(), PUBLIC_MODE)
@@ -109,7 +109,7 @@ def deliver(
 
 def withdraw(root: FileRoot, path: str, name: str) -> None:
     """Remove the files of a certificate, and its folder if that makes it empty."""
-    with root.folder_of(f"{path}/x") as folder:
+    with root.open_parent(f"{path}/x") as folder:
         if folder is None:
             return
         marker = read_file(folder, MARKER)
@@ -122,7 +122,7 @@ def withdraw(root: FileRoot, path: str, name: str) -> None:
             discard(folder, temporary_name(file_name))  # left by a crash
         is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
     if is_empty:
-        with root.folder_of(path) as parent:
+        with root.open_parent(path) as parent:
             if parent is not None:
                 try:
                     os.rmdir(path.rpartition("/")[2], dir_fd=parent)

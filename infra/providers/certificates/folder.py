@@ -1,4 +1,4 @@
-"""Common parts of both providers: run blocking steps in threads, and classify their errors."""
+"""Run blocking steps of both certificate kinds in threads, and classify their errors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CertificateFolder:
         """Count an action that calls a CA, which a tenant chooses and which may hang.
 
         Raises ``NotCalledError`` above the namespace's share: half of the calls that the limits
-        allow, divided among the namespaces with calls.
+        allow, divided among the namespaces that have calls.
         """
         namespace, calls = action.namespace, self._calls_by_namespace[action.namespace]
         namespaces = len(self._calls_by_namespace.keys() | {namespace})
@@ -114,7 +114,7 @@ class CertificateFolder:
         self._actions.shutdown(wait=False)
         self._reads.shutdown(wait=False)
 
-    # --- in a thread
+    # --- called in a thread
 
     def account(self, name: str, record: IssuerRecord) -> AcmeClient:
         """Open an issuer's account. Raises ``NotDoneError`` if its key is lost."""

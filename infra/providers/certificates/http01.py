@@ -147,7 +147,7 @@ def write_response(root: FileRoot, path: str, token: str, response: str) -> None
             "http01.folder to a separate directory",
             status=424,
         )
-    with root.folder_of(f"{path}/x", make=True) as folder:
+    with root.open_parent(f"{path}/x", create=True) as folder:
         assert folder is not None
         if stat_of(folder, token) is not None and read_file(folder, token) != response.encode():
             raise RefusedError(
@@ -160,7 +160,7 @@ def write_response(root: FileRoot, path: str, token: str, response: str) -> None
 
 def unlink_response(root: FileRoot, path: str, token: str, response: str) -> None:
     """Remove a response. Keep another file with the token's name."""
-    with root.folder_of(f"{path}/x") as folder:
+    with root.open_parent(f"{path}/x") as folder:
         if folder is not None and read_file(folder, token) == response.encode():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(token, dir_fd=folder)

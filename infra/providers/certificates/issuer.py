@@ -1,6 +1,6 @@
 """The kind ``Issuer``: a private CA, or an account with an ACME CA.
 
-Both are one kind, so that certificates reference both in the same way.
+They are one kind, so that certificates reference either in the same way.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Proof over HTTP of control over a name, served by the worker or by your web server."""
+    """Proof of control of a name, served over HTTP by the worker or by your web server."""
 
     listen: Annotated[
         str | None,
@@ -111,7 +111,7 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
     def __post_init__(self) -> None:
         if _DIRECTORY.fullmatch(self.directory) is None:
-            raise ValueError("acme.directory: must be an https:// URL without user and query")
+            raise ValueError("acme.directory: must be an https:// URL without a user or a query")
         if not self.accept_terms:
             raise ValueError(
                 "acme.acceptTerms: must be true, because an account requires your agreement to the "
@@ -237,7 +237,7 @@ def renewal_at(renew_before: str | None, observed: ExternalObject) -> datetime |
 
 
 def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:
-    """Return when a private CA must be renewed. Its key stays."""
+    """Return when a private CA must be renewed. It keeps its key."""
     own_ca: Fields | None = fields.get("ownCa")
     return None if own_ca is None else renewal_at(own_ca.get("renewBefore"), observed)
 

@@ -112,7 +112,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
             return await self._folder.step(lambda: self._change(action, existing.object))
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Issuer]) -> None:
-        """Deactivate an account, and remove key and certificate."""
+        """Deactivate the account, and remove the key and the certificate."""
         name = action.external_name
         with self._count_call(action, existing.object.fields):
             await self._folder.step(lambda: self._deactivate(name))
@@ -122,7 +122,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         """Count an action that calls an ACME CA. An action on a private CA does not wait."""
         return self._folder.count_call(action) if "acme" in fields else nullcontext()
 
-    # --- in a thread
+    # --- called in a thread
 
     def _read(self, name: str) -> _Issuer | None:
         record = self._store.read(name)

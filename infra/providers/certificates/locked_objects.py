@@ -1,4 +1,4 @@
-"""Base class of both providers: each object has a folder, which is locked during an action."""
+"""Base class of the issuer and certificate providers: an action locks its object's folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
-    """Provider of objects in a store. An object is locked before it is read for a write."""
+    """Provider of objects in a store. A write locks the object before reading it."""
 
     def __init__(self, folder: CertificateFolder, store: Store[_R]) -> None:
         self._folder = folder
@@ -30,10 +30,10 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
 
     @abstractmethod
     def _read(self, name: str) -> _N | None:
-        """Read an object in a thread; None if its creation is unfinished."""
+        """Read an object; None if its creation is unfinished. Runs in a thread."""
 
     def _remove(self, name: str) -> None:
-        """Remove the folder of an object, in a thread."""
+        """Remove the folder of an object. Runs in a thread."""
         self._store.remove(name)
 
     def name_problem(self, external_name: str) -> str | None:
@@ -62,7 +62,7 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
             if not has_folder:
                 return Effect(None, absent=True)
             effect = await super().delete(action)
-            if effect.absent:  # an unfinished creation is not an object
+            if effect.absent:  # an unfinished object counts as absent
                 await self._folder.step(lambda: self._remove(action.external_name))
             return effect
 
@@ -88,7 +88,7 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
     async def _lock(
         self, action: Action, lock: Callable[[str], int | None]
     ) -> AsyncGenerator[bool]:
-        """Lock the folder of an object, and return whether it has one.
+        """Lock the folder of an object if it has one, and yield whether it does.
 
         Raises ``NotDoneError`` if another call has the lock.
         """

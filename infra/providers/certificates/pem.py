@@ -92,7 +92,7 @@ def algorithm_of(key: object) -> str:
 
 
 def certificates_in(pem: bytes | None) -> list[x509.Certificate]:
-    """Parse a chain, which starts with its own certificate; empty if the text is not PEM."""
+    """Parse a chain, which starts with the leaf certificate; empty if the text is not PEM."""
     if pem is None:
         return []
     try:

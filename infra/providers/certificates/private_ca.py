@@ -1,6 +1,6 @@
 """A private CA: its certificate, and the certificates that it signs and revokes.
 
-Everything here blocks, but makes no requests, because the key is in a file of the store.
+All functions block, but make no requests, because the key is in a file in the store.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class PrivateCa(NamedTuple):
             .next_update(self.certificate.not_valid_after_utc)
             .add_extension(x509.CRLNumber(len(revoked)), critical=False)
         )
-        for each in revoked:
+        for revocation in revoked:
             entry = x509.RevokedCertificateBuilder()
-            entry = entry.serial_number(int(each.serial, 16)).revocation_date(each.at)
+            entry = entry.serial_number(int(revocation.serial, 16)).revocation_date(revocation.at)
             builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 

@@ -19,8 +19,8 @@ Span = Annotated[
         pattern=r"^([1-9][0-9]{0,8}s|[1-9][0-9]{0,6}m|[1-9][0-9]{0,5}h|[1-9][0-9]{0,4}d)(?!\n)$"
     ),
 ]
-"""A duration, such as 90s, 30m, 2160h or 90d. No unit allows more than 99999d, because a
-certificate cannot contain an end after the year 9999."""
+"""A duration, such as 90s, 30m, 2160h or 90d. It is at most 99999d in any unit, because a
+certificate cannot expire after the year 9999."""
 
 KeyAlgorithm = Literal["ECDSA-P256", "ECDSA-P384", "RSA-2048", "RSA-3072", "RSA-4096"]
 DEFAULT_ALGORITHM: Final[KeyAlgorithm] = "ECDSA-P256"

@@ -2,7 +2,7 @@
 
 A folder has a record, which is replaced in one step. Its other files are named after their content
 and written once, before a record names them. So a crash leaves the old state or the new one.
-Everything here blocks, and raises ``OSError`` unchanged.
+All functions block, and raise ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Store(Generic[_R]):
 
     def names(self) -> list[str]:
         """List the names of all folders."""
-        with self._root.folder_of(f"{self._folder}/x") as folder:
+        with self._root.open_parent(f"{self._folder}/x") as folder:
             if folder is None:
                 return []
             with os.scandir(folder) as scan:
@@ -132,10 +132,10 @@ class Store(Generic[_R]):
             raise NotDoneError(f"{path} is unreadable; restore it from a backup") from None
 
     def file(self, name: str, file_name: str) -> bytes | None:
-        """Read a file of a folder."""
+        """Read a file in a folder."""
         if not file_name:
             return None
-        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+        with self._root.open_parent(f"{self._folder}/{name}/x") as folder:
             return None if folder is None else read_file(folder, file_name)
 
     def write(self, name: str, record: _R) -> None:
@@ -158,7 +158,7 @@ class Store(Generic[_R]):
 
     def keep_only(self, name: str, file_names: set[str]) -> None:
         """Remove all other files except the record."""
-        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+        with self._root.open_parent(f"{self._folder}/{name}/x") as folder:
             if folder is None:
                 return
             for each in os.listdir(folder):  # noqa: PTH208 - beneath an open folder
@@ -167,12 +167,12 @@ class Store(Generic[_R]):
 
     def remove(self, name: str) -> None:
         """Remove a folder, starting with its record."""
-        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+        with self._root.open_parent(f"{self._folder}/{name}/x") as folder:
             if folder is None:
                 return
             for each in sorted(os.listdir(folder), key=lambda each: each != RECORD_FILE):  # noqa: PTH208
                 os.unlink(each, dir_fd=folder)
-        with self._root.folder_of(f"{self._folder}/{name}") as parent:
+        with self._root.open_parent(f"{self._folder}/{name}") as parent:
             if parent is not None:
                 with contextlib.suppress(FileNotFoundError):
                     os.rmdir(name, dir_fd=parent)
@@ -188,7 +188,7 @@ class Store(Generic[_R]):
 
     def lock_existing(self, name: str) -> int | None:
         """Lock a folder if it exists."""
-        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+        with self._root.open_parent(f"{self._folder}/{name}/x") as folder:
             return None if folder is None else self._lock_open_folder(name, folder)
 
     def _lock_open_folder(self, name: str, folder: int) -> int:
@@ -204,15 +204,15 @@ class Store(Generic[_R]):
         except BlockingIOError:
             return False
         # the folder may have been removed before it was locked
-        with self._root.folder_of(f"{self._folder}/{name}/x") as current:
+        with self._root.open_parent(f"{self._folder}/{name}/x") as current:
             return current is not None and os.path.samestat(os.fstat(current), os.fstat(lock_file))
 
     @contextmanager
     def _open_or_create(self, name: str) -> Generator[int]:
-        with self._root.folder_of(f"{STORE}/x", make=True) as store:
+        with self._root.open_parent(f"{STORE}/x", create=True) as store:
             assert store is not None
             os.fchmod(store, _FOLDER_MODE)
-        with self._root.folder_of(f"{self._folder}/{name}/x", make=True) as folder:
+        with self._root.open_parent(f"{self._folder}/{name}/x", create=True) as folder:
             assert folder is not None
             yield folder
 

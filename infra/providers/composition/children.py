@@ -52,18 +52,19 @@ class Children:
         self._wait_seconds = wait_seconds
 
     async def check_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
-        """Return the generations of free names. Raises ``NotDoneError`` if one is in use.
+        """Return the generations of unused names. Raises ``NotDoneError`` if a name is in use.
 
         Reads the log before anything is declared, because status rows lag behind.
         """
         declared = await self._state_reader.declarations([str(each.key) for each in manifests])
         generations: dict[str, int] = {}
-        for each in manifests:
-            declaration = declared[str(each.key)]
-            generations[str(each.key)] = declaration.generation
-            part_of = each.metadata.labels[PART_OF_LABEL]
+        for manifest in manifests:
+            name = str(manifest.key)
+            declaration = declared[name]
+            generations[name] = declaration.generation
+            part_of = manifest.metadata.labels[PART_OF_LABEL]
             if declaration.is_declared and (
-                conflict := describe_part_conflict(str(each.key), declaration.labels, part_of)
+                conflict := describe_part_conflict(name, declaration.labels, part_of)
             ):
                 raise NotDoneError(conflict, status=HTTPStatus.CONFLICT)
         return generations
@@ -82,10 +83,11 @@ class Children:
             replies = await self._publish(
                 [self._declaration(each, new.get(str(each.manifest.key))) for each in batch]
             )
-            for (each, _), reply in zip(batch, replies, strict=True):
-                generations[str(each.key)] = reply.generation if reply.accepted else 0
+            for (manifest, _), reply in zip(batch, replies, strict=True):
+                name = str(manifest.key)
+                generations[name] = reply.generation if reply.accepted else 0
                 if not reply.accepted:
-                    refusals[str(each.key)] = f"{reply.reason}: {reply.message}"
+                    refusals[name] = f"{reply.reason}: {reply.message}"
         return generations, refusals
 
     def _declaration(self, part: Part, expected: int | None) -> IntakeMessageOut:

@@ -57,7 +57,7 @@ class Contents:
         return parts
 
     async def store(self, namespace: str, content: StoredContent) -> None:
-        """Store the documents that are missing. Repeating the call stores nothing."""
+        """Store the documents that are missing. Repeating the call has no effect."""
         names = [f"{namespace}/{COMPOSED_CONTENT_KIND}/{name}" for name in content.documents]
         declarations = await self._state_reader.declarations(names)
         messages: list[IntakeMessageOut] = []

@@ -100,18 +100,18 @@ def _check(spec: KindDefinitionSpec) -> None:
 def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     names = [each.name for each in spec.parts]
     parts: list[PartTemplate] = []
-    for number, each in enumerate(spec.parts):
+    for number, part in enumerate(spec.parts):
         location = f"{_LOCATION}.parts[{number}]"
-        if each.name in names[:number]:
+        if part.name in names[:number]:
             raise InvalidManifestError(
-                f"{location}.name: duplicate name {each.name!r}; give each part its own name"
+                f"{location}.name: duplicate name {part.name!r}; give each part its own name"
             )
-        if each.manifest.kind == name:
+        if part.manifest.kind == name:
             raise InvalidManifestError(
                 f"{location}.manifest.kind: a {name} cannot contain a {name}, because the "
                 "nesting would never end; use another kind"
             )
-        parts.append(PartTemplate(each, location, names))
+        parts.append(PartTemplate(part, location, names))
     try:
         TopologicalSorter({each.name: each.dependencies for each in parts}).prepare()
     except CycleError as error:
@@ -133,10 +133,10 @@ def _compose(
     """Return the content: the parts, and the inputs of the outputs' expressions."""
     resource = {"spec": spec, "name": key.name, "namespace": key.namespace}
     observed_fields: Fields = {} if observed is None else observed.fields
-    are_many = {each.name: each.is_many for each in parts}
+    is_many_by_part = {each.name: each.is_many for each in parts}
     variables = {
         **resource,
-        _CHILDREN: child_statuses(are_many, observed_fields, children_of(observed)),
+        _CHILDREN: child_statuses(is_many_by_part, observed_fields, children_of(observed)),
     }
     budget = Budget()
     contents = [each.component(variables, budget) for each in parts]
@@ -151,8 +151,10 @@ def _compose(
 class _DefinedOutputs:
     """The outputs in a definition, computed by the provider and recorded with the object."""
 
-    def __init__(self, name: str, spec: CompositionSpec, are_many: Mapping[str, bool]) -> None:
-        self._are_many = are_many
+    def __init__(
+        self, name: str, spec: CompositionSpec, is_many_by_part: Mapping[str, bool]
+    ) -> None:
+        self._is_many_by_part = is_many_by_part
         variables = (*RESOURCE_VARIABLES, _CHILDREN)
         self._ready: Expression | None = None
         if spec.ready:
@@ -162,10 +164,10 @@ class _DefinedOutputs:
             for each, output in spec.outputs.items()
         }
         reserved = {READY, PROBLEM, *ComponentsOutputs.__struct_fields__}
-        for each in spec.outputs:
-            if each in reserved:
+        for output_name in spec.outputs:
+            if output_name in reserved:
                 raise InvalidManifestError(
-                    f"{_LOCATION}.outputs.{each}: the name is reserved; use another name"
+                    f"{_LOCATION}.outputs.{output_name}: the name is reserved; use another name"
                 )
         used_variables = [each.variables for each, _ in self._outputs.values()]
         used_variables += [] if self._ready is None else [self._ready.variables]
@@ -175,7 +177,7 @@ class _DefinedOutputs:
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
         """Return the status of the components, and the values of the definition's expressions."""
         result = components.summary(fields, children)
-        statuses = child_statuses(self._are_many, fields, children)
+        statuses = child_statuses(self._is_many_by_part, fields, children)
         inputs: object = fields.get(_INPUTS)
         resource = cast("Fields", inputs) if isinstance(inputs, dict) else {}
         variables = {**resource, _CHILDREN: statuses}
@@ -197,7 +199,7 @@ class _DefinedOutputs:
 
 
 def _ready(fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return the readiness that was recorded by the read, because the log has no expressions."""
+    """Return the readiness that the read recorded, because the log contains no expressions."""
     by_parts, recorded = components.ready(fields, observed), observed.outputs.get(READY)
     if recorded is None:
         return by_parts

@@ -56,7 +56,10 @@ def composed_kind(
     count_removed: Callable[[Fields, ExternalObject], Removal] = no_removal,
     find_host_uses: Callable[[Fields], Sequence[HostUse]] = no_host_uses,
 ) -> ComposedKind:
-    """Build a kind whose objects are sets of other resources. See ``lazy`` for ``provider``."""
+    """Build a kind whose objects are sets of other resources.
+
+    For the form of ``provider``, see ``lazy``.
+    """
     return ComposedKind(
         name=name,
         api_version=api_version,

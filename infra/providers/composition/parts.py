@@ -36,14 +36,14 @@ _REFERENCE: Final = re.compile(
 
 
 class Budget:
-    """The remaining resources and time of an object, so that no definition delays others."""
+    """The resources and time that an object may still use, so that no definition delays others."""
 
     def __init__(self) -> None:
         self._resources = MAX_RESOURCES
         self.work = Work()
 
     def count_resources(self, location: str, resources: int) -> None:
-        """Count a number of resources. Raises ``InvalidManifestError`` if there are too many."""
+        """Count resources. Raises ``InvalidManifestError`` if there are too many."""
         self._resources -= resources
         if self._resources < 0:
             raise InvalidManifestError(
@@ -108,8 +108,8 @@ class PartTemplate:
             return self._component(variables, budget)
         except ExpressionWorkError as error:
             raise InvalidManifestError(
-                f"{self._location}: its expressions would take too long, at {error.text!r}; let "
-                "them read fewer values, such as only item, or match simpler patterns"
+                f"{self._location}: its expressions would take too long, at {error.text!r}; read "
+                "fewer values, such as only item, or match simpler patterns"
             ) from None
         except ExpressionError as error:
             children: Mapping[str, Any] = variables[CHILDREN]
@@ -165,12 +165,12 @@ def expression(text: str, location: str, variables: Collection[str]) -> Expressi
 
 
 def child_statuses(
-    are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
+    is_many_by_part: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
-    """Return the status of each part for expressions, by resource if the part has many."""
+    """Return each part's status as expressions read it, by resource for a part with forEach."""
     components = CompositionRecord.of(fields).components
     result: dict[str, Any] = {}
-    for part, is_many in are_many.items():
+    for part, is_many in is_many_by_part.items():
         names = components.get(part, [])
         statuses = {name.rpartition("/")[2]: _child_status(children.get(name)) for name in names}
         result[part] = statuses if is_many else next(iter(statuses.values()), _child_status(None))

@@ -154,8 +154,8 @@ class CompositionProvider:
     async def _write(self, action: Action, existing: ComposedSet, uid: str) -> Effect:
         parent = parent_of(self.kind, action.external_name)
         parts = await self._parts(action.external_name, action.fields)
-        for each in parts:
-            problem = find_part_problem(ResourceKey.parse(parent), each.manifest.key)
+        for part in parts:
+            problem = find_part_problem(ResourceKey.parse(parent), part.manifest.key)
             if problem:
                 raise RefusedError(problem)
         previous = existing.spec
@@ -169,7 +169,7 @@ class CompositionProvider:
         new = await children.check_free(
             [each for each in manifests if not old_generations.get(str(each.key))]
         )
-        # A child that an operator was permitted to declare differently has no manifest here.
+        # A child that an operator was permitted to declare differently is not among the parts.
         part_names = {str(each.manifest.key) for each in parts}
         unchanged |= {
             name: old_generations.get(name, 0) for name in desired if name not in part_names
@@ -222,14 +222,14 @@ class CompositionProvider:
     def _next_retry_time(self, refusals: int) -> datetime:
         """Return when to declare a refused part again.
 
-        The reason for the refusal may no longer apply.
+        By then, the reason for the refusal may no longer apply.
         """
         longest = self._retry.max_seconds
         seconds = min(self._retry.initial_seconds * 2.0 ** min(refusals, _MAX_DOUBLINGS), longest)
         return datetime.now(UTC) + timedelta(seconds=seconds)
 
     async def _withdraw_former_contents(self, action: Action, parent: str) -> None:
-        """Withdraw the former contents of a set, but not that of the next set."""
+        """Withdraw the former contents of a set, but not its next content."""
         declared = (await self._state_reader.declarations([parent]))[parent].fields or {}
         retained = {each for each in (action.fields.get(CONTENT), declared.get(CONTENT)) if each}
         await self._contents.withdraw_others(parent, ResourceKey.parse(parent).namespace, retained)
@@ -347,8 +347,8 @@ class CompositionProvider:
         if existing.spec.refused:  # a client requested the current status, so the retry is due now
             requested = msgspec.structs.replace(existing.spec, retry_at=datetime.now(UTC))
             existing = existing._replace(spec=requested)
-        [one] = await self._as_objects([existing], "Read")
-        return one
+        [observed] = await self._as_objects([existing], "Read")
+        return observed
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -362,7 +362,7 @@ class CompositionProvider:
     async def changes(self, after: str | None) -> str:
         """Return the position of the newest outcome, which may be a child's.
 
-        A row lags slightly behind its outcome, so a second cursor for the same position follows.
+        A row lags slightly behind its outcome, so the same position has two cursors.
         """
         await self._api.permit.before_request()
         try:
@@ -391,8 +391,8 @@ class CompositionProvider:
         return scope.has(_external_name(spec), spec.labels)
 
     async def _as_object(self, existing: ComposedSet, spec: ComposedSetSpec) -> ExternalObject:
-        [one] = await self._as_objects([existing._replace(spec=spec)])
-        return one
+        [observed] = await self._as_objects([existing._replace(spec=spec)])
+        return observed
 
     async def read_additional_outputs(
         self, specs: Sequence[ComposedSetSpec], reason: ReadReason

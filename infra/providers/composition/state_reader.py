@@ -53,7 +53,7 @@ class Declaration(NamedTuple):
         return self.outcome is not None and self.outcome.outcome in _REMOVED_OUTCOMES
 
     def as_row(self, key: ResourceKey) -> Row:
-        """Return its future row, as far as the log contains it."""
+        """Return its row as derived from the log, without outputs."""
         row = Row(
             key.namespace,
             key.kind,
@@ -87,7 +87,7 @@ class ComposedSet(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of a child's status row that are used."""
+    """The fields that are read from a child's status row."""
 
     namespace: str
     kind: str
@@ -246,7 +246,7 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
             case SpecWithdrawn(generation):
                 withdrawn = withdrawn or generation
             case _:
-                pass  # an event that does not concern the declaration
+                pass  # other events do not change the declaration
     return Declaration(withdrawn, outcome=outcome)
 
 

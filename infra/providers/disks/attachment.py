@@ -185,7 +185,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[Attachment]]:
-        """List the attachments in a scope, and other mounts at such mount points."""
+        """List the attachments in a scope, and other mounts in the folder of mount points."""
         del unreadable
         return self._folder.pages(
             scope, page_size, self._attachments.names, self._attachments.read_all
@@ -203,12 +203,12 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     async def _step(self, function: Callable[[], _T]) -> _T:
         return await self._folder.step(function, writes=True)
 
-    # --- in a thread: creation
+    # --- called in a thread: creation
 
     def _record_attachment(self, action: Action) -> bool:
         """Record the attachment. Return whether an earlier attempt did.
 
-        Checks every reason for a refusal first, before any effect.
+        Checks for every reason to refuse it before any effect.
         """
         name, disk = action.external_name, action.fields["disk"]
         with self._attachments.disk(disk) as file:
@@ -234,14 +234,14 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             if other_name != name and mark is not None and mark.disk == disk:
                 raise build_waiting_error(
                     f"disk {disk!r} is in use by attachment {other_name!r}; Reconciler attaches it "
-                    "here after that attachment is deleted"
+                    "after that attachment is deleted"
                 )
         kernel = read_kernel_state()
         for loop in () if file is None else read_open_image(file, disk, kernel.loops).attached:
             if mount_paths := kernel.mount_paths_of(loop):
                 raise build_waiting_error(
                     f"disk {disk!r} is mounted at {', '.join(mount_paths)} by another client; "
-                    "Reconciler attaches it here after it is unmounted there"
+                    "Reconciler attaches it after it is unmounted there"
                 )
         with self._attachments.mount_point(name) as point:
             if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder
@@ -275,7 +275,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             if attachment.is_mounted:
                 return
             _check_not_foreign(attachment)
-            with self._attachments.mount_point(name, make=True) as point:
+            with self._attachments.mount_point(name, create=True) as point:
                 assert point is not None
                 if os.listdir(point):  # noqa: PTH208 - an open folder
                     raise build_waiting_error(
@@ -309,7 +309,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         _check_same_object(attachment, action)
         return attachment if attachment.as_object().fields == action.fields else None
 
-    # --- in a thread: change and deletion
+    # --- called in a thread: change and deletion
 
     def _record_intent(self, action: Action) -> None:
         """Record first whether to mount the disk, so that a crash leaves a difference to detect."""
@@ -371,7 +371,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             )
 
     def _check_not_covered(self, attachment: Attachment) -> None:
-        """Raise ``NotDoneError`` if another mount covers our own mount."""
+        """Raise ``NotDoneError`` if another mount covers the attachment's mount."""
         kernel = read_kernel_state()
         for mount in kernel.mounts:
             loop = kernel.loop_of(mount)
@@ -408,11 +408,11 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         if attachment is None or attachment.mark is None:
             return
         _check_same_object(attachment, action)
-        with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
+        with self._folder.root.open_parent(f"{MOUNTS}/{name}") as folder:
             if folder is not None:
                 with suppress(OSError):  # keep other clients' files and mounts
                     os.rmdir(name, dir_fd=folder)
-        with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
+        with self._folder.root.open_parent(f"{ATTACHMENTS}/{name}") as folder:
             if folder is not None:
                 with suppress(FileNotFoundError):
                     os.unlink(f"{name}{ATTACHMENT_SUFFIX}", dir_fd=folder)
@@ -454,14 +454,14 @@ def _check_usable(action: Action, file: int | None) -> Image:
     """
     disk = action.fields["disk"]
     if file is None:
-        raise build_waiting_error(f"disk {disk!r} does not exist (yet)")
+        raise build_waiting_error(f"disk {disk!r} does not exist yet")
     image = read_open_image(file, disk)
     if image.mark is None:
         raise build_waiting_error(
             f"another client created disk {disk!r}; it is not mounted until a Disk adopts it"
         )
     if namespace_of(image.mark.labels.get(OWNER_LABEL, "")) != action.namespace:
-        raise build_waiting_error(f"disk {disk!r} does not exist (yet)")
+        raise build_waiting_error(f"disk {disk!r} does not exist yet")
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
         raise build_waiting_error(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
     return image
@@ -486,7 +486,7 @@ def _check_change(attachment: Attachment, action: Action) -> None:
 def _check_same_object(attachment: Attachment, action: Action) -> None:
     """Raise ``ConflictError`` if another attachment has taken the name.
 
-    Between two steps, waiting for a call permit may take long.
+    Waiting for a call permit between two steps may take a long time.
     """
     check_uid(attachment.as_object(), action)
     is_own = attachment.mark is not None and attachment.mark.key == action.idempotency_key
@@ -511,7 +511,7 @@ def _check_not_foreign(attachment: Attachment) -> None:
 
 
 def _build_mount_error(error: ReconcilerError, attachment: Attachment) -> ReconcilerError:
-    """Return the error for a failed mount. If waiting cannot help, it has the attachment."""
+    """Return the error for a failed mount. If waiting cannot help, it includes the attachment."""
     if not isinstance(error, NotDoneError) or error.status != REFUSED:
         return error
     return RefusedError(

@@ -3,7 +3,7 @@
 The record is a small file next to the mount points. The mount itself cannot store it: the mount
 hides an attribute of its mount point, an attribute of the image would belong to the disk, and
 neither the loop device nor the mount survives a reboot. The file does, so after a reboot, the disk
-is mounted again and is still ours.
+is mounted again as the same attachment.
 
 All functions block, and raise ``OSError`` unchanged.
 """
@@ -28,10 +28,10 @@ from infra.providers.disks.folder import (
     IMAGE_SUFFIX,
     MOUNTS,
     DiskFolder,
+    image_file_name,
     lock_image,
     name_problem,
     resolve_path,
-    segment_of,
 )
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.mounts import Mount, mount_at, mounts
@@ -83,7 +83,7 @@ class Attachment(NamedTuple):
     mount_path: str
     mark: AttachmentMark | None
     mount: Mount | None
-    loop: Loop | None  # of the mount, or of the disk if it is attached but not mounted there
+    loop: Loop | None  # the mount's, or the disk's if it is attached but not mounted there
     is_mounted: bool  # whether the mount is this disk
     disk: str
 
@@ -94,7 +94,7 @@ class Attachment(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether something else is mounted there."""
+        """Whether another mount is visible at its mount point."""
         return self.mount is not None and not self.is_mounted
 
     def as_object(self) -> ExternalObject:
@@ -164,7 +164,7 @@ class Attachments:
         with self._folder.image_folder() as folder:
             if folder is None:
                 return False
-            segment = segment_of(disk)
+            segment = image_file_name(disk)
             if loop.file_name != segment:
                 return False
             if loop.is_deleted:
@@ -177,9 +177,9 @@ class Attachments:
             )
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of attachments, and of other mounts at such mount points."""
+        """Return the names of attachments, and of other mounts in the folder of mount points."""
         recorded = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
-        with self._folder.root.folder_of(f"{MOUNTS}/") as folder:
+        with self._folder.root.open_parent(f"{MOUNTS}/") as folder:
             if folder is None:
                 return recorded
             start = f"{resolve_path(folder)}/"
@@ -211,7 +211,7 @@ class Attachments:
 
     def mount_path_of(self, name: str) -> str:
         """Return the path of a mount point as mountinfo shows it."""
-        with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
+        with self._folder.root.open_parent(f"{MOUNTS}/{name}") as folder:
             return (
                 str(self._folder.root.path / MOUNTS / name)
                 if folder is None
@@ -219,15 +219,15 @@ class Attachments:
             )
 
     @contextmanager
-    def mount_point(self, name: str, *, make: bool = False) -> Generator[int | None]:
+    def mount_point(self, name: str, *, create: bool = False) -> Generator[int | None]:
         """Open a mount point. Raises ``RefusedError`` if it is not a folder."""
-        with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
-            if folder is None and (make or self._has_entry(name)):
+        with self._folder.root.open_parent(f"{MOUNTS}/{name}/", create=create) as folder:
+            if folder is None and (create or self._has_entry(name)):
                 raise RefusedError(f"{self.mount_path_of(name)} is not a directory; remove it")
             yield folder
 
     def _has_entry(self, name: str) -> bool:
-        with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
+        with self._folder.root.open_parent(f"{MOUNTS}/{name}") as folder:
             return folder is not None and stat_of(folder, name) is not None
 
     @contextmanager
@@ -237,12 +237,12 @@ class Attachments:
             if folder is None:
                 yield None
                 return
-            with lock_image(folder, segment_of(disk), f"disk {disk!r}") as file:
+            with lock_image(folder, image_file_name(disk), f"disk {disk!r}") as file:
                 yield file
 
     def read_mark(self, name: str) -> AttachmentMark | None:
         """Read the record of an attachment."""
-        with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
+        with self._folder.root.open_parent(f"{ATTACHMENTS}/{name}") as folder:
             segment = f"{name}{ATTACHMENT_SUFFIX}"
             file = None if folder is None else open_file(folder, segment)
             if file is None:
@@ -259,7 +259,7 @@ class Attachments:
     def write(self, name: str, mark: AttachmentMark, *, is_new: bool) -> None:
         """Write an attachment's file atomically. Replace an existing file unless ``is_new``."""
         segment = f"{name}{ATTACHMENT_SUFFIX}"
-        with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}", make=True) as folder:
+        with self._folder.root.open_parent(f"{ATTACHMENTS}/{name}", create=True) as folder:
             assert folder is not None
             temporary_file = temporary_name(f"{mark.key} {name}")
             with open_temporary(folder, temporary_file) as file:

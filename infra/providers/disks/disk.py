@@ -25,10 +25,10 @@ from infra.providers.disks.folder import (
     IMAGE_SUFFIX,
     IMAGES,
     DiskFolder,
+    image_file_name,
     lock_image,
     name_problem,
     resolve_path,
-    segment_of,
 )
 from infra.providers.disks.images import (
     DiskMark,
@@ -198,15 +198,15 @@ class DisksProvider(NamedObjects[_Disk]):
         with self._permit.exclude_writes():
             return await self._step(function)
 
-    # --- in a thread: creation
+    # --- called in a thread: creation
 
     def _create_file(self, action: Action) -> None:
         """Create an empty file under the temporary name, unless an earlier attempt did.
 
-        Checks every reason for a refusal first, before any effect.
+        Checks for every reason to refuse it before any effect.
         """
         name, file_name = action.external_name, _temporary_name(action)
-        with self._folder.image_folder(make=True) as folder:
+        with self._folder.image_folder(create=True) as folder:
             assert folder is not None
             self._folder.root.mark()
             image = read_image(folder, name)
@@ -279,19 +279,19 @@ class DisksProvider(NamedObjects[_Disk]):
             try:
                 os.link(
                     file_name,
-                    segment_of(name),
+                    image_file_name(name),
                     src_dir_fd=folder,
                     dst_dir_fd=folder,
                     follow_symlinks=False,
                 )
             except FileExistsError:
-                if is_same_file(folder, file_name, segment_of(name)):
+                if is_same_file(folder, file_name, image_file_name(name)):
                     return
                 os.unlink(file_name, dir_fd=folder)
                 image = read_image(folder, name)
                 if image is None:
                     raise RefusedError(
-                        f"{segment_of(name)!r} is a link, a directory or a device, which "
+                        f"{image_file_name(name)!r} is a link, a directory or a device, which "
                         "Reconciler does not replace; remove it"
                     ) from None
                 raise _build_name_conflict(name) from None
@@ -325,7 +325,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     raise UnknownResultError(f"the unfinished image of {description} was deleted")
                 yield folder, file
 
-    # --- in a thread: change and deletion
+    # --- called in a thread: change and deletion
 
     def _check_change(self, action: Action, version: str | None) -> Image:
         name, desired = action.external_name, action.fields
@@ -410,7 +410,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     f"disk {name!r} is attached as {_describe_attachment(image, mounts())}; "
                     "Reconciler deletes it after it is detached"
                 )
-            os.unlink(segment_of(name), dir_fd=folder)
+            os.unlink(image_file_name(name), dir_fd=folder)
             sync_folder(folder)
 
     @contextmanager
@@ -420,13 +420,13 @@ class DisksProvider(NamedObjects[_Disk]):
         with self._folder.image_folder() as folder:
             if folder is None:
                 raise self.missing_error(action)
-            with lock_image(folder, segment_of(name), f"disk {name!r}") as file:
+            with lock_image(folder, image_file_name(name), f"disk {name!r}") as file:
                 if file is None:
                     raise self.missing_error(action)
                 check_uid(self._disk(name, read_open_image(file, name)).as_object(), action)
                 yield folder, file
 
-    # --- in a thread: reads
+    # --- called in a thread: reads
 
     def _read(self, name: str) -> _Disk | None:
         with self._folder.image_folder() as folder:
@@ -451,7 +451,7 @@ def _build_name_conflict(name: str) -> ConflictError:
 
 def _remove_temporary_name(folder: int, action: Action) -> None:
     """Remove the image's temporary name, if it also has the disk's name."""
-    if is_same_file(folder, _temporary_name(action), segment_of(action.external_name)):
+    if is_same_file(folder, _temporary_name(action), image_file_name(action.external_name)):
         with mark_unknown_result():
             os.unlink(_temporary_name(action), dir_fd=folder)
         sync_folder(folder)
@@ -469,9 +469,9 @@ def _temporary_name(action: Action) -> str:
 def _check_not_lost(folder: int, name: str) -> None:
     """Raise ``NotDoneError`` while a deleted image with this name is still attached.
 
-    Its data still exists, which a new, empty disk with the name would hide.
+    A new, empty disk with the name would hide its data, which still exists.
     """
-    path = f"{resolve_path(folder)}/{segment_of(name)}"
+    path = f"{resolve_path(folder)}/{image_file_name(name)}"
     for loop in loops.loops():
         if loop.is_deleted and loop.file == path:
             hint = DELETED_IMAGE_HINT.format(device=loop.path)
@@ -501,7 +501,7 @@ def _check_can_grow(name: str, image: Image, all_mounts: list[Mount]) -> bool:
 
 
 def _may_resize() -> bool:
-    """Return whether the kernel lets this process resize a mounted filesystem."""
+    """Return whether the kernel allows this process to resize a mounted filesystem."""
     status = Path("/proc/self/status").read_text()
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)

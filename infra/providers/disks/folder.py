@@ -1,4 +1,4 @@
-"""The folder of a ProviderConfig with images, attachments and mount points, accessed in threads.
+"""A ProviderConfig's folder of images, attachments and mount points, accessed from threads.
 
 ::
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with the name of a disk or an attachment; None if it is valid."""
     if _NAME.fullmatch(name) is None:
-        return "use at most 128 letters, digits and _ . -, and start with a letter or digit"
+        return "use at most 128 characters A-Z a-z 0-9 _ . - and start with a letter or digit"
     return None
 
 
@@ -97,29 +97,30 @@ class DiskFolder:
         """Stop the threads."""
         self._threads.shutdown(wait=False)
 
-    # --- in a thread
+    # --- called in a thread
 
     def names(self, folder: str, suffix: str, prefix: str) -> list[str]:
-        """Return the names of a folder's regular files. Removes old leftovers of crashes."""
+        """Return the names of a folder's regular files. Also removes old temporary files."""
         start = f"{folder}/"
-        files = self.root.entries([folder], start + prefix, max_files=1).files  # of this folder
+        # After a folder with at least one file, the listing does not enter its subfolders.
+        files = self.root.entries([folder], start + prefix, max_files=1).files
         disk_names = [
             each.removeprefix(start).removesuffix(suffix) for each in files if each.endswith(suffix)
         ]
         return [each for each in disk_names if name_problem(each) is None]
 
     @contextmanager
-    def image_folder(self, *, make: bool = False) -> Generator[int | None]:
+    def image_folder(self, *, create: bool = False) -> Generator[int | None]:
         """Open the folder with the images."""
-        with self.root.folder_of(f"{IMAGES}/", make=make) as folder:
+        with self.root.open_parent(f"{IMAGES}/", create=create) as folder:
             yield folder
 
     def path_of(self, name: str) -> str:
         """Return the path of a disk's image."""
-        return str(self.root.path / IMAGES / segment_of(name))
+        return str(self.root.path / IMAGES / image_file_name(name))
 
 
-def segment_of(disk: str) -> str:
+def image_file_name(disk: str) -> str:
     """Return the file name of a disk's image."""
     return f"{disk}{IMAGE_SUFFIX}"
 
@@ -134,7 +135,7 @@ def lock_image(folder: int, segment: str, description: str) -> Generator[int | N
     """Open and lock an image for one step; None if it does not exist.
 
     A program that inherits the file keeps the lock until it exits, even if this process exits
-    first. So no step touches an image to which a dead worker's mkfs or resize2fs still writes.
+    first. So no step touches an image that a dead worker's mkfs or resize2fs is still writing to.
     """
     file_stat = stat_of(folder, segment)
     if file_stat is None:

@@ -18,7 +18,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from infra.providers.disks import loops
-from infra.providers.disks.folder import segment_of
+from infra.providers.disks.folder import image_file_name
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.programs import build_waiting_error, is_out_of_space
 from infra.providers.disks.superblock import Superblock, read_superblock
@@ -98,7 +98,7 @@ def filesystem_uuid(key: str) -> UUID:
 
 def read_image(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
     """Read the state of a disk's image; None if it does not exist."""
-    file = open_file(folder, segment_of(disk))
+    file = open_file(folder, image_file_name(disk))
     if file is None:
         return None
     try:
@@ -115,7 +115,7 @@ def read_open_image(file: int, disk: str, attached: list[Loop] | None = None) ->
     file_stat = os.fstat(file)
     mark = _read_mark(file)
     all_loops = loops.loops() if attached is None else attached
-    attached_loops = loops.attached_of(file_stat, segment_of(disk), all_loops)
+    attached_loops = loops.attached_of(file_stat, image_file_name(disk), all_loops)
     if attached_loops:
         with loops.open_loop(attached_loops[0], file_stat) as device:
             block = read_superblock(file if device is None else device)

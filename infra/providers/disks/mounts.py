@@ -66,7 +66,7 @@ def describe_users(mount_path: str, all_mounts: list[Mount]) -> str:
     users += (f"{name} (pid {pid})" for pid, name in _processes_using(mount_path))
     user_list = ", ".join(users[:_MAX_USERS_NAMED])
     remainder = f" and {len(users) - _MAX_USERS_NAMED} more" if users[_MAX_USERS_NAMED:] else ""
-    return f"{user_list}{remainder}" or "a process that is not visible from here"
+    return f"{user_list}{remainder}" or "a process that the worker cannot see"
 
 
 def _processes_using(mount_path: str) -> Generator[tuple[int, str]]:
@@ -77,7 +77,7 @@ def _processes_using(mount_path: str) -> Generator[tuple[int, str]]:
 
 
 def _uses(process: Path, mount_path: str) -> bool:
-    """Return whether a process has files or its directory there. Does not follow links."""
+    """Return whether a process uses a file or directory in a mount. Does not follow links."""
     links = [process / each for each in ("cwd", "root", "exe")]
     with contextlib.suppress(OSError):
         links += (process / "fd").iterdir()

@@ -22,7 +22,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 
-_FOLDERS = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SEARCH_PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PACKAGES: Mapping[str, str] = {
     "mkfs.ext4": "e2fsprogs",
     "e2fsck": "e2fsprogs",
@@ -35,7 +35,7 @@ _PACKAGES: Mapping[str, str] = {
 _MAX_OUTPUT_CHARACTERS = 300
 _MAX_OUTPUT_BYTES = 4096
 REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
-"""Status of a single disk's failure, which opens no breaker because the folder is usable."""
+"""Status of a single disk's failure. It does not open the breaker, because the folder is usable."""
 
 _NOT_PERMITTED: Final = (
     "permission denied",
@@ -65,7 +65,7 @@ def run(
 
     Raises ``ConfigurationError`` if it is not installed, ``UnknownResultError`` if it was killed.
     """
-    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_FOLDERS}")
+    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_SEARCH_PATH}")
     if path is None:
         raise ConfigurationError(
             f"{program} is not installed where the worker runs; install the package "
@@ -79,7 +79,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                env={"PATH": _FOLDERS, "LC_ALL": "C"},
+                env={"PATH": _SEARCH_PATH, "LC_ALL": "C"},
                 pass_fds=files,
                 timeout=timeout_seconds,
                 check=False,
@@ -128,7 +128,7 @@ def build_program_error(result: ProgramResult, context: str) -> ReconcilerError:
 
 
 def build_waiting_error(message: str) -> NotDoneError:
-    """Return the error of an action that must wait. No breaker opens: the folder is usable."""
+    """Return the error for an action that must wait. It does not open the breaker."""
     return NotDoneError(message, status=HTTPStatus.CONFLICT)
 
 

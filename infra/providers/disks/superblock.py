@@ -1,4 +1,4 @@
-"""The superblock of a filesystem of the ext family, which is only read."""
+"""Read the superblock of an ext2, ext3 or ext4 filesystem."""
 
 from __future__ import annotations
 

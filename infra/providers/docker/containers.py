@@ -82,7 +82,7 @@ _EXCLUSIVE_NETWORKS: Final = frozenset({"host", "none"})
 
 LISTING_PAGE_SIZE: Final = 25
 """A listing contains a container's command and labels, which can be as large as a declaration. A
-response can hold this many, so that no tenant can block the listing of other containers."""
+response can hold 25 of them, so that no tenant can block the listing of other containers."""
 
 _PAGE_SIZE_DIVISOR: Final = 5
 _LISTING_ATTEMPTS: Final = 3
@@ -274,7 +274,7 @@ class ContainersProvider(NamedObjects[_Container]):
     async def _check_networks(self, fields: Fields) -> None:
         for network in sorted(desired_networks(fields).keys() if "networks" in fields else ()):
             existing = await self._api.get(f"/networks/{network}", _network_decoder)
-            # The Engine also accepts an id here, and returns the network's name.
+            # The Engine also accepts a network's id, and returns its name.
             if existing.name != network:
                 raise RefusedError(
                     f"network {network!r} does not exist; this is the id of network "
@@ -300,16 +300,18 @@ class ContainersProvider(NamedObjects[_Container]):
         container_path, has_effect = f"/containers/{inspection.id}", False
         try:
             if limits := limits_to_write(fields, inspection):
-                await self._do(f"{container_path}/update", await self._limit_to_host_memory(limits))
+                await self._post(
+                    f"{container_path}/update", await self._limit_to_host_memory(limits)
+                )
                 has_effect = True
             for path, body in _network_changes(fields, inspection):
-                await self._do(path, body)
+                await self._post(path, body)
                 has_effect = True
             should_run, state = fields.get("running", True), inspection.state
             if should_run and state.paused:
-                await self._do(f"{container_path}/unpause")
+                await self._post(f"{container_path}/unpause")
             elif should_run and not state.running:
-                await self._do(f"{container_path}/start")
+                await self._post(f"{container_path}/start")
             elif state.running and not should_run:
                 await self._stop(inspection)
             has_effect = True
@@ -319,7 +321,7 @@ class ContainersProvider(NamedObjects[_Container]):
                 raise
             raise build_partly_done_error("the container was partly changed", error) from error
 
-    async def _do(self, path: str, body: object = None) -> None:
+    async def _post(self, path: str, body: object = None) -> None:
         response = await self._api.call("POST", path, body=body)
         if response.status_code not in _DONE:
             raise _build_change_error(response)

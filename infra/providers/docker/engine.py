@@ -49,7 +49,7 @@ DECLARED: Final = "reconciler/declared"
 """Label that lists the declared fields of a container. All other fields come from the image."""
 
 RESERVED_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
-"""Labels that no object shows and no manifest may declare."""
+"""Labels that objects omit and manifests must not declare."""
 
 API_VERSION: Final = (1, 41)
 """The version of Engine 20.10. Calls use a newer Engine's oldest version if that is higher."""

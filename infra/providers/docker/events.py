@@ -31,7 +31,7 @@ _event_decoder = msgspec.json.Decoder(_Event)
 
 
 class EngineEvents:
-    """Waits for events of given types and names. A mark is the newest one's time, in nanoseconds.
+    """Waits for events of given types and names. A mark is the newest event's time in ns.
 
     The Engine replays its last 256 events on request, so no connection is kept between calls. It
     loses them when it stops, so after a failure, everything may have changed.

@@ -34,7 +34,7 @@ MAX_INSPECTION_BYTES: Final = 1024 * 1024
 """An object has at most 256 KiB, and contains only part of what the Engine reports."""
 
 MAX_VARIABLES: Final = 32_768
-"""More do not fit into an object. Each takes 7 µs, and any client of the Engine may add them."""
+"""Limit on a container's variables, each of which takes 7 µs. More do not fit into an object."""
 
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
@@ -275,7 +275,7 @@ def limits_to_write(fields: Fields, inspection: Inspection) -> dict[str, Any]:
     if observed.get("cpus") != fields.get("cpus"):
         quota = desired.get("CpuQuota", -1)
         changes |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
-        # Another client set the limit with NanoCpus, so it can only be changed there.
+        # Another client set the limit with NanoCpus, so it can only be changed with NanoCpus.
         if inspection.host_config.nano_cpus:
             changes = {name: each for name, each in changes.items() if not name.startswith("Cpu")}
             changes["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
@@ -476,7 +476,7 @@ def _read_health_check(check: _HealthCheck | None) -> Fields | None:
 
 
 def _outputs(inspection: Inspection) -> Fields:
-    """Return values that are stable while the container runs, so no counters or times."""
+    """Return values that are stable while the container runs, which excludes counters and times."""
     state, settings = inspection.state, inspection.network_settings
     outputs: Fields = {"imageId": inspection.image, "state": state.status}
     if state.health is not None and state.health.status not in ("", "none"):
@@ -507,7 +507,7 @@ def _skeleton(value: Any) -> Any:
 
 
 def _declared(inspection: Inspection) -> Fields | None:
-    """Return the declared structure of one of our containers; None for a foreign one."""
+    """Return the declared structure of an owned container; None for a foreign container."""
     label = inspection.labels.get(DECLARED)
     if label is None or WRITTEN_BY not in inspection.labels:
         return None

@@ -187,7 +187,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
     ] = []
     ports: Annotated[list[Port], _meta("Ports of the container that the host publishes.")] = []
     networks: Annotated[
-        list[Network], _meta("Networks of the container: exactly these. Default: bridge.")
+        list[Network], _meta("All networks of the container. Default: bridge.")
     ] = []
     memory_bytes: Annotated[
         Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES, le=MAX_INTEGER)] | None,

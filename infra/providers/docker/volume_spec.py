@@ -52,7 +52,10 @@ def normalize(fields: Fields) -> Fields:
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
-    """Return what a volume uses of the Engine's host (ADR 0060): nothing if plain or a tmpfs."""
+    """Return which parts of the Engine's host a volume uses (ADR 0060).
+
+    A plain volume or a tmpfs uses none.
+    """
     driver = fields.get("driver", DEFAULT_DRIVER)
     options: dict[str, str] = fields.get("options") or {}
     flags = options.get("o", "").split(",")

@@ -1,7 +1,7 @@
 """The provider of ``Volume``: creates and deletes named volumes of a Docker Engine.
 
-Volumes have no id, and writes to a volume change its creation time. So the uid of our volumes is a
-digest of the creating action's key, which is stored in a label.
+Volumes have no id, and writes to a volume change its creation time. So the uid of a volume that
+Reconciler created is a digest of the creating action's key, which is stored in a label.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def _uid(self) -> str:
-        """Return a uid derived from our key, or from a foreign volume's immutable values."""
+        """Return a uid derived from the key, or from a foreign volume's immutable values."""
         identity = (self.labels or {}).get(WRITTEN_BY) or msgspec.json.encode(
             (self.name, self.driver, self.options or {}, self.labels or {}), order="deterministic"
         ).decode()
@@ -77,14 +77,14 @@ class _Volumes(msgspec.Struct, frozen=True, rename="pascal"):
     warnings: list[str] | None = None
 
 
-class _User(msgspec.Struct, frozen=True, rename="pascal"):
+class _UsingContainer(msgspec.Struct, frozen=True, rename="pascal"):
     id: str
     names: list[str] | None = None
 
 
 _volume_decoder = msgspec.json.Decoder(_Volume)
 _volumes_decoder = msgspec.json.Decoder(_Volumes)
-_users_decoder = msgspec.json.Decoder(list[_User])
+_users_decoder = msgspec.json.Decoder(list[_UsingContainer])
 
 
 class VolumesProvider(NamedObjects[_Volume]):
@@ -171,8 +171,8 @@ class VolumesProvider(NamedObjects[_Volume]):
         remainder = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
         return NotDoneError(
             (
-                f"volume {name!r} is in use by {user_list}{remainder}; Reconciler deletes it after "
-                "these containers are deleted"
+                f"volume {name!r} is in use by {user_list}{remainder}; Reconciler deletes it when "
+                "it is no longer in use"
             ),
             status=HTTPStatus.CONFLICT,
         )

@@ -36,10 +36,10 @@ from reconciler.errors import (
 from reconciler.provider.secrets import Secrets
 
 _LISTING_SECONDS: Final = 2.0
-"""Maximum wait of a listing or a check of refs, because slow servers delay the other sources."""
+"""Maximum wait in a listing or a check of refs, because slow servers delay the other sources."""
 
 _REQUEST_SECONDS: Final = 10.0
-"""Maximum wait of a read of a single source, which delays only objects that are not ready."""
+"""Maximum wait in a read of a single source, which delays only objects that are not ready."""
 
 _MAX_SECONDS: Final = 60
 _DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
@@ -47,7 +47,7 @@ _DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
 _VARIABLE_PARTS: Final = re.compile(
     r"(?<![^\s'\"])[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
 )
-"""Parts of a message that differ each time the same error occurs, so that each read would be a
+"""Parts of a message that differ each time the same error occurs, so each read would report a
 change. Paths are matched only from the start of a word, because matching from each letter takes
 quadratic time."""
 
@@ -75,8 +75,8 @@ class Head:
     stored: StoredContent | None = None
     problem: GitError | None = None
 
-    def holds(self, spec: ComposedSetSpec) -> bool:
-        """Return whether the head belongs to this source, and to a set without other changes."""
+    def matches(self, spec: ComposedSetSpec) -> bool:
+        """Return whether the head matches the set's source and content."""
         declared = spec.fields.get(CONTENT, "")
         return self.source == spec.fields[SOURCE] and declared in (self.set_content, self.content)
 
@@ -94,7 +94,7 @@ class Head:
 
 
 class Heads:
-    """The heads of the sources of an API."""
+    """The heads of a provider's sources."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Heads:
     def known_outputs(self, spec: ComposedSetSpec) -> Fields:
         """Return the outputs of the known head, without a read."""
         head = self._known.get(spec.parent)
-        if head is None or not head.holds(spec):
+        if head is None or not head.matches(spec):
             head = _head_of_set(spec, 0.0)
         return head.outputs(spec)
 
@@ -151,7 +151,7 @@ class Heads:
         except TimeoutError:
             self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
             return outputs
-        if not task.cancelled():  # such as if the source was withdrawn meanwhile
+        if not task.cancelled():  # for example, because the source was withdrawn
             task.result()
         return self.known_outputs(spec)
 
@@ -256,7 +256,7 @@ class Heads:
             for each in (head, previous)
             if each is not None
             and each.problem is None
-            and each.holds(spec)
+            and each.matches(spec)
             and each.revision.get("of") == source_digest
         }
         try:
@@ -330,8 +330,7 @@ class Heads:
         failure, hide = reply.failure, self._secrets.secrecy.hide
         if failure.trace:
             _logger.warning("reading a source failed", trace=hide(failure.trace))
-        # Variable parts are removed first, because one within a secret would hide it from the
-        # search.
+        # Remove variable parts first, because a secret that contains one would not be found.
         message = hide(remove_variable_parts(failure.message))
         raise GitError(failure.reason, message, failure.revision)
 
@@ -354,11 +353,11 @@ class Heads:
 
 def _is_due(head: Head, spec: ComposedSetSpec) -> bool:
     now = asyncio.get_running_loop().time()
-    return not head.holds(spec) or now - head.read_at >= _interval(spec.fields[SOURCE])
+    return not head.matches(spec) or now - head.read_at >= _interval(spec.fields[SOURCE])
 
 
 def _head_of_set(spec: ComposedSetSpec, now: float) -> Head:
-    """Return the head that a set contains."""
+    """Return the head that a set records."""
     content = spec.fields.get(CONTENT, "")
     return Head(spec.fields[SOURCE], content, now, spec.fields.get(REVISION, {}), content)
 

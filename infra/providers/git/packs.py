@@ -102,7 +102,7 @@ def _unpack_start(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
         return b"".join(unpacked.decomp_chunks)[:_SIZES_BYTES], end
     except (zlib.error, AssertionError) as error:
         message = str(error)
-    # Raised outside the handler, so that the error keeps no reference to the mapped file.
+    # Raised outside the handler, so that the error does not keep a reference to the mapped file.
     raise GitError("BadCommit", f"its pack is damaged: {message}")
 
 

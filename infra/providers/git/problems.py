@@ -10,7 +10,7 @@ Reason = Literal["Unreachable", "RefGone", "Unsigned", "BadCommit"]
 
 
 class GitError(Exception):
-    """A read of a repository failed. The declared parts stay.
+    """A read of a repository failed. The declared parts are kept.
 
     ``revision`` describes the commit that cannot be declared, if it is known.
     """

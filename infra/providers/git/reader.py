@@ -1,4 +1,4 @@
-"""The process that reads a repository, so that hostile data can exhaust only its memory.
+"""The process that reads a repository, so that hostile data cannot exhaust the caller's memory.
 
 It reads a request from standard input and writes a reply to standard output. It exits at its time
 limit, and its memory is limited where the system supports that (ADR 0057).
@@ -135,14 +135,14 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
     secrecy = Secrecy(request.credential)
     for each in request.former:
         secrecy.add(each)
-    for each in documents_in(files, request.namespace, is_rendered=is_rendered):
-        check_credential(each, secrecy)
-        source = each.source
+    for read in documents_in(files, request.namespace, is_rendered=is_rendered):
+        check_credential(read, secrecy)
+        source = read.source
         location = (source.file, source.number, source.line)
         document = (
-            Document(*location, each.manifest)
-            if isinstance(each, ReadManifest)
-            else Document(*location, None, each.message)
+            Document(*location, read.manifest)
+            if isinstance(read, ReadManifest)
+            else Document(*location, None, read.message)
         )
         size += len(_encoder.encode(document))
         memory += decoded_bytes(_json_encoder.encode(document))
@@ -193,7 +193,7 @@ def _memory_limit() -> tuple[int, int]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Generator[None]:
-    """Raise ``_TimeLimitError`` in a block that takes longer, even while it waits."""
+    """Raise ``_TimeLimitError`` in a block that exceeds the limit, even while it waits."""
     if sys.platform == "win32":
         yield
         return

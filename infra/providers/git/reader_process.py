@@ -1,6 +1,7 @@
 """Start the process that reads a repository, and kill it after a timeout (ADR 0057).
 
-Hostile data can exhaust only its memory, which is limited, and a hanging transfer ends with it.
+Hostile data can exhaust only the memory of that process, which is limited. A hanging transfer ends
+with the process.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def run_renderer(
 
 
 def _run(name: str, command: Sequence[str], directory: Path, home: Path) -> bytes:
-    """Run a renderer. Its output is in a file, so that no leftover process delays the read."""
+    """Run a renderer. A leftover process cannot delay the read, because the output is in a file."""
     output, errors = home / "output", home / "errors"
     with output.open("wb") as stdout, errors.open("wb") as stderr:
         process = subprocess.Popen(  # noqa: S603 - the operator configured the command

@@ -1,6 +1,6 @@
 """Read a remote repository without a checkout: its refs, a commit, the files in a folder.
 
-Everything here blocks, and runs in a separate process.
+All functions block, and run in a separate process.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
 
 
 def _open_memory_file() -> BinaryIO:
-    """Open an unnamed file, in memory where possible, so that no crash leaves it behind."""
+    """Open an unnamed file, in memory where possible, so that a crash does not leave it behind."""
     if sys.platform != "linux":
         return cast("BinaryIO", tempfile.NamedTemporaryFile(prefix="reconciler-key-"))
     descriptor = os.memfd_create("key")
@@ -259,7 +259,7 @@ def ssh_command(remote: Remote) -> str:
     """Return a command that connects to a server's resolved address, and checks its name's key.
 
     ssh does not resolve the name again. It ignores the configuration, keys and agent of the
-    process's account, because they would let every tenant read what only the account may read.
+    process's account, because with them, every tenant could read what only the account may read.
     Raises ``GitError`` if the name has no address, or resolves to the host.
     """
     host, port = url_host(remote.url, PORTS["ssh"])

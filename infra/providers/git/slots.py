@@ -1,6 +1,6 @@
 """Slots for concurrent reads of repositories, shared so that hanging servers delay few sources.
 
-A server may take a minute for each read, for any number of sources and namespaces.
+A server may delay each read by a minute, for any number of sources and namespaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_UNPROVEN_READS: Final = 3
 """Limit on reads of sources whose last read did not end within ``QUICK_SECONDS``."""
 
 QUICK_SECONDS: Final = 10.0
-_HALF_LIFE_SECONDS: Final = 300.0  # of the time that a namespace has used
+_HALF_LIFE_SECONDS: Final = 300.0  # for the time that a namespace has used
 
 
 @dataclass(eq=False, slots=True)

@@ -99,7 +99,7 @@ class GitSourceProvider(CompositionProvider):
         """Return a check of manifests against the current kinds and those that they define."""
         kinds = self._installed.copy()
         for name, (generation, fields) in (await self._state_reader.definitions()).items():
-            with suppress(InvalidManifestError):  # its engine may not be installed here
+            with suppress(InvalidManifestError):  # its engine may not be installed
                 kinds.define(build_defined_kind(kinds, name, fields, generation))
 
         def check(manifest: Manifest) -> None:

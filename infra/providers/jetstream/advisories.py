@@ -74,10 +74,10 @@ class Advisories:
         denials: list[Denial] = []
 
         def deny(denial: Denial) -> bool:
-            is_ours = any(map(denial.concerns, self._subjects))
-            if is_ours:
+            is_own = any(map(denial.concerns, self._subjects))
+            if is_own:
                 denials.append(denial)
-            return is_ours
+            return is_own
 
         subscriptions: list[Subscription] = []
         is_followed = False
@@ -105,6 +105,6 @@ class Advisories:
             self._count_change()
 
     def _count_change(self) -> None:
-        """Count a change, or a gap in the connection, in which one may have been missed."""
+        """Count a change, or a lost connection, during which one may have been missed."""
         self._count += 1
         self._changed.set()

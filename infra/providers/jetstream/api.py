@@ -54,8 +54,7 @@ Config = dict[str, Any]
 """A configuration in the server's form. Unknown fields are kept."""
 
 KEY_METADATA: Final = "reconciler-key"
-"""Metadata field with the key of the action that last wrote an object. It is not shown as a label.
-"""
+"""Metadata field with the key of an object's last write. It is not reported as a label."""
 
 _RESERVED: Final = frozenset({KEY_METADATA, OWN_METADATA, LOG_ID_METADATA})
 _SERVER_PREFIX: Final = "_nats."
@@ -66,8 +65,8 @@ _CHECK_ACCESS: Final = f"check {_CREDENTIAL} and the permissions of its user"
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
 _NOT_FOUND: Final = frozenset({10149})
 _TEMPORARY: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
-"""Account limits, unavailable peers, a foreign stream with our subjects, and a foreign consumer
-with our part of a work queue."""
+"""Account limits, unavailable peers, another stream with the same subjects, and another consumer of
+the same part of a work queue."""
 
 _UNAVAILABLE: Final = 503
 
@@ -242,7 +241,7 @@ def classify_error(error: BusError, *, is_read: bool) -> ProviderError:
         case StreamFullError():
             return NotDoneError(text)
         case ResponseTooLargeError() if is_read:
-            # It says nothing about the server's health, because a tenant can cause it.
+            # A tenant can cause it, so it does not count against the server's health.
             return ListingTooLargeError(text, status=HTTPStatus.CONFLICT)
         case MessageTooLargeError():
             return RefusedError(text)
@@ -334,8 +333,8 @@ def _check_endpoint(endpoint: str) -> str:
     if not is_usable or not is_plain:
         raise ConfigurationError(
             f"spec.endpoint: {endpoint[:200]!r} is not the URL of a NATS server; use "
-            "nats://HOST:PORT or tls://HOST:PORT, several servers of one cluster separated by "
-            "commas"
+            "nats://HOST:PORT or tls://HOST:PORT, and separate several servers of one "
+            "cluster by commas"
         )
     return endpoint
 

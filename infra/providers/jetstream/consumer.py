@@ -63,7 +63,7 @@ DEFAULT_MAX_ACK_PENDING = 1_000
 DEFAULT_MAX_WAITING = 512
 
 _SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
-"""An update of a consumer has no advisory, but the API request for it has one."""
+"""The server sends no advisory for a consumer update, but one for its API request."""
 
 _REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
 _STREAM_OF_ADVISORY = 5
@@ -153,7 +153,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
         msgspec.Meta(
             ge=UNLIMITED,
             le=2**31 - 1,
-            description="Maximum number of messages that are delivered and not acknowledged; "
+            description="Maximum number of messages that are delivered but not acknowledged; "
             "-1 means no limit.",
         ),
     ] = DEFAULT_MAX_ACK_PENDING
@@ -280,30 +280,30 @@ class ConsumersProvider(NamedObjects[_Consumer]):
 
     async def find(self, external_name: str) -> _Consumer | None:
         """Read a durable consumer. Raises ``RefusedError`` if its stream is unmanageable."""
-        place = _place(external_name)
-        if await self._api.stream(place.stream) is None:
+        path = _parse_path(external_name)
+        if await self._api.stream(path.stream) is None:
             return None
-        info = await self._info(place)
+        info = await self._info(path)
         return info if info is not None and info.is_durable else None
 
     async def create_object(self, action: Action) -> _Consumer:
-        """Create a consumer. The server accepts a repeat of the same configuration and key."""
-        place = _place(action.external_name)
-        if action.fields.get("stream", place.stream) != place.stream:
+        """Create a consumer. The server accepts a repeat with the same configuration."""
+        path = _parse_path(action.external_name)
+        if action.fields.get("stream", path.stream) != path.stream:
             raise RefusedError(
                 f"spec.stream: {action.fields['stream']!r} does not match "
-                f"{action.external_name!r}; use {place.stream!r}"
+                f"{action.external_name!r}; use {path.stream!r}"
             )
-        stream = await self._api.stream(place.stream)
+        stream = await self._api.stream(path.stream)
         read_at = time.monotonic()
         if stream is None:
             raise NotDoneError(
-                f"stream {place.stream!r} does not exist (yet)", status=HTTPStatus.CONFLICT
+                f"stream {path.stream!r} does not exist yet", status=HTTPStatus.CONFLICT
             )
         try:
-            return await self._write_consumer(place, "create", _config_of(place, action), read_at)
+            return await self._write_consumer(path, "create", _config_of(path, action), read_at)
         except ConflictError:
-            existing = await self._info(place)
+            existing = await self._info(path)
             if existing is not None and not existing.is_durable:
                 raise NotDoneError(
                     f"{action.external_name!r} is an ephemeral consumer, which the server deletes "
@@ -314,19 +314,19 @@ class ConsumersProvider(NamedObjects[_Consumer]):
 
     async def update_object(self, action: Action, existing: ExistingObject[_Consumer]) -> _Consumer:
         """Update a consumer. Keeps its position, and settings that have no field."""
-        place, current = _place(action.external_name), existing.native.config
+        path, current = _parse_path(action.external_name), existing.native.config
         if current.get("deliver_subject"):
             raise RefusedError(
                 f"{action.external_name!r} is a push consumer (to "
                 f"{current['deliver_subject']!r}); only pull consumers can be declared"
             )
         preserved = {key: value for key, value in current.items() if key not in _REMOVABLE_SETTINGS}
-        config = {**preserved, **_config_of(place, action)}
-        return await self._write_consumer(place, "update", config, existing.read_at)
+        config = {**preserved, **_config_of(path, action)}
+        return await self._write_consumer(path, "update", config, existing.read_at)
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Consumer]) -> None:
         """Delete a consumer with its position."""
-        request = f"CONSUMER.DELETE.{_place(action.external_name).tokens}"
+        request = f"CONSUMER.DELETE.{_parse_path(action.external_name).tokens}"
         await self._api.write(request, DeleteResponse, read_at=existing.read_at)
 
     async def list_objects(
@@ -361,7 +361,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         )
 
     async def changes(self, after: str | None) -> str:
-        """Wait for the server's next advisory about a consumer of a stream that is listed here."""
+        """Wait for the server's next advisory about a consumer of a listed stream."""
         return await self._advisories.changes(after)
 
     async def readings(self, external_name: str) -> Fields | None:
@@ -375,20 +375,20 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         self._advisories.close()
         await self._api.close()
 
-    async def _info(self, place: _ConsumerPath) -> _Consumer | None:
-        return await self._api.query(f"CONSUMER.INFO.{place.tokens}", _Consumer)
+    async def _info(self, path: _ConsumerPath) -> _Consumer | None:
+        return await self._api.query(f"CONSUMER.INFO.{path.tokens}", _Consumer)
 
     async def _write_consumer(
         self,
-        place: _ConsumerPath,
+        path: _ConsumerPath,
         verb: Literal["create", "update"],
         config: Config,
         read_at: float,
     ) -> _Consumer:
-        request = f"CONSUMER.CREATE.{place.tokens}"
+        request = f"CONSUMER.CREATE.{path.tokens}"
         if "filter_subject" in config:  # also in the subject, so that permissions apply to it
             request += f".{config['filter_subject']}"
-        body = {"stream_name": place.stream, "config": config, "action": verb}
+        body = {"stream_name": path.stream, "config": config, "action": verb}
         return await self._api.write(request, _Consumer, body, read_at=read_at)
 
     def _is_relevant(self, advisory: Incoming) -> bool:
@@ -457,7 +457,7 @@ def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
         return ""
     return (
         f"the position of consumer {observed.name} and, in a stream with retention interest, the "
-        "messages that wait for it"
+        "messages that are waiting for it"
     )
 
 
@@ -473,15 +473,15 @@ def _stream_of_advisory(advisory: Incoming) -> str | None:
     return None if prefix is None else subject.removeprefix(prefix).split(".")[0]
 
 
-def _place(external_name: str) -> _ConsumerPath:
+def _parse_path(external_name: str) -> _ConsumerPath:
     return _ConsumerPath(*external_name.split("/"))
 
 
-def _config_of(place: _ConsumerPath, action: Action) -> Config:
+def _config_of(path: _ConsumerPath, action: Action) -> Config:
     fields = action.fields
     config: Config = {
-        "name": place.consumer,
-        "durable_name": place.consumer,
+        "name": path.consumer,
+        "durable_name": path.consumer,
         "description": fields["description"],
         "deliver_policy": fields["deliverPolicy"],
         "ack_policy": fields["ackPolicy"],

@@ -17,7 +17,7 @@ from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Unreadable
 
 MAX_CONCURRENT_READS: Final = 8
-"""Objects read at a time. Each has up to 1 MiB."""
+"""Number of objects to read at a time. Each can have 1 MiB."""
 
 
 class _NamedObject(Protocol):

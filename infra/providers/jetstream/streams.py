@@ -1,8 +1,8 @@
 """The provider of ``Stream`` and ``Bucket``, which are both streams.
 
 The API has no conditional writes. An update or a deletion reads the stream first and compares its
-uid. If another stream takes the name between these two calls, seconds at most, it is changed or
-deleted instead.
+uid. If another stream takes the name between these two calls, at most seconds apart, it is
+changed or deleted instead.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class StreamsProvider(NamedObjects[_Stream]):
         return None if info is None else _Stream(info, self.form)
 
     async def create_object(self, action: Action) -> _Stream:
-        """Create a stream. The server accepts a repeat of the same configuration and key."""
+        """Create a stream. The server accepts a repeat with the same configuration."""
         async with self._exclusive_write():
             return await self._write("CREATE", action, self._config(action), read_at=None)
 
@@ -190,7 +190,7 @@ class StreamsProvider(NamedObjects[_Stream]):
         self._unmanageable_streams = frozenset(unmanageable)
 
     async def changes(self, after: str | None) -> str:
-        """Wait for the server's next advisory about a stream that is listed here."""
+        """Wait for the server's next advisory about a listed stream."""
         return await self._advisories.changes(after)
 
     async def readings(self, external_name: str) -> Fields | None:
@@ -208,7 +208,7 @@ class StreamsProvider(NamedObjects[_Stream]):
     async def _exclusive_write(self) -> AsyncGenerator[None]:
         """Wait until no other write of a configuration is in progress.
 
-        The server compares its subjects with those of all streams, and processes no other request
+        The server compares the subjects with those of all streams, and processes no other request
         until it has finished.
         """
         try:
@@ -216,7 +216,7 @@ class StreamsProvider(NamedObjects[_Stream]):
                 await self._write_lock.acquire()
         except TimeoutError:
             raise NotDoneError(
-                f"waited {self._api.timeout_seconds:g} s for other writes of streams: nothing was "
+                f"waited {self._api.timeout_seconds:g} s for other writes to streams: nothing was "
                 "sent",
                 status=HTTPStatus.CONFLICT,
             ) from None

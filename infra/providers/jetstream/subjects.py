@@ -8,23 +8,23 @@ from typing import Final
 from infra.bus.streams import SUBJECTS
 
 MAX_SUBJECTS: Final = 32
-"""Limit for a stream or a consumer. The server compares each new subject with all subjects of all
-streams, and processes no other request meanwhile. If there are 7,000 others, 1,000 subjects of 220
-characters take it 14 s."""
+"""Limit on the subjects of a stream or a consumer. The server compares each new subject with all
+subjects of all streams, and processes no other request meanwhile. With 7,000 others, comparing
+1,000 subjects of 220 characters takes 14 s."""
 
 MAX_CHARACTERS: Final = 4_096
 """Limit on the total length of these subjects."""
 
 MAX_TOKENS: Final = 16
-"""Limit for a subject, as NATS recommends. Comparing 32 tokens takes four times as long."""
+"""Limit on a subject's tokens, as NATS recommends. Comparing 32 tokens takes four times as long."""
 
-PRODUCTS_SUBJECTS: Final = (*(subject for each in SUBJECTS.values() for subject in each), "in.>")
+OWN_SUBJECTS: Final = (*(subject for each in SUBJECTS.values() for subject in each), "in.>")
 """Subjects of Reconciler's own streams, which are reserved on every server."""
 
 BUCKET_PREFIX: Final = "KV_"
 """Name prefix of the streams that store buckets."""
 
-SERVERS_SUBJECTS: Final = ("$JS.>", "$SYS.>", "$KV.>", "$O.>", "$MQTT.>", "_INBOX.>")
+SERVER_SUBJECTS: Final = ("$JS.>", "$SYS.>", "$KV.>", "$O.>", "$MQTT.>", "_INBOX.>")
 """Subjects of the server, buckets, object stores, MQTT and inboxes."""
 
 
@@ -42,12 +42,13 @@ def overlap(first: str, second: str) -> bool:
 def describe_reserved_stream(name: str, subjects: Iterable[str]) -> str:
     """Describe why a stream with these subjects is reserved; empty if it is not.
 
-    A bucket may have its own subject. This protects our own streams even if their mark was removed.
+    A bucket may have its own subject. This protects Reconciler's streams even if their mark was
+    removed.
     """
     bucket_subject = f"$KV.{name.removeprefix(BUCKET_PREFIX)}.>"
     for subject in subjects:
         is_own_bucket = name.startswith(BUCKET_PREFIX) and subject == bucket_subject
-        reason = _overlap_with_ours(subject) or (
+        reason = _overlap_with_own(subject) or (
             "" if is_own_bucket else _overlap_with_server(subject)
         )
         if reason:
@@ -60,7 +61,7 @@ def check_subjects(subjects: Sequence[str]) -> None:
     _check_size("subjects", subjects)
     for subject in subjects:
         _check_form(subject)
-        reason = _overlap_with_ours(subject) or _overlap_with_server(subject)
+        reason = _overlap_with_own(subject) or _overlap_with_server(subject)
         if reason:
             raise ValueError(f"{reason}; use subjects with another first token")
 
@@ -76,20 +77,20 @@ def _check_size(field: str, subjects: Sequence[str]) -> None:
     size = sum(map(len, subjects))
     if size > MAX_CHARACTERS:
         raise ValueError(
-            f"{field}: must have at most {MAX_CHARACTERS} characters together, not {size}; use "
+            f"{field}: must have at most {MAX_CHARACTERS} characters in total, not {size}; use "
             "wildcards"
         )
 
 
-def _overlap_with_ours(subject: str) -> str:
-    for reserved in PRODUCTS_SUBJECTS:
+def _overlap_with_own(subject: str) -> str:
+    for reserved in OWN_SUBJECTS:
         if overlap(subject, reserved):
             return f"subject {subject!r} overlaps {reserved!r}, which belongs to Reconciler"
     return ""
 
 
 def _overlap_with_server(subject: str) -> str:
-    for reserved in SERVERS_SUBJECTS:
+    for reserved in SERVER_SUBJECTS:
         if overlap(subject, reserved):
             return f"subject {subject!r} overlaps {reserved!r}, which belongs to the server"
     return ""

@@ -1,6 +1,6 @@
 """The objects that all services of a table share: base chains, a map and a set.
 
-Incoming packets pass ``services`` before they are routed, this machine's own packets as they leave.
+Packets pass ``services``: incoming ones before they are routed, this machine's own as they leave.
 A connection that a service has redirected is masqueraded if its front is in ``masqueraded``.
 """
 
@@ -18,9 +18,9 @@ from infra.providers.nftables.listed import (
     TableListing,
 )
 from infra.providers.nftables.nft import Command
-from infra.providers.nftables.place import FAMILY, TableRef
 from infra.providers.nftables.rules import is_protocol, match, name_of
 from infra.providers.nftables.spec import Protocol
+from infra.providers.nftables.table_ref import FAMILY, TableRef
 from reconciler.errors import ConfigurationError, NotDoneError
 
 _COMMENT: Final = "reconciler"
@@ -158,7 +158,7 @@ def _check_hook(table_ref: TableRef, current: Chain, desired: _SharedChain) -> N
 
 
 def _describe_foreign_objects(listing: TableListing) -> str:
-    """Describe the objects in a table that are not ours."""
+    """Describe the objects in a table that Reconciler did not create."""
     named = (each for each in listing.chains if each not in _CHAINS and name_of(each) is None)
     chains = (f"chain {each}" for each in named)
     names = sorted({*chains, *listing.maps, *(listing.sets - {MASQUERADED})})

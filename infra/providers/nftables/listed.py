@@ -73,7 +73,7 @@ class _Set(msgspec.Struct, frozen=True):
     elem: list[object] = []
 
     def is_own(self, name: str, map_type: object = None) -> bool:
-        """Return whether it is our object with that name."""
+        """Return whether this is Reconciler's object of that name."""
         return (self.name, self.type, self.map) == (name, KEY, map_type)
 
 
@@ -98,7 +98,7 @@ class _Output(msgspec.Struct, frozen=True):
 class TableListing:
     """The listed objects by name. ``masqueraded`` contains the elements of the set with that name.
 
-    A foreign map or set with one of our names is listed under another name.
+    A foreign map or set with the name of a shared object is listed under another name.
     """
 
     is_dormant: bool = False
@@ -143,14 +143,14 @@ def _collect(items: list[_Item]) -> TableListing:
         elif item.rule is not None:
             listing.rules.setdefault(item.rule.chain, []).append(item.rule)
         elif item.map is not None:
-            is_ours = item.map.is_own(SERVICES, "verdict")
-            listing.maps.add(item.map.name if is_ours else f"map {item.map.name}")
-            if is_ours:
+            is_shared = item.map.is_own(SERVICES, "verdict")
+            listing.maps.add(item.map.name if is_shared else f"map {item.map.name}")
+            if is_shared:
                 listing.elements += _elements(item.map.elem)
         elif item.set is not None:
-            is_ours = item.set.is_own(MASQUERADED)
-            listing.sets.add(item.set.name if is_ours else f"set {item.set.name}")
-            if is_ours:
+            is_shared = item.set.is_own(MASQUERADED)
+            listing.sets.add(item.set.name if is_shared else f"set {item.set.name}")
+            if is_shared:
                 fronts = (_front_and_comment(each)[0] for each in item.set.elem)
                 listing.masqueraded |= {each for each in fronts if each is not None}
     return listing
@@ -166,8 +166,8 @@ def parse_element(output: str, front: Front) -> Element | None:
 
 def _elements(items: list[object]) -> list[Element]:
     elements: list[Element] = []
-    for each in items:
-        key, verdict = msgspec.convert(each, tuple[object, object])
+    for item in items:
+        key, verdict = msgspec.convert(item, tuple[object, object])
         front, comment = _front_and_comment(key)
         target_fields = msgspec.convert(verdict, _Verdict)
         if front is not None and (target := target_fields.goto or target_fields.jump) is not None:
@@ -177,7 +177,7 @@ def _elements(items: list[object]) -> list[Element]:
 
 
 def _front_and_comment(item: object) -> tuple[Front | None, str]:
-    """Return a key and its comment. The key is None if it is not ours: neither tcp nor udp."""
+    """Return a key and its comment. The key is None if its protocol is neither tcp nor udp."""
     key = msgspec.convert(item, _Key)
     comment = ""
     if key.elem is not None:

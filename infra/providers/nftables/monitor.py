@@ -1,4 +1,4 @@
-"""Events of nftables as hints that some client has changed our table."""
+"""nftables events as hints that some client has changed the table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Monitor:
         self._nft = nft
         self._program = nft.program
         table = re.escape(nft.table_ref.table.encode())
-        # Events about elements and rules have the table in a field, events about a table its name.
+        # Events about elements and rules have a field for the table, and those about a table its
+        # name.
         self._own_event = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
         self._wait_seconds = min(timeout_seconds * MAX_WAIT_FRACTION, MAX_WAIT_SECONDS)
         self._process: asyncio.subprocess.Process | None = None

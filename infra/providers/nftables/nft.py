@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from infra.providers.nftables.place import FAMILY, TableRef
+from infra.providers.nftables.table_ref import FAMILY, TableRef
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
@@ -32,7 +32,7 @@ Command = dict[str, object]
 """One command of a transaction, in nft's JSON."""
 
 MAX_PROCESSES: Final = 4
-"""Concurrent processes of one provider. Each reads the names of all chains."""
+"""Limit on a provider's concurrent processes, each of which reads the names of all chains."""
 
 SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 """Search path for nft, which includes /usr/sbin for users other than root."""
@@ -63,7 +63,7 @@ _TEMPORARY: Final = (
 _encoder = msgspec.json.Encoder()
 
 MAX_OUTPUT_BYTES: Final = 32 * 1024 * 1024
-"""Limit on a listing, as other programs may fill the table. 5,000 services have 10 MiB."""
+"""Limit on a listing, because other programs may fill the table. 5,000 services take 10 MiB."""
 
 _CHUNK_BYTES: Final = 64 * 1024
 
@@ -214,7 +214,7 @@ def _program(table_ref: TableRef) -> tuple[str, ...]:
 
 
 def nft_problem() -> str | None:
-    """Describe why nft cannot run here; None if it can."""
+    """Describe why nft cannot run on this machine; None if it can."""
     if sys.platform != "linux":
         return "services require nftables, which exists only on Linux"
     if shutil.which("nft", path=SEARCH_PATH) is None:

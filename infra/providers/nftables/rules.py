@@ -34,12 +34,13 @@ from infra.providers.nftables.marks import (
     is_mark_comment,
 )
 from infra.providers.nftables.nft import Command
-from infra.providers.nftables.place import FAMILY
 from infra.providers.nftables.spec import Backend, Balance, Front, Protocol, name_problem
+from infra.providers.nftables.table_ref import FAMILY
 
 _PREFIX: Final = "service-"
 _SEED: Final = 0x5EC0
-"""Seed of the hash of client addresses. Constant, so that a standby machine computes the same."""
+"""Seed of the hash of client addresses. Constant, so that a standby machine computes the same
+hashes."""
 
 _BALANCES: Final[tuple[Balance, ...]] = get_args(Balance)
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -153,16 +154,16 @@ def read_mark(rules: list[Rule]) -> Mark | None:
 
 def all_services(listing: TableListing) -> list[ServiceState]:
     """Return all services of a table, ordered by chain name."""
-    leading: dict[str, list[Element]] = {}
+    elements_by_chain: dict[str, list[Element]] = {}
     for element in listing.elements:
-        leading.setdefault(element.target, []).append(element)
+        elements_by_chain.setdefault(element.target, []).append(element)
     states: list[ServiceState] = []
     for chain in sorted(listing.chains):
         name = name_of(chain)
         if name is None or listing.chains[chain].hook:
             continue
         mark = read_mark(listing.rules.get(chain, []))
-        element = leading_element(mark, leading.get(chain, []))
+        element = leading_element(mark, elements_by_chain.get(chain, []))
         front = element.front if element is not None else None if mark is None else mark.front
         state = build_state(listing, name, element, is_masqueraded=front in listing.masqueraded)
         if not state.is_empty:
@@ -218,7 +219,7 @@ def build_write_commands(
         key = {"elem": {"val": {"concat": [*front]}, "comment": new_element.comment}}
         elements = [[key, {"goto": {"target": chain}}]]
         commands.append({"create": {"element": _in_table(table, name=SERVICES, elem=elements)}})
-    commands += _set_masquerade(table, front, current, is_wanted=action.fields["masquerade"])
+    commands += _set_masquerade(table, front, current, is_enabled=action.fields["masquerade"])
     return commands
 
 
@@ -240,15 +241,15 @@ def _delete_rules(table: str, current: ServiceState) -> list[Command]:
 
 
 def _set_masquerade(
-    table: str, front: Front, current: ServiceState | None, *, is_wanted: bool
+    table: str, front: Front, current: ServiceState | None, *, is_enabled: bool
 ) -> list[Command]:
     old_front = current.front if current is not None and current.is_masqueraded else None
-    if is_wanted and old_front == front:
+    if is_enabled and old_front == front:
         return []
     commands: list[Command] = []
     if old_front is not None:
         commands.append(_delete_element(table, MASQUERADED, old_front))
-    if is_wanted:
+    if is_enabled:
         elements = [{"concat": [*front]}]
         commands.append({"add": {"element": _in_table(table, name=MASQUERADED, elem=elements)}})
     return commands
@@ -279,20 +280,20 @@ def is_protocol(protocol: Protocol) -> Command:
 
 
 def _body(protocol: Protocol, balance: Balance, backends: list[Backend]) -> list[Expressions]:
-    """Return rules, the first matching one of which redirects a connection to its backend."""
+    """Return rules. The first one that matches redirects a connection to its backend."""
     if not backends:
         return [[_reject(protocol)]]
     rules: list[Expressions] = []
-    for number, each in enumerate(backends):
+    for number, backend in enumerate(backends):
         is_last = number == len(backends) - 1
         conditions = [] if is_last else [_select_backend(balance, number, len(backends))]
-        target = {"dnat": {"addr": each.address, "port": each.port}}
+        target = {"dnat": {"addr": backend.address, "port": backend.port}}
         rules.append([is_protocol(protocol), *conditions, target])
     return rules
 
 
 def _select_backend(balance: Balance, number: int, count: int) -> Command:
-    """Return the comparison that selects a backend if none before it was selected."""
+    """Return the comparison that selects a backend if no earlier one was selected."""
     remaining = count - number
     match balance:
         case "Random":

@@ -23,7 +23,6 @@ from infra.providers.nftables.listed import (
 )
 from infra.providers.nftables.monitor import Monitor
 from infra.providers.nftables.nft import Command, ExistsError, MissingError, Nft
-from infra.providers.nftables.place import FAMILY, parse_endpoint
 from infra.providers.nftables.rules import (
     ServiceState,
     all_services,
@@ -38,6 +37,7 @@ from infra.providers.nftables.rules import (
     read_mark,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
+from infra.providers.nftables.table_ref import FAMILY, parse_endpoint
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -128,7 +128,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[ServiceState]]:
-        """List the services of the table, which nft lists at once; nothing if it does not exist."""
+        """List the services of the table in one call; nothing if the table does not exist."""
         del scope, page_size, unreadable
         output = await self._read_table()
         if output is not None:
@@ -176,9 +176,9 @@ class ServicesProvider(NamedObjects[ServiceState]):
         except MissingError:  # one or both are missing
             pass
         outputs: list[str | None] = []
-        for each in queries:
+        for query in queries:
             try:
-                outputs.append(await self.nft.query(each))
+                outputs.append(await self.nft.query(query))
             except MissingError:
                 outputs.append(None)
         element_output, masqueraded = outputs
@@ -187,7 +187,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         ), masqueraded is not None
 
     async def _find_element(self, chain: str) -> Element | None:
-        """Return the element that leads to a chain without a mark, from a listing of all."""
+        """Return the element that leads to a chain without a mark. Lists all elements."""
         try:
             output = await self.nft.show("map", SERVICES)
         except MissingError:
@@ -222,7 +222,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
                 await self.nft.apply(commands, read_at=read_at)
 
     async def _build_chain_repairs(self) -> list[Command]:
-        """Return repairs of the shared chains. Reads them singly: a large table takes longer."""
+        """Return repairs of the shared chains. Reads only these: listing a table is slow."""
         listing = TableListing()
         for name in base.CHAINS:
             part = await self._read_chain(name)

@@ -30,11 +30,11 @@ TRUSTED_EXTENSIONS = frozenset(
         *("tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp"),
     }
 )
-"""Extensions that PostgreSQL lets a database owner create. Others, such as ``dblink``, ``file_fdw``
-and untrusted languages, can reach the server's machine or its network."""
+"""Extensions that PostgreSQL allows a database owner to create. Others, such as ``dblink``,
+``file_fdw`` and untrusted languages, can reach the server's machine or its network."""
 
 ALWAYS_INSTALLED = "plpgsql"
-"""An extension that every database has. It is not compared."""
+"""An extension that every database has. Comparisons ignore it."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
@@ -64,7 +64,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
         Name | None,
         msgspec.Meta(
             description="Database to copy when this one is created. Default: template1, or "
-            "template0 with an encoding or a locale."
+            "template0 if encoding or locale is set."
         ),
     ] = None
     extensions: Annotated[
@@ -72,7 +72,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
         msgspec.Meta(
             max_length=100,
             description="Extensions to install, in any order. Other extensions are kept, unless "
-            "they were declared before.",
+            "an earlier declaration included them.",
         ),
     ] = []
     connection_limit: Annotated[
@@ -86,8 +86,8 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     def __post_init__(self) -> None:
         if self.encoding is not None and _encoding(self.encoding) not in ENCODINGS:
             raise ValueError(
-                f"encoding: {self.encoding!r} is not an encoding name of the server; use one "
-                "such as UTF8 or LATIN1"
+                f"encoding: {self.encoding!r} is not an encoding that the server supports; "
+                "use one such as UTF8 or LATIN1"
             )
 
 

@@ -49,7 +49,7 @@ from reconciler.provider.named_objects import ExistingObject, NamedObjects, chec
 from reconciler.provider.secrets import Secrets
 
 LEFTOVER_SECONDS: Final = 3_600
-"""Age from which an unfinished database is listed, so that an operator notices it."""
+"""Age at which an unfinished database is listed, so that an operator notices it."""
 
 _MAX_SESSIONS_NAMED: Final = 5
 
@@ -142,7 +142,10 @@ class DatabasesProvider(NamedObjects[_Database]):
         self._protected = PROTECTED_DATABASES | {self._server.address.database}
 
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why a database cannot have this name. Leftovers may be read and deleted."""
+        """Describe why a database cannot have this name.
+
+        The names of unfinished databases are valid, so that leftovers can be read and deleted.
+        """
         if external_name in self._protected:
             return (
                 f"database {external_name} belongs to the server, or Reconciler is connected to it"
@@ -222,7 +225,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         return await self._database(updated)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the database without reading its extensions, which takes a connection to it."""
+        """Delete the database without reading its extensions, which requires a connection to it."""
         self.check_name(action.external_name)
         read_at = time.monotonic()
         (row,) = await self._rows(_has_name(action.external_name)) or (None,)
@@ -326,7 +329,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             missing_rows = await session.run(query)
         for row in missing_rows:
             if row["what"] == "role":
-                raise NotDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
+                raise NotDoneError(f"role {row['name']!r} does not exist yet", status=REFUSED)
             # Only an operator can install a package, so the creation waits for a new declaration.
             text = _not_available(row["name"])
             raise RefusedError(f"{text}, then apply the manifest with a change")
@@ -335,7 +338,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         """Create a database under its temporary name.
 
         ``CREATE DATABASE`` is not transactional, so its error does not prove that it had no effect.
-        A database that is missing after the statement has ended does.
+        Only the absence of the database after the statement has ended proves it.
         """
         try:
             await self._server.run(_create_statement(name, fields), read_at=read_at)
@@ -444,7 +447,7 @@ def _check_declared(name: str) -> None:
 
 
 def _is_leftover(row: _Row, action: Action) -> bool:
-    """Return whether it is left over from an abandoned action on the same resource."""
+    """Return whether a row is left over from an abandoned action on the same resource."""
     mark = row.mark
     return mark is not None and (mark.name, mark.labels) == (action.external_name, action.labels)
 

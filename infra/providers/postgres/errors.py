@@ -28,23 +28,23 @@ _BY_STATE: Final[Mapping[str, type[ProviderError]]] = {
     **dict.fromkeys(DUPLICATE_STATES, ConflictError),
     # insufficient privilege, which the server's administrator can grant
     "42501": NotDoneError,
-    "42704": NotDoneError,  # the role or object does not exist (yet)
-    "3F000": NotDoneError,  # the schema does not exist (yet)
+    "42704": NotDoneError,  # the role or object does not exist yet
+    "3F000": NotDoneError,  # the schema does not exist yet
 }
 _PERMANENT: Final = ("0A", "22", "42")
 """Prefixes for unsupported or invalid statements, which the server will never accept. They exclude
 circular memberships, which another client may have caused."""
 
 _UNKNOWN_RESULT: Final = ("08", "40003", "57P", "58", "XX")
-"""Prefixes for a lost session, a failed disk, or a result that the server itself does not know. The
-statement may have taken effect."""
+"""Prefixes for a lost session, a failed disk, or an unknown result. The statement may have taken
+effect."""
 
 _UNAVAILABLE: Final = ("28", "53", "57", *_UNKNOWN_RESULT)
 """Prefixes for a server that cannot serve any client. All others concern the statement."""
 
 REFUSED: Final = HTTPStatus.CONFLICT
-"""Status of an error that says nothing about the server's health. A tenant can cause it at will,
-and must not open the server's circuit breaker for others."""
+"""Status of an error that a tenant can cause at will, so it must not open the server's circuit
+breaker for other tenants."""
 
 
 def state_of(error: BaseException | None) -> str:
@@ -56,16 +56,16 @@ def classify_error(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
     """Classify the failure of a statement.
 
     ``may_be_done``: whether it takes effect immediately, so that its result is unknown if the
-    response is lost. In a transaction, only COMMIT does: earlier failures are rolled back. With any
-    other SQLSTATE, the server has rolled the statement back.
+    response is lost. In a transaction, only COMMIT does: earlier failures are rolled back. Unless
+    the SQLSTATE is in ``_UNKNOWN_RESULT``, the server has rolled the statement back.
     """
     state, text = state_of(error), _text(error)
     if not state or (state.startswith(_UNKNOWN_RESULT) and "concurrently" not in text):
         return UnknownResultError(text) if may_be_done else NotDoneError(text)
     if state == "53300":
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
-    is_in_trouble = state.startswith(_UNAVAILABLE) and "concurrently" not in text
-    status = None if is_in_trouble else REFUSED
+    is_unavailable = state.startswith(_UNAVAILABLE) and "concurrently" not in text
+    status = None if is_unavailable else REFUSED
     if state in _BY_STATE:
         return _BY_STATE[state](text, status=status)
     error_class = RefusedError if state.startswith(_PERMANENT) else NotDoneError
@@ -83,7 +83,7 @@ def classify_connection_error(error: psycopg.Error) -> ProviderError:
 
 
 def _text(error: psycopg.Error) -> str:
-    # Also applies to each part, because a server may send megabytes.
+    # The limit also applies to each part, because a server may send megabytes.
     diagnostics, max_characters = error.diag, _MAX_MESSAGE_CHARACTERS
     if diagnostics.message_primary is None:
         text = " ".join(str(error)[:max_characters].split())

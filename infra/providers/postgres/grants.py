@@ -53,8 +53,8 @@ _DATABASES = sql.SQL(
     """
     SELECT d.oid::text AS uid, d.datname AS name,
         d.datallowconn AND d.datconnlimit <> {invalid} AS allow_connections
-    FROM pg_database d WHERE d.datname <> ALL({protected}) AND NOT starts_with(d.datname, {ours})
-        AND {condition}
+    FROM pg_database d WHERE d.datname <> ALL({protected})
+        AND NOT starts_with(d.datname, {unfinished}) AND {condition}
     """
 )
 
@@ -159,7 +159,7 @@ class GrantsProvider:
         target = self._check_action(action)
         database = await self._database(target)
         if database is None:
-            raise NotDoneError(f"database {target.database!r} does not exist (yet)", status=REFUSED)
+            raise NotDoneError(f"database {target.database!r} does not exist yet", status=REFUSED)
         async with self._server.transaction(_session_database(target)) as session:
             existing = await self._find(session, target, database)
             if existing is not None:
@@ -168,7 +168,7 @@ class GrantsProvider:
             return Effect(await self._write_grants(session, target, database, action, None))
 
     async def update(self, action: Action) -> Effect:
-        """Grant missing privileges and revoke undeclared ones, at the action's version."""
+        """Grant missing privileges and revoke undeclared ones, if the version is the action's."""
         target = self._check_action(action)
         database = await self._database(target)
         if database is None:
@@ -198,7 +198,7 @@ class GrantsProvider:
             await session.run(_statement("REVOKE", ["ALL PRIVILEGES"], target))
             remaining = await self._find(session, target, database)
             if remaining is not None:
-                raise _build_foreign_grant_error(remaining)
+                raise _build_other_grantor_error(remaining)
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -264,7 +264,7 @@ class GrantsProvider:
     async def _databases(self, condition: sql.Composable) -> list[_Database]:
         query = _DATABASES.format(
             protected=self._protected,
-            ours=UNFINISHED_PREFIX,
+            unfinished=UNFINISHED_PREFIX,
             invalid=INVALID_DATABASE_LIMIT,
             condition=condition,
         )
@@ -333,14 +333,14 @@ class GrantsProvider:
         updated = await self._find(session, target, database)
         if updated is None:
             raise NotDoneError(
-                f"{target.name!r}: there is no object (yet) to grant privileges on, or the role "
+                f"{target.name!r}: there is no object yet to grant privileges on, or the role "
                 "owns all of them",
                 status=REFUSED,
             )
         desired = normalize(action.fields)
         compared_fields = ("privileges", "grantable", "partial")
         if any(updated.fields[name] != desired[name] for name in compared_fields):
-            raise _build_foreign_grant_error(updated)
+            raise _build_other_grantor_error(updated)
         return updated
 
 
@@ -352,10 +352,10 @@ async def _check_requirements(session: Session, target: GrantTarget) -> None:
     ).format(grantee=target.grantee, schema=target.schema)
     (existence,) = await session.run(query)
     if not existence["has_role"]:
-        raise NotDoneError(f"role {target.grantee!r} does not exist (yet)", status=REFUSED)
+        raise NotDoneError(f"role {target.grantee!r} does not exist yet", status=REFUSED)
     if not existence["has_schema"]:
         raise NotDoneError(
-            f"schema {target.schema!r} does not exist in database {target.database!r} (yet)",
+            f"schema {target.schema!r} does not exist in database {target.database!r} yet",
             status=REFUSED,
         )
 
@@ -466,7 +466,7 @@ def _statement(
     )
 
 
-def _build_foreign_grant_error(existing: ExternalObject) -> ProviderError:
+def _build_other_grantor_error(existing: ExternalObject) -> ProviderError:
     privileges = [f"{name}: {', '.join(each)}" for name, each in existing.fields.items() if each]
     text = list_first(privileges, "; ") or "no privileges"
     return NotDoneError(

@@ -18,18 +18,18 @@ from psycopg import sql
 from psycopg.rows import DictRow
 
 MAX_RESULT_BYTES: Final = 32 * 1024 * 1024
-"""Limit on all that a server sends for one call: 60,000 roles of 500 bytes each."""
+"""Limit on the bytes that a server sends for one call: 60,000 roles of 500 bytes each."""
 
 MAX_RESULT_VALUES: Final = 2_000_000
-"""Limit on the rows times columns of a result: about 250 MiB in memory, although a NULL is sent as
-4 bytes."""
+"""Limit on a result's values (rows times columns): about 250 MiB in memory, although a NULL is sent
+as 4 bytes."""
 
 MAX_TEXT_BYTES: Final = 64 * 1024
 """Limit on a comment or a verifier, which its owner may make 1 GiB long. A larger text is not read,
 because reading even its end takes the server seconds."""
 
 MAX_ROWS: Final = 200
-"""Rows in a page with comments, so that the page stays below the limit on a result."""
+"""Number of rows in a page with comments, so that the page stays below the limit on a result."""
 
 _TCP_INFO_BYTES: Final = 192
 _BYTES_RECEIVED_OFFSET: Final = 128

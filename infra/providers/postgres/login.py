@@ -173,7 +173,7 @@ def _end_without_cleanup() -> None:
     """Skip the exit handlers of C libraries: they free OpenSSL's memory, which the step uses."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # not glibc
-        libc.on_exit(getattr(libc, "_exit"), None)  # noqa: B009 - a name of C
+        libc.on_exit(getattr(libc, "_exit"), None)  # noqa: B009 - a C name
 
 
 async def _wait_until_ready(file: int, events: int) -> int:

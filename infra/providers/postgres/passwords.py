@@ -16,8 +16,9 @@ from typing import Final
 from psycopg.pq import PGconn
 
 MAX_ITERATIONS: Final = 20_000
-"""Limit for a verifier that is checked, which takes up to 40 ms. PostgreSQL's default is 4,096, but
-a role may store a verifier with any number. One with more is not checked, but replaced by ours."""
+"""Limit on a verifier's iterations, because checking it takes up to 40 ms. PostgreSQL's default is
+4,096, but a role may store a verifier with any number. One with more is replaced without a check.
+"""
 
 _VERIFIER = re.compile(
     r"SCRAM-SHA-256\$(?P<iterations>[0-9]{1,10}):(?P<salt>[A-Za-z0-9+/=]+)"
@@ -26,7 +27,7 @@ _VERIFIER = re.compile(
 
 
 _checks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="passwords")
-"""A separate pool, so that slow verifiers delay no other work in threads."""
+"""A separate pool, so that slow verifiers do not delay other work in threads."""
 
 
 def build_verifier(password: str) -> str:
@@ -53,7 +54,7 @@ def has_too_many_iterations(verifier: str | None) -> bool:
 def matches_password(verifier: str | None, password: str) -> bool:
     """Return whether a verifier matches a password. It takes about 3 ms.
 
-    MD5 never matches, because our passwords are always stored as SCRAM.
+    MD5 never matches, because Reconciler stores all passwords as SCRAM.
     """
     match = _VERIFIER.fullmatch(verifier or "")
     if match is None or not 0 < int(match["iterations"]) <= MAX_ITERATIONS:

@@ -36,9 +36,9 @@ class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     ] = msgspec.field(default=True, name="isSet")
 
     def __post_init__(self) -> None:
-        SecretRef(self.name, self.store)  # the same characters
+        SecretRef(self.name, self.store)  # checks their characters
         if not self.is_set:
-            raise ValueError("isSet: must not be declared; omit it, Reconciler sets it")
+            raise ValueError("isSet: must not be declared; omit it, because Reconciler sets it")
 
 
 class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -1,7 +1,7 @@
 """The provider of ``DatabaseRole``: each write is one transaction that includes the mark.
 
-A password is never sent: the server receives a verifier that is computed here. The stored verifier
-is compared with the current secret.
+A password is never sent: the server receives a verifier that the provider computes. The stored
+verifier is compared with the current secret.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Row(msgspec.Struct, frozen=True):
     def unmanageable_reason(self) -> str:
         """Why a resource cannot manage this role; empty if it can.
 
-        Superusers with our mark are accepted, so that they can be repaired.
+        Superusers with a mark are accepted, so that they can be repaired.
         """
         if self.uid == _BOOTSTRAP_SUPERUSER:
             return f"role {self.name} is the server's first superuser"
@@ -276,7 +276,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             row = await self._find_row(session, name)
             if row is None or (row.uid, row.version) != (previous.uid, previous.version):
                 raise ConflictError(f"role {name!r} has changed since it was read")
-            # The memberships of a role that was not ours were never checked.
+            # The memberships of a role without a mark were never checked.
             fields = existing.object.fields
             checked_parents = set[str]() if row.mark is None else set(fields["memberOf"])
             new_parents = set(action.fields["memberOf"]) - checked_parents
@@ -402,10 +402,10 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         for parent in parents:
             reachable = [each for each in rows if each.parent == parent]
             if not reachable:
-                raise NotDoneError(f"role {parent!r} does not exist (yet)", status=REFUSED)
-            for each in reachable:  # not final, because another client may change it
-                if rights := each.describe_forbidden_rights(self._allow):
-                    via = "" if each.name == parent else f" is a member of {each.name!r}, which"
+                raise NotDoneError(f"role {parent!r} does not exist yet", status=REFUSED)
+            for role in reachable:  # not final, because another client may change it
+                if rights := role.describe_forbidden_rights(self._allow):
+                    via = "" if role.name == parent else f" is a member of {role.name!r}, which"
                     raise NotDoneError(
                         f"spec.memberOf: role {parent!r}{via} {rights}", status=REFUSED
                     )
@@ -473,7 +473,7 @@ def _alter_statements(
     role, fields = sql.Identifier(action.external_name), action.fields
     options = [*_options(fields, current), *_password_option(password)]
     statements = _membership_statements(role, fields["memberOf"], current["memberOf"])
-    if options:  # unchanged options need no permission
+    if options:  # an unnecessary ALTER ROLE could fail for lack of permission
         alter = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
         statements.append(alter)
     return [*statements, _comment_statement(action, row.comment, password)]

@@ -32,7 +32,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 MAX_CONNECTIONS: Final = 4
-"""Connections of one provider. A server has a hundred in total, and few calls take long."""
+"""Limit on a provider's connections. A server has a hundred in total, and few calls take long."""
 
 DEFAULT_PORT: Final = 5432
 _REQUIRE_AUTH_SINCE: Final = 160_000
@@ -41,11 +41,11 @@ _TIMEOUT_SETTINGS: Final = {
     140_000: "idle_session_timeout",
     170_000: "transaction_timeout",
 }
-"""Settings that would end our sessions, by the server version that introduced them."""
+"""Settings that could end a session, by the server version that introduced them."""
 
 _NONEXISTENT_FILE: Final = "/dev/null/none"
 _LOCK: Final = 0x7265636F
-"""Advisory lock for all of our writes, because concurrent writes to one catalog row would fail and
+"""Advisory lock for all writes, because concurrent writes to one catalog row would fail and
 be retried. Any role may hold this lock, so a write eventually proceeds without it."""
 
 _LOCK_TRIES: Final = 10
@@ -64,7 +64,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class ServerAddress(NamedTuple):
-    """The address of a server, and our user there."""
+    """The address of a server, and the user to log in as."""
 
     host: str
     port: int
@@ -147,7 +147,7 @@ class PostgresServer:
 
     @asynccontextmanager
     async def session(self, database: str | None = None) -> AsyncGenerator[Session]:
-        """Lend a connection. One to another database is then closed, as it would block statements.
+        """Lend a connection. One to another database is closed after use, as it blocks statements.
 
         A connection is also closed after an error, which rolls back uncommitted changes. A call
         that has a connection must not request another, because calls could deadlock.
@@ -220,8 +220,8 @@ class PostgresServer:
             "connect_timeout": max(2, round(self.timeout_seconds)),
             "target_session_attrs": "read-write",  # a replica may lack existing objects
             "gssencmode": "disable",
-            # No user's schema is searched, because its functions would run with our privileges. A
-            # database owner sets defaults for connections, which must not end ours.
+            # No user's schema is searched, because its functions would run with the provider's
+            # privileges. A database owner sets defaults for connections, which must not end them.
             "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
             f" -c lock_timeout={max(1, milliseconds // _LOCK_TIMEOUT_DIVISOR)}"
             " -c default_transaction_read_only=off -c local_preload_libraries="

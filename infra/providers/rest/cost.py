@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
 
 MAX_COPIES: Final = 2_500_000
-"""Values that an expression may copy, which takes 0.2 s."""
+"""Limit on the values that an expression copies, which takes 0.2 s."""
 
 MAX_WORK: Final = 200_000
 """Approximate maximum time of expressions that belong together, in microseconds."""
@@ -87,7 +87,7 @@ class _Input:
         return max((len([*_elements(each)]) for each in self._values), default=0)
 
     def element(self) -> _Value:
-        return _Input([one for each in self._values for one in _elements(each)])
+        return _Input([element for each in self._values for element in _elements(each)])
 
     def field(self, name: str) -> _Value:
         if name not in self._fields:  # determining the size of a large value is slow
@@ -98,7 +98,8 @@ class _Input:
     def items(self) -> _Value:
         maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
         lists = (cast("list[Any]", each) for each in self._values if isinstance(each, list))
-        return _Input([one for each in (*lists, *(each.values() for each in maps)) for one in each])
+        containers = (*lists, *(each.values() for each in maps))
+        return _Input([item for each in containers for item in each])
 
 
 class _ComputedValue:

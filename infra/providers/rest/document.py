@@ -151,14 +151,14 @@ def _members(reference: str, field: DefinedField) -> Any:
 def _slots(node: Any, parents: _Steps) -> Iterator[_Steps]:
     """Yield the paths that are compared separately: those of all template values except objects."""
     mapping = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
-    for name, each in mapping.items():
+    for name, child in mapping.items():
         if "." in name or not name:
             path = ".".join((*parents, name))
             raise InvalidManifestError(
                 f"spec.rest.document: {path!r}: a name must not contain a dot"
             )
-        if isinstance(each, dict) and each:
-            yield from _slots(each, (*parents, name))
+        if isinstance(child, dict) and child:
+            yield from _slots(child, (*parents, name))
         else:
             yield (*parents, name)
 

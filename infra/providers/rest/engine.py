@@ -73,7 +73,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 
 
 def _ready(_fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return the readiness that was recorded by the read, because the log has no expressions."""
+    """Return the readiness that the read recorded, because the log contains no expressions."""
     if observed.outputs.get(READY) is False:
         return Readiness(False, "NotReady", "the API does not report the object as ready")
     return IS_READY

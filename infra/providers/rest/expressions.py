@@ -132,8 +132,7 @@ class Expression:
             return self._evaluate(inputs, values, work or Work())
         except WorkLimitError:
             raise ExpressionWorkError(
-                f"{self.text!r} would take too long; let it read fewer values, or match simpler "
-                "patterns",
+                f"{self.text!r} would take too long; read fewer values, or match simpler patterns",
                 self.text,
             ) from None
 
@@ -246,7 +245,7 @@ def _find_problem(tree: Node, loops: int, nesting: int) -> str:
 def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> int:
     """Return the number of values. Raises ``ExpressionError`` for an input that is too large.
 
-    A number of characters counts as a value.
+    ``CHARACTERS_PER_VALUE`` characters count as a value.
     """
     values = characters = 0
     pending: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]

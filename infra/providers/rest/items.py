@@ -1,8 +1,8 @@
 """Decode the items of a JSON list one by one if the whole response cannot be decoded.
 
 Any client of an API may store a lone surrogate, the number 1e400 or a thousand nested lists, and
-the decoder then rejects the whole response. If its text is split at the list's commas, only that
-item is unreadable. The rest must be JSON, and its brackets must match.
+the decoder then rejects the whole response. If the response is split at the list's commas, only
+that item is unreadable. The rest must be JSON, and its brackets must match.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""Regular expressions of RE2 for ``matches``, limited in the time that they take.
 
 The library compiles a pattern at each call, and compiles its own Unicode classes: in the library,
-``\w{63}`` takes 20 ms. As in RE2, ``\w``, ``\d`` and ``\s`` are ASCII here (ADR 0057).
+``\w{63}`` takes 20 ms. As in RE2, ``\w``, ``\d`` and ``\s`` are ASCII (ADR 0057).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MAX_PATTERN_SIZE: Final = 2000
 
 _CALL_MICROSECONDS: Final = 40
 _NANOSECONDS_PER_BYTE: Final = 15  # of text for each unit of size, without the library's cache
-_CHARACTERS_PER_SIZE: Final = 8  # of an ASCII class
-_UNICODE_SIZE: Final = 10  # such as of ``.``
-_PROPERTY_SIZE: Final = 600  # such as of ``\pL``
+_CHARACTERS_PER_SIZE: Final = 8  # in an ASCII class
+_UNICODE_SIZE: Final = 10  # for example, ``.``
+_PROPERTY_SIZE: Final = 600  # for example, ``\pL``
 _FOLDED_RANGE_SIZE: Final = 6000  # of a Unicode range with (?i), which maps each character
 
 _ASCII_CLASSES: Final = {"w": "0-9A-Za-z_", "d": "0-9", "s": r"\t\n\f\r "}
@@ -31,7 +31,7 @@ _TOKEN: Final = re.compile(
       (?P<flags> \( \? [imsU]* (?:-[imsU]+)? \) )
     | (?P<open> \( (?: \? (?: P?<\w+> | [imsU]*(?:-[imsU]+)?: ) )? (?!\?) )
     | (?P<close> \) )
-    | (?P<repetition> \{{ (?P<least>[0-9]{{1,4}}) (?: ,(?P<most>[0-9]{{0,4}}) )? \}} )
+    | (?P<repetition> \{{ (?P<min>[0-9]{{1,4}}) (?: ,(?P<max>[0-9]{{0,4}}) )? \}} )
     | (?P<quantifier> [*+?] )
     | (?P<class> \[ \^? \]? (?: {_POSIX_CLASS} | {_ESCAPE} | [^\\\[\]] )* \] )
     | (?P<atom> {_ESCAPE} | [^\\\[{{()*+?] )
@@ -99,8 +99,8 @@ def read_pattern(text: str) -> Pattern:
                 last += 1
                 groups[-1] += 1
             case "repetition":
-                least, most = int(token["least"]), token["most"]
-                times = max(1, least, least + 1 if most == "" else int(most or 0))
+                minimum, maximum = int(token["min"]), token["max"]
+                times = max(1, minimum, minimum + 1 if maximum == "" else int(maximum or 0))
                 groups[-1] += last * (times - 1)
                 last *= times
             case "class":

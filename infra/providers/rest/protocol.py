@@ -42,7 +42,7 @@ _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
 BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 MAX_RULE_CHARACTERS: Final = 64 * 1024
-"""Start of a response to search for the text of a rule, because searching 32 MiB takes seconds."""
+"""Number of characters of a response to search for a rule's text: 32 MiB would take seconds."""
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
     "String": str,
@@ -197,7 +197,7 @@ class Protocol:
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """Outputs of objects; ``ready`` if the definition has a readiness rule."""
+        """The outputs of objects, including ``ready`` if the definition has a readiness rule."""
         description = "Whether the object can be used."
         ready = {READY: Output("", "Boolean", description)} if self._ready else {}
         return {**self.rest.outputs, **ready}
@@ -259,7 +259,7 @@ class Protocol:
     def identify_item(self, item: Any) -> tuple[str | None, str | None] | None:
         """Return the name and uid of an unreadable item, each None if unknown.
 
-        Return None if the name is that of another kind.
+        Return None if the name belongs to another kind.
         """
         content, is_whole = item, True
         if isinstance(item, UndecodableItem):
@@ -277,7 +277,7 @@ class Protocol:
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
     def _known_text(self, finder: Finder, content: Any, *, is_whole: bool) -> str | None:
-        """Return a string; None from an expression if members are missing, as it may be wrong."""
+        """Return a string; None if an expression may be wrong, because members are missing."""
         if not is_whole and finder.steps is None:
             return None
         try:
@@ -342,7 +342,7 @@ def _default_success(location: str, call: Call | Listing | Reading) -> tuple[int
 
 
 def _check(protocol: Protocol) -> None:
-    """Reject a definition that can never work, or only with harm."""
+    """Reject a definition that can never work, or would cause harm."""
     rest, location = protocol.rest, "spec.rest"
     if protocol.uid_at is None and protocol.marking is None:
         raise InvalidManifestError(
@@ -379,8 +379,8 @@ def _check(protocol: Protocol) -> None:
             f"{location}.outputs.{READY}: {location}.ready already sets this output; "
             "remove one of them"
         )
-    for number, each in enumerate(rest.errors):
-        if not each.status:
+    for number, rule in enumerate(rest.errors):
+        if not rule.status:
             raise InvalidManifestError(
                 f"{location}.errors[{number}].status: must have at least one code"
             )

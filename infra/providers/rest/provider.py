@@ -2,8 +2,8 @@
 
 Guarantees that an API may lack, and their substitutes:
 
-- If only an unconditional write can create, the object is read first. If no condition protects a
-  write, the uid is compared first. An object that appears between the two calls is overwritten or
+- If objects can only be created unconditionally, the object is read first. If no condition protects
+  a write, the uid is compared first. An object that appears between the two calls is overwritten or
   deleted. Only the API could prevent that. The calls are at most seconds apart
   (``CallPermit.before_request``).
 - Without idempotency keys, the metadata in the object identifies an earlier attempt.
@@ -174,7 +174,7 @@ class RestProvider:
         check_uid(existing.object, action)
         response = await self._write(
             protocol.delete,
-            msgspec.structs.replace(action, version=None),  # whatever its version
+            msgspec.structs.replace(action, version=None),  # a deletion ignores the version
             uid=existing.object.uid,
             existing=existing,
             read_at=existing.read_at,
@@ -346,8 +346,8 @@ class RestProvider:
             await self._check_json(collection)
             return
         page = await self._pages(1, Unreadable()).fetch("")
-        for each in page.objects:
-            if each.name == name and uid in (None, each.uid):
+        for candidate in page.objects:
+            if candidate.name == name and uid in (None, candidate.uid):
                 raise NotDoneError(
                     f"{name!r} is listed, but reading it returned {response.status_code}"
                 )
@@ -365,7 +365,7 @@ class RestProvider:
         return PageContent(response, content, items)
 
     async def _items_of(self, response: Response, items_at: Finder) -> tuple[Any, list[Any]]:
-        """Decode a document and a list in it, item by item if one of them cannot be decoded."""
+        """Decode a document and a list in it, item by item if some item cannot be decoded."""
         try:
             content = _decoder.decode(response.content)
         except UNDECODABLE as error:

@@ -1,4 +1,4 @@
-"""The nftables table of the services, in our own or a named network namespace."""
+"""The nftables table of the services, in the process's network namespace or a named one."""
 
 from __future__ import annotations
 
