@@ -13,14 +13,14 @@ from pathlib import Path
 from infra.embedded import EmbeddedServer
 
 COUNT = 500
-"""More than the tests of one process use."""
+"""More accounts than the tests of one process use."""
 
 _SHARED = "shared"
 _STORE_BYTES = 1024**5
 
 
 class Accounts:
-    """Hands out the accounts of one server, each once."""
+    """Assigns the accounts of one server, each of them once."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -28,7 +28,7 @@ class Accounts:
     def configuration(self, folder: Path) -> str:
         """Return lines for the configuration of a server that stores its data in a folder.
 
-        A client without a user gets an account of its own. All accounts share one password: they
+        A client without a user gets a separate account. All accounts share one password: they
         are separate, not secret.
         """
         names = [_SHARED, *(f"t{number}" for number in range(1, COUNT + 1))]
@@ -36,7 +36,7 @@ class Accounts:
             f"  {name} {{ jetstream: enabled, users: [{{user: {name}, password: pw}}] }}"
             for name in names
         ]
-        # In the place of the server's own: each bus reserves what its streams may take.
+        # Replaces the server's own limit, because each bus reserves the size of its streams.
         jetstream = (
             f"jetstream {{ store_dir: {json.dumps(str(folder))}, sync_interval: always,"
             f" max_file_store: {_STORE_BYTES} }}"

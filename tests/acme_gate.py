@@ -1,4 +1,4 @@
-"""A gate before a real ACME authority: it counts, loses answers, and limits rates, as some do."""
+"""A gate in front of a real ACME CA that counts requests, drops responses, and limits rates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITED = {
 
 
 class AcmeGate:
-    """What passes to an authority, and what does not; ``order_times`` of orders."""
+    """The gate's counts and faults; ``order_times`` are the times of orders."""
 
     def __init__(self, pebble: Certificates, folder: Path) -> None:
         self.pebble = pebble
@@ -41,15 +41,15 @@ class AcmeGate:
         self._limited = ""
 
     def count(self, what: str) -> int:
-        """How often the authority has done something of a sort."""
+        """Return how many requests of a type the CA has processed."""
         return self._completed.count(what)
 
     def limit_for(self, seconds: int) -> None:
-        """Refuse orders from now on, and say for how long; zero ends it."""
+        """Refuse orders with this Retry-After from now on; zero allows them again."""
         self._limited = str(seconds or "")
 
     def add_to_trust_of(self, root: Path) -> None:
-        """Have a root trust this gate."""
+        """Make a root trust this gate."""
         (root / CA_FILE).write_bytes((self._folder / "ca.pem").read_bytes())
 
     async def pass_on(self, request: web.Request) -> web.Response:
@@ -62,7 +62,7 @@ class AcmeGate:
                 LIMITED, status=429, headers=refused, content_type="application/problem+json"
             )
         trusted = ssl.create_default_context(cafile=str(self.pebble.root / CA_FILE))
-        # The authority names all its places by the host that it was asked under: this gate's.
+        # The CA builds all its URLs with the requested host, which is this gate's.
         passed = ("Host", "Content-Type", "User-Agent")
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as session,
@@ -74,7 +74,7 @@ class AcmeGate:
             ) as answer,
         ):
             response = web.Response(body=await answer.read(), status=answer.status)
-            if answer.ok:  # of those that are refused, one in twenty is a nonce
+            if answer.ok:  # the CA refuses one in twenty nonces
                 self._completed.append(what)
                 if what in self.lose_answers:
                     assert request.transport is not None
@@ -86,7 +86,7 @@ class AcmeGate:
 
     @asynccontextmanager
     async def web_server(self, folder: Path) -> AsyncGenerator[None]:
-        """Serve a folder of answers where the authority looks for them."""
+        """Serve a folder of challenge responses where the CA reads them."""
         await asyncio.to_thread(folder.mkdir, exist_ok=True)
         app = web.Application()
         app.router.add_static("/.well-known/acme-challenge/", folder)
@@ -102,7 +102,7 @@ class AcmeGate:
 
 @asynccontextmanager
 async def acme_gate(pebble: Certificates, folder: Path) -> AsyncGenerator[AcmeGate]:
-    """Open a gate with a certificate of its own."""
+    """Open a gate with its own certificate."""
     await asyncio.to_thread(folder.mkdir)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")

@@ -1,4 +1,4 @@
-"""Who uses a Caddy server by hand, and who answers and asks through it."""
+"""Direct clients of a Caddy server's admin API, and backends and visitors of its routes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class CaddyAdmin:
         )
 
     async def find(self, name: str) -> dict[str, Any] | None:
-        answer = await self._ask("GET", f"/id/{name}")
+        answer = await self._request("GET", f"/id/{name}")
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
     async def get(self, path: str) -> Any:
-        return (await self._ask("GET", path)).raise_for_status().json()
+        return (await self._request("GET", path)).raise_for_status().json()
 
     async def send(self, method: str, path: str, content: object = None) -> None:
-        answer = await self._ask(method, path, content)
+        answer = await self._request(method, path, content)
         assert answer.is_success, answer.text
 
     async def names(self, server: str = "http") -> list[str | None]:
@@ -50,8 +50,8 @@ class CaddyAdmin:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, content: object = None) -> httpx.Response:
-        """Ask; Caddy replaces its admin server at each change, and may not answer just then."""
+    async def _request(self, method: str, path: str, content: object = None) -> httpx.Response:
+        """Send a request, with retries, because Caddy replaces its admin server at each change."""
         for _ in range(MAX_ATTEMPTS - 1):
             with suppress(httpx.RemoteProtocolError, httpx.ReadError):
                 return await self._http.request(method, path, json=content)
@@ -59,7 +59,7 @@ class CaddyAdmin:
 
 
 class Backend:
-    """A small HTTP server that answers its name; it can be held in the middle of an answer."""
+    """A small HTTP server that responds with its name, and can pause during a response."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Backend:
         self.end()
 
     def end(self) -> None:
-        """Take no new connection; requests under way are answered."""
+        """Accept no new connection; requests in progress are completed."""
         if self._server is not None:
             self._server.close()
 
@@ -109,13 +109,13 @@ class Backend:
                 if last:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # no client requests it any longer
+            pass  # no client waits for the response any longer
         finally:
             writer.close()
 
 
 class Visitors:
-    """Clients that ask all the time over connections that they keep."""
+    """Clients that send requests continuously over persistent connections."""
 
     def __init__(self, url: str, host: str, tls: ssl.SSLContext | None = None) -> None:
         self.url, self.host, self.tls = url, host, tls
@@ -128,27 +128,27 @@ class Visitors:
     async def send_requests(self, clients: int = 3) -> AsyncGenerator[Self]:
         connector = aiohttp.TCPConnector(ssl=self.tls or True)
         async with aiohttp.ClientSession(connector=connector) as session:
-            tasks = [asyncio.create_task(self._ask_on(session)) for _ in range(clients)]
+            tasks = [asyncio.create_task(self._send_continuously(session)) for _ in range(clients)]
             try:
                 yield self
             finally:
                 self._is_over = True
                 await asyncio.gather(*tasks)
 
-    async def _ask_on(self, session: aiohttp.ClientSession) -> None:
+    async def _send_continuously(self, session: aiohttp.ClientSession) -> None:
         while not self._is_over:
             for attempt in range(MAX_ATTEMPTS):
                 try:
-                    await self._ask(session)
+                    await self._request(session)
                     break
                 except aiohttp.ClientConnectionError as error:
-                    # Closed before a byte of the answer: the one thing that a client may repeat
+                    # Closed before the first byte of a response, so a client may repeat the request
                     # (RFC 9110, 9.2.2).
                     self.repeated += 1
                     if attempt == MAX_ATTEMPTS - 1:
                         self.failed.append(repr(error))
 
-    async def _ask(self, session: aiohttp.ClientSession) -> None:
+    async def _request(self, session: aiohttp.ClientSession) -> None:
         headers = {"Host": self.host}
         async with session.get(self.url, headers=headers, server_hostname=self.host) as response:
             text = await response.text()
@@ -164,7 +164,7 @@ def read_file(path: str) -> bytes:
 
 
 def put(path: str, content: bytes | None) -> None:
-    """Write a file, or take it away."""
+    """Write a file, or delete it if there is no content."""
     if content is None:
         Path(path).unlink()
     else:
@@ -172,7 +172,7 @@ def put(path: str, content: bytes | None) -> None:
 
 
 def write_certificate(folder: Path, certificate: trustme.LeafCert) -> Fields:
-    """Write a certificate and its key, as the field ``tls`` names them."""
+    """Write a certificate and its key; return their paths as fields of ``tls``."""
     folder.mkdir(exist_ok=True)
     chain, key = folder / "tls.crt", folder / "tls.key"
     key.write_bytes(certificate.private_key_pem.bytes())

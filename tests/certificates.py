@@ -1,4 +1,4 @@
-"""A root with an issuer in it, an authority, and people who use certificates by hand."""
+"""Certificate roots with issuers, and the counts of a test CA."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_CA: Fields = {"ownCa": {"commonName": "Orders Root"}}
 
 
 def create_root(folder: Path) -> Path:
-    """Make an empty root that is trusted."""
+    """Create an empty trusted root."""
     root = folder / "root"
     root.mkdir()
     (root / ROOT_MARKER).touch()
@@ -31,7 +31,7 @@ def create_root(folder: Path) -> Path:
 
 
 def acme(pebble: Certificates, directory: str | None = None, **more: object) -> Fields:
-    """Return the spec of an account with an authority."""
+    """Return the spec of an account at an ACME CA."""
     return {
         "acme": {
             "directory": directory or pebble.directory,
@@ -45,7 +45,7 @@ def acme(pebble: Certificates, directory: str | None = None, **more: object) -> 
 
 @asynccontextmanager
 async def connect_issuers(root: Path) -> AsyncGenerator[IssuersProvider]:
-    """Connect to a root."""
+    """Connect to the issuers of a root."""
     provider = IssuersProvider(
         ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING), Secrets(), CallPermit()
     )
@@ -54,7 +54,7 @@ async def connect_issuers(root: Path) -> AsyncGenerator[IssuersProvider]:
 
 
 async def create_issuer(root: Path, name: str, fields: Fields) -> ExternalObject:
-    """Make an issuer in a root."""
+    """Create an issuer in a root."""
     async with connect_issuers(root) as provider:
         effect = await provider.create(action("Create", name, ISSUER.check_fields(fields)))
     assert effect.object is not None
@@ -62,15 +62,15 @@ async def create_issuer(root: Path, name: str, fields: Fields) -> ExternalObject
 
 
 def trust(pebble: Certificates, root: Path) -> None:
-    """Have a root trust an authority's HTTPS."""
+    """Make a root trust a CA's HTTPS server."""
     (root / CA_FILE).write_bytes((pebble.root / CA_FILE).read_bytes())
 
 
 def count_issued(pebble: Certificates) -> int:
-    """Count the certificates that an authority has signed since it started."""
+    """Count the certificates that a CA has issued since it started."""
     return len(re.findall(r"Issued certificate serial", pebble.log.read_text()))
 
 
 def count_orders(pebble: Certificates) -> int:
-    """Count the orders that it has taken."""
+    """Count the orders that a CA has accepted."""
     return len(re.findall(r"Added order", pebble.log.read_text()))

@@ -1,4 +1,4 @@
-"""What every test may use: a real server for the session, a connection and names of its own."""
+"""Fixtures for all tests: a real server for the session, a connection, and unique names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.register_assert_rewrite("reconciler.provider.contract", "reconciler.provi
 
 
 def pytest_configure() -> None:
-    """Have SIGINT heard in what tests start, also where the tests run in a shell's background."""
+    """Let processes that tests start receive SIGINT, even if a shell runs pytest in background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -38,7 +38,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def accounts() -> Accounts:
-    """The accounts of this process's server, each of them a bus of its own."""
+    """The accounts of this process's server, each of them a separate bus."""
     return Accounts()
 
 
@@ -46,7 +46,7 @@ def accounts() -> Accounts:
 def nats_server(
     tmp_path_factory: pytest.TempPathFactory, accounts: Accounts
 ) -> Iterator[EmbeddedServer]:
-    """A server with JetStream, started once; use streams with names of your own."""
+    """A server with JetStream, started once; use streams with unique names."""
     server = EmbeddedServer()
     folder = tmp_path_factory.mktemp("nats")
     asyncio.run(server.start(folder, extra_config=accounts.configuration(folder)))
@@ -56,16 +56,16 @@ def nats_server(
 
 @pytest.fixture
 def fresh_bus_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
-    """The URL of an empty bus on the shared server; the product's streams can be made there.
+    """The URL of an empty bus on the shared server; the product's streams can be created there.
 
-    Do not kill, restart or reconfigure that server: start one of your own for that.
+    Do not kill, restart or reconfigure that server: start a separate one for that.
     """
     return accounts.next_url(nats_server)
 
 
 @pytest.fixture(scope="module")
 def module_bus_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
-    """The URL of a bus that the tests of a module share, as ``fresh_bus_url``."""
+    """The URL of a bus that the tests of a module share; otherwise like ``fresh_bus_url``."""
     return accounts.next_url(nats_server)
 
 
@@ -85,7 +85,7 @@ def logs_as_before() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     if (structlog := sys.modules.get("structlog")) is not None:
         structlog.reset_defaults()
-        # As the command line does: rich takes two minutes to highlight a traceback of 100 kB.
+        # Like the command line, because rich takes two minutes to highlight a traceback of 100 kB.
         plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     yield
@@ -97,5 +97,5 @@ def logs_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def unique() -> str:
-    """A token that no other test uses: for names of streams and first tokens of subjects."""
+    """A token that no other test uses, for names of streams and first tokens of subjects."""
     return f"T{uuid.uuid4().hex[:12]}"

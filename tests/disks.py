@@ -1,4 +1,4 @@
-"""Disks in tests: requirements of the machine, a folder of disks, and what no test may leave."""
+"""Disks in tests: requirements of the machine, a folder of disks, and its cleanup."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from infra.providers.file_root import ROOT_MARKER
 MIB = 1024 * 1024
 
 _PROGRAMS = ("mkfs.ext4", "e2fsck", "resize2fs", "tune2fs", "debugfs", "losetup", "mount", "umount")
-_MAX_LOOKS = 250
+_MAX_ATTEMPTS = 250
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 
 
 def problem() -> str | None:
-    """Say why no disks can be made and mounted here; None if they can."""
+    """Return why no disks can be created and mounted on this machine; None if they can."""
     missing = [each for each in _PROGRAMS if shutil.which(each) is None]
     if missing:
         return f"{', '.join(missing)} not installed (packages e2fsprogs and mount)"
@@ -34,7 +34,7 @@ def problem() -> str | None:
 
 
 def growth_problem() -> str | None:
-    """Say why a mounted filesystem cannot grow here; None if it can."""
+    """Return why a mounted filesystem cannot grow on this machine; None if it can."""
     return None if has_capability(_CAP_SYS_RESOURCE) else "growth online needs CAP_SYS_RESOURCE"
 
 
@@ -47,7 +47,7 @@ def has_capability(number: int) -> bool:
 
 @contextmanager
 def disk_folder(path: Path) -> Generator[Path]:
-    """Make a folder for disks; in the end nothing there is mounted or attached."""
+    """Create a folder for disks; at the end, nothing in it is mounted or attached."""
     path.mkdir()
     (path / ROOT_MARKER).touch()
     try:
@@ -58,7 +58,7 @@ def disk_folder(path: Path) -> Generator[Path]:
 
 
 def remaining_mounts(folder: Path) -> tuple[list[Mount], list[Loop]]:
-    """Return what is mounted or attached of a folder."""
+    """Return the mounts and attached devices of a folder."""
     beneath = f"{folder.resolve()}/"
     return (
         [each for each in mounts() if each.mount_path.startswith(beneath)],
@@ -67,18 +67,18 @@ def remaining_mounts(folder: Path) -> tuple[list[Mount], list[Loop]]:
 
 
 def clean(folder: Path) -> None:
-    """Unmount and detach what is left of a folder, the last first."""
-    for _ in range(_MAX_LOOKS):
+    """Unmount and detach everything that remains in a folder, the last mount first."""
+    for _ in range(_MAX_ATTEMPTS):
         if remaining_mounts(folder) == ([], []):
             return
         _unmount_all(folder)
-        time.sleep(0.02)  # a device is detached a little later, after its last user has closed it
+        time.sleep(0.02)  # a device is detached only after its last user has closed it
 
 
 def _unmount_all(folder: Path) -> None:
     mounted, attached = remaining_mounts(folder)
     for mount in reversed(mounted):
-        # What a failed test leaves open is no reason to leave the rest.
+        # A mount that a failed test keeps busy must not prevent the cleanup of the others.
         if subprocess.run(
             ["umount", mount.mount_path], capture_output=True, check=False
         ).returncode:
@@ -88,7 +88,7 @@ def _unmount_all(folder: Path) -> None:
 
 
 def run(*command: str | Path) -> str:
-    """Run a program by hand, as people do."""
+    """Run a program outside the reconciler."""
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, f"{command}: {process.stderr}"
     return process.stdout.strip()

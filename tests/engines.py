@@ -1,4 +1,4 @@
-"""A real Docker Engine for tests: that of $DOCKER_HOST if it answers, else one of our own."""
+"""A real Docker Engine for tests: the one at $DOCKER_HOST if it responds, else our own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 
 @functools.cache
 def running_endpoint() -> str | None:
-    """Where an Engine answers that others have started."""
+    """Return the endpoint of an Engine that runs already, if any."""
     endpoint = os.environ.get("DOCKER_HOST", DEFAULT_SOCKET)
     try:
         with http_client(endpoint) as client:
@@ -44,21 +44,21 @@ def running_endpoint() -> str | None:
 
 
 def dockerd_problem() -> str | None:
-    """Say why there is no Engine for tests; None if one answers, or can be started."""
+    """Return why there is no Engine for tests; None if one responds or can be started."""
     if not BUSYBOX.exists():
         return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
     return None if running_endpoint() else docker_engine.problem()
 
 
 def own_dockerd_problem() -> str | None:
-    """Say why no Engine can be started here."""
+    """Return why no Engine can be started on this machine; None if one can."""
     if not BUSYBOX.exists():
         return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
     return docker_engine.problem()
 
 
 def http_client(endpoint: str) -> httpx.Client:
-    """A client that uses an Engine directly."""
+    """Return a client that uses an Engine directly."""
     path = socket_path(endpoint)
     transport = None if path is None else httpx.HTTPTransport(uds=path)
     base = "http://localhost" if path is not None else endpoint.replace("tcp://", "http://")
@@ -66,7 +66,7 @@ def http_client(endpoint: str) -> httpx.Client:
 
 
 class EngineAdmin:
-    """What people do with an Engine, past the reconciler."""
+    """Changes of an Engine outside the reconciler."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -94,7 +94,7 @@ class EngineAdmin:
         return self.http.get("/containers/json", params={"all": "true", "filters": filters}).json()
 
     def import_image(self, name: str, *changes: str) -> str:
-        """Make an image of busybox alone, as `docker import` does."""
+        """Create an image with only busybox, like `docker import`."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             tar.add(BUSYBOX, "bin/busybox")
@@ -113,7 +113,7 @@ class EngineAdmin:
         return name
 
     def remove_all(self, prefix: str) -> None:
-        """Leave nothing of the names of a test."""
+        """Delete all objects whose names begin with this prefix."""
         query = {"force": "true", "v": "true"}
         with ThreadPoolExecutor(8) as threads:
             paths = [f"/containers/{each['Id']}" for each in self.containers(prefix)]
@@ -147,7 +147,7 @@ class TestEngine:
 
 @contextmanager
 def shared_engine() -> Generator[TestEngine]:
-    """The Engine that answers already, or one for this process."""
+    """Yield the Engine that runs already, or a new one for this process."""
     endpoint = running_endpoint()
     if endpoint is not None:
         engine = TestEngine(endpoint)
@@ -160,7 +160,7 @@ def shared_engine() -> Generator[TestEngine]:
 
 @contextmanager
 def own_engine() -> Generator[TestEngine]:
-    """An Engine of our own."""
+    """Yield a new Engine."""
     with short_folder() as folder:
         own = DockerEngine(isolated=True)
         try:
@@ -174,7 +174,7 @@ def own_engine() -> Generator[TestEngine]:
 
 @asynccontextmanager
 async def disposable_engine() -> AsyncGenerator[TestEngine]:
-    """An Engine of our own for one story, which may kill it."""
+    """Yield a new Engine for one test, which may kill it."""
     with short_folder() as folder:
         own = DockerEngine(isolated=True)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def short_folder() -> Generator[Path]:
-    """A folder with a short path: the path of a socket has at most 107 bytes."""
+    """Create a folder with a short path, because a socket's path has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="rec-", dir="/tmp"))
     try:
         yield folder

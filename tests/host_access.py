@@ -1,4 +1,4 @@
-"""Leave to use all of the host, for tests of what a kind does there."""
+"""Permission to use everything on the host, for tests of kinds that use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERYTHING = Allow(
 
 
 def allow_more(cli: Cli, config: str, **patterns: str) -> None:
-    """Add a pattern to lists of a ProviderConfig, as an operator does who uses other places."""
+    """Add patterns to the allow lists of a ProviderConfig, as an operator does for more paths."""
     config_row: dict[str, Any] = cli.ok(
         "get", "ProviderConfig", config, "-n", "system", "-o", "json"
     ).json

@@ -1,4 +1,4 @@
-"""Servers that send too much, and what that costs the process that reads from them."""
+"""Servers that send too much, and measurements of the process that reads from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB: Final = 1024 * 1024
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 Answer = Callable[[socket.socket, bytes], None]
-"""Writes an answer to the request, whose head is the second argument."""
+"""Writes a response to the request, whose head is the second argument."""
 
 Serve = Callable[[socket.socket], None]
 """Serves a connection, in any protocol."""
@@ -28,20 +28,20 @@ Serve = Callable[[socket.socket], None]
 
 @contextmanager
 def hostile_server(answer: Answer) -> Generator[int]:
-    """Serve HTTP on a port of this machine."""
+    """Serve HTTP on a local port."""
     with raw_server(lambda connection: _serve(connection, answer)) as port:
         yield port
 
 
 @contextmanager
 def raw_server(serve: Serve) -> Generator[int]:
-    """Serve on a port of this machine, each connection in a thread, so that it costs no memory."""
+    """Serve connections on a local port, each in a thread, which costs little memory."""
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
     try:
         yield listener.getsockname()[1]
     finally:
-        listener.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
+        listener.shutdown(socket.SHUT_RDWR)  # ends the accepting thread
         listener.close()
 
 
@@ -55,7 +55,7 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
 
 
 def _served(connection: socket.socket, serve: Serve) -> None:
-    with connection, suppress(OSError):  # a client that has enough goes away
+    with connection, suppress(OSError):  # a client that has read enough disconnects
         serve(connection)
 
 
@@ -69,12 +69,12 @@ def _serve(connection: socket.socket, answer: Answer) -> None:
     answer(connection, head)
     connection.shutdown(socket.SHUT_WR)
     connection.settimeout(10)
-    while connection.recv(65_536):  # a body that is not read would reset the connection
+    while connection.recv(65_536):  # an unread body would reset the connection
         pass
 
 
 def send(*pieces: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
-    """Return an answer of some pieces, with one of them sent many times at the end."""
+    """Return a response of these chunks; ``repeat`` is sent this many times at the end."""
 
     def answer(connection: socket.socket, _head: bytes) -> None:
         for piece in pieces:
@@ -86,17 +86,17 @@ def send(*pieces: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
 
 
 def gzip_of_zeros(size: int) -> bytes:
-    """Return zeros, packed a thousand times smaller; a multiple of 16 MiB."""
+    """Return compressed zeros, a thousandth of the size; the size is a multiple of 16 MiB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     head = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(bytes(16 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
-    # Behind a full flush, a block refers to nothing before it.
+    # After a full flush, a block refers to no earlier data.
     return head + block * (size // (16 * MIB))
 
 
 @dataclass
 class Cost:
-    """What a block of code has cost: its peak of memory, and how long the loop stood still."""
+    """The cost of a block of code: its peak memory, and the longest block of the event loop."""
 
     peak_bytes: int = 0
     blocked_seconds: float = 0.0
@@ -104,7 +104,7 @@ class Cost:
 
 @contextmanager
 def measure_memory() -> Generator[Cost]:
-    """Measure the peak of the memory that this process allocates."""
+    """Measure the peak memory that this process allocates."""
     cost = Cost()
     tracemalloc.start()
     try:
@@ -116,7 +116,7 @@ def measure_memory() -> Generator[Cost]:
 
 @contextmanager
 def measure_resident_memory() -> Generator[Cost]:
-    """Measure how much the resident memory of this process grows, also that of C libraries."""
+    """Measure the growth of this process's resident memory, including that of C libraries."""
     cost, is_over = Cost(), threading.Event()
     memory_before = _resident_bytes()
 

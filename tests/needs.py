@@ -1,4 +1,4 @@
-"""What some tests need of the machine, and what is said where it is not there."""
+"""Requirements of some tests for the machine, and the skip reasons where one is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ They are named here and imported when a marked test runs: collecting the others 
 
 
 def skip_where_a_need_is_missing(item: pytest.Item) -> None:
-    """Skip a test whose markers name something that this machine does not have."""
+    """Skip a test if the machine lacks a requirement that its markers name."""
     for marker, name in _PROBLEMS.items():
         if item.get_closest_marker(marker) is not None:
             problem = resolve_name(name)()
@@ -38,12 +38,12 @@ def skip_where_a_need_is_missing(item: pytest.Item) -> None:
 
 
 def faketime_problem() -> str | None:
-    """Say why no process's clock can be moved; None if it can."""
+    """Return why the clock of a process cannot be changed; None if it can."""
     return None if FAKETIME_LIBRARIES else "libfaketime is not installed (package faketime)"
 
 
 def skip_unless_in_ci(problem: str) -> NoReturn:
-    """Skip the test that runs; in CI (``CI=true``), which has all that is needed, it fails."""
+    """Skip the running test; in CI (``CI=true``), which meets all requirements, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(problem, pytrace=False)
     pytest.skip(problem)

@@ -1,4 +1,4 @@
-"""Network namespaces for tests, and who uses them by hand, past the reconciler."""
+"""Network namespaces for tests, with clients and backends outside the reconciler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 @functools.cache
 def nftables_problem() -> str | None:
-    """Say why there can be no network namespaces with nftables here; None if there can."""
+    """Return why this machine cannot have network namespaces with nftables; None if it can."""
     if (problem := nft_problem()) is not None:
         return problem
     if os.geteuid() != 0:
@@ -39,7 +39,7 @@ def nftables_problem() -> str | None:
 
 
 def _kernel_problem() -> str | None:
-    """Try both: a container may have the programs, and neither the rights nor the module."""
+    """Try both, because a container may have the programs but lack the rights or the module."""
     try:
         with namespace() as one:
             one.nft("add table ip tried { chain c { type nat hook prerouting priority -100; }; }")
@@ -49,7 +49,7 @@ def _kernel_problem() -> str | None:
 
 
 def run(*command: str, stdin: str | None = None) -> str:
-    """Run a program, and return what it says."""
+    """Run a program, and return its output."""
     return subprocess.run(
         command,
         check=True,
@@ -61,7 +61,7 @@ def run(*command: str, stdin: str | None = None) -> str:
 
 
 class Namespace:
-    """A network namespace of our own."""
+    """A network namespace of a test."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -70,19 +70,19 @@ class Namespace:
         return f"netns:{self.name}/{table}"
 
     def nft(self, script: str, *options: str) -> str:
-        """Do something by hand."""
+        """Run an nft script outside the reconciler."""
         return run(
             "nsenter", f"--net=/run/netns/{self.name}", "nft", *options, "-f", "-", stdin=script
         )
 
     def ruleset(self, *without: str) -> str:
-        """Everything that is there, byte for byte, but for some tables."""
+        """Return the complete ruleset except some tables."""
         tables = self.nft("list tables").split("\n")
         expected = [each for each in tables if each and each.split()[-1] not in without]
         return "".join(self.nft(f"list {each}", "-a") for each in expected)
 
     def run_inside(self, do: Callable[[], _T]) -> _T:
-        """Do something in the namespace: a socket that is made there stays there."""
+        """Call a function in the namespace; a socket that it creates stays in the namespace."""
         results: list[_T] = []
 
         def in_thread() -> None:
@@ -103,7 +103,7 @@ class Namespace:
 
 @contextmanager
 def namespace(name: str | None = None) -> Generator[Namespace]:
-    """A namespace that is removed whatever happens."""
+    """Create a namespace, and remove it at the end."""
     name = name or f"rec-{uuid.uuid4().hex[:10]}"
     run("ip", "netns", "add", name)
     try:
@@ -114,7 +114,7 @@ def namespace(name: str | None = None) -> Generator[Namespace]:
 
 
 class Backend:
-    """Answers each connection with its name and the client's address, and closes it."""
+    """Responds to each connection with its name and the client's address, and closes it."""
 
     def __init__(self, host: Host, port: int) -> None:
         self.host, self.port = host, port
@@ -138,20 +138,20 @@ class Backend:
 
 
 class Host:
-    """A machine behind the router."""
+    """A host behind the router."""
 
     def __init__(self, name: str, namespace: Namespace, address: str) -> None:
         self.name, self.namespace, self.address = name, namespace, address
 
     def connect(self, address: str, port: int) -> str:
-        """Connect and return what is answered; raises ``ConnectionRefusedError``."""
+        """Connect and return the response; raises ``ConnectionRefusedError``."""
         with self.namespace.socket() as one:
             one.settimeout(CONNECTED_SECONDS)
             one.connect((address, port))
             return one.recv(100).decode()
 
     def send_datagram(self, address: str, port: int) -> str:
-        """Send a datagram and return what is answered; raises ``ConnectionRefusedError``."""
+        """Send a datagram and return the response; raises ``ConnectionRefusedError``."""
         with self.namespace.socket(socket.SOCK_DGRAM) as one:
             one.settimeout(CONNECTED_SECONDS)
             one.connect((address, port))
@@ -160,7 +160,7 @@ class Host:
 
 
 class Network:
-    """Clients and backends, each on a wire of its own to one router, where services are."""
+    """Clients and backends, each with its own link to one router, which has the services."""
 
     def __init__(self, router: Namespace) -> None:
         self.router = router
@@ -170,7 +170,7 @@ class Network:
         self._numbers = itertools.count(1)
 
     def host(self, name: str) -> Host:
-        """Add a machine."""
+        """Add a host."""
         number = next(self._numbers)
         one = self._stack.enter_context(namespace(f"{self.router.name}-{name}"))
         wire = f"v{uuid.uuid4().hex[:10]}"
@@ -193,9 +193,9 @@ class Network:
 
 @contextmanager
 def network(*, clients: int, backends: int) -> Generator[Network]:
-    """A small network with nothing in it but the router's own."""
+    """Create a small network without any services."""
     with namespace() as router:
-        # Its own connections to a virtual address need a route, as everywhere.
+        # The router's own connections to a virtual address need a route.
         run("ip", "-n", router.name, "route", "add", "198.18.0.0/15", "dev", "lo")
         forward = Path("/proc/sys/net/ipv4/ip_forward")
         router.run_inside(lambda: forward.write_text("1"))
@@ -210,7 +210,7 @@ def network(*, clients: int, backends: int) -> Generator[Network]:
 
 
 class Echo:
-    """Answers datagrams with a name."""
+    """Responds to datagrams with a name."""
 
     def __init__(self, host: Host, port: int) -> None:
         self.host, self.port = host, port
@@ -233,7 +233,7 @@ class Echo:
 
 
 def is_refused_within(seconds: float, call: Callable[[], object]) -> bool:
-    """Return whether a call is refused, and at once: not by a time-out."""
+    """Return whether a call is refused within a time, rather than by a timeout."""
     began = time.monotonic()
     try:
         call()

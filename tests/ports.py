@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 
-# Below the range from which the kernel assigns ports (32768 on Linux): a port from that range may
+# Below the range from which the kernel assigns ports (32768 on Linux). A port in that range may
 # be assigned to another process's connection between the choice and the bind, or during a restart.
 _PORTS = range(20_000, 32_000)
 _random = random.SystemRandom()

@@ -1,4 +1,4 @@
-"""Who uses a PostgreSQL server by hand, past the reconciler."""
+"""Clients of a PostgreSQL server outside the reconciler."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
 async def connect_superuser(server: Postgres, database: str = "postgres") -> Connection:
-    """Connect as the superuser; each statement takes effect at once."""
+    """Connect as the superuser; each statement takes effect immediately."""
     return await psycopg.AsyncConnection.connect(
         host=str(server.socket), port=server.port, user="postgres", dbname=database, autocommit=True
     )
 
 
 class Superuser:
-    """A superuser, who stays connected, and others, who log in over TCP."""
+    """A superuser with a permanent connection, and logins of other roles over TCP."""
 
     def __init__(self, server: Postgres) -> None:
         self._server = server
@@ -33,7 +33,7 @@ class Superuser:
             try:
                 cursor = await self._connection.execute(statement)
             except psycopg.errors.InternalError as error:
-                # No lock is taken, so each statement of another session may come first.
+                # No lock is held, so statements of other sessions may run first.
                 if "concurrently" not in str(error):
                     raise
             else:

@@ -1,4 +1,4 @@
-"""Failed tests run once more, alone. Those that pass then are flaky, and listed by name.
+"""Runs failed tests once more, alone. Those that pass then are flaky, and listed by name.
 
 A pytest plugin, for `./run test` only. Flaky tests do not make the run fail; their list is there to
 be worked off. Failures that are no chance (collection errors, dozens at once) stand, and so does
@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-MAX_TESTS: Final = 20  # more failures have a reason, and alone they would take too long
+MAX_TESTS: Final = 20  # more failures have a common cause, and single runs would take too long
 _PASSED_FILE: Final = "--write-passed"
 
 
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(_PASSED_FILE, metavar="FILE", type=Path, default=None, help=help_text)
 
 
-@pytest.hookimpl(trylast=True)  # the workers of xdist have ended by then: alone is alone
+@pytest.hookimpl(trylast=True)  # the workers of xdist have exited, so no other test runs
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workerinput"):
         return
@@ -68,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
 
 
 def _ids(reporter: pytest.TerminalReporter, *outcomes: str) -> set[str]:
-    """Return the ids of the tests, not of modules, that have such a report."""
+    """Return the ids of the tests, not of modules, that have a report with such an outcome."""
     reports = [report for outcome in outcomes for report in reporter.stats.get(outcome, [])]
     return {report.nodeid for report in reports if isinstance(report, pytest.TestReport)}
 
@@ -78,7 +78,7 @@ def _failed(reporter: pytest.TerminalReporter) -> set[str]:
 
 
 def _passed_alone(config: pytest.Config, ids: list[str]) -> set[str]:
-    """Run tests one after the other, in a process of their own; return those that pass."""
+    """Run tests one at a time in a separate process; return those that pass."""
     with tempfile.TemporaryDirectory() as folder:
         passed_file = Path(folder) / "passed"
         command = [sys.executable, "-m", "pytest", "-p", __name__, "--numprocesses=0", "--quiet"]
@@ -99,7 +99,7 @@ def _passed_alone(config: pytest.Config, ids: list[str]) -> set[str]:
 
 
 def _call_flaky(reporter: pytest.TerminalReporter, ids: set[str]) -> None:
-    """Count each of the tests once, as flaky; its first failure is the one to be shown."""
+    """Count each of the tests once, as flaky, and show its first failure."""
     failures = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
     first = {each.nodeid: each for each in reversed(failures) if each.nodeid in ids}
     for outcome in ("passed", "failed", "error"):

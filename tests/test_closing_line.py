@@ -18,7 +18,7 @@ def test_the_counts_of_all_runs_are_summed() -> None:
     assert is_good
 
 
-def test_one_failed_run_fails_all() -> None:
+def test_one_failed_run_fails_the_whole() -> None:
     line, is_good = closing_line([PASSED, FAILED])
     assert line.strip("= ") == "1 failed, 12 passed, 2 skipped, 1 warning, 2 errors in 64.20s"
     assert not is_good
@@ -37,7 +37,7 @@ def test_a_run_that_did_not_finish_is_an_error() -> None:
     assert not is_good
 
 
-def test_a_run_without_any_test_is_no_success() -> None:
+def test_a_run_without_tests_fails() -> None:
     line, is_good = closing_line(["=== no tests ran in 0.03s ===\n"])
     assert line.strip("= ") == "no tests ran in 0.03s"
     assert not is_good

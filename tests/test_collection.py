@@ -1,4 +1,4 @@
-"""What it costs to collect tests: the imports of those that are collected, and of no others."""
+"""Collecting tests imports only the modules of the collected tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SYSTEMS = {
 }
 """Libraries of the real systems, and of tools that only one directory uses."""
 
-SYSTEMS_OF_OURS = {
+OWN_SYSTEMS = {
     *("infra.components.caddy", "infra.components.certificates", "infra.components.docker_engine"),
     *("infra.components.postgres", "tests.caddy", "tests.certificates", "tests.disks"),
     *("tests.engines", "tests.nftables", "tests.postgres"),
@@ -33,4 +33,4 @@ def test_collecting_pure_tests_imports_no_real_system() -> None:
     assert process.returncode == 0, process.stdout
     imported = set(process.stderr.split())
     assert "tests.resource.test_due" in imported
-    assert imported & {*SYSTEMS, *SYSTEMS_OF_OURS} == set()
+    assert imported & {*SYSTEMS, *OWN_SYSTEMS} == set()

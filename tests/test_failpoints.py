@@ -1,4 +1,4 @@
-"""Failpoints: what arms one, when it acts, and what is said about one that cannot be."""
+"""Failpoints: how they are armed, when they act, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def disarmed() -> Iterator[None]:
     arm(None)
 
 
-def test_a_point_that_is_not_armed_does_nothing() -> None:
+def test_an_unarmed_failpoint_does_nothing() -> None:
     arm("worker.called=error")
     for point in Failpoint:
         if point is not Failpoint.WORKER_CALLED:
@@ -99,7 +99,7 @@ def test_a_failpoint_kills_another_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("worker.nowhere", "unknown failpoint 'worker.nowhere'; use one of init.step, "),
         ("worker.called/Paint", "unknown operation 'Paint'; use one of Create, Update, Delete"),
@@ -113,12 +113,12 @@ def test_a_failpoint_kills_another_process() -> None:
     ],
 )
 def test_an_invalid_failpoint_is_one_clear_error(
-    text: str, why: str, monkeypatch: pytest.MonkeyPatch
+    text: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ConfigurationError) as raised:
         arm_from_environment()
-    assert why in str(raised.value)
+    assert reason in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not any(is_armed(point) for point in Failpoint)
 

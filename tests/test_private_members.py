@@ -1,4 +1,4 @@
-"""Private members of libraries that the code uses: each is listed here, and must exist.
+"""Every private member of a library that the code uses is listed here, and must exist.
 
 No changelog mentions them. A version without one would never call a method of ours, or never set an
 attribute that we read.
@@ -38,7 +38,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "nats.aio.msg.Msg": frozenset({"_client", "_sid"}),
     "nats.aio.subscription.Subscription": frozenset({"_id"}),
     "nats.aio.transport.TcpTransport": frozenset({"_io_reader", "_io_writer"}),
-    # Without an underscore, and not documented either.
+    # Without an underscore, but undocumented.
     "nats.protocol.parser": frozenset({"HMSG_RE", "MSG_RE"}),
     "nats.protocol.parser.Parser": frozenset({"buf", "needed", "state"}),
     "acme.client.ClientNetwork": frozenset({"_send_request"}),
@@ -49,7 +49,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "psycopg.AsyncConnection": frozenset({"_connect_gen"}),
     "urllib3.connection.HTTPConnection": frozenset({"_new_conn"}),
     "msgspec": frozenset({"_utils"}),
-    # Of Python itself.
+    # Python itself.
     "asyncio": frozenset({"_get_running_loop", "_set_running_loop"}),
     "asyncio.BaseEventLoop": frozenset({"_timer_handle_cancelled"}),
     "asyncio.Handle": frozenset({"_run"}),
@@ -57,21 +57,21 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "asyncio.Task": frozenset({"_log_destroy_pending"}),
     "asyncio.tasks": frozenset({"_unregister_task"}),
     "_signal": frozenset({"SIGINT", "SIG_DFL", "signal"}),
-    # Of the tools that run the tests.
+    # The tools that run the tests.
     "_pytest.mark": frozenset({"ParameterSet"}),
     "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol": frozenset({"_loop"}),
     "xdist.scheduler.loadscope.LoadScopeScheduling": frozenset({"_split_scope"}),
 }
-"""By the dotted names of the classes and modules that have them."""
+"""By the dotted name of the owning class or module."""
 
 DOCUMENTED: Final = frozenset({"_exit", "_replace"})
-"""Of `os`, and of named tuples."""
+"""Members of `os` and of named tuples."""
 
 _NAME: Final = r"_[A-Za-z]\w*"
 _DEFINED: Final = re.compile(rf"(?<![\w.\"'`])({_NAME})|\bself\.({_NAME})(?=\s*[:=])")
 _USED: Final = re.compile(rf"(?<!\bself)(?<!\bcls)\.({_NAME})")
 _NAMED: Final = re.compile(rf"[\"']({_NAME})[\"']|\b({_NAME})=")
-"""Strings, such as for `vars`, and keyword arguments."""
+"""Strings, such as keys of `vars`, and keyword arguments."""
 
 _IMPORT: Final = re.compile(r"^ *(?:from|import) ([\w.]+)", re.MULTILINE)
 _PLAIN: Final = r"(?!.*\b(?:Enum|Error|NamedTuple|Protocol|StrEnum|Struct)\b)"
@@ -82,7 +82,7 @@ _SUBCLASS: Final = re.compile(rf"^ *class \w+\({_PLAIN}", re.MULTILINE)
 def members(dotted: str) -> frozenset[str]:
     """Return the names that a module has, or that a class and its bases have or use.
 
-    Bases of ours are left out.
+    Our own bases are left out.
     """
     owner = pkgutil.resolve_name(dotted)
     if not isinstance(owner, type):
@@ -98,8 +98,8 @@ def members(dotted: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def of_bases(text: str) -> Iterator[str]:
-    """Name what the classes of a file override or use of a library's class."""
+def members_of_bases(text: str) -> Iterator[str]:
+    """Return the members of library classes that the classes of a file override or use."""
     tree = ast.parse(text)
     imported: dict[str, str] = {}
     classes: list[ast.ClassDef] = []
@@ -122,7 +122,7 @@ def of_bases(text: str) -> Iterator[str]:
 
 
 def _own_names(node: ast.ClassDef) -> Iterator[str]:
-    """Name the methods of a class, what it uses of itself, and its strings."""
+    """Return the methods of a class, the attributes of ``self`` that it uses, and its strings."""
     for each in ast.walk(node):
         match each:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -167,7 +167,7 @@ def test_each_used_private_member_is_listed(sources: dict[str, str]) -> None:
         }
         used_members |= {name for pair in _NAMED.findall(text) for name in pair} & owner_members
         if _SUBCLASS.search(text):
-            used_members |= {name for name in of_bases(text) if re.fullmatch(_NAME, name)}
+            used_members |= {name for name in members_of_bases(text) if re.fullmatch(_NAME, name)}
         used_members |= {
             each for each in modules if re.search(rf"(?:^|\.){_NAME}", each)
         } - LISTED.keys()

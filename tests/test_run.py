@@ -1,4 +1,4 @@
-"""The script `run`: its environment belongs to one checkout, and is recreated in another place."""
+"""The script `run`: its environment belongs to one checkout, and is recreated after a move."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ echo "$1" >> "$UV_CALLS"
 
 
 class Checkout:
-    """A checkout whose uv only writes down what it was asked for."""
+    """A checkout whose uv only records its arguments."""
 
     def __init__(self, folder: Path, calls: Path) -> None:
         self.folder = folder
         self._calls = calls
 
     def runs(self) -> list[str]:
-        """Run a command that does nothing, and give what uv was asked for."""
+        """Run a command that does nothing, and return the calls of uv."""
         self._calls.write_text("")
         path = f"{self._calls.parent / 'bin'}:{os.environ['PATH']}"
         subprocess.run(
@@ -81,7 +81,7 @@ def test_a_moved_or_copied_checkout_recreates_its_environment(
     assert other_checkout.runs() == []
 
 
-def test_a_checkout_that_is_reached_through_a_link_is_the_same(
+def test_a_checkout_reached_through_a_link_is_the_same_checkout(
     checkout: Checkout, tmp_path: Path
 ) -> None:
     checkout.runs()

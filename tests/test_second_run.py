@@ -1,4 +1,4 @@
-"""`./run test` runs what failed once more, alone, and calls what passes then flaky."""
+"""`./run test` runs failed tests once more, alone, and reports those that pass as flaky."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_bad(): assert False
 def run_tests(folder: Path, *arguments: str, tests: str = TESTS) -> tuple[int, str, str]:
     """Run `./run test` on a folder; return its status, output, and closing line.
 
-    Its temporary folder is its own: what another run left in the common one would add warnings.
+    It has its own temporary folder, because leftovers of other runs would add warnings.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_them.py").write_text(tests)
@@ -54,7 +54,7 @@ def run_tests(folder: Path, *arguments: str, tests: str = TESTS) -> tuple[int, s
 
 
 def _environment() -> dict[str, str]:
-    """Return ours, without what it says about the run that this test is a part of."""
+    """Return the environment without the variables of the run that this test is a part of."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }
@@ -92,7 +92,7 @@ def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
     ],
     ids=["good", "none", "first", "import", "many"],
 )  # fmt: skip
-def test_nothing_is_run_again(
+def test_these_runs_have_no_second_run(
     tmp_path: Path, arguments: list[str], tests: str, status: int
 ) -> None:
     counts, output, _ = run_tests(tmp_path, *arguments, tests=tests)

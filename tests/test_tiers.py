@@ -19,7 +19,7 @@ FILES = sorted(
 )
 
 SLEEPS: dict[Tier, int] = {"default": 26, "ci": 68, "night": 9}
-"""Calls of ``sleep`` with a delay in the files of each tier: most are the pause of a poll."""
+"""Calls of ``sleep`` with a delay in the files of each tier; most are between two polls."""
 
 
 def test_the_longest_prefix_of_a_path_decides() -> None:
@@ -34,11 +34,11 @@ def test_each_prefix_has_tests(prefix: str) -> None:
 
 
 def test_sleeps_are_within_the_budget() -> None:
-    counted: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in FILES:
-        counted[tiers_of(path)[0]] += _sleeps_in((REPOSITORY / path).read_text())
-    over = {tier: counted[tier] for tier, most in SLEEPS.items() if counted[tier] > most}
-    assert not over, "wait for a condition, or raise SLEEPS and say why in the commit"
+        counts[tiers_of(path)[0]] += _sleeps_in((REPOSITORY / path).read_text())
+    exceeded = {tier: counts[tier] for tier, limit in SLEEPS.items() if counts[tier] > limit}
+    assert not exceeded, "wait for a condition, or raise SLEEPS and say why in the commit"
 
 
 def _sleeps_in(source: str) -> int:
@@ -51,7 +51,7 @@ def _sleeps_in(source: str) -> int:
     )
 
 
-# --- runs of a small suite of its own
+# --- runs of a small separate suite
 
 _SUITE = {
     "tests/test_default.py": """

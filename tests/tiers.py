@@ -129,7 +129,7 @@ LONGEST_FIRST: Final = (
 
 @dataclass(frozen=True)
 class Starts:
-    """Processes that tests started themselves, or may start; those of a process's own are not."""
+    """Processes that tests started directly, or may start, without the children of those."""
 
     servers: int
     """Processes of nats-server."""
@@ -184,7 +184,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if tier not in tiers_of(path) else None
 
 
-@pytest.hookimpl(trylast=True)  # of what -k and -m have left
+@pytest.hookimpl(trylast=True)  # after -k and -m have deselected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FIRST))
     tier: str = config.option.tier
@@ -238,7 +238,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return _Scheduling(config, log)
 
 
-# --- what they start
+# --- started processes
 
 
 def _count_start(event: str, arguments: tuple[Any, ...]) -> None:
@@ -251,7 +251,7 @@ def _count_start(event: str, arguments: tuple[Any, ...]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController, error: object) -> None:
-    """Add what a worker has started."""
+    """Add the processes that a worker started."""
     output: Mapping[str, Any] = getattr(node, "workeroutput", {})
     _counted.update(output.get(_REPORTED, {}))
 

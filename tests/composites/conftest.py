@@ -1,4 +1,4 @@
-"""A world with a kind that is made of shapes, and the shapes API."""
+"""A world with a kind composed of shapes, and the shapes API."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ CONFIG = "palettes"
 
 
 class PaletteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which colours there are; ``name`` is what the shapes' names begin with.
+    """The colors; ``name`` is the prefix of the shapes' names.
 
-    ``copies``: which colour's shape refers to which other one.
+    ``copies`` maps a color to the color whose shape it references.
     """
 
     colors: list[str]
@@ -32,7 +32,7 @@ class PaletteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PaletteOutputs(msgspec.Struct, frozen=True):
-    """How many of them can be used."""
+    """The number of ready shapes."""
 
     ready: int
     children: dict[str, object] = {}
@@ -40,7 +40,7 @@ class PaletteOutputs(msgspec.Struct, frozen=True):
 
 
 def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) -> Fields:
-    """Return a shape for each colour."""
+    """Return a shape for each color."""
     prefix = spec["name"] or key.name
 
     def shape_of(color: str) -> Fields:
@@ -61,7 +61,7 @@ def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) ->
 
 
 def ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
-    """It can be used when all of its shapes can."""
+    """A palette is ready when all of its shapes are."""
     waits = blocker(children_of(observed_object))
     if not waits and len(children_of(observed_object)) == len(fields[CHILDREN]):
         return READY
@@ -69,7 +69,7 @@ def ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
 
 
 def progress(spec: Fields, observed_object: ExternalObject) -> Progress | None:
-    """It moves when another shape can be used."""
+    """A palette progresses when another shape becomes ready."""
     ready_names = ",".join(
         name for name, child in children_of(observed_object).items() if child.ready
     )
@@ -77,7 +77,7 @@ def progress(spec: Fields, observed_object: ExternalObject) -> Progress | None:
 
 
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
-    """Count what can be used."""
+    """Return the number of ready shapes."""
     return {"ready": sum(each.ready for each in children.values())}
 
 
@@ -96,7 +96,7 @@ PALETTE = composed_kind(
 def palette(
     name: str, *colors: str, prefix: str = "", namespace: str = "default", **rest: object
 ) -> Manifest:
-    """Declare one."""
+    """Return the manifest of a palette."""
     spec: Fields = {"colors": list(colors), "providerConfigRef": {"name": CONFIG}, **rest}
     if prefix:
         spec["name"] = prefix

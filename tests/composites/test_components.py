@@ -1,4 +1,4 @@
-"""Components and their parts, on the pure functions alone: states, hooks, and bad input."""
+"""Components and their parts, with the pure functions only: states, hooks, and bad input."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def component(name: str, *parts: Part, enabled: bool = True) -> Component:
 
 
 class Object:
-    """What is there of one object: as it was made, and as others have declared it since."""
+    """The resources of one object: as composed, and as other clients changed them later."""
 
     def __init__(self) -> None:
         self.there: ExternalObject | None = None
 
     def compose_from(self, *components: Component, **standing: Child) -> Fields:
-        """Have it made of some components, and tell how each resource stands."""
+        """Compose the object of these components, with these statuses of its resources."""
         content = compose_components(components, self.there)
         self.show(content, {f"default/Block/{name}": each for name, each in standing.items()})
         return content
@@ -68,7 +68,7 @@ def colors(content: Fields) -> dict[str, str]:
 # --- states
 
 
-def test_what_is_present_follows_its_manifest_and_what_is_absent_goes():
+def test_a_present_part_follows_its_manifest_and_an_absent_one_is_deleted():
     its = Object()
     states: tuple[tuple[PartState, str], ...] = (("Present", "a"), ("Absent", "b"))
     parts = [Part(block(name), state) for state, name in states]
@@ -76,11 +76,11 @@ def test_what_is_present_follows_its_manifest_and_what_is_absent_goes():
     assert colors(its.compose_from(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}
     its.edited("a")
     assert colors(its.compose_from(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}, (
-        "put back"
+        "the change is reverted"
     )
 
 
-def test_what_was_created_is_never_updated_or_restored():
+def test_a_created_part_is_never_updated_or_restored():
     its = Object()
     first = its.compose_from(component("one", Part(block("a"), "Created")))
     assert specs(first) == {"a": {"color": "Red", "policy": {"mode": "CreateOnly"}}}
@@ -89,15 +89,15 @@ def test_what_was_created_is_never_updated_or_restored():
 
     its.edited("a")
     content = its.compose_from(component("one", Part(block("a", "Green"), "Created")))
-    assert content[CHILDREN] == {"default/Block/a": OTHERS}, "theirs is left as it is"
+    assert content[CHILDREN] == {"default/Block/a": OTHERS}, "the other client's change stays"
     assert specs(content) == {}
 
     its.withdrawn("a")
     again = its.compose_from(component("one", Part(block("a", "Green"), "Created")))
-    assert colors(again) == {"a": "Green"}, "one that is not there is made"
+    assert colors(again) == {"a": "Green"}, "a missing part is created"
 
 
-def test_what_was_refused_was_never_created():
+def test_a_refused_part_does_not_count_as_created():
     its = Object()
     part = Part(block("a"), "Created", before_create=stamped)
     its.compose_from(component("one", part), a=Child("Refused", message="a prefix rule"))
@@ -110,22 +110,22 @@ def test_what_was_refused_was_never_created():
     assert waiting[CHILDREN] == content[CHILDREN]
 
 
-def test_what_was_present_and_is_to_be_created_only_stays_as_it_is():
+def test_a_present_part_that_becomes_create_only_stays_unchanged():
     its = Object()
     first = its.compose_from(component("one", Part(block("a"))))
     assert its.compose_from(component("one", Part(block("a", "Blue"), "Created"))) == first
 
 
-def test_a_policy_of_its_own_goes_before_that_of_its_state():
+def test_a_parts_own_policy_overrides_the_policy_of_its_state():
     policy = {"mode": "ObserveOnly", "deletion": "Orphan"}
     content = Object().compose_from(component("one", Part(block("a", policy=policy), "Created")))
     assert specs(content)["a"]["policy"] == policy
     definition = Manifest("reconciler/v1", "ShapeRef", Metadata("r"), {"target": {}})
     content = Object().compose_from(component("one", Part(definition, "Created")))
-    assert specs(content) == {"r": {"target": {}}}, "it has no object, and so no policy"
+    assert specs(content) == {"r": {"target": {}}}, "without an object there is no policy"
 
 
-def test_a_component_that_is_switched_off_goes_with_all_of_its_parts_and_no_other():
+def test_a_disabled_component_is_deleted_with_all_of_its_parts_only():
     its = Object()
     one = component("one", Part(block("a")), Part(block("b"), "Created"))
     two = component("two", Part(block("c")))
@@ -159,19 +159,21 @@ def test_a_hook_is_evaluated_once_for_each_change():
     its = Object()
     first = its.compose_from(hooked("Red", 1))
     assert specs(first)["a"] == {"color": "Red", "size": 1, "made": "here"}
-    assert its.compose_from(hooked("Red", 1)) == first, "what was made is no update"
+    assert its.compose_from(hooked("Red", 1)) == first, "the create is no update"
     changed = its.compose_from(hooked("Blue", 2))
     assert specs(changed)["a"] == {"color": "Blue", "size": 1, "made": "here"}
     assert its.compose_from(hooked("Blue", 2)) == changed
     its.edited("a")
     assert its.compose_from(hooked("Blue", 2)) == changed, (
-        "it is put back to what the hook returned"
+        "the part is restored to the result of the hook"
     )
     its.edited("a")
-    assert specs(its.compose_from(hooked("Green", 3)))["a"]["size"] == 1, "as we declared it"
+    assert specs(its.compose_from(hooked("Green", 3)))["a"]["size"] == 1, (
+        "the part is as we declared it"
+    )
 
 
-def test_a_hook_before_create_alone_is_not_undone_by_the_next_look():
+def test_the_next_reconciliation_does_not_undo_a_before_create_hook():
     its, part = Object(), Part(block("a"), before_create=stamped)
     first = its.compose_from(component("one", part))
     assert its.compose_from(component("one", part)) == first
@@ -179,7 +181,7 @@ def test_a_hook_before_create_alone_is_not_undone_by_the_next_look():
     assert its.compose_from(component("one", part)) == first
 
 
-def test_a_hook_before_what_is_created_is_asked_when_it_is_made():
+def test_the_hook_of_a_create_only_part_is_called_at_its_creation():
     its, part = Object(), Part(block("a"), "Created", before_create=stamped)
     first = its.compose_from(component("one", part))
     assert specs(first)["a"]["made"] == "here"
@@ -250,7 +252,7 @@ def test_bad_input_names_the_component(components: list[Component], message: str
     assert str(caught.value).startswith(message)
 
 
-def test_of_two_that_name_one_resource_only_one_may_be_there():
+def test_only_one_of_two_parts_with_the_same_resource_may_be_present():
     off = component("two", Part(block("a", "Blue")), enabled=False)
     absent = component("three", Part(block("a", "Green"), "Absent"))
     assert colors(compose_components([component("one", Part(block("a"))), off, absent], None)) == {
@@ -258,7 +260,7 @@ def test_of_two_that_name_one_resource_only_one_may_be_there():
     }
 
 
-# --- how it stands
+# --- readiness
 
 Stands = Callable[..., Any]
 ONE = component("one", Part(block("a")), Part(block("b")))
@@ -272,13 +274,13 @@ def standing(**children: Child) -> tuple[Any, Fields]:
     return ready(content, its.there), its.there.outputs["components"]
 
 
-def test_it_is_ready_when_all_parts_are():
+def test_a_component_is_ready_when_all_parts_are_ready():
     readiness, components = standing()
     assert readiness.is_ready
     assert components == {"one": {"parts": 2, "ready": 2}, "two": {"parts": 1, "ready": 1}}
 
 
-def test_what_blocks_a_component_is_named_and_what_is_stuck_first():
+def test_readiness_names_the_blocking_component_and_stuck_ones_first():
     readiness, components = standing(a=Child(), b=Child("Failed", message="no image"))
     assert components["one"] == {
         "parts": 2,
@@ -296,7 +298,7 @@ def test_what_blocks_a_component_is_named_and_what_is_stuck_first():
     assert readiness.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
 
 
-def test_a_users_change_of_a_part_that_is_created_once_is_no_obstacle():
+def test_a_users_change_of_a_create_only_part_is_no_obstacle():
     readiness, components = standing(
         a=Child("Drifted", reason="CreateOnly", message="would change")
     )
@@ -305,7 +307,7 @@ def test_a_users_change_of_a_part_that_is_created_once_is_no_obstacle():
     assert not standing(a=Child("Drifted", reason="ObserveOnly"))[0].is_ready
 
 
-def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
+def test_an_object_is_not_ready_while_a_part_is_missing_or_being_deleted():
     its = Object()
     content = its.compose_from(ONE, TWO)
     its.withdrawn("a")

@@ -27,7 +27,7 @@ from tests.composites.palette import CONFIG, KIND, palette
 from tests.scenarios.harness import World, api_config, every, manifest, shape
 
 
-async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
+async def test_a_composite_is_created_changed_and_deleted_with_its_parts(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     assert await colors(world) == {"warm-red": "Red", "warm-yellow": "Yellow"}
@@ -41,9 +41,9 @@ async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
     async def is_changed() -> bool:
         return await colors(world) == {"warm-red": "Red", "warm-white": "White"}
 
-    await world.until(is_changed, "one goes, one comes")
+    await world.until(is_changed, "one part is replaced")
     red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
-    assert len(red) == 1, "what stays is not touched"
+    assert len(red) == 1, "the kept part is not touched"
 
     await world.publish(WARM, Withdrawn())
     await world.until_outcome(WARM, "Deleted")
@@ -60,38 +60,38 @@ async def test_an_idle_composite_writes_no_event(world: World):
     assert await world.log.last_position() == position_before
 
 
-async def test_a_part_that_is_edited_withdrawn_or_painted_out_of_band_is_restored(world: World):
+async def test_a_part_that_is_edited_withdrawn_or_drifts_is_restored(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
 
     await world.declare("warm-red", color="Blue")
 
     async def is_red_again() -> bool:
-        return (await colors(world)).get("warm-red") == "Red" and not await edits(world)
+        return (await colors(world)).get("warm-red") == "Red" and not await edit_part(world)
 
-    await world.until(is_red_again, "the declaration is put back")
+    await world.until(is_red_again, "the part's declaration is restored")
 
     await world.withdraw("warm-yellow")
     await world.until_outcome("warm-yellow", "Deleted")
 
-    async def is_there_again() -> bool:
+    async def is_declared_again() -> bool:
         return (await colors(world)).get("warm-yellow") == "Yellow"
 
-    await world.until(is_there_again, "it is declared again")
+    await world.until(is_declared_again, "the part is declared again")
     await world.human.update("warm-red", color="Green")
 
     async def is_painted() -> bool:
         return (await colors(world)).get("warm-red") == "Red"
 
-    await world.until(is_painted, "the part mends itself")
+    await world.until(is_painted, "the part reverts the drift")
 
 
-async def edits(world: World) -> bool:
+async def edit_part(world: World) -> bool:
     row = await world.client.status(shape("warm-red"))
     return row is None or PART_OF_LABEL not in row.labels
 
 
-async def test_of_two_that_declare_one_part_one_owns_it_and_the_other_gives_the_reason(
+async def test_of_two_composites_with_the_same_part_one_owns_it_and_one_reports_why_not(
     world: World,
 ):
     other_key = ResourceKey("default", KIND, "other")
@@ -100,7 +100,7 @@ async def test_of_two_that_declare_one_part_one_owns_it_and_the_other_gives_the_
     await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
     outcome = await world.until_outcome(other_key, "Degraded")
     assert "default/Shape/warm-red is already a part of default.Palette.warm" in outcome.message
-    assert "warm-blue" not in await colors(world), "none of it is declared"
+    assert "warm-blue" not in await colors(world), "no part of the other one is declared"
 
     await world.declare("mine", color="Green")
     await world.until_outcome("mine", "Converged")
@@ -109,7 +109,7 @@ async def test_of_two_that_declare_one_part_one_owns_it_and_the_other_gives_the_
     assert (await colors(world)).keys() == {"warm-red", "warm-blue", "mine"}
 
 
-async def test_what_another_client_declares_is_left_alone(world: World):
+async def test_a_resource_that_another_client_declares_does_not_become_a_part(world: World):
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged")
     await world.declare_all([palette("warm", "Red")])
@@ -121,17 +121,17 @@ async def test_what_another_client_declares_is_left_alone(world: World):
 async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(world: World):
     await world.declare("taken-red", color="Green")
     await world.until_outcome("taken-red", "Converged")
-    mine = [palette(f"mine{number}", "Red", prefix="taken") for number in range(8)]
-    await world.declare_all(mine)
-    for each in mine:
+    manifests = [palette(f"mine{number}", "Red", prefix="taken") for number in range(8)]
+    await world.declare_all(manifests)
+    for each in manifests:
         await world.until_outcome(each.key, "Degraded")
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
 
 
-def test_an_invalid_set_belongs_to_no_resource_and_ends_no_listing():
-    """Such as a forged one, or one of another release, that the log has already."""
+def test_an_invalid_set_belongs_to_no_resource_and_does_not_fail_a_listing():
+    """The log may contain a forged set, or one of another release."""
     key = ResourceKey("default", COMPOSED_SET_KIND, f"{KIND}-warm")
     fields: Fields = {"parent": str(WARM), "uid": "u", "key": "k"}
     assert set_of(key, Declaration(1, fields=fields)).spec is not None
@@ -165,14 +165,14 @@ async def test_the_parts_that_a_withdrawn_resource_waits_for_are_named(world: Wo
         row = await world.client.status(WARM)
         return row is not None and "default/Shape/warm-red" in row.message
 
-    await world.until(is_named, "the blocker is named")
+    await world.until(is_named, "the status names the blocker")
     assert set(await colors(world)) == {"warm-red"}
     await world.publish(shape("warm-red"), FinalizerReleased("billing"), "finalizer")
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {}
 
 
-async def test_a_part_that_cannot_be_declared_keeps_all_of_it_from_being_made(world: World):
+async def test_an_invalid_part_prevents_the_creation_of_all_parts(world: World):
     await world.declare_all([palette("warm", "Red", "Nocolour")])
     outcome = await world.until_outcome(WARM, "Failed")
     assert outcome.message.startswith("default/Shape/warm-nocolour: spec.color: ")
@@ -183,7 +183,7 @@ async def test_a_part_that_cannot_be_declared_keeps_all_of_it_from_being_made(wo
     assert await colors(world) == {"warm-red": "Red"}
 
 
-async def test_two_namespaces_have_one_each_of_the_same_name(world: World):
+async def test_two_namespaces_may_have_composites_of_the_same_name(world: World):
     await world.declare_all([palette("warm", "Red"), palette("warm", "Blue", namespace="b")])
     await until_ready(world, WARM)
     await until_ready(world, ResourceKey("b", KIND, "warm"))
@@ -191,7 +191,7 @@ async def test_two_namespaces_have_one_each_of_the_same_name(world: World):
 
 
 async def refuse_parts(world: World, retry: Retry) -> None:
-    """Have the decider refuse what the kind accepts: a name that says that it is another's."""
+    """Use part names that the kind accepts and the decider refuses, because of their prefix."""
     await world.configure(
         api_config(world.human.url, ownership="Prefix", owner_prefix="x-", retry=retry)
     )
@@ -203,7 +203,7 @@ async def refuse_parts(world: World, retry: Retry) -> None:
         reason, message = await why_not_ready(world)
         return reason == "Progressing" and "warm-red: Refused: Invalid: name 'warm-red'" in message
 
-    await world.until(is_refused, "it is named")
+    await world.until(is_refused, "the part is named")
 
 
 async def waits_after_actions(world: World) -> list[float]:
@@ -211,37 +211,37 @@ async def waits_after_actions(world: World) -> list[float]:
 
     A later read of the object may bring the next action forward.
     """
-    decided: datetime | None = None
+    decided_at: datetime | None = None
     waits: list[float] = []
     for event in await world.history(WARM):
         if type(event.data) is ActionDecided:
-            decided = event.time
-        elif type(event.data) is RenewalScheduled and decided is not None:
-            waits.append((event.data.renewal_time - decided).total_seconds())
-            decided = None
+            decided_at = event.time
+        elif type(event.data) is RenewalScheduled and decided_at is not None:
+            waits.append((event.data.renewal_time - decided_at).total_seconds())
+            decided_at = None
     return waits[:2]
 
 
-async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: World):
+async def test_a_refused_part_is_declared_again_with_back_off(world: World):
     await refuse_parts(world, Retry(initial_seconds=0.2, max_seconds=0.8))
 
-    async def tries() -> int:
+    async def count_attempts() -> int:
         return len(every(ActionDecided, await world.facts(WARM)))
 
-    async def has_tried_thrice() -> bool:
-        return await tries() >= 3
+    async def has_three_attempts() -> bool:
+        return await count_attempts() >= 3
 
-    await world.until(has_tried_thrice, "it is tried again")
+    await world.until(has_three_attempts, "the part is attempted again")
     actions = [each.action for each in every(ActionDecided, await world.facts(WARM))]
     assert [each.purpose for each in actions[:3]] == ["Converge", "Renew", "Renew"]
     first, second = await waits_after_actions(world)
     assert first >= 0.4
-    assert second >= 0.8, "less and less often"
+    assert second >= 0.8, "the delays grow"
     await world.configure(api_config(world.human.url))
     await until_ready(world, WARM)
-    attempts = await tries()
+    attempts = await count_attempts()
     await world.until_observed_again(3)
-    assert await tries() == attempts
+    assert await count_attempts() == attempts
     row = await world.client.status(WARM)
     assert row is not None
     assert "retryAt" not in row.outputs
@@ -250,13 +250,13 @@ async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: Wo
 async def test_a_refused_part_is_declared_again_at_a_requested_refresh(world: World):
     await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
     await world.configure(api_config(world.human.url))
-    await world.publish(WARM, ReconcileRequested("the prefix is gone"))
+    await world.publish(WARM, ReconcileRequested("the prefix was removed"))
     await until_ready(world, WARM)
     assert await colors(world) == {"warm-red": "Red"}
 
 
 async def withdraw_set_by_hand(world: World) -> None:
-    """Complete the work without an observer."""
+    """Withdraw the palette's set out of band."""
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.stop_reconciler()
@@ -274,7 +274,7 @@ async def test_a_set_withdrawn_out_of_band_leaves_no_unmanaged_part(world: World
     await world.until(is_followed, "yellow goes")
     await until_ready(world, WARM)
     red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
-    assert len(red) == 1, "what stays is not touched"
+    assert len(red) == 1, "the kept part is not touched"
 
 
 async def test_deleting_a_composite_deletes_the_parts_of_a_set_withdrawn_out_of_band(world: World):
@@ -285,14 +285,14 @@ async def test_deleting_a_composite_deletes_the_parts_of_a_set_withdrawn_out_of_
     assert await colors(world) == {}
 
 
-async def test_a_part_that_is_only_observed_is_ready_when_it_is_there(world: World):
+async def test_an_observe_only_part_is_ready_when_its_object_exists(world: World):
     observed = palette("warm", "Red", parts_policy={"mode": "ObserveOnly"})
     await world.declare_all([observed])
 
-    async def is_missed() -> bool:
+    async def is_missing() -> bool:
         return "ObserveOnly" in (await why_not_ready(world))[1]
 
-    await world.until(is_missed, "it is not there yet")
+    await world.until(is_missing, "its object does not exist yet")
     await world.human.create("warm-red", labels={"palette": "warm"})
     await until_ready(world, WARM)
     assert await world.human.effects() == ["human POST"]
@@ -304,7 +304,7 @@ async def why_not_ready(world: World) -> tuple[str, str]:
     return ("", "") if not_ready is None else (not_ready.reason, not_ready.message)
 
 
-async def test_37_a_rollout_without_progress_is_stalled_across_a_restart_until_it_moves(
+async def test_37_a_rollout_without_progress_stays_stalled_across_a_restart(
     world: World,
 ):
     await world.human.inject_faults(error_rate=1.0)
@@ -313,29 +313,29 @@ async def test_37_a_rollout_without_progress_is_stalled_across_a_restart_until_i
     async def is_stalled() -> bool:
         return (await why_not_ready(world))[0] == "Stalled"
 
-    async def is_under_way() -> bool:
+    async def is_in_progress() -> bool:
         return (await why_not_ready(world))[0] == "Progressing"
 
-    await world.until(is_under_way, "it is under way")
+    await world.until(is_in_progress, "the rollout is in progress")
     await world.restart_reconciler()
-    await world.until(is_stalled, "it is stalled")
+    await world.until(is_stalled, "the rollout is stalled")
     assert "no progress since 20" in (await why_not_ready(world))[1]
     assert "waits for default/Shape/warm-red" in (await why_not_ready(world))[1]
 
     await world.human.clear_faults()
     await until_ready(world, WARM)
-    noted = every(ProgressNoted, await world.facts(WARM))
-    assert [bool(each.at) for each in noted] == [True, False, False]
-    assert [bool(each.mark) for each in noted] == [True, True, False]
+    stall_events = every(ProgressNoted, await world.facts(WARM))
+    assert [bool(each.at) for each in stall_events] == [True, False, False]
+    assert [bool(each.mark) for each in stall_events] == [True, True, False]
 
 
-async def test_a_replay_needs_none_of_the_code_that_composes(world: World):
+async def test_a_replay_needs_no_composing_code(world: World):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
-    facts = await world.facts(WARM)
-    [action] = [each.action for each in every(ActionDecided, facts)]
+    events = await world.facts(WARM)
+    [action] = [each.action for each in every(ActionDecided, events)]
     assert list(action.fields["children"]) == ["default/Shape/warm-red"]
-    assert not every(SpecWithdrawn, facts)
+    assert not every(SpecWithdrawn, events)
     _ = manifest
 
 
@@ -345,7 +345,7 @@ def with_policy(created_manifest: Manifest, **policy: object) -> Manifest:
     )
 
 
-async def test_a_part_that_a_user_took_over_does_not_delay_its_parents_deletion(world: World):
+async def test_a_part_that_a_user_declared_does_not_delay_its_parents_deletion(world: World):
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), mode="CreateOnly")])
     await until_ready(world, WARM)
     await world.declare("warm-red", color="Green")
@@ -355,7 +355,7 @@ async def test_a_part_that_a_user_took_over_does_not_delay_its_parents_deletion(
     assert await colors(world) == {"warm-red": "Green"}
 
 
-async def test_what_is_released_keeps_its_parts_also_one_that_was_edited(world: World):
+async def test_a_released_composite_keeps_its_parts_including_an_edited_one(world: World):
     policy = {"mode": "CreateOnly", "deletion": "Orphan"}
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), **policy)])
     await until_ready(world, WARM)
@@ -394,10 +394,10 @@ async def test_a_set_written_by_another_client_hides_no_other_object(world: Worl
     await world.withdraw("warm-red")
     await world.until_outcome("warm-red", "Deleted")
 
-    async def is_back() -> bool:
+    async def is_restored() -> bool:
         return await colors(world) == {"warm-red": "Red"}
 
-    await world.until(is_back, "drift is still seen")
+    await world.until(is_restored, "drift is still detected")
 
 
 async def test_a_removed_part_that_a_user_declares_again_belongs_to_the_user(world: World):
@@ -409,9 +409,9 @@ async def test_a_removed_part_that_a_user_declares_again_belongs_to_the_user(wor
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged", generation=3)
 
-    async def has_nobody_leaving() -> bool:
+    async def has_no_pending_deletions() -> bool:
         row = await world.client.status(WARM)
         return row is not None and "leaving" not in row.outputs
 
-    await world.until(has_nobody_leaving, "it is theirs", seconds=20)
+    await world.until(has_no_pending_deletions, "the user owns the resource", seconds=20)
     assert (await colors(world))["warm-red"] == "Green"

@@ -58,9 +58,9 @@ class TestComposedContract(ProviderContract):
         return action(operation, name, {} if fields is None else self.content(name, fields))
 
     async def create_one(self, provider: Provider, name: str) -> ExternalObject:
-        """Create an object, and wait until something is told of each of its parts."""
+        """Create an object, and wait until each of its parts has a status."""
         existing = await super().create_one(provider, name)
-        while any(each.outcome == "Pending" for each in children_of(existing).values()):
+        while any(child.outcome == "Pending" for child in children_of(existing).values()):
             await asyncio.sleep(0.02)
             existing_composite = await provider.read(name)
             assert existing_composite is not None
@@ -68,10 +68,10 @@ class TestComposedContract(ProviderContract):
         return existing
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
-        """Write one of which a part would be in another namespace."""
+        """Create an object with a part in another namespace."""
         del provider
-        elsewhere = Metadata(name.partition(".")[2], "elsewhere")
-        part = Manifest("shapes/v1", "Shape", elsewhere, {"type": "Square", "color": "Red"})
+        foreign_part = Metadata(name.partition(".")[2], "elsewhere")
+        part = Manifest("shapes/v1", "Shape", foreign_part, {"type": "Square", "color": "Red"})
         create = self.action("Create", name, self.fields)
         return msgspec.structs.replace(create, fields={**create.fields, **content_of([part])})
 
@@ -80,7 +80,7 @@ class TestComposedContract(ProviderContract):
         return observed.fields == self.content(observed.name, fields)
 
     def content(self, name: str, fields: Fields) -> Fields:
-        """Return two parts of an object; the second follows its size."""
+        """Return the two parts of an object; the second depends on the size."""
         if self.kind.name_problem(name) is not None:
             return {}
         parts = [
@@ -96,7 +96,7 @@ class TestComposedContract(ProviderContract):
 
 
 class TestDefinedContract(TestComposedContract):
-    """A definition without code says what it is made of."""
+    """The contract for a kind that a definition composes without code."""
 
     kind = kind_from()
     fields: ClassVar[Fields] = {"color": "Red", "dots": ["a"]}
@@ -106,8 +106,8 @@ class TestDefinedContract(TestComposedContract):
         """Return the parts of an object."""
         if self.kind.name_problem(name) is not None:
             return {}
-        composed = self.kind.composition
-        assert composed is not None
-        namespace, _, its_name = name.partition(".")
-        key = ResourceKey(namespace, self.kind.name, its_name)
-        return composed.compose(key, self.kind.check_declared(fields), None)
+        composed_content = self.kind.composition
+        assert composed_content is not None
+        namespace, _, external_name = name.partition(".")
+        key = ResourceKey(namespace, self.kind.name, external_name)
+        return composed_content.compose(key, self.kind.check_declared(fields), None)

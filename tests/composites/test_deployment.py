@@ -1,4 +1,4 @@
-"""A Deployment's containers, step by step, on the pure functions alone."""
+"""A Deployment's containers, step by step, with the pure functions only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD, BETTER, BAD = ({"image": image} for image in ("web:1", "web:2", "none:1"))
 
 
 class Fleet:
-    """What is there of one Deployment: its containers start when the test lets them."""
+    """The containers of one Deployment, which start when the test lets them."""
 
     def __init__(self, spec: Fields) -> None:
         self.spec = spec
@@ -38,7 +38,7 @@ class Fleet:
         self.counts: list[tuple[int, int]] = []
 
     def step(self) -> bool:
-        """Make it so; tell whether that changed anything."""
+        """Apply the next content; return whether it changed anything."""
         expected = compose(WEB, self.spec, self.object)
         if self.object is not None and self.object.fields == expected:
             return False
@@ -46,7 +46,7 @@ class Fleet:
         return True
 
     def start(self, works: Callable[[str], bool]) -> None:
-        """Have every container that works become ready."""
+        """Mark every working container as ready."""
         assert self.object is not None
         images = {str(each.key): each.spec["image"] for each in manifests_of(self.object.fields)}
         self._show(
@@ -59,7 +59,7 @@ class Fleet:
             if not self.step():
                 return
             self.start(works)
-        raise AssertionError("it never settles")
+        raise AssertionError("the rollout never settles")
 
     def images(self) -> list[str]:
         assert self.object is not None
@@ -77,13 +77,13 @@ def spec(template: Fields, replicas: int = 3, **rest: object) -> Fields:
     return msgspec.to_builtins(msgspec.convert(fields, DeploymentFields))
 
 
-def test_37_at_first_all_of_them_are_made_at_once():
+def test_37_the_first_rollout_creates_all_containers_at_the_same_time():
     fleet = Fleet(spec(GOOD))
     assert fleet.step()
     assert fleet.images() == ["web:1"] * 3
 
 
-def test_37_a_roll_never_has_fewer_ready_ones_and_never_more_than_one_too_many():
+def test_37_a_rollout_never_has_fewer_ready_containers_or_more_than_one_extra():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
     fleet.counts.clear()
@@ -91,12 +91,12 @@ def test_37_a_roll_never_has_fewer_ready_ones_and_never_more_than_one_too_many()
     fleet.settle()
     assert fleet.images() == ["web:2"] * 3
     assert min(ready for ready, _ in fleet.counts) == 3
-    assert max(there for _, there in fleet.counts) == 4
+    assert max(count for _, count in fleet.counts) == 4
     assert fleet.object is not None
     assert ready(fleet.object.fields, fleet.object).is_ready
 
 
-def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_removes_only_the_bad():
+def test_37_a_bad_template_stalls_with_all_old_containers_and_can_be_undone():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
     fleet.spec = spec(BAD)
@@ -113,10 +113,10 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     fleet.spec = spec(GOOD)
     fleet.settle()
     assert fleet.images() == ["web:1"] * 3
-    assert set(fleet.object.fields[CHILDREN]) < children, "no old part was recreated"
+    assert set(fleet.object.fields[CHILDREN]) < children, "no old container was recreated"
 
 
-def test_37_a_paused_one_follows_replicas_and_not_the_template():
+def test_37_a_paused_deployment_follows_replicas_but_not_the_template():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
     fleet.spec = spec(BETTER, 5, paused=True)
@@ -127,7 +127,7 @@ def test_37_a_paused_one_follows_replicas_and_not_the_template():
     assert fleet.images() == ["web:2"] * 5
 
 
-def test_37_a_pause_amid_a_roll_keeps_what_there_is():
+def test_37_a_pause_during_a_rollout_keeps_the_containers():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
     fleet.spec = spec(BETTER)
@@ -140,7 +140,7 @@ def test_37_a_pause_amid_a_roll_keeps_what_there_is():
     assert fleet.images() == ["web:2"] * 3
 
 
-def test_37_an_edited_container_is_rolled_like_the_others_and_not_before():
+def test_37_an_edited_container_is_replaced_in_the_rollout_and_not_before():
     fleet = Fleet(spec(GOOD, 1))
     fleet.settle()
     assert fleet.object is not None
@@ -148,23 +148,25 @@ def test_37_an_edited_container_is_rolled_like_the_others_and_not_before():
     edited = {**fleet.object.fields, CHILDREN: {name: "another declaration"}}
     deployment = msgspec.structs.replace(fleet.object, fields=edited)
     assert compose(WEB, spec(BETTER, 1, paused=True), deployment) == fleet.object.fields
-    assert name in compose(WEB, spec(BETTER, 1), deployment)[CHILDREN], "until the new one is ready"
+    assert name in compose(WEB, spec(BETTER, 1), deployment)[CHILDREN], (
+        "the edited container stays until the new one is ready"
+    )
 
 
-def test_what_is_too_large_for_an_event_is_refused():
+def test_a_spec_that_is_too_large_for_an_event_is_refused():
     with pytest.raises(InvalidManifestError, match="divide the resource"):
         compose(WEB, spec({"image": "x" * 200_000}), None)
 
 
 def test_replicas_that_are_too_large_together_are_refused():
-    """Each is declared by itself: a message of 100 KB would become 50 MB of the log."""
+    """Each replica is declared separately, so a message of 100 KB would become 50 MB of the log."""
     large = {"image": "x", "command": ["x" * 100_000]}
     with pytest.raises(InvalidManifestError, match=r"the 500 parts have .* together"):
         compose(WEB, spec(large, 500), None)
     assert len(compose(WEB, spec(large, 40), None)[CHILDREN]) == 40
 
 
-def test_what_is_idle_is_composed_the_same():
+def test_an_idle_deployment_is_composed_the_same_again():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
     assert not fleet.step()
@@ -182,7 +184,7 @@ def test_a_stuck_container_is_named():
     assert readiness.message == f"0 of 1 containers are ready; {name} is Failed: no such image"
 
 
-def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
+def test_the_first_pending_container_is_named_with_its_reason():
     fleet = Fleet(spec(GOOD, 2))
     fleet.step()
     assert fleet.object is not None
@@ -201,7 +203,7 @@ def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
     assert ready(deployment.fields, deployment).message.endswith(f"waits for {second}: Pending")
 
 
-def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_has_no_deadline():
+def test_37_a_new_or_newly_ready_container_is_progress_and_a_pause_has_no_deadline():
     fleet = Fleet(spec(GOOD, 2))
     fleet.step()
 
@@ -215,8 +217,11 @@ def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_h
     assert fleet.object is not None
     [first, _] = fleet.object.outputs[CHILDREN]
     child = msgspec.to_builtins(Child("Degraded", reason="NotDone", message="once more"))
-    others = {**fleet.object.outputs, CHILDREN: {**fleet.object.outputs[CHILDREN], first: child}}
-    assert mark(msgspec.structs.replace(fleet.object, outputs=others)) == started_mark, (
+    other_children = {
+        **fleet.object.outputs,
+        CHILDREN: {**fleet.object.outputs[CHILDREN], first: child},
+    }
+    assert mark(msgspec.structs.replace(fleet.object, outputs=other_children)) == started_mark, (
         "no progress"
     )
     fleet.start(lambda _image: True)
@@ -227,7 +232,7 @@ def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_h
         spec(GOOD, progressDeadlineSeconds=0)
 
 
-def test_only_what_the_user_wrote_is_in_a_templates_hash():
+def test_a_templates_hash_covers_only_declared_fields():
     assert template_hash(spec(GOOD)["template"]) == template_hash(spec(GOOD, 9)["template"])
     assert template_hash(spec(GOOD)["template"]) != template_hash(spec(BETTER)["template"])
 
@@ -261,24 +266,22 @@ def test_no_step_removes_a_replica_that_must_serve(
     there: list[tuple[str, bool]], replicas: int, limits: tuple[int, int]
 ):
     strategy = Strategy(*limits)
-    standing = [
-        Replica(template, index, is_ready) for index, (template, is_ready) in enumerate(there)
-    ]
-    least = max(0, replicas - strategy.max_unavailable)
+    state = [Replica(template, index, is_ready) for index, (template, is_ready) in enumerate(there)]
+    min_ready = max(0, replicas - strategy.max_unavailable)
     for _ in range(60):
-        after = next_replicas(standing, "a", replicas, strategy)
-        kept_replicas = set(after) & set(standing)
-        before_ready = sum(each.is_ready for each in standing)
-        assert sum(each.is_ready for each in kept_replicas) >= min(least, before_ready)
-        assert len(after) <= max(len(standing), replicas + strategy.max_surge)
-        started = [each._replace(is_ready=each.is_ready or each.template == "a") for each in after]
-        if started == standing:
+        kept = next_replicas(state, "a", replicas, strategy)
+        kept_replicas = set(kept) & set(state)
+        before_ready = sum(each.is_ready for each in state)
+        assert sum(each.is_ready for each in kept_replicas) >= min(min_ready, before_ready)
+        assert len(kept) <= max(len(state), replicas + strategy.max_surge)
+        started = [each._replace(is_ready=each.is_ready or each.template == "a") for each in kept]
+        if started == state:
             break
-        standing = started
-    assert sorted(each.template for each in standing) == ["a"] * replicas
+        state = started
+    assert sorted(each.template for each in state) == ["a"] * replicas
 
 
-def test_the_content_of_many_alike_children_has_one_manifest():
+def test_the_content_of_many_equal_children_has_one_manifest():
     fields = compose(WEB, spec(GOOD, 40), None)
     assert len(fields[CHILDREN]) == 40
     assert len(fields["manifests"]) == 1

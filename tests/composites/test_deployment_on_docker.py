@@ -1,4 +1,4 @@
-"""Scenario 37 on a real Engine, through the whole loop: a Deployment of three is rolled."""
+"""Scenario 37 on a real Engine, through the whole loop: the rollout of a Deployment of three."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["api_url"]
 pytestmark = pytest.mark.dockerd
 
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "deployment.md"
-APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
+APPLIED_BLOCK = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def docked(
     async with World(tmp_path / "nats", human).open() as world:
         world.kinds = KindRegistry([CONTAINER, DEPLOYMENT, ROUTE])
         await world.start_reconciler()
-        quick = Retry(initial_seconds=0.2, max_seconds=1.0)
+        breaker = Retry(initial_seconds=0.2, max_seconds=1.0)
         await world.configure(
             api_config(
                 engine.endpoint,
@@ -60,7 +60,7 @@ async def docked(
                 resync=3600,
                 least_resync_seconds=0.2,
                 scope=Scope(prefix=prefix),
-                retry=quick,
+                retry=breaker,
             ),
             "docker",
         )
@@ -71,7 +71,7 @@ async def docked(
                 resync=5,
                 least_resync_seconds=0.2,
                 consistency_grace_seconds=0.5,
-                retry=quick,
+                retry=breaker,
             ),
             "composition",
         )
@@ -80,8 +80,8 @@ async def docked(
 
 
 def deployment(name: str, image: str, command: list[str], replicas: int = 3) -> Manifest:
-    """Take the page's example, with an image and a command that we have."""
-    (block,) = re.findall(APPLIED, PAGE.read_text(), re.DOTALL)
+    """Return the documented example with a local image and command."""
+    (block,) = re.findall(APPLIED_BLOCK, PAGE.read_text(), re.DOTALL)
     config, example = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
     assert config.spec["provider"] == example.spec["providerConfigRef"]["name"] == "composition"
     template = example.spec["template"]
@@ -90,7 +90,7 @@ def deployment(name: str, image: str, command: list[str], replicas: int = 3) -> 
     return msgspec.structs.replace(example, metadata=Metadata(name), spec=spec)
 
 
-async def until_ready(world: World, key: ResourceKey, generation: int) -> None:
+async def wait_until_ready(world: World, key: ResourceKey, generation: int) -> None:
     async def is_ready() -> bool:
         row = await world.client.status(key)
         return (
@@ -110,8 +110,8 @@ async def until_ready(world: World, key: ResourceKey, generation: int) -> None:
 
 
 @asynccontextmanager
-async def fewest_running(engine: TestEngine, prefix: str) -> AsyncGenerator[list[int]]:
-    """Count what runs, all the time."""
+async def count_running(engine: TestEngine, prefix: str) -> AsyncGenerator[list[int]]:
+    """Count the running containers continuously; yield the counts."""
     counts: list[int] = []
 
     async def count() -> None:
@@ -119,13 +119,13 @@ async def fewest_running(engine: TestEngine, prefix: str) -> AsyncGenerator[list
             counts.append(len(await asyncio.to_thread(running, engine, prefix)))
             await asyncio.sleep(0.02)
 
-    counting = asyncio.create_task(count())
+    counter = asyncio.create_task(count())
     try:
         yield counts
     finally:
-        counting.cancel()
+        counter.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await counting
+            await counter
 
 
 def running(engine: TestEngine, prefix: str) -> list[dict[str, Any]]:
@@ -133,22 +133,22 @@ def running(engine: TestEngine, prefix: str) -> list[dict[str, Any]]:
     return [each for each in containers if each["Names"][0].startswith(f"/{prefix}")]
 
 
-async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
+async def test_37_a_rollout_with_a_bad_image_halts_with_three_serving_and_is_undone(
     docked: World, engine: TestEngine, prefix: str, tmp_path: Path
 ) -> None:
     key = ResourceKey("default", "Deployment", f"{prefix}-web")
     one, two = (["/bin/sleep", seconds] for seconds in ("1001", "1002"))
     await docked.declare_all([deployment(key.name, engine.image, one)])
-    await until_ready(docked, key, 1)
+    await wait_until_ready(docked, key, 1)
     assert len(running(engine, prefix)) == 3
     row = await docked.client.status(key)
     assert row is not None
     assert len(row.outputs["backends"]) == 3
     assert {each["port"] for each in row.outputs["backends"]} == {8080}
 
-    async with fewest_running(engine, prefix) as counts:
+    async with count_running(engine, prefix) as counts:
         await docked.declare_all([deployment(key.name, engine.image, two)])
-        await until_ready(docked, key, 2)
+        await wait_until_ready(docked, key, 2)
     assert min(counts) >= 3
     assert max(counts) <= 4
     assert {each["Command"] for each in running(engine, prefix)} == {"/bin/sleep 1002"}
@@ -159,20 +159,22 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
         not_ready = None if row is None else row.not_ready
         return not_ready is not None and not_ready.reason == "Stalled"
 
-    async with fewest_running(engine, prefix) as counts:
+    async with count_running(engine, prefix) as counts:
         await docked.declare_all([deployment(key.name, "no-such-image:1", two)])
         await docked.until(has_halted, "it halts", seconds=60)
         row = await docked.client.status(key)
         assert row is not None
         assert row.not_ready is not None
         assert "no-such-image" in row.not_ready.message
-        assert {each["Id"] for each in running(engine, prefix)} == ids_before, "the old ones serve"
+        assert {each["Id"] for each in running(engine, prefix)} == ids_before, (
+            "the old containers serve"
+        )
 
         undo = ("rollback", f"Deployment/{key.name}", "--wait", "--reason", "no such image")
         cli = Cli(tmp_path)
         await asyncio.to_thread(cli.ok, *undo, "--nats-url", docked.server.url)
-        await until_ready(docked, key, 4)
-    assert min(counts) == max(counts) == 3, "the old ones served all the time"
+        await wait_until_ready(docked, key, 4)
+    assert min(counts) == max(counts) == 3, "the old containers served all the time"
     assert {each["Id"] for each in running(engine, prefix)} == ids_before, (
         "no container was recreated"
     )
@@ -190,11 +192,11 @@ mkdir -p /tmp/www && echo VERSION > /tmp/www/index.html
 httpd -p 8080 -h /tmp/www
 while :; do sleep 1 & wait $!; done
 """
-"""A server that answers on for two seconds after it was asked to end, as a good one does."""
+"""A server that responds for two seconds after SIGTERM, as a graceful one does."""
 
 
 @pytest.mark.caddy
-async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
+async def test_37_a_rollout_under_load_through_a_route_fails_no_request(
     docked: World, engine: TestEngine, prefix: str, caddy_server: Caddy
 ) -> None:
     host, config = f"{prefix.lower()}.example.org", "caddy"
@@ -231,14 +233,16 @@ async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
         },
     )
     await docked.declare_all([version(1), route])
-    await until_ready(docked, key, 1)
+    await wait_until_ready(docked, key, 1)
     await docked.until_outcome(route.key, "Converged")
     url = f"http://127.0.0.1:{caddy_server.http_port}/"
     async with Visitors(url, host).send_requests() as visitors:
-        await docked.until(lambda: has_answers(visitors, "version-1", 50), "they are answered")
+        await docked.until(lambda: has_answers(visitors, "version-1", 50), "requests succeed")
         await docked.declare_all([version(2)])
-        await until_ready(docked, key, 2)
-        await docked.until(lambda: has_answers(visitors, "version-2", 200), "and so on")
+        await wait_until_ready(docked, key, 2)
+        await docked.until(
+            lambda: has_answers(visitors, "version-2", 200), "requests continue to succeed"
+        )
     assert visitors.failed == []
     assert visitors.answers.keys() == {"version-1\n", "version-2\n"}
     for each in (route.key, key):
@@ -256,7 +260,7 @@ async def test_37_a_container_that_is_removed_out_of_band_is_recreated_by_its_ow
     key = ResourceKey("default", "Deployment", f"{prefix}-web")
     command = ["/bin/sleep", "1001"]
     await docked.declare_all([deployment(key.name, engine.image, command, 2)])
-    await until_ready(docked, key, 1)
+    await wait_until_ready(docked, key, 1)
     deleted_id = running(engine, prefix)[0]["Id"]
     engine.admin.delete(f"/containers/{deleted_id}", force="true")
 
@@ -264,5 +268,5 @@ async def test_37_a_container_that_is_removed_out_of_band_is_recreated_by_its_ow
         containers = await asyncio.to_thread(running, engine, prefix)
         return len(containers) == 2 and deleted_id not in {each["Id"] for each in containers}
 
-    await docked.until(is_healed, "there are two again", seconds=30)
-    await until_ready(docked, key, 1)
+    await docked.until(is_healed, "two containers exist again", seconds=30)
+    await wait_until_ready(docked, key, 1)

@@ -1,4 +1,4 @@
-"""The page of the monitoring example, command by command, on an Engine of its own."""
+"""The commands on the monitoring example's page, run on a separate Docker Engine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.own_dockerd, pytest.mark.slow]
 
 FOLDER = REPOSITORY / "examples" / "monitoring"
 ROOT = "/srv/monitoring"
-PATIENCE_SECONDS = 60
-PULLED = "docker pull busybox:1"
+TIMEOUT_SECONDS = 60
+PULLED_IMAGES = "docker pull busybox:1"
 GRAFANA = {"Container/mon-grafana", "File/mon-grafana-dashboard"}
 
 
 def commands(root: str) -> list[str]:
-    """Every line of the page, without the one that starts `up`."""
+    """Return every command on the page except the one that starts `up`."""
     blocks = re.findall(r"```sh\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     first, *rest = [line for block in blocks for line in block.splitlines()]
     assert first == "./run up --with docker,composition --resync 2"
@@ -37,29 +37,29 @@ def commands(root: str) -> list[str]:
 
 
 def generations(parts: dict[str, Any]) -> dict[str, Any]:
-    """Which objects there are, by which declarations; when drift is seen is not said here."""
+    """Return the uid and generation of each part, without the times of drift."""
     return {name: (uid, generation) for name, (uid, generation, _) in parts.items()}
 
 
 class Monitoring:
-    """The stack as its people see it."""
+    """The monitoring stack as its users see it."""
 
     def __init__(self, shell: Shell, root: Path, admin: EngineAdmin) -> None:
         self.shell, self.root, self.admin = shell, root, admin
         self._rest = iter(commands(str(root)))
 
-    def go_on(self, last: str) -> str:
-        """Run the page's commands up to one that begins so; return what it said."""
+    def run_until(self, last: str) -> str:
+        """Run the page's commands up to one with this prefix; return its output."""
         for line in self._rest:
-            if line == PULLED:
-                continue  # the image is there: it is made of what this machine has
+            if line == PULLED_IMAGES:
+                continue  # the test builds the image locally
             output = self.shell.run(line)
             if line.startswith(last):
                 return output
         raise AssertionError(f"{last!r} is not on the page")
 
     def declared(self) -> dict[str, Any]:
-        """Who is there: by kind and name its uid and its generation."""
+        """Return the uid and generation of each declared resource by kind and name."""
         output = json.loads(self.shell.run("./run reconciler get -o json"))
         return {
             f"{each['kind']}/{each['metadata']['name']}": (
@@ -76,8 +76,8 @@ class Monitoring:
             name: each for name, each in self.declared().items() if not name.startswith("Monitor")
         }
 
-    def until_ready(self) -> Any:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def wait_until_ready(self) -> Any:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             output = self.shell.run("./run reconciler get Monitoring mon -o json")
             status = json.loads(output)["status"]
@@ -88,7 +88,7 @@ class Monitoring:
             time.sleep(0.2)
 
     def list_objects(self) -> set[str]:
-        """What there is of it in the Engine and in the folder."""
+        """Return the stack's files, containers and volumes."""
         files = {
             f"File/{path.relative_to(self.root)}"
             for path in self.root.rglob("*")
@@ -118,12 +118,12 @@ def monitoring() -> Iterator[Monitoring]:
             assert running.stop()[0] == 0
 
 
-@pytest.mark.timeout(300)  # as many commands as a person types, one after the other
-def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
+@pytest.mark.timeout(300)  # all commands that a user types, in order
+def test_a_component_can_be_disabled_and_enabled_without_touching_the_others(
     monitoring: Monitoring,
 ) -> None:
-    monitoring.go_on("./run reconciler get Monitoring mon -o yaml")
-    status = monitoring.until_ready()
+    monitoring.run_until("./run reconciler get Monitoring mon -o yaml")
+    status = monitoring.wait_until_ready()
     assert status["outputs"]["components"]["node-exporter"] == {"parts": 2, "ready": 2}
     parts_before, objects_before = monitoring.parts(), monitoring.list_objects()
     assert all(uid for uid, _, _ in parts_before.values())
@@ -136,7 +136,7 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
     address = alertmanager["NetworkSettings"]["IPAddress"]
     assert config == f"retention: 30d\nalertmanager: {address}\n"
 
-    output = monitoring.go_on("docker ps")
+    output = monitoring.run_until("docker ps")
     assert "grafana" not in output
     off = monitoring.parts()
     assert off == {name: each for name, each in parts_before.items() if name not in GRAFANA}
@@ -145,19 +145,19 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
         "File/mon/dashboard.json",
     }
 
-    monitoring.go_on("./run reconciler apply")
-    monitoring.until_ready()
+    monitoring.run_until("./run reconciler apply")
+    monitoring.wait_until_ready()
     on = monitoring.parts()
     assert {name for name in parts_before if on[name] != parts_before[name]} == GRAFANA
     assert monitoring.list_objects() == objects_before
 
-    assert monitoring.go_on("cat") == '{"title": "Mine"}\n'
-    monitoring.until_ready()
+    assert monitoring.run_until("cat") == '{"title": "Mine"}\n'
+    monitoring.wait_until_ready()
     running = monitoring.parts()
     assert monitoring.list_objects() == objects_before
     assert {name for name in on if on[name][1] != running[name][1]} == set()
 
-    output = monitoring.go_on("./run reconciler get Monitoring")
+    output = monitoring.run_until("./run reconciler get Monitoring")
     assert "Failed" in output
     named = (
         "component 'node-exporter': duplicate part default/Container/mon-node-exporter-cpu; remove "
@@ -166,7 +166,7 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
     assert named in output
     assert generations(monitoring.parts()) == generations(running)
 
-    output = monitoring.go_on("docker volume ls")
+    output = monitoring.run_until("docker volume ls")
     assert "mon" not in output
     assert monitoring.parts() == {}
     assert monitoring.list_objects() == set()

@@ -1,4 +1,4 @@
-"""A composition without code: what its expressions make, and what is said of those that fail."""
+"""A composition without code: the results of its expressions, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def colors(fields: Fields) -> dict[str, str]:
     return {each.metadata.name: each.spec["color"] for each in manifests_of(fields)}
 
 
-def provider_object(fields: Fields, kind: Kind | None = None, **standing: Child) -> ExternalObject:
-    """What the provider shows of an object; what is not mentioned is ready."""
+def build_provider_object(
+    fields: Fields, kind: Kind | None = None, **standing: Child
+) -> ExternalObject:
+    """Return the object as the provider shows it; parts that are not given are ready."""
     children = {
         name: standing.get(name.rpartition("/")[2].replace("-", "_"), READY)
         for name in fields[CHILDREN]
@@ -49,7 +51,7 @@ def provider_object(fields: Fields, kind: Kind | None = None, **standing: Child)
     return ExternalObject("default.t", fields, uid="set-1", version="1", outputs=outputs)
 
 
-# --- what is made
+# --- composed parts
 
 
 def test_parts_are_composed_from_the_declaration():
@@ -66,27 +68,27 @@ def test_parts_are_composed_from_the_declaration():
     assert {each.metadata.namespace for each in manifests_of(fields)} == {"default"}
 
 
-def test_another_order_in_the_declaration_is_no_change():
+def test_another_order_of_fields_in_the_declaration_is_no_change():
     assert content(dots=["a", "b"]) == content(dots=["b", "a"])
 
 
-def test_a_part_that_is_switched_off_is_absent_and_the_others_stay_the_same():
-    on, off = content(), content(side=False)
-    deleted_parts = on[CHILDREN].keys() - off[CHILDREN].keys()
+def test_a_disabled_part_is_absent_and_the_others_stay_the_same():
+    enabled, disabled = content(), content(side=False)
+    deleted_parts = enabled[CHILDREN].keys() - disabled[CHILDREN].keys()
     assert deleted_parts == {"default/Shape/t-side"}
-    assert {name: on[CHILDREN][name] for name in off[CHILDREN]} == off[CHILDREN]
+    assert {name: enabled[CHILDREN][name] for name in disabled[CHILDREN]} == disabled[CHILDREN]
 
 
 def test_a_created_part_keeps_its_first_manifest():
-    there = provider_object(content(color="Red"))
-    assert colors(content(seen=there, color="Blue")) == {
+    existing = build_provider_object(content(color="Red"))
+    assert colors(content(seen=existing, color="Blue")) == {
         "t-middle": "Blue",
         "t-side": "White",
         "t-base": "Red",
     }
 
 
-def test_one_that_is_absent_is_not_evaluated():
+def test_an_absent_part_is_not_evaluated():
     definition = with_part(
         name="never", when="spec.divisor > 1", manifest=shape("= string(1 / (spec.divisor - 1))")
     )
@@ -95,7 +97,7 @@ def test_one_that_is_absent_is_not_evaluated():
     assert "t-never" not in colors(content(absent))
 
 
-def test_references_and_secrets_are_the_parts_own():
+def test_references_and_secrets_belong_to_the_parts():
     host = {"$ref": "= 'Database/' + name + '-db'", "field": "outputs.host"}
     secret = {"$secret": "password"}
     definition = with_part(
@@ -110,9 +112,9 @@ def test_references_and_secrets_are_the_parts_own():
     }
 
 
-def test_a_definition_itself_refers_to_nothing_and_has_no_secret():
-    its = {"$ref": "= 'Volume/' + name + '-data'", "field": "name"}
-    user = with_part(name="user", manifest=shape("Red", spec={"at": its, "by": {"$secret": "x"}}))
+def test_a_definition_itself_has_no_references_and_no_secrets():
+    key = {"$ref": "= 'Volume/' + name + '-data'", "field": "name"}
+    user = with_part(name="user", manifest=shape("Red", spec={"at": key, "by": {"$secret": "x"}}))
     story = Story(kind=KIND_DEFINITION, configs={}, key=DEFINITION)
     story.declare(user, api_version="reconciler/v1")
     declared = only(SpecDeclared, [each.data for each in story.log])
@@ -120,53 +122,53 @@ def test_a_definition_itself_refers_to_nothing_and_has_no_secret():
     assert story.outcome == "Converged"
 
 
-# --- what follows from other parts
+# --- dependencies between parts
 
 
-FOLLOWS = with_part(name="after", manifest=shape("= children.middle.outputs.color"))
-STAGED = with_part(
+WITH_DEPENDENCY = with_part(name="after", manifest=shape("= children.middle.outputs.color"))
+WITH_STAGES = with_part(
     name="after",
     when="children['middle'].ready && children.dots.all(d, children.dots[d].ready)",
     manifest=shape("Green"),
 )
 
 
-def test_a_part_can_follow_when_another_is_ready():
-    assert "t-after" not in colors(content(STAGED, dots=["a"]))
-    first = content(STAGED, dots=["a"])
-    waiting = provider_object(first, t_dot_a=Child("Pending"))
-    assert "t-after" not in colors(content(STAGED, waiting, dots=["a"]))
-    assert "t-after" in colors(content(STAGED, provider_object(first), dots=["a"]))
+def test_a_part_can_wait_until_another_is_ready():
+    assert "t-after" not in colors(content(WITH_STAGES, dots=["a"]))
+    first = content(WITH_STAGES, dots=["a"])
+    waiting = build_provider_object(first, t_dot_a=Child("Pending"))
+    assert "t-after" not in colors(content(WITH_STAGES, waiting, dots=["a"]))
+    assert "t-after" in colors(content(WITH_STAGES, build_provider_object(first), dots=["a"]))
 
 
-def test_a_missing_value_is_waited_for_and_existing_parts_stay():
-    first = content(FOLLOWS)
+def test_a_part_waits_for_a_missing_value_and_existing_parts_stay():
+    first = content(WITH_DEPENDENCY)
     assert "t-after" not in colors(first)
     assert first["waiting"]["after"].startswith("waits for middle: 'children.middle.outputs.color'")
-    readiness = kind_from(FOLLOWS).ready(first, provider_object(first))
+    readiness = kind_from(WITH_DEPENDENCY).ready(first, build_provider_object(first))
     assert (readiness.is_ready, readiness.message) == (
         False,
         f"3 of 3 parts are ready; after: {first['waiting']['after']}",
     )
 
-    given_object = provider_object(
+    given_object = build_provider_object(
         first, t_middle=Child("Converged", ready=True, outputs={"color": "Green"})
     )
-    second = content(FOLLOWS, given_object)
+    second = content(WITH_DEPENDENCY, given_object)
     assert colors(second)["t-after"] == "Green"
     assert "waiting" not in second
 
-    deleted_object = provider_object(
+    deleted_object = build_provider_object(
         second, t_middle=Child("Degraded", message="its API does not answer")
     )
-    third = content(FOLLOWS, deleted_object)
-    assert colors(third)["t-after"] == "Green", "it stays as it is"
+    third = content(WITH_DEPENDENCY, deleted_object)
+    assert colors(third)["t-after"] == "Green", "an existing part stays unchanged"
     assert third["waiting"].keys() == {"after"}
 
 
 def test_a_value_missing_in_a_ready_part_is_an_error():
     with pytest.raises(InvalidManifestError) as caught:
-        content(FOLLOWS, provider_object(content()))
+        content(WITH_DEPENDENCY, build_provider_object(content()))
     assert str(caught.value) == (
         "spec.composition.parts[4] (after): 'children.middle.outputs.color' has no value at 'color'"
     )
@@ -178,7 +180,7 @@ def test_an_invalid_declaration_is_reported_though_another_part_is_not_ready():
         content(with_part(name="after", manifest=both), divisor=0)
 
 
-def test_a_loop_over_a_map_goes_through_its_keys_in_their_order():
+def test_a_loop_over_a_map_visits_its_keys_in_sorted_order():
     value = {
         tuple(
             Expression("spec.map(k, k + spec[k]).filter(e, e != 'x')", "here", ("spec",)).value(
@@ -190,10 +192,10 @@ def test_a_loop_over_a_map_goes_through_its_keys_in_their_order():
     assert value == {("a2", "b3", "c1", "d4")}
 
 
-# --- what it gives
+# --- outputs
 
 
-TOLD = spec(
+WITH_OUTPUTS = spec(
     ready="children.middle.ready && spec.divisor / (spec.divisor - 1) > 0",
     outputs={
         "title": {"value": "name + ' of ' + spec.color", "about": "What it is."},
@@ -203,10 +205,10 @@ TOLD = spec(
 )
 
 
-def test_outputs_are_evaluated_at_the_read_and_stored_in_the_log():
-    kind = kind_from(TOLD)
-    resolved_fields = content(TOLD, dots=["a"], divisor=2)
-    observed_object = provider_object(resolved_fields, kind, t_side=Child("Pending"))
+def test_outputs_are_evaluated_when_an_object_is_read_and_stored_in_the_log():
+    kind = kind_from(WITH_OUTPUTS)
+    resolved_fields = content(WITH_OUTPUTS, dots=["a"], divisor=2)
+    observed_object = build_provider_object(resolved_fields, kind, t_side=Child("Pending"))
     assert {
         name: observed_object.outputs[name] for name in ("title", "outcome", "dots", "ready")
     } == {
@@ -216,7 +218,7 @@ def test_outputs_are_evaluated_at_the_read_and_stored_in_the_log():
         "ready": True,
     }
     assert kind.ready(resolved_fields, observed_object).is_ready, (
-        "as the definition says it, with a part that is not"
+        "one part is not ready, and the message is from the definition"
     )
     fields = {each.field: each.about for each in explain_kind(kind).outputs}
     assert fields["title"] == "What it is."
@@ -224,9 +226,9 @@ def test_outputs_are_evaluated_at_the_read_and_stored_in_the_log():
 
 
 def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():
-    kind = kind_from(TOLD)
-    fields = content(TOLD, divisor=1)
-    observed_object = provider_object(fields, kind)
+    kind = kind_from(WITH_OUTPUTS)
+    fields = content(WITH_OUTPUTS, divisor=1)
+    observed_object = build_provider_object(fields, kind)
     message = (
         "spec.composition.ready: evaluating "
         "'children.middle.ready && spec.divisor / (spec.divisor - 1) > 0' failed"
@@ -235,28 +237,28 @@ def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():
     readiness = kind.ready(fields, observed_object)
     assert (readiness.is_ready, readiness.message) == (False, observed_object.outputs["problem"])
 
-    wrong = spec(outputs={"dots": {"value": "children.dots", "type": "Integer"}})
-    observed_object = provider_object(content(wrong), kind_from(wrong))
+    wrong_type = spec(outputs={"dots": {"value": "children.dots", "type": "Integer"}})
+    observed_object = build_provider_object(content(wrong_type), kind_from(wrong_type))
     assert observed_object.outputs["problem"].startswith(
         "spec.composition.outputs.dots: Expected `int`"
     )
-    assert kind_from(wrong).ready(observed_object.fields, observed_object).is_ready
+    assert kind_from(wrong_type).ready(observed_object.fields, observed_object).is_ready
 
 
-# --- definitions that cannot work
+# --- invalid definitions
 
 
 def _renamed(path: str, value: Any) -> Fields:
     renamed_spec = deepcopy(SPEC)
-    *above, last = path.split(".")
-    place: Any = renamed_spec
-    for step in above:
-        place = place[int(step) if step.isdigit() else step]
-    place[last] = value
+    *parent, leaf = path.split(".")
+    parent_node: Any = renamed_spec
+    for step in parent:
+        parent_node = parent_node[int(step) if step.isdigit() else step]
+    parent_node[leaf] = value
     return renamed_spec
 
 
-REFUSED: list[tuple[Fields, str]] = [
+INVALID_DEFINITIONS: list[tuple[Fields, str]] = [
     (_renamed("over", "Shape"), "spec: set exactly one of over (an installed kind), rest (how"),
     (_renamed("namePrefix", "x-"), "spec.namePrefix: not allowed with spec.composition"),
     (
@@ -335,16 +337,14 @@ REFUSED: list[tuple[Fields, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("definition", "message"), REFUSED)
-def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
-    definition: Fields, message: str
-):
+@pytest.mark.parametrize(("definition", "message"), INVALID_DEFINITIONS)
+def test_an_invalid_definition_names_the_place_and_the_remedy(definition: Fields, message: str):
     with pytest.raises(InvalidManifestError) as caught:
         kind_from(definition)
     assert str(caught.value).startswith(message), caught.value
 
 
-def test_a_text_with_the_word_children_is_no_reference():
+def test_a_string_with_the_word_children_is_no_reference():
     definition = with_part(
         name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
     )
@@ -353,15 +353,15 @@ def test_a_text_with_the_word_children_is_no_reference():
     assert kind_from(plain).composition is not None
 
 
-def test_no_kind_is_defined_over_a_composed_kind():
-    over = {**SPEC, "over": "Palette", "composition": None}
+def test_a_kind_cannot_be_defined_on_a_composed_kind():
+    definition = {**SPEC, "over": "Palette", "composition": None}
     with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is a composed kind"):
-        build_defined_kind(KindRegistry([PALETTE]), "Trio", over, 1)
+        build_defined_kind(KindRegistry([PALETTE]), "Trio", definition, 1)
 
 
-def test_a_name_leaves_room_for_those_of_its_parts():
-    long = with_part(name="n" * 40, manifest=shape("Red"))
-    problem = kind_from(long).name_problem(f"default.{'t' * 23}")
+def test_a_name_must_be_short_enough_for_the_names_of_its_parts():
+    long_name = with_part(name="n" * 40, manifest=shape("Red"))
+    problem = kind_from(long_name).name_problem(f"default.{'t' * 23}")
     assert problem == "use at most 22 characters, because other names contain it"
     assert kind_from().name_problem(f"default.{'t' * 46}") is None
     with pytest.raises(
@@ -370,10 +370,10 @@ def test_a_name_leaves_room_for_those_of_its_parts():
         build_defined_kind(KindRegistry([]), "T" * 62, SPEC, 1)
 
 
-# --- declarations that cannot work
+# --- invalid declarations
 
 
-BAD: list[tuple[Fields, Fields, str]] = [
+INVALID_DECLARATIONS: list[tuple[Fields, Fields, str]] = [
     (
         with_part(name="x", when="spec.color", manifest=shape("Red")),
         {},
@@ -434,14 +434,16 @@ BAD: list[tuple[Fields, Fields, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("definition", "fields", "message"), BAD)
-def test_an_expression_that_fails_names_its_part(definition: Fields, fields: Fields, message: str):
+@pytest.mark.parametrize(("definition", "fields", "message"), INVALID_DECLARATIONS)
+def test_the_error_of_a_failed_expression_names_its_part(
+    definition: Fields, fields: Fields, message: str
+):
     with pytest.raises(InvalidManifestError) as caught:
         content(definition, **fields)
     assert str(caught.value).startswith(message), caught.value
 
 
-def test_expressions_take_no_more_time_than_others_can_spare():
+def test_the_evaluation_time_of_expressions_is_limited():
     dots = [str(number) for number in range(490)]
     assert len(content(dots=dots)[CHILDREN]) == 493
     by_index = deepcopy(SPEC)
@@ -467,16 +469,16 @@ def test_long_texts_and_patterns_count_for_each_item():
             content(definition, dots=dots, color=color)
 
 
-# --- one resource's story
+# --- events of one resource
 
 
-def declared_story(**fields: Any) -> Story:
+def build_declared_story(**fields: Any) -> Story:
     story = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
     story.declare(fields, api_version="trios/v1")
     return story
 
 
-def redefined(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
+def redefine(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
     told.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
     assert told.kind.definition is not None
     return list(told.turn(DefinitionReported(generation, told.kind.definition.digest, 1, 1)))
@@ -485,7 +487,7 @@ def redefined(told: Story, definition: Fields, generation: int = 2) -> list[Any]
 def observe_again(told: Story, **standing: Child) -> list[Any]:
     known_object = told.state.observed.object
     assert known_object is not None
-    fresh = provider_object(known_object.fields, told.kind, **standing)
+    fresh = build_provider_object(known_object.fields, told.kind, **standing)
     observed_object = msgspec.structs.replace(
         fresh,
         name=known_object.name,
@@ -496,8 +498,8 @@ def observe_again(told: Story, **standing: Child) -> list[Any]:
     return list(told.observe(observed_object, name=known_object.name))
 
 
-def test_what_it_is_made_of_is_in_the_log_with_the_digest_of_its_definition():
-    story = declared_story(color="Blue")
+def test_the_log_contains_the_content_and_the_digest_of_the_definition():
+    story = build_declared_story(color="Blue")
     events = [each.data for each in story.log]
     assert story.kind is not None
     assert story.kind.definition is not None
@@ -508,56 +510,56 @@ def test_what_it_is_made_of_is_in_the_log_with_the_digest_of_its_definition():
     assert (action.fields, action.definition) == (resolved.fields, resolved.definition)
     assert action.external_name == "default.t"
     story.succeed()
-    assert observe_again(story) != []  # the outputs of its parts are new
+    assert observe_again(story) != []  # its parts have new outputs
     assert story.outcome == "Converged"
-    assert observe_again(story) == [], "an idle one is silent"
+    assert observe_again(story) == [], "an idle object writes no event"
 
 
-def test_a_value_that_is_not_allowed_is_refused_when_it_is_declared():
-    story = declared_story(color="Pink")
-    [answer] = story.replies
-    assert answer is not None
-    assert answer.message == "spec.color: 'Pink' is not allowed; use one of Red, Blue, Green"
+def test_an_invalid_value_is_refused_at_declaration():
+    story = build_declared_story(color="Pink")
+    [reply] = story.replies
+    assert reply is not None
+    assert reply.message == "spec.color: 'Pink' is not allowed; use one of Red, Blue, Green"
 
 
 def test_a_changed_definition_changes_existing_objects():
-    story = declared_story()
+    story = build_declared_story()
     story.succeed()
-    events = redefined(story, with_part(name="fourth", manifest=shape("Green")))
+    events = redefine(story, with_part(name="fourth", manifest=shape("Green")))
     assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
     assert "t-fourth" in colors(only(ActionDecided, events).action.fields)
 
 
-def test_a_definition_that_says_the_same_is_known_and_changes_nothing():
-    story = declared_story()
+def test_an_unchanged_definition_changes_nothing():
+    story = build_declared_story()
     story.succeed()
-    about = deepcopy(SPEC)
-    about["fields"]["color"]["about"] = "Of the middle."
-    assert names(redefined(story, about)) == ["DefinitionObserved", "SpecResolved"]
+    known = deepcopy(SPEC)
+    known["fields"]["color"]["about"] = "Of the middle."
+    assert names(redefine(story, known)) == ["DefinitionObserved", "SpecResolved"]
 
 
 def test_earlier_declarations_get_the_defaults_of_a_later_definition():
-    story = declared_story(color="blue")
+    story = build_declared_story(color="blue")
     story.succeed()
-    newer = with_part(name="fourth", manifest=shape("= spec.edge"))
-    newer["fields"]["edge"] = {"default": "Green"}
-    action = only(ActionDecided, redefined(story, newer)).action
+    newer_definition = with_part(name="fourth", manifest=shape("= spec.edge"))
+    newer_definition["fields"]["edge"] = {"default": "Green"}
+    action = only(ActionDecided, redefine(story, newer_definition)).action
     assert (colors(action.fields)["t-fourth"], colors(action.fields)["t-middle"]) == (
         "Green",
         "Blue",
     )
     story.succeed()
-    less = deepcopy(SPEC)
-    del less["fields"]["divisor"]
-    assert every(ActionDecided, redefined(story, less, 3)) == []
+    without_field = deepcopy(SPEC)
+    del without_field["fields"]["divisor"]
+    assert every(ActionDecided, redefine(story, without_field, 3)) == []
     assert story.state.outcome is not None
     assert story.state.outcome.message.startswith("spec.divisor: unknown field")
 
 
-def test_an_older_definition_takes_nothing_back():
-    story = declared_story()
+def test_an_older_definition_reverts_nothing():
+    story = build_declared_story()
     story.succeed()
-    redefined(story, with_part(name="fourth", manifest=shape("Green")))
+    redefine(story, with_part(name="fourth", manifest=shape("Green")))
     story.succeed()
     story.kind = replace(kind_from(), provider=BLOCK.provider)
     assert every(SpecResolved, observe_again(story)) == []
@@ -566,25 +568,28 @@ def test_an_older_definition_takes_nothing_back():
 
 def test_a_part_of_an_unknown_kind_holds_the_object_until_the_kind_is_installed():
     story = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
-    without = msgspec.structs.replace(story.context, check_part=KindRegistry([]).check)
+    without_kind = msgspec.structs.replace(story.context, check_part=KindRegistry([]).check)
     declared = story.command(Declared(manifest({}, key=KEY, api_version="trios/v1")))
-    held = decide(story.state, [declared], without)
+    held = decide(story.state, [declared], without_kind)
     outcome = held.state.outcome
     assert outcome is not None
     assert (outcome.outcome, outcome.reason) == ("Held", "UnknownKind")
     assert outcome.message.startswith("default/Shape/t-middle: kind 'Shape' is unknown")
-    woken = decide(held.state, [story.command(TimerFired("Sweep"))], story.context)
-    assert only(ActionDecided, [each.data for each in woken.events]).action.operation == "Create"
+    events_after = decide(held.state, [story.command(TimerFired("Sweep"))], story.context)
+    assert (
+        only(ActionDecided, [each.data for each in events_after.events]).action.operation
+        == "Create"
+    )
 
 
 def test_replicas_of_one_template_are_checked_once():
-    """Else a short declaration takes the decider of all tenants seconds, at each turn."""
+    """Otherwise a short declaration takes the decider of all tenants seconds at each turn."""
     kinds = KindRegistry([CONTAINER])
-    checked: list[str] = []
+    checked_names: list[str] = []
 
     def check(manifest: Manifest) -> None:
         kinds.check(manifest)
-        checked.append(manifest.metadata.name)
+        checked_names.append(manifest.metadata.name)
 
     key = ResourceKey("default", "Deployment", "web")
     story = Story(kind=replace(DEPLOYMENT, provider=BLOCK.provider), key=key)
@@ -593,17 +598,17 @@ def test_replicas_of_one_template_are_checked_once():
     )
     fields: Fields = {"replicas": 500, "template": {"spec": {"image": "web:1"}}}
     declared = story.command(Declared(manifest(fields, key=key, api_version="composition/v1")))
-    decided = decide(story.state, [declared], context)
-    resolved_fields = only(SpecResolved, [each.data for each in decided.events]).fields
+    events = decide(story.state, [declared], context)
+    resolved_fields = only(SpecResolved, [each.data for each in events.events]).fields
     assert len(resolved_fields[CHILDREN]) == 500
-    assert len(checked) == 1
+    assert len(checked_names) == 1
 
 
 def test_an_expression_that_fails_later_keeps_the_last_good_state():
-    story = declared_story(divisor=1)
+    story = build_declared_story(divisor=1)
     story.succeed()
-    broken = with_part(name="x", manifest=shape("= string(1 / (spec.divisor - 1))"))
-    events = redefined(story, broken)
+    broken_definition = with_part(name="x", manifest=shape("= string(1 / (spec.divisor - 1))"))
+    events = redefine(story, broken_definition)
     assert every(ActionDecided, events) == []
     assert story.state.outcome is not None
     assert (story.outcome, story.state.outcome.reason) == ("Failed", "InvalidInput")
@@ -612,17 +617,17 @@ def test_an_expression_that_fails_later_keeps_the_last_good_state():
     )
     assert every(ActionDecided, observe_again(story)) == []
 
-    assert every(ActionDecided, redefined(story, SPEC, 3)) == [], "nothing was lost meanwhile"
+    assert every(ActionDecided, redefine(story, SPEC, 3)) == [], "no state was lost"
     assert story.outcome == "Converged"
 
 
 def test_a_replay_and_a_withdrawal_need_no_expression():
-    story = declared_story()
+    story = build_declared_story()
     story.succeed()
     assert story.kind is not None
 
     def never(*_given: object) -> Fields:
-        raise AssertionError("nothing is evaluated")
+        raise AssertionError("an expression was evaluated")
 
     assert isinstance(story.kind, DefinedKind)
     assert story.kind.composition is not None

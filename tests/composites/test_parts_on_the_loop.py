@@ -1,4 +1,4 @@
-"""Kinds of components, in Python and by a definition, on the whole loop."""
+"""Composed kinds, in Python and by a definition, on the whole loop."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ async def colors(world: World) -> dict[str, str]:
 
 
 async def objects(world: World) -> dict[str, tuple[str, str]]:
-    """What is there, by name: which object it is, and which version."""
+    """Return the uid and version of each existing object by name."""
     shapes = await world.human.list_all()
     return {each["name"]: (each["uid"], str(each["version"])) for each in shapes}
 
 
-async def until_colors(world: World, **wanted: str) -> None:
+async def wait_for_colors(world: World, **wanted: str) -> None:
     expected = {name.replace("_", "-"): color for name, color in wanted.items()}
 
     async def is_so() -> bool:
         return await colors(world) == expected
 
     try:
-        await world.until(is_so, "the colours are as declared", seconds=20)
+        await world.until(is_so, "the colors are as declared", seconds=20)
     except AssertionError:
         print(await colors(world), await world.client.status(KEY))
         raise
 
 
-async def until_ready(world: World, key: ResourceKey = KEY, generation: int = 1) -> Any:
+async def wait_until_ready(world: World, key: ResourceKey = KEY, generation: int = 1) -> Any:
     async def is_ready() -> bool:
         row = await world.client.status(key)
         return (
@@ -102,7 +102,7 @@ async def until_ready(world: World, key: ResourceKey = KEY, generation: int = 1)
 
 
 async def generations(world: World) -> dict[str, int]:
-    """How often each shape was declared."""
+    """Return the number of declarations of each shape."""
     names = await colors(world)
     facts = {name: await world.facts(name) for name in names}
     return {name: sum(type(each) is SpecDeclared for each in of) for name, of in facts.items()}
@@ -113,24 +113,24 @@ ALL = {"t_middle": "Red", "t_side": "White", "t_dot_a": "Black", "t_base": "Red"
 
 async def declare_and_wait(world: World, **fields: Any) -> None:
     await world.declare_all([trio(dots=["a"], **fields)])
-    await until_ready(world)
+    await wait_until_ready(world)
 
 
-async def test_a_part_is_switched_off_and_on_and_all_others_are_left_alone(world: World):
+async def test_a_part_can_be_disabled_and_enabled_without_touching_the_others(world: World):
     await declare_and_wait(world)
-    await until_colors(world, **ALL)
+    await wait_for_colors(world, **ALL)
     before, declared = await objects(world), await generations(world)
 
     await world.declare_all([trio(dots=["a"], side=False)])
-    await until_ready(world, generation=2)
+    await wait_until_ready(world, generation=2)
     others = {name: color for name, color in ALL.items() if name != "t_side"}
-    await until_colors(world, **others)
+    await wait_for_colors(world, **others)
     assert await objects(world) == {name: each for name, each in before.items() if name != "t-side"}
     assert await generations(world) == {each: 1 for each in declared if each != "t-side"}
 
     await world.declare_all([trio(dots=["a"])])
-    row = await until_ready(world, generation=3)
-    await until_colors(world, **ALL)
+    row = await wait_until_ready(world, generation=3)
+    await wait_for_colors(world, **ALL)
     assert row.outputs["components"]["dots"] == {"parts": 1, "ready": 1}
     after = await objects(world)
     assert {name for name in before if after[name] != before[name]} == {"t-side"}
@@ -153,44 +153,44 @@ async def test_created_parts_are_left_alone_and_present_parts_are_restored(world
     await declare_and_wait(world)
     await world.human.update("t-base", color="Green")
     await world.human.update("t-middle", color="Green")
-    await until_colors(world, **{**ALL, "t_base": "Green"})
+    await wait_for_colors(world, **{**ALL, "t_base": "Green"})
 
     await world.declare_all([trio(dots=["a"], color="Blue")])
-    await until_ready(world, generation=2)
-    await until_colors(world, **{**ALL, "t_base": "Green", "t_middle": "Blue"})
+    await wait_until_ready(world, generation=2)
+    await wait_for_colors(world, **{**ALL, "t_base": "Green", "t_middle": "Blue"})
     assert (await generations(world))["t-base"] == 1
 
     await world.declare("t-base", color="Purple")
     await world.until_outcome("t-base", "Converged", generation=2)
     await world.declare_all([trio(dots=["a", "b"], color="Blue")])
-    await until_ready(world, generation=3)
+    await wait_until_ready(world, generation=3)
     await world.until_observed_again(2)
     expected = {**ALL, "t_base": "Purple", "t_middle": "Blue", "t_dot_b": "Black"}
-    await until_colors(world, **expected)
+    await wait_for_colors(world, **expected)
 
 
-async def test_a_changed_definition_reaches_what_is_there(world: World):
+async def test_a_changed_definition_updates_existing_objects(world: World):
     await declare_and_wait(world)
     before = await objects(world)
     fourth = with_part(name="fourth", when="children.side.ready", manifest=shape("Green"))
     fourth["composition"]["parts"][1]["manifest"]["spec"]["color"] = "Yellow"
     assert (await world.ask(DEFINITION, definition(fourth))).accepted
-    await until_colors(world, **{**ALL, "t_side": "Yellow", "t_fourth": "Green"})
-    await until_ready(world)
+    await wait_for_colors(world, **{**ALL, "t_side": "Yellow", "t_fourth": "Green"})
+    await wait_until_ready(world)
     after = await objects(world)
     assert {name for name in before if after[name] != before[name]} == {"t-side"}
 
     less = spec(parts=fourth["composition"]["parts"][:2])
     assert (await world.ask(DEFINITION, definition(less))).accepted
-    await until_colors(world, t_middle="Red", t_side="Yellow")
+    await wait_for_colors(world, t_middle="Red", t_side="Yellow")
 
 
-async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(world: World):
+async def test_a_newly_failing_expression_keeps_existing_objects(world: World):
     divided = with_part(name="part", manifest=shape("= 1 / spec.divisor > 0 ? 'Red' : 'Blue'"))
     assert (await world.ask(DEFINITION, definition(divided))).accepted
     await world.declare_all([trio(dots=["a"]), trio("other")])
-    await until_ready(world)
-    await until_ready(world, ResourceKey("default", "Trio", "other"))
+    await wait_until_ready(world)
+    await wait_until_ready(world, ResourceKey("default", "Trio", "other"))
     all_of_it = await colors(world)
     before = await objects(world)
 
@@ -201,13 +201,15 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
         'spec.composition.parts[4] (part): evaluating "1 / spec.divisor > 0'
     )
     await world.declare_all([trio("other", color="Blue")])
-    await until_ready(world, ResourceKey("default", "Trio", "other"), 2)
-    assert {**await colors(world), "other-middle": "Red"} == all_of_it, "all others go on"
+    await wait_until_ready(world, ResourceKey("default", "Trio", "other"), 2)
+    assert {**await colors(world), "other-middle": "Red"} == all_of_it, (
+        "all other resources continue"
+    )
     after = await objects(world)
     assert {each for each in before if after[each] != before[each]} == {"other-middle"}
 
     await world.declare_all([trio(dots=["a"], divisor=2, side=False)])
-    await until_ready(world, generation=3)
+    await wait_until_ready(world, generation=3)
     assert (await colors(world)).keys() == all_of_it.keys() - {"t-side"}
 
     await world.declare_all([trio(dots=["a"], divisor=0)])
@@ -217,30 +219,30 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
     assert {each for each in await colors(world) if each.startswith("t-")} == set()
 
 
-async def test_after_many_quick_declarations_the_last_one_exists(world: World):
-    chance = random.Random(52)
+async def test_after_many_quick_declarations_the_last_one_is_applied(world: World):
+    rng = random.Random(52)
     await declare_and_wait(world)
     for _ in range(12):
-        dots = chance.sample(["a", "b", "c", "a b"], chance.randint(0, 3))
-        color = chance.choice(["Red", "Blue"])
-        await world.declare_all([trio(dots=dots, side=chance.random() > 0.5, color=color)])
-        await asyncio.sleep(chance.uniform(0, 0.1))
-        if chance.random() > 0.7:
+        dots = rng.sample(["a", "b", "c", "a b"], rng.randint(0, 3))
+        color = rng.choice(["Red", "Blue"])
+        await world.declare_all([trio(dots=dots, side=rng.random() > 0.5, color=color)])
+        await asyncio.sleep(rng.uniform(0, 0.1))
+        if rng.random() > 0.7:
             await world.restart_reconciler()
-    answer = await world.ask(KEY, Declared(trio(dots=["a", "c"], side=False, color="Blue")))
-    await until_ready(world, generation=answer.generation)
-    await until_colors(world, t_middle="Blue", t_dot_a="Black", t_dot_c="Black", t_base="Red")
+    response = await world.ask(KEY, Declared(trio(dots=["a", "c"], side=False, color="Blue")))
+    await wait_until_ready(world, generation=response.generation)
+    await wait_for_colors(world, t_middle="Blue", t_dot_a="Black", t_dot_c="Black", t_base="Red")
     assert (await generations(world))["t-base"] == 1
 
 
-async def test_a_part_that_its_kind_refuses_is_named_and_nothing_is_made(world: World):
+async def test_a_part_that_its_kind_refuses_is_named_and_nothing_is_created(world: World):
     await world.declare_all([trio(dots=["A"])])
     outcome = await world.until_outcome(KEY, "Failed")
     assert outcome.message.startswith("default/Shape/t-dot-A: external name 't-dot-A': use 1 to 63")
     assert await colors(world) == {}
 
 
-async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withdrawn(world: World):
+async def test_resources_outlive_their_definition_and_can_be_withdrawn(world: World):
     await declare_and_wait(world)
     await world.publish(DEFINITION, Withdrawn())
     await world.until_outcome(DEFINITION, "Deleted")
@@ -248,7 +250,7 @@ async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withd
     new = trio("new")
     assert not (await world.ask(new.key, Declared(new))).accepted
     await world.human.delete("t-side")
-    await until_colors(world, **ALL)
+    await wait_for_colors(world, **ALL)
     await world.publish(KEY, Withdrawn())
     await world.until_outcome(KEY, "Deleted")
     assert await colors(world) == {}
@@ -271,13 +273,13 @@ async def test_a_set_written_by_another_client_hides_no_other_object(world: Worl
     await world.declare_all([bad])
     await world.withdraw("t-side")
     await world.until_outcome("t-side", "Deleted")
-    await until_colors(world, **ALL)
+    await wait_for_colors(world, **ALL)
 
 
-# --- the pages
+# --- documented examples
 
 
-async def test_the_example_of_the_page_works_as_it_stands(world: World):
+async def test_the_documented_example_works_unchanged(world: World):
     page = (ROOT / "docs/kinds/kind-definition.md").read_text()
     marker = "<!-- applied by tests/composites/test_parts_on_the_loop.py -->\n```yaml\n"
     documents: list[Fields] = [*yaml.safe_load_all(page.split(marker)[1].split("```")[0])]
@@ -286,7 +288,7 @@ async def test_the_example_of_the_page_works_as_it_stands(world: World):
         manifest = msgspec.convert(document, Manifest)
         answer = await world.ask(manifest.key, Declared(manifest))
         assert answer.accepted, answer
-    row = await until_ready(world, ResourceKey("default", "Banner", "fair"))
+    row = await wait_until_ready(world, ResourceKey("default", "Banner", "fair"))
     assert await colors(world) == {
         "fair-top": "Red",
         "fair-bottom": "White",
@@ -295,7 +297,7 @@ async def test_the_example_of_the_page_works_as_it_stands(world: World):
     assert row.outputs["emblem"] == "Converged"
 
 
-def test_quoted_code_is_in_the_file_that_it_is_from() -> None:
+def test_quoted_code_is_in_the_named_file() -> None:
     quotes = re.findall(r"<!-- from (\S+) -->\n```python\n(.*?)```", COMPOSING, re.DOTALL)
     assert len(quotes) == COMPOSING.count("```python") > 0
     for path, quote in quotes:
@@ -312,19 +314,19 @@ def board(**fields: Fields) -> Manifest:
     return Manifest("boards/v1", "Board", Metadata(BOARD_KEY.name), its)
 
 
-async def test_the_board_of_the_page_is_made_painted_and_taken_apart(world: World):
+async def test_the_documented_board_is_created_painted_and_deleted(world: World):
     [example] = re.findall(r"```yaml\n(.*?)```", COMPOSING, re.DOTALL)
     declared = msgspec.convert(yaml.safe_load(example), Manifest)
     assert declared == board(badge={"enabled": True}, corners={"count": 2})
     await world.declare_all([declared])
-    row = await until_ready(world, BOARD_KEY)
+    row = await wait_until_ready(world, BOARD_KEY)
     assert row.outputs["components"] == {
         "frame": {"parts": 1, "ready": 1},
         "corners": {"parts": 2, "ready": 2},
         "badge": {"parts": 1, "ready": 1},
     }
     corners = {"b_corner_0": "Blue", "b_corner_1": "Blue"}
-    await until_colors(world, b_frame="Black", b_badge="Red", **corners)
+    await wait_for_colors(world, b_frame="Black", b_badge="Red", **corners)
     frame = await world.human.get("b-frame")
     assert (frame["type"], frame["labels"]["first-color"]) == ("Square", "Black")
     before = await objects(world)
@@ -333,16 +335,16 @@ async def test_the_board_of_the_page_is_made_painted_and_taken_apart(world: Worl
     await world.declare_all(
         [board(frame=painted, badge={"enabled": True, "color": "Green"}, corners={"count": 2})]
     )
-    await until_ready(world, BOARD_KEY, 2)
-    await until_colors(world, b_frame="White", b_badge="Red", **corners)
+    await wait_until_ready(world, BOARD_KEY, 2)
+    await wait_for_colors(world, b_frame="White", b_badge="Red", **corners)
     frame = await world.human.get("b-frame")
     assert (frame["type"], frame["labels"]["first-color"]) == ("Square", "Black")
     after = await objects(world)
     assert {name for name in before if after[name] != before[name]} == {"b-frame"}
 
     await world.declare_all([board(frame={"enabled": False}, corners={"count": 2})])
-    await until_ready(world, BOARD_KEY, 3)
-    await until_colors(world, **corners)
+    await wait_until_ready(world, BOARD_KEY, 3)
+    await wait_for_colors(world, **corners)
     position = await world.log.last_position()
     await world.until_observed_again(3)
     assert await world.log.last_position() == position, "an idle one is silent"

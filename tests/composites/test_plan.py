@@ -1,4 +1,4 @@
-"""Plans of composed resources: what follows in their parts is exactly what comes."""
+"""The plan of a composed resource lists exactly the actions on its parts that follow."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ async def plan(world: World, *manifests: Manifest, withdraw: tuple[ResourceKey, 
 
 
 def by_name(created_plan: Plan) -> dict[str, PlannedResource]:
-    return {each.key.name: each for each in created_plan.resources}
+    return {resource.key.name: resource for resource in created_plan.resources}
 
 
 def steps(created_plan: Plan) -> dict[str, str]:
-    """What the palette's action does about its parts."""
+    """Return the actions on parts that the palette's action leads to."""
     [action] = by_name(created_plan)["warm"].actions
     return {each.resource.rpartition("/")[2]: each.step for each in action.parts}
 
 
 def operations(created_plan: Plan) -> dict[str, list[str]]:
     return {
-        each.key.name: [one.operation for one in each.actions]
-        for each in created_plan.resources
-        if each.part_of == str(WARM)
+        resource.key.name: [action.operation for action in resource.actions]
+        for resource in created_plan.resources
+        if resource.part_of == str(WARM)
     }
 
 
-async def test_27_what_follows_in_the_parts_is_planned_and_is_what_comes(world: World):
+async def test_27_planned_actions_on_parts_are_the_actions_that_follow(world: World):
     created_plan = await plan(world, palette("warm", "Red", "Yellow"))
     assert steps(created_plan) == {"warm-red": "Declare", "warm-yellow": "Declare"}
     assert operations(created_plan) == {"warm-red": ["Create"], "warm-yellow": ["Create"]}
@@ -51,15 +51,19 @@ async def test_27_what_follows_in_the_parts_is_planned_and_is_what_comes(world: 
     assert not (await plan(world, palette("warm", "Red", "Yellow"))).changes
 
 
-async def test_27_a_part_that_changes_says_what_of_it(world: World):
+async def test_27_the_plan_shows_the_changed_field_of_a_part(world: World):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     created_plan = await plan(world, palette("warm", "Red", type="Circle"))
     [action] = by_name(created_plan)["warm"].actions
     [part] = action.parts
-    [change] = part.changes
+    [changed_part] = part.changes
     assert (part.resource, part.step) == ("default/Shape/warm-red", "Change")
-    assert (change.path, change.observed, change.wanted) == ("type", "Square", "Circle")
+    assert (changed_part.path, changed_part.observed, changed_part.wanted) == (
+        "type",
+        "Square",
+        "Circle",
+    )
     [update] = by_name(created_plan)["warm-red"].actions
     assert update.operation == "Update"
     await world.declare_all([palette("warm", "Red", type="Circle")])
@@ -67,7 +71,7 @@ async def test_27_a_part_that_changes_says_what_of_it(world: World):
     async def is_round() -> bool:
         return (await world.human.get("warm-red"))["type"] == "Circle"
 
-    await world.until(is_round, "it is what was planned")
+    await world.until(is_round, "the part is as planned")
 
 
 async def test_a_refreshed_plan_lists_the_apis_of_parts(world: World):
@@ -88,7 +92,7 @@ async def test_a_refreshed_plan_lists_the_apis_of_parts(world: World):
     assert listed == expected, "parts that the plan withdraws"
 
 
-async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: World):
+async def test_27_the_plan_of_a_withdrawal_names_deleted_parts_and_the_holder_of_one(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.publish(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
@@ -97,7 +101,7 @@ async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: 
         row = await world.client.status(shape("warm-red"))
         return row is not None and "billing" in row.finalizers
 
-    await world.until(is_held, "billing holds it")
+    await world.until(is_held, "billing holds the part")
     created_plan = await plan(world, withdraw=(WARM,))
     assert steps(created_plan) == {"warm-red": "Withdraw", "warm-yellow": "Withdraw"}
     assert operations(created_plan) == {"warm-red": [], "warm-yellow": ["Delete"]}
@@ -106,7 +110,7 @@ async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: 
     assert "billing" in held.message
 
 
-async def test_27_a_part_of_another_client_is_named_and_none_of_it_is_planned(world: World):
+async def test_27_a_part_declared_by_another_client_is_named_and_nothing_is_planned(world: World):
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged")
     created_plan = await plan(world, palette("warm", "Red", "Blue"))
@@ -116,7 +120,7 @@ async def test_27_a_part_of_another_client_is_named_and_none_of_it_is_planned(wo
     assert operations(created_plan) == {}
 
 
-async def test_27_a_part_that_a_decider_refuses_is_refused_in_the_plan(world: World):
+async def test_27_a_part_that_the_decider_refuses_is_refused_in_the_plan(world: World):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     created_plan = await plan(world, palette("warm", "Red", "Blue", copies={"Blue": "Blue"}))

@@ -1,4 +1,4 @@
-"""``Trio``: a kind that a definition makes of shapes, without code."""
+"""``Trio``: a kind that a definition composes of shapes, without code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SPEC: Fields = {
 
 
 def spec(**changes: Any) -> Fields:
-    """The definition with other members of ``composition``."""
+    """Return the definition with changed members of ``composition``."""
     return {**deepcopy(SPEC), "composition": {**deepcopy(SPEC["composition"]), **changes}}
 
 
@@ -64,7 +64,7 @@ def kind_from(definition: Fields = SPEC, generation: int = 1) -> Kind:
 
 
 def content(definition: Fields = SPEC, seen: ExternalObject | None = None, **fields: Any) -> Fields:
-    """What an object is made of, for a declaration and what is there."""
+    """Return the content of an object for a declaration and the existing children."""
     kind = kind_from(definition)
     assert kind.composition is not None
     return kind.composition.compose(KEY, kind.object_fields(kind.check_declared(fields)), seen)
@@ -76,6 +76,6 @@ def definition(fields: Fields = SPEC) -> Declared:
 
 
 def trio(name: str = KEY.name, **fields: Any) -> Manifest:
-    """Declare one."""
+    """Return the manifest of a trio."""
     its = {**fields, "providerConfigRef": {"name": CONFIG}}
     return Manifest("trios/v1", KIND, Metadata(name), its)

@@ -1,4 +1,4 @@
-"""Golden messages: what a log of this format contains, byte for byte, and how one is recorded.
+"""Golden messages: the exact bytes in a log of this format, and how to record them.
 
 ``python -m tests.events.golden`` writes a file for every class of message of which no golden file
 shows all fields. It changes no file of the same format, and removes those of older formats.
@@ -41,7 +41,7 @@ Class = type[msgspec.Struct]
 
 
 class Family(NamedTuple):
-    """Messages that are written and read in one way; ``path`` leads to the class's own fields."""
+    """Messages with the same encoding; ``path`` leads to the class's own fields."""
 
     classes: tuple[Class, ...]
     encode: Callable[[Any], bytes]
@@ -101,7 +101,7 @@ FAMILIES = {
     "listing": Family(get_args(ListingPart), _to_listing, _from_listing, "data"),
     "plain": Family(PLAIN, msgspec.json.encode, _plain),
 }
-"""By the name of their folders."""
+"""By the names of their folders."""
 
 
 def files() -> list[Path]:
@@ -115,7 +115,7 @@ def class_name(path: Path) -> str:
 
 
 def own_part(path: Path, content: Any) -> Any:
-    """Return what of a golden file's JSON is its class's own."""
+    """Return the part of a golden file's JSON that belongs to its class."""
     family = FAMILIES[path.parent.name]
     return content[family.path] if family.path else content
 
@@ -128,13 +128,13 @@ def decoded(path: Path) -> Any:
 
 
 def digest(path: Path) -> str:
-    """One line that changes with the file."""
+    """Return a line that changes with the file."""
     name = path.relative_to(FOLDER).as_posix()
     return f"{blake2b(path.read_bytes(), digest_size=8).hexdigest()}  {name}"
 
 
 def fields(data: Any, prefix: str = "") -> Iterator[str]:
-    """Name every field of a value, at every depth that has fields of its own."""
+    """Return the paths of all fields of a value, including nested ones."""
     if isinstance(data, dict):
         for name, value in data.items():  # pyright: ignore[reportUnknownVariableType]
             yield f"{prefix}{name}"
@@ -145,7 +145,7 @@ def fields(data: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _sample(info: inspect.Type) -> Any:
-    """Make a value of a type that no field has by default, as JSON shows it."""
+    """Return a JSON value of a type that no field has by default."""
     match info:
         case inspect.Metadata():
             return _sample(info.type)
@@ -198,12 +198,12 @@ def missing() -> list[tuple[str, Class]]:
 
 
 def _sample_of(family: Family, kind: Class) -> bytes:
-    """Write a message of a class in which every field is set to something."""
+    """Return a message of a class in which every field is set."""
     return family.encode(msgspec.convert(_sample(inspect.type_info(kind)), kind))
 
 
 def main() -> None:
-    """Write what is missing for the format of the log, and remove what is of another format."""
+    """Write missing files for the format of the log, and remove files of other formats."""
     for other_folder in {each for each in FOLDER.iterdir() if each.is_dir()} - {
         FOLDER / str(LOG_FORMAT)
     }:

@@ -1,4 +1,4 @@
-"""What is told where something that is declared is not allowed."""
+"""Errors of invalid declarations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Port(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class Thing(msgspec.Struct, forbid_unknown_fields=True):
-    """A struct with everything that can stand between the top and a field."""
+    """A struct with every type of nesting above a field."""
 
     color: Literal["Red", "Green"]
     ports: list[Port] = []
@@ -65,7 +65,7 @@ class Thing(msgspec.Struct, forbid_unknown_fields=True):
         ({}, "color: required"),
     ],
 )
-def test_an_error_names_the_place_what_is_wrong_and_what_is_allowed(
+def test_an_error_names_the_field_the_problem_and_the_allowed_values(
     fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
@@ -74,20 +74,20 @@ def test_an_error_names_the_place_what_is_wrong_and_what_is_allowed(
     assert field_error(caught.value, Thing, "spec") == f"spec.{message}"
 
 
-def test_an_error_of_the_whole_value_names_its_place() -> None:
+def test_an_error_of_the_whole_value_names_its_path() -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert([], Thing)
     assert field_error(caught.value, Thing, "spec") == "spec: must be a mapping, not a list"
     assert field_error(caught.value, Thing) == "must be a mapping, not a list"
 
 
-def test_a_policy_that_is_none_is_refused_with_those_there_are() -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     manifest = Manifest("shapes/v1", "Shape", Metadata("a"), {"policy": {"deletion": "orphan"}})
     with pytest.raises(InvalidManifestError, match=r"one of Delete, Orphan; did you mean Orphan\?"):
         split_manifest(manifest)
 
 
-def test_labels_that_would_fill_the_listings_of_an_api_are_refused() -> None:
+def test_labels_that_would_make_listings_too_large_are_refused() -> None:
     labels = {f"k{number}": "é" * 500 for number in range(9)}
     for allowed, each in ((True, labels | {"k8": ""}), (False, labels)):
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", labels=each))
@@ -98,6 +98,6 @@ def test_labels_that_would_fill_the_listings_of_an_api_are_refused() -> None:
             split_manifest(manifest)
 
 
-def test_only_what_is_alike_is_suggested() -> None:
+def test_only_similar_names_are_suggested() -> None:
     assert closest_hint("shpe", ["Shape", "Stream"]) == "; did you mean Shape?"
     assert closest_hint("bucket", ["Shape", "Stream"]) == ""

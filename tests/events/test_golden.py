@@ -18,14 +18,16 @@ HOW = (
 )
 
 
-def holds(part: Any, whole: Any) -> bool:
-    """Tell whether all of one JSON value is in another, which may have more fields."""
+def is_contained(part: Any, whole: Any) -> bool:
+    """Return whether one JSON value is contained in another, which may have more fields."""
     if isinstance(part, dict) and isinstance(whole, dict):
         mine, others = cast("dict[str, Any]", part), cast("dict[str, Any]", whole)
-        return all(name in others and holds(mine[name], others[name]) for name in mine)
+        return all(name in others and is_contained(mine[name], others[name]) for name in mine)
     if isinstance(part, list) and isinstance(whole, list):
         part_items, whole_items = cast("list[Any]", part), cast("list[Any]", whole)
-        return len(part_items) == len(whole_items) and all(map(holds, part_items, whole_items))
+        return len(part_items) == len(whole_items) and all(
+            map(is_contained, part_items, whole_items)
+        )
     return part == whole
 
 
@@ -34,14 +36,14 @@ def _name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", golden.files(), ids=_name)
-def test_a_stored_message_is_read_as_it_was_meant(path: Path) -> None:
+def test_a_stored_message_is_read_with_all_fields(path: Path) -> None:
     stored = msgspec.json.decode(path.read_bytes())
-    again = golden.decoded(path)
-    whole = stored if path.parent.name == "log" else golden.own_part(path, stored)
-    assert holds(whole, again), f"a field is lost, or means something else: {HOW}"
+    decoded = golden.decoded(path)
+    expected = stored if path.parent.name == "log" else golden.own_part(path, stored)
+    assert is_contained(expected, decoded), f"a field is lost, or has another meaning: {HOW}"
 
 
-def test_the_golden_files_are_of_the_format_of_the_log() -> None:
+def test_the_golden_files_have_the_format_of_the_log() -> None:
     formats = {path.parent.parent.name for path in golden.files()}
     assert formats == {str(LOG_FORMAT)}, HOW
 

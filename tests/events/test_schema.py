@@ -1,4 +1,4 @@
-"""The generated schemas: valid, complete, and true to what is encoded."""
+"""The generated schemas are valid, complete, and match the encoded messages."""
 
 import json
 from collections.abc import Iterator
@@ -143,7 +143,7 @@ def test_encoded_intake_fits_its_schema_and_no_other(data: IntakeData) -> None:
     assert [name for name in others if checker(name).is_valid(event)] == [mine]
 
 
-def test_every_intake_message_is_tried() -> None:
+def test_every_intake_message_has_an_example() -> None:
     assert {type(data) for data in INTAKE} == set(INTAKE_TYPES.values())
 
 
@@ -163,14 +163,14 @@ def test_encoded_event_of_the_log_fits(data: ResourceEvent) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "invalid_manifest",
     [{"kind": "Shape"}, {"apiVersion": "v1", "kind": "Shape", "metadata": {"name": "a"}, "x": 1}],
 )
-def test_manifest_with_a_mistake_does_not_fit(broken: Any) -> None:
-    assert not checker("Manifest").is_valid(broken)
+def test_manifest_with_a_mistake_does_not_fit(invalid_manifest: Any) -> None:
+    assert not checker("Manifest").is_valid(invalid_manifest)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_resolves() -> None:
     for document in (json_schema(), asyncapi()):
         references = list(refs(document))
         assert references
@@ -197,7 +197,7 @@ def test_asyncapi_shows_every_subject_of_the_code() -> None:
     }
 
 
-def test_asyncapi_lists_every_stage_that_a_role_may_write_dead_letters_of() -> None:
+def test_asyncapi_lists_every_stage_with_dead_letters() -> None:
     stages = {
         subject.split(".")[1]
         for each in PRINCIPALS
@@ -224,13 +224,13 @@ def test_asyncapi_declares_each_parameter_and_direction() -> None:
     )
 
 
-def test_answer_fits() -> None:
+def test_encoded_reply_fits() -> None:
     event = {"accepted": True, "reason": "Accepted", "generation": 1, "position": 5}
     checker("Reply").validate(event)
     assert Reply.__name__ in json_schema()["$defs"]
 
 
-def test_each_call_gives_a_document_of_its_own() -> None:
+def test_each_call_returns_a_new_document() -> None:
     asyncapi()["channels"].clear()
     json_schema()["$defs"].clear()
     assert asyncapi()["channels"]

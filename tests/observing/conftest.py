@@ -1,4 +1,4 @@
-"""Observing is told in the scenarios' worlds; the records API is there for a second kind."""
+"""The worlds of the scenarios, with the records API for a second kind."""
 
 from __future__ import annotations
 

@@ -33,21 +33,21 @@ from tests.scenarios.harness import World, api_config, every
 pytestmark = [pytest.mark.caddy]
 
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "route.md"
-NEVER_SECONDS = 3600
+NO_RESYNC_SECONDS = 3600
 REPEATS = 3
 
 
 class Site:
-    """A reconciler of the routes whose names begin with a prefix, and what stands behind them."""
+    """A reconciler of the routes whose names begin with a prefix, and their backends."""
 
     def __init__(self, world: World, server: Caddy, prefix: str, folder: Path) -> None:
         self.world, self.server, self.prefix, self.folder = world, server, prefix, folder
         self.admin = CaddyAdmin(server)
         self.host = f"{prefix}.example.org"
-        self.authority = trustme.CA()
-        authority = self.authority.cert_pem.bytes().decode()
-        self.trusting = ssl.create_default_context(cadata=authority)
-        self.closing = AsyncExitStack()
+        self.ca = trustme.CA()
+        ca = self.ca.cert_pem.bytes().decode()
+        self.tls_context = ssl.create_default_context(cadata=ca)
+        self.exit_stack = AsyncExitStack()
 
     @property
     def url(self) -> str:
@@ -76,14 +76,14 @@ class Site:
         return ResourceKey("default", "Route", self.name(name))
 
     async def backend(self, name: str) -> Backend:
-        return await self.closing.enter_async_context(Backend(name))
+        return await self.exit_stack.enter_async_context(Backend(name))
 
     def certificate(self) -> dict[str, str]:
-        """Issue another one into the same files."""
-        return write_certificate(self.folder / "tls", self.authority.issue_cert(self.host))
+        """Write a new certificate into the same files."""
+        return write_certificate(self.folder / "tls", self.ca.issue_cert(self.host))
 
     async def declare(self, name: str, backends: list[str], **spec: Any) -> None:
-        """Declare a route, and wait until it can be used as it is declared now."""
+        """Declare a route, and wait until it has converged to this declaration."""
         fields = {"hosts": [self.host], "providerConfigRef": {"name": "caddy"}, **spec}
         manifest = Manifest(
             "caddy/v1", "Route", Metadata(self.name(name)), {**fields, "backends": backends}
@@ -94,8 +94,8 @@ class Site:
         )
         assert outcome.outcome == "Converged", outcome
 
-    async def asks(self, path: str = "/") -> str:
-        """Ask once; a connection that a change of Caddy's has met before an answer is no answer."""
+    async def request_text(self, path: str = "/") -> str:
+        """Send a request; repeat it if a Caddy reload closed the connection before a response."""
         async with httpx.AsyncClient(base_url=self.url, headers={"Host": self.host}) as client:
             for _ in range(REPEATS):
                 with suppress(httpx.RemoteProtocolError, httpx.ReadError):
@@ -103,14 +103,14 @@ class Site:
                     return answer.text if answer.is_success else str(answer.status_code)
         return "no answer"
 
-    async def is_served(self) -> str:
+    async def served_fingerprint(self) -> str:
         """Return the fingerprint of the certificate that a new connection gets."""
         while True:
             with contextlib.suppress(ConnectionResetError):  # a reload replaces the listener
                 _, writer = await asyncio.open_connection(
                     "127.0.0.1",
                     self.server.https_port,
-                    ssl=self.trusting,
+                    ssl=self.tls_context,
                     server_hostname=self.host,
                 )
                 break
@@ -128,7 +128,7 @@ class Site:
         await self.world.until(is_met, what, seconds=30)
 
     async def end(self) -> None:
-        await self.closing.aclose()
+        await self.exit_stack.aclose()
         await self.admin.close()
 
 
@@ -136,12 +136,12 @@ class Site:
 async def site(
     bare_world: World, caddy_server: Caddy, unique: str, tmp_path: Path
 ) -> AsyncIterator[Site]:
-    one = Site(bare_world, caddy_server, unique.lower(), tmp_path)
-    yield one
-    await one.end()
+    opened = Site(bare_world, caddy_server, unique.lower(), tmp_path)
+    yield opened
+    await opened.end()
 
 
-async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Site) -> None:
+async def test_the_documented_routes_serve_requests_and_are_deleted_completely(site: Site) -> None:
     a, b, api = [await site.backend(name) for name in ("a", "b", "api")]
     applied = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
     (block,) = re.findall(applied, PAGE.read_text(), re.DOTALL)
@@ -167,11 +167,11 @@ async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Sit
         outcome = await world.client.wait_for(each.key, generation=1, timeout_seconds=30)
         assert outcome.outcome == "Converged"
 
-    assert {await site.asks() for _ in range(4)} == {"a", "b"}
-    assert await site.asks("/api") == await site.asks("/api/orders") == "api"
-    assert await site.asks("/apis") in ("a", "b")
-    async with Visitors(site.secure_url, site.host, site.trusting).send_requests(1) as visitors:
-        await site.until(lambda: _true(len(visitors.answers) == 2), "both answer over TLS")
+    assert {await site.request_text() for _ in range(4)} == {"a", "b"}
+    assert await site.request_text("/api") == await site.request_text("/api/orders") == "api"
+    assert await site.request_text("/apis") in ("a", "b")
+    async with Visitors(site.secure_url, site.host, site.tls_context).send_requests(1) as visitors:
+        await site.until(lambda: _true(len(visitors.answers) == 2), "both routes respond over TLS")
     shop = await world.client.status(declared[0].key)
     assert shop is not None
     assert shop.outputs["urls"] == [f"http://{site.host}:{site.server.http_port}/"]
@@ -180,7 +180,7 @@ async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Sit
         await world.publish(each.key, Withdrawn())
     for each in declared:
         await world.until_outcome(each.key, "Deleted")
-    assert await site.asks() == ""
+    assert await site.request_text() == ""
     assert site.prefix not in repr(await site.admin.get("/config/"))
 
 
@@ -188,10 +188,10 @@ async def _true(value: bool) -> bool:
     return value
 
 
-async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_alone(
+async def test_out_of_band_changes_are_reverted_and_foreign_routes_are_left_alone(
     site: Site,
 ) -> None:
-    await site.begin(resync=NEVER_SECONDS)
+    await site.begin(resync=NO_RESYNC_SECONDS)
     a = await site.backend("a")
     foreign_route: dict[str, Any] = {
         "@id": f"{site.prefix}-theirs",
@@ -200,22 +200,22 @@ async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_
     }
     await site.admin.send("POST", f"{SERVERS}/http/routes", foreign_route)
     await site.declare("shop", [a.address], paths=["/"])
-    clean = await site.admin.find(site.name("shop"))
-    assert clean is not None
+    declared_route = await site.admin.find(site.name("shop"))
+    assert declared_route is not None
     edits = [
-        ("PATCH", {**clean, "handle": [{"handler": "static_response", "body": "edited"}]}),
-        ("PATCH", {**clean, "terminal": False}),
+        ("PATCH", {**declared_route, "handle": [{"handler": "static_response", "body": "edited"}]}),
+        ("PATCH", {**declared_route, "terminal": False}),
         ("DELETE", None),
     ]
     for method, content in edits:
         await site.admin.send(method, f"/id/{site.name('shop')}", content)
 
-        async def is_mended() -> bool:
+        async def is_reverted() -> bool:
             route = await site.admin.find(site.name("shop"))
-            return route is not None and {**route, "group": ""} == {**clean, "group": ""}
+            return route is not None and {**route, "group": ""} == {**declared_route, "group": ""}
 
-        await site.until(is_mended, f"undone: {method}")
-        await site.until(lambda: _has_answer(site, "a"), "it is asked again")
+        await site.until(is_reverted, f"undone: {method}")
+        await site.until(lambda: _has_answer(site, "a"), "the route serves requests again")
     await site.world.until_outcome(site.key("shop"), "Converged")
     await site.world.until_settled()
     assert every(DriftDetected, await site.world.facts(site.key("shop")))
@@ -228,13 +228,13 @@ async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_
     assert observer is not None
     listings = observer.listings
     await site.admin.send("PATCH", f"/id/{site.prefix}-theirs", {**foreign_route, "terminal": True})
-    await site.until(lambda: _true(observer.listings > listings), "another change is seen")
+    await site.until(lambda: _true(observer.listings > listings), "the foreign change is read")
     await site.world.until_settled()
     assert await site.actions("shop") == count_before, "nothing is written while nothing differs"
 
 
-async def test_backends_follow_the_outputs_that_they_refer_to(site: Site) -> None:
-    await site.begin(resync=NEVER_SECONDS)
+async def test_backends_follow_the_outputs_that_they_reference(site: Site) -> None:
+    await site.begin(resync=NO_RESYNC_SECONDS)
     a = await site.backend("a")
     await site.declare("inner", [a.address])
     reference = {"$ref": f"Route/{site.name('inner')}", "field": "outputs.listen"}
@@ -254,35 +254,35 @@ async def test_backends_follow_the_outputs_that_they_refer_to(site: Site) -> Non
 
 
 async def _has_answer(site: Site, expected: str) -> bool:
-    return await site.asks() == expected
+    return await site.request_text() == expected
 
 
-async def test_a_roll_of_backends_under_load_fails_no_request(site: Site) -> None:
-    await site.begin(resync=NEVER_SECONDS)
-    first = old = await site.backend("v1")
-    await site.declare("shop", [old.address])
-    slow = asyncio.create_task(site.asks("/slow"))
-    await old.is_held.wait()
+async def test_a_rollout_of_backends_under_load_fails_no_request(site: Site) -> None:
+    await site.begin(resync=NO_RESYNC_SECONDS)
+    first_backend = old_backend = await site.backend("v1")
+    await site.declare("shop", [old_backend.address])
+    slow_request = asyncio.create_task(site.request_text("/slow"))
+    await old_backend.is_held.wait()
     reader, writer = await _websocket(site)
     async with Visitors(site.url, site.host).send_requests() as visitors:
         for version in ("v2", "v3", "v4"):
-            new = await site.backend(version)
-            await site.declare("shop", [old.address, new.address])
+            new_backend = await site.backend(version)
+            await site.declare("shop", [old_backend.address, new_backend.address])
             await site.until(lambda: _true(visitors.answers[version] > 3), f"{version} answers")  # noqa: B023
             if version == "v3":
-                old.end()  # before its route knows: what is sent there goes to the other
+                old_backend.end()  # before the route changes, so Caddy uses the other backend
                 count = visitors.answers[version]
                 await site.until(lambda: _true(visitors.answers["v3"] > count + 20), "v3 alone")  # noqa: B023
-            await site.declare("shop", [new.address])
-            if old is not first:  # it still answers one
-                old.end()
-            old = new
+            await site.declare("shop", [new_backend.address])
+            if old_backend is not first_backend:  # it is still serving the slow request
+                old_backend.end()
+            old_backend = new_backend
         count_before = visitors.answers["v4"]
         await site.until(lambda: _true(visitors.answers["v4"] > count_before + 20), "v4 alone")
         writer.write(b"still here")
         assert await reader.readexactly(10) == b"still here", "a WebSocket outlives each change"
-        first.may_end.set()
-        assert await slow == "v1", "what was under way is answered by who was asked"
+        first_backend.may_end.set()
+        assert await slow_request == "v1", "the original backend serves the request in progress"
     assert visitors.failed == []
     assert visitors.repeated < sum(visitors.answers.values()) / 10
     writer.close()
@@ -296,24 +296,26 @@ async def _websocket(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return reader, writer
 
 
-async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(site: Site) -> None:
+async def test_a_certificate_is_replaced_under_load_and_an_invalid_one_is_ignored(
+    site: Site,
+) -> None:
     await site.begin(resync=0.3)
     a = await site.backend("a")
     files = site.certificate()
     await site.declare("shop", [a.address], tls=files)
-    first = await site.is_served()
-    async with Visitors(site.secure_url, site.host, site.trusting).send_requests(2) as visitors:
-        await site.until(lambda: _true(visitors.answers["a"] > 5), "it is asked")
+    first_fingerprint = await site.served_fingerprint()
+    async with Visitors(site.secure_url, site.host, site.tls_context).send_requests(2) as visitors:
+        await site.until(lambda: _true(visitors.answers["a"] > 5), "the route serves requests")
         site.certificate()
 
         async def is_swapped() -> bool:
-            return await site.is_served() != first
+            return await site.served_fingerprint() != first_fingerprint
 
-        await site.until(is_swapped, "new connections get the new one")
+        await site.until(is_swapped, "new connections get the new certificate")
         await site.world.until_outcome(site.key("shop"), "Converged")
-        second = await site.is_served()
-        good = read_file(files["keyFile"])
-        put(files["keyFile"], site.authority.issue_cert(site.host).private_key_pem.bytes())
+        second_fingerprint = await site.served_fingerprint()
+        valid_key = read_file(files["keyFile"])
+        put(files["keyFile"], site.ca.issue_cert(site.host).private_key_pem.bytes())
 
         async def readiness() -> str:
             row = await site.world.client.status(site.key("shop"))
@@ -323,25 +325,28 @@ async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(si
         async def is_reported() -> bool:
             return await readiness() == "CertificateFiles"
 
-        await site.until(is_reported, "the outcome says that the files cannot be used")
+        await site.until(is_reported, "the status reports the invalid files")
         request_count = visitors.answers["a"]
-        await site.until(lambda: _true(visitors.answers["a"] > request_count + 5), "it is asked on")
-        assert await site.is_served() == second, "the old one stays"
-        put(files["keyFile"], good)
+        await site.until(
+            lambda: _true(visitors.answers["a"] > request_count + 5),
+            "the route continues to serve requests",
+        )
+        assert await site.served_fingerprint() == second_fingerprint, "the old certificate stays"
+        put(files["keyFile"], valid_key)
 
-        async def is_well() -> bool:
+        async def is_healthy() -> bool:
             return await readiness() == "Ready"
 
-        await site.until(is_well, "right files are enough")
+        await site.until(is_healthy, "the route recovers with valid files")
     assert visitors.failed == []
     texts = repr([await site.world.history(site.key("shop")), await site.world.rows()])
-    for place in (texts, read_file(str(site.server.log)).decode()):
-        assert "PRIVATE KEY" not in place
-        assert good.splitlines()[1].decode() not in place
+    for text in (texts, read_file(str(site.server.log)).decode()):
+        assert "PRIVATE KEY" not in text
+        assert valid_key.splitlines()[1].decode() not in text
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_proxy_that_is_killed_has_all_routes_again(
+async def test_a_killed_proxy_gets_all_routes_again(
     bare_world: World, unique: str, tmp_path: Path, is_lost: bool
 ) -> None:
     server = Caddy()
@@ -352,21 +357,27 @@ async def test_a_proxy_that_is_killed_has_all_routes_again(
         a = await site.backend("a")
         await site.declare("shop", [a.address])
         await site.declare("shop-tls", [a.address], tls=site.certificate())
-        fingerprint = await site.is_served()
+        fingerprint = await site.served_fingerprint()
         await server.kill()
         if is_lost:  # as if it ran without --resume
             (folder / "caddy" / "config" / "caddy" / "autosave.json").unlink()
         await server.start(folder / "caddy")
         if not is_lost:
-            assert (await site.asks(), await site.is_served()) == ("a", fingerprint), "at once"
+            assert (await site.request_text(), await site.served_fingerprint()) == (
+                "a",
+                fingerprint,
+            ), "immediately"
 
         async def is_back() -> bool:
             try:
-                return (await site.asks(), await site.is_served()) == ("a", fingerprint)
+                return (await site.request_text(), await site.served_fingerprint()) == (
+                    "a",
+                    fingerprint,
+                )
             except (httpx.HTTPError, OSError):
                 return False
 
-        await site.until(is_back, "both routes are there")
+        await site.until(is_back, "both routes serve requests")
         for name in ("shop", "shop-tls"):
             await site.world.until_outcome(site.key(name), "Converged")
             assert await site.actions(name) == 1 + is_lost

@@ -1,4 +1,4 @@
-"""An API's feed of changes: what it brings forward, and how little a broken one costs."""
+"""An API's change feed triggers listings, and a broken feed costs little."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 
-PATIENCE_SECONDS = 30.0
-LEAST_SECONDS = 0.1
+TIMEOUT_SECONDS = 30.0
+MIN_RESYNC_SECONDS = 0.1
 MIN_INTERVAL_SECONDS = 0.05
-ONE_TICK_SECONDS = 0.02
-"""By so much an event loop's timer may be early."""
+TIMER_TOLERANCE_SECONDS = 0.02
+"""An event loop's timer may fire this much early."""
 
 RETRY = Retry(initial_seconds=0.1, max_seconds=60)
 CONFIG = ProviderConfigSpec(
     "test",
     "http://test",
     resync_seconds=3600,
-    least_resync_seconds=LEAST_SECONDS,
+    least_resync_seconds=MIN_RESYNC_SECONDS,
     retry=RETRY,
 )
 CONFIG_KEY = ResourceKey("system", "ProviderConfig", "default")
 
 
 class Api:
-    """Keeps the times of its listings and of the questions for changes; ``tells`` answers these."""
+    """Records the times of listings and change requests; ``report_changes`` serves the latter."""
 
-    def __init__(self, tells: Callable[[str | None], Awaitable[str]]) -> None:
-        self.tells = tells
+    def __init__(self, report_changes: Callable[[str | None], Awaitable[str]]) -> None:
+        self.report_changes = report_changes
         self.listed_at: list[float] = []
-        self.asked_at: list[float] = []
-        self.open_questions = 0
+        self.requested_at: list[float] = []
+        self.open_requests = 0
 
     def __call__(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
@@ -86,18 +86,18 @@ class Api:
 
     async def changes(self, after: str | None) -> str:
         await CallPermit().before_request()
-        self.asked_at.append(time.monotonic())
-        self.open_questions += 1
+        self.requested_at.append(time.monotonic())
+        self.open_requests += 1
         try:
-            return await self.tells(after)
+            return await self.report_changes(after)
         finally:
-            self.open_questions -= 1
+            self.open_requests -= 1
 
     async def close(self) -> None: ...
 
 
 class Intake:
-    """Takes nothing: there is nothing to observe."""
+    """Accepts no message, because there is nothing to observe."""
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         assert not messages
@@ -143,12 +143,12 @@ class Stage:
 
     def declares(self, config: ProviderConfigSpec) -> None:
         fields = msgspec.to_builtins(config, str_keys=True)
-        self.tells(
+        self.report_changes(
             SpecDeclared(1, "reconciler/v1", "", "default", fields, policy=Policy()),
         )
 
-    def tells(self, data: ResourceEvent) -> None:
-        """Let the log say something of the configuration."""
+    def report_changes(self, data: ResourceEvent) -> None:
+        """Apply an event of the configuration."""
         self._version += 1
         reported_event = event(CONFIG_KEY, self._version, data)
         self.configurations.apply(reported_event)
@@ -156,24 +156,24 @@ class Stage:
 
 
 @asynccontextmanager
-async def observed(stage: Stage) -> AsyncGenerator[None]:
+async def running_observer(stage: Stage) -> AsyncGenerator[None]:
     watching = asyncio.create_task(stage.observer.run())
     try:
         yield
         assert not watching.done()
     finally:
         watching.cancel()
-        await asyncio.wait({watching}, timeout=PATIENCE_SECONDS)
+        await asyncio.wait({watching}, timeout=TIMEOUT_SECONDS)
     assert watching.cancelled()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.005)
 
 
-def gaps(times: Sequence[float]) -> list[float]:
+def intervals(times: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
@@ -182,50 +182,54 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_feed, "MIN_INTERVAL_SECONDS", MIN_INTERVAL_SECONDS)
 
 
-async def never_answers(_after: str | None) -> str:
+async def never_respond(_after: str | None) -> str:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def says_nothing_new(_after: str | None) -> str:
+async def report_no_change(_after: str | None) -> str:
     return "mark"
 
 
-async def test_a_change_brings_the_next_listing_forward() -> None:
+async def test_a_change_triggers_the_next_listing() -> None:
     changed = asyncio.Event()
 
-    async def tells(after: str | None) -> str:
+    async def report_changes(after: str | None) -> str:
         if after == "first":
             await changed.wait()
             return "second"
-        return "first" if after is None else await never_answers(after)
+        return "first" if after is None else await never_respond(after)
 
-    api = Api(tells)
-    async with observed(Stage(api)):
-        await until(lambda: len(api.listed_at) == 2)  # the second: since the first mark is new
-        assert len(api.asked_at) < 3
+    api = Api(report_changes)
+    async with running_observer(Stage(api)):
+        await until(
+            lambda: len(api.listed_at) == 2
+        )  # the second listing, because the first mark is new
+        assert len(api.requested_at) < 3
         changed.set()
         await until(lambda: len(api.listed_at) == 3)
 
 
-async def test_a_feed_that_always_reports_changes_is_followed_as_often_as_allowed() -> None:
+async def test_a_feed_that_always_reports_changes_triggers_listings_at_the_minimum_interval() -> (
+    None
+):
     marks = count()
 
     async def always_changed(_after: str | None) -> str:
         return str(next(marks))
 
     api = Api(always_changed)
-    async with observed(Stage(api)):
+    async with running_observer(Stage(api)):
         await until(lambda: len(api.listed_at) >= 5)
-    assert min(gaps(api.listed_at)) >= LEAST_SECONDS - ONE_TICK_SECONDS
-    assert min(gaps(api.asked_at)) >= LEAST_SECONDS - ONE_TICK_SECONDS
+    assert min(intervals(api.listed_at)) >= MIN_RESYNC_SECONDS - TIMER_TOLERANCE_SECONDS
+    assert min(intervals(api.requested_at)) >= MIN_RESYNC_SECONDS - TIMER_TOLERANCE_SECONDS
 
 
-async def test_a_feed_that_returns_immediately_without_a_change_is_no_hot_loop() -> None:
-    api = Api(says_nothing_new)
-    async with observed(Stage(api)):
-        await until(lambda: len(api.asked_at) >= 10)
-    assert min(gaps(api.asked_at)) >= MIN_INTERVAL_SECONDS - ONE_TICK_SECONDS
+async def test_a_feed_that_returns_immediately_without_a_change_causes_no_hot_loop() -> None:
+    api = Api(report_no_change)
+    async with running_observer(Stage(api)):
+        await until(lambda: len(api.requested_at) >= 10)
+    assert min(intervals(api.requested_at)) >= MIN_INTERVAL_SECONDS - TIMER_TOLERANCE_SECONDS
     assert len(api.listed_at) <= 2
 
 
@@ -238,10 +242,10 @@ async def test_a_feed_that_returns_immediately_without_a_change_is_no_hot_loop()
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_feed_that_fails_is_left_alone_ever_longer_and_nothing_else_is(
+async def test_a_failing_feed_is_retried_at_growing_intervals_and_affects_nothing_else(
     error: BaseException,
 ) -> None:
-    """Its failures open no breaker: actions and listings go on."""
+    """Its failures open no breaker, so actions and listings continue."""
 
     async def fails(_after: str | None) -> str:
         raise error
@@ -249,47 +253,47 @@ async def test_a_feed_that_fails_is_left_alone_ever_longer_and_nothing_else_is(
     api = Api(fails)
     config = replace(CONFIG, resync_seconds=0.3, breaker=Breaker(failures=1))
     stage = Stage(api, config)
-    async with observed(stage):
-        await until(lambda: len(api.asked_at) >= 4 and len(api.listed_at) >= 3)
+    async with running_observer(stage):
+        await until(lambda: len(api.requested_at) >= 4 and len(api.listed_at) >= 3)
         assert stage.gates.of("default").is_open
-    first, *_, last = gaps(api.asked_at[:4])
-    assert first >= RETRY.initial_seconds / 2 - ONE_TICK_SECONDS
-    assert last >= 2 * RETRY.initial_seconds - ONE_TICK_SECONDS
-    assert min(gaps(api.listed_at)) >= 0.3 * (1 - JITTER) - ONE_TICK_SECONDS
+    first, *_, last = intervals(api.requested_at[:4])
+    assert first >= RETRY.initial_seconds / 2 - TIMER_TOLERANCE_SECONDS
+    assert last >= 2 * RETRY.initial_seconds - TIMER_TOLERANCE_SECONDS
+    assert min(intervals(api.listed_at)) >= 0.3 * (1 - JITTER) - TIMER_TOLERANCE_SECONDS
 
 
-async def test_a_feed_that_never_answers_keeps_no_listing_and_no_end_waiting() -> None:
-    api = Api(never_answers)
-    async with observed(Stage(api, replace(CONFIG, resync_seconds=0.2))):
+async def test_a_feed_that_never_responds_delays_no_listing_and_no_shutdown() -> None:
+    api = Api(never_respond)
+    async with running_observer(Stage(api, replace(CONFIG, resync_seconds=0.2))):
         await until(lambda: len(api.listed_at) >= 3)
-        assert (len(api.asked_at), api.open_questions) == (1, 1)
-    assert api.open_questions == 0
+        assert (len(api.requested_at), api.open_requests) == (1, 1)
+    assert api.open_requests == 0
 
 
-async def test_a_feed_is_followed_as_long_as_it_is_declared() -> None:
-    api = Api(never_answers)
+async def test_a_feed_is_read_as_long_as_it_is_declared() -> None:
+    api = Api(never_respond)
     stage = Stage(api)
-    async with observed(stage):
-        await until(lambda: api.open_questions == 1)
+    async with running_observer(stage):
+        await until(lambda: api.open_requests == 1)
         stage.declares(replace(CONFIG, least_resync_seconds=CONFIG.resync_seconds))
-        await until(lambda: api.open_questions == 0)
+        await until(lambda: api.open_requests == 0)
         stage.declares(CONFIG)
-        await until(lambda: api.open_questions == 1)
-        stage.tells(SpecWithdrawn(2))
-        await until(lambda: api.open_questions == 0)
+        await until(lambda: api.open_requests == 1)
+        stage.report_changes(SpecWithdrawn(2))
+        await until(lambda: api.open_requests == 0)
 
 
-async def test_another_api_has_other_marks() -> None:
-    """A mark that is equal by chance says nothing of the API that the configuration names now."""
+async def test_marks_are_not_used_for_another_api() -> None:
+    """An equal mark of the API that the configuration names now is a coincidence."""
     requests: list[str | None] = []
 
-    async def tells(after: str | None) -> str:
+    async def report_changes(after: str | None) -> str:
         requests.append(after)
         return "mark"
 
-    api = Api(tells)
+    api = Api(report_changes)
     stage = Stage(api)
-    async with observed(stage):
+    async with running_observer(stage):
         await until(lambda: len(requests) >= 2)
         stage.declares(replace(CONFIG, endpoint="http://other"))
         count_before = len(requests)
@@ -298,13 +302,13 @@ async def test_another_api_has_other_marks() -> None:
     assert requests.count(None) == 2
 
 
-async def test_a_throttled_feed_closes_the_gate_for_all() -> None:
+async def test_a_throttled_feed_closes_the_gate_for_all_calls() -> None:
     async def throttles(_after: str | None) -> str:
         raise ThrottledError("too many", status=429, retry_after_seconds=3600)
 
     api = Api(throttles)
     stage = Stage(api)
-    async with observed(stage):
+    async with running_observer(stage):
         await until(lambda: stage.gates.of("default").closed_seconds > 0)
         with pytest.raises(GateClosedError):
             await stage.observer.list_once("default", "Shape")
@@ -314,11 +318,11 @@ async def test_a_throttled_feed_closes_the_gate_for_all() -> None:
 async def test_a_feed_is_not_called_while_a_breaker_is_open_and_is_never_its_probe(
     seconds: float,
 ) -> None:
-    stage = Stage(Api(never_answers))
+    stage = Stage(Api(never_respond))
     until_then = datetime.now(UTC) + timedelta(seconds=seconds)
-    stage.tells(BreakerOpened(until_then, seconds, 5))
+    stage.report_changes(BreakerOpened(until_then, seconds, 5))
     with pytest.raises(GateClosedError), HintCalls(stage.gates.of("default"), "default"):
         await CallPermit().before_request()
-    stage.tells(BreakerClosed())
+    stage.report_changes(BreakerClosed())
     with HintCalls(stage.gates.of("default"), "default"):
         await CallPermit().before_request()

@@ -1,4 +1,4 @@
-"""ProviderConfigs: two APIs of one kind side by side, a second kind, and what comes and goes."""
+"""ProviderConfigs: two APIs of one kind, a second kind, and changes of configurations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def other_human(tmp_path: Path) -> AsyncIterator[Human]:
     await process.stop()
 
 
-async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human: Human):
+async def test_two_apis_of_one_kind_do_not_affect_each_other(world: World, other_human: Human):
     await world.configure(
         api_config(other_human.url, scope=Scope(namespace="second")), name="second"
     )
@@ -50,14 +50,14 @@ async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human:
     async def is_repainted() -> bool:
         return (await other_human.get("there"))["color"] == "Purple"
 
-    await world.until(is_repainted, "what drifted there is corrected there")
+    await world.until(is_repainted, "drift in the second API is corrected in that API")
     await world.until_observed_again()
     assert await world.human.effects() == ["POST"]
     assert await other_human.effects("here") == ["human POST"]
     assert every(DriftDetected, await world.facts("here")) == []
 
 
-async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
+async def test_two_undeclared_objects_of_one_name_do_not_alternate(
     world: World, other_human: Human
 ):
     await world.human.create("bar")
@@ -73,10 +73,10 @@ async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
     assert await world.log_position() == position
 
 
-async def test_an_object_is_seen_whose_name_is_that_of_a_resource_elsewhere(world: World):
-    elsewhere = Metadata("bar", annotations={EXTERNAL_NAME_ANNOTATION: "foo"})
+async def test_an_object_named_like_a_resource_in_another_api_is_reported(world: World):
+    other_api = Metadata("bar", annotations={EXTERNAL_NAME_ANNOTATION: "foo"})
     await world.declare_all(
-        [Manifest("shapes/v1", "Shape", elsewhere, {"type": "Square", "color": "Red"})]
+        [Manifest("shapes/v1", "Shape", other_api, {"type": "Square", "color": "Red"})]
     )
     await world.until_outcome("bar", "Converged")
 
@@ -100,7 +100,7 @@ async def test_a_resource_waits_for_its_configuration(bare_world: World):
     assert await world.human.effects() == ["POST"]
 
 
-async def test_a_configuration_that_is_withdrawn_ends_its_listings_and_nothing_else(world: World):
+async def test_a_withdrawn_configuration_ends_its_listings_and_nothing_else(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.until_observed_again()
@@ -121,18 +121,20 @@ async def test_a_configuration_that_is_withdrawn_ends_its_listings_and_nothing_e
     await world.until_outcome("foo", "Converged")
 
 
-async def test_a_configuration_that_moves_is_followed(world: World, other_human: Human):
+async def test_resources_follow_a_configuration_to_its_new_endpoint(
+    world: World, other_human: Human
+):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
     await world.configure(api_config(other_human.url))
 
-    await world.until(lambda: other_human.find("foo"), "foo is made at the new place")
+    await world.until(lambda: other_human.find("foo"), "foo is created at the new endpoint")
     assert await world.human.effects() == ["POST"]
     assert await other_human.effects() == ["POST"]
 
 
-# --- the second kind
+# --- a second kind
 
 
 def record(*values: str, ttl: int = 60) -> Manifest:
@@ -145,8 +147,10 @@ def record(*values: str, ttl: int = 60) -> Manifest:
     return Manifest("records/v1", "Record", Metadata("www"), spec)
 
 
-async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World, records_url: str):
-    """An API without idempotency keys, whose values have another order than ours."""
+async def test_a_record_is_created_corrected_changed_and_deleted(
+    bare_world: World, records_url: str
+):
+    """The API has no idempotency keys, and returns values in a different order."""
     world, key = bare_world, ResourceKey("default", "Record", "www")
     zone = records_url + "/zones/example.org"
     await world.start_reconciler()
@@ -168,14 +172,14 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
         assert await world.log_position() == position  # the same set in another order
 
         etag = (await api.get("/records/www")).headers["ETag"]
-        by_hand = {"type": "A", "values": ["10.6.6.6"], "ttl": 60, "tags": found["tags"]}
-        put = await api.put("/records/www", json=by_hand, headers={"If-Match": etag})
-        put.raise_for_status()
+        changed_record = {"type": "A", "values": ["10.6.6.6"], "ttl": 60, "tags": found["tags"]}
+        response = await api.put("/records/www", json=changed_record, headers={"If-Match": etag})
+        response.raise_for_status()
 
         async def is_corrected() -> bool:
             return await values() == ["10.0.0.1", "10.0.0.2"]
 
-        await world.until(is_corrected, "the values come back")
+        await world.until(is_corrected, "the values are restored")
         await world.until_observed_again()
         drift = only(DriftDetected, await world.facts(key))
         assert drift.differences == (
@@ -190,7 +194,7 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
         assert (await api.get("/records/www")).status_code == 404
 
 
-async def test_a_record_waits_until_its_configuration_is_of_its_provider(
+async def test_a_record_waits_until_its_configuration_names_its_provider(
     world: World, records_url: str
 ):
     key = ResourceKey("default", "Record", "www")
@@ -210,7 +214,7 @@ async def test_a_record_waits_until_its_configuration_is_of_its_provider(
     await world.until_outcome(key, "Converged", generation=3)
 
 
-async def test_both_kinds_of_one_name_are_two_resources(world: World, records_url: str):
+async def test_two_kinds_with_one_name_are_two_resources(world: World, records_url: str):
     zone = records_url + "/zones/example.net"
     await world.configure(api_config(zone, provider="records"), name="zone")
     await world.declare("www")
@@ -222,7 +226,7 @@ async def test_both_kinds_of_one_name_are_two_resources(world: World, records_ur
     assert await world.human.effects() == ["POST"]
 
 
-async def test_a_resource_waits_for_the_permission_of_its_namespace_and_leaves_without(
+async def test_a_resource_waits_until_its_namespace_is_allowed_and_can_be_withdrawn_without(
     world: World,
 ):
     for_others = api_config(world.human.url, namespaces=("billing",))

@@ -1,4 +1,4 @@
-"""Disks and attachments through the whole loop: the pages' examples, kept data, use, and harm."""
+"""Disks and attachments through the whole loop: documented examples, kept data, use, and drift."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "kinds"
 
 
 def examples(page: str, root: Path) -> list[Manifest]:
-    """A page's applied manifests."""
+    """Return a page's applied manifests."""
     text = (PAGES / page).read_text()
     (block,) = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", text, re.DOTALL)
     documents = yaml.safe_load_all(block.replace("file:///srv/disks", root.as_uri()))
@@ -49,7 +49,7 @@ def attachment(name: str = "data", **spec: Any) -> Manifest:
 
 @pytest.fixture
 async def with_disks(bare_world: World, disk_root: Path) -> World:
-    """A reconciler of disks; its listings are frequent."""
+    """Start a reconciler of disks with frequent listings."""
     bare_world.kinds = KindRegistry([DISK, ATTACHMENT])
     await bare_world.start_reconciler()
     limits = Limits(request_timeout_seconds=30)
@@ -58,17 +58,17 @@ async def with_disks(bare_world: World, disk_root: Path) -> World:
     return bare_world
 
 
-async def ready(world: World, key: ResourceKey, generation: int = 1) -> None:
+async def wait_until_converged(world: World, key: ResourceKey, generation: int = 1) -> None:
     outcome = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
     assert outcome.outcome == "Converged", outcome
 
 
-async def test_the_pages_examples_are_applied(with_disks: World, disk_root: Path) -> None:
+async def test_the_documented_disks_are_applied(with_disks: World, disk_root: Path) -> None:
     config, manifest = examples("disk.md", disk_root)
     (attached,) = examples("attachment.md", disk_root)
     assert config.spec["endpoint"] == disk_root.as_uri()
     await with_disks.declare_all([attached, manifest])  # in any order
-    await ready(with_disks, attached.key)
+    await wait_until_converged(with_disks, attached.key)
 
     place = disk_root / "mounts/orders-data"
     assert run("findmnt", "-n", "-o", "LABEL", place) == "orders"
@@ -77,13 +77,13 @@ async def test_the_pages_examples_are_applied(with_disks: World, disk_root: Path
     assert str(place) in log
 
 
-async def test_what_is_kept_has_its_bytes_when_it_is_declared_again(
+async def test_a_kept_disk_has_its_data_when_it_is_declared_again(
     with_disks: World, disk_root: Path
 ) -> None:
     kept_manifest = disk(policy={"deletion": "Orphan"})
     image, place = disk_root / "images/data.img", disk_root / "mounts/data"
     await with_disks.declare_all([kept_manifest, attachment()])
-    await ready(with_disks, attachment().key)
+    await wait_until_converged(with_disks, attachment().key)
     (place / "precious").write_text("kept")
     uuid = run("blkid", "-p", "-o", "value", "-s", "UUID", image)
 
@@ -96,19 +96,21 @@ async def test_what_is_kept_has_its_bytes_when_it_is_declared_again(
 
     again = disk(policy={"deletion": "Orphan", "adoption": "Adopt"})
     await with_disks.declare_all([again, attachment()])
-    await ready(with_disks, again.key, 3)
-    await ready(with_disks, attachment().key, 3)
+    await wait_until_converged(with_disks, again.key, 3)
+    await wait_until_converged(with_disks, attachment().key, 3)
     assert (place / "precious").read_text() == "kept"
     assert run("blkid", "-p", "-o", "value", "-s", "UUID", image) == uuid
 
 
-async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_its_user(
+async def test_a_deletion_waits_for_approval_then_for_the_attachment_then_for_its_user(
     with_disks: World, disk_root: Path
 ) -> None:
     image, place = disk_root / "images/data.img", disk_root / "mounts/data"
-    attached = attachment(disk="data")  # by name: nothing but the disk itself can keep it
+    attached = attachment(
+        disk="data"
+    )  # referenced by name only, so nothing but the disk itself can keep it
     await with_disks.declare_all([disk(), attached])
-    await ready(with_disks, attached.key)
+    await wait_until_converged(with_disks, attached.key)
 
     await with_disks.publish(disk().key, Withdrawn())
     held = await with_disks.until_outcome(disk().key, "Held", reason="DataLoss")
@@ -132,19 +134,19 @@ async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_it
     assert not image.exists()
 
 
-async def test_a_disk_unmounted_out_of_band_is_mounted_again_and_grows_but_never_shrinks(
+async def test_an_unmounted_disk_is_mounted_again_and_grows_but_never_shrinks(
     with_disks: World, disk_root: Path
 ) -> None:
     place = disk_root / "mounts/data"
     await with_disks.declare_all([disk(), attachment()])
-    await ready(with_disks, attachment().key)
+    await wait_until_converged(with_disks, attachment().key)
     (place / "file").write_text("data")
     await asyncio.to_thread(run, "umount", place)
 
     async def is_mounted() -> bool:
         return (place / "file").exists()
 
-    await with_disks.until(is_mounted, "it is mounted again")
+    await with_disks.until(is_mounted, "the disk is mounted again")
     await with_disks.until_settled()
     drifts = every(DriftDetected, await with_disks.facts(attachment().key))
     assert [each.path for each in drifts[-1].differences] == ["mounted"]
@@ -152,7 +154,7 @@ async def test_a_disk_unmounted_out_of_band_is_mounted_again_and_grows_but_never
     await with_disks.declare_all([attachment(mounted=False), disk(size=16 * MIB)])
     await with_disks.until_outcome(disk().key, "Converged", generation=2)
     await with_disks.declare_all([attachment()])
-    await ready(with_disks, attachment().key, 3)
+    await wait_until_converged(with_disks, attachment().key, 3)
     space = await asyncio.to_thread(run, "df", "--output=size", "-B1M", place)
     assert int(space.split()[-1]) > 10
     assert (place / "file").read_text() == "data"
@@ -162,12 +164,12 @@ async def test_a_disk_unmounted_out_of_band_is_mounted_again_and_grows_but_never
     assert "has 16777216 bytes and never shrinks" in failed.message
 
 
-async def test_another_disk_takes_the_place_when_the_first_is_unused(
+async def test_another_disk_is_mounted_at_the_path_once_the_first_is_unused(
     with_disks: World, disk_root: Path
 ) -> None:
     place, key = disk_root / "mounts/data", attachment().key
     await with_disks.declare_all([disk("first"), disk("second"), attachment(disk="first")])
-    await ready(with_disks, key)
+    await wait_until_converged(with_disks, key)
     (place / "file").write_text("first")
     user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
     try:
@@ -178,19 +180,19 @@ async def test_another_disk_takes_the_place_when_the_first_is_unused(
     finally:
         user.kill()
         user.communicate()
-    await ready(with_disks, key, 2)
+    await wait_until_converged(with_disks, key, 2)
     assert not (place / "file").exists()
     assert [Path(each.backing).name for each in remaining_mounts(disk_root)[1]] == ["second.img"]
 
 
-async def test_a_disk_without_space_is_given_up_when_a_smaller_one_is_declared(
+async def test_a_disk_without_space_is_replaced_when_a_smaller_one_is_declared(
     with_disks: World, disk_root: Path
 ) -> None:
     await with_disks.declare_all([disk(size=1 << 50)])
     waiting = await with_disks.until_outcome(disk().key, "Degraded")
     assert "more bytes are required, but" in waiting.message
     await with_disks.declare_all([disk()])
-    await ready(with_disks, disk().key, 2)
+    await wait_until_converged(with_disks, disk().key, 2)
     assert [each.name for each in (disk_root / "images").iterdir()] == ["data.img"]
 
 
@@ -200,7 +202,7 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
     image, rescued = disk_root / "images/data.img", disk_root / "rescued.img"
     file = disk_root / "mounts/data/file"
     await with_disks.declare_all([disk(), attachment()])
-    await ready(with_disks, attachment().key)
+    await wait_until_converged(with_disks, attachment().key)
     file.write_text("data")
     image.unlink()
     lost_outcome = await with_disks.until_outcome(disk().key, "Degraded")
@@ -217,4 +219,4 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
         return file.exists() and file.read_text() == "data"
 
     await with_disks.until(has_its_data, "the rescued image is mounted")
-    await ready(with_disks, disk().key, 2)
+    await wait_until_converged(with_disks, disk().key, 2)

@@ -1,4 +1,4 @@
-"""Containers and volumes through the whole loop, on a real Engine: the pages' examples and harm."""
+"""Containers and volumes through the whole loop on a real Engine: documented examples and drift."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.scenarios.harness import World, api_config, every
 pytestmark = pytest.mark.dockerd
 
 PAGES = Path(__file__).parents[2] / "docs" / "kinds"
-PLANTED = "planted-s3cr3t-of-a-container-5521"
-HEALED_SECONDS = 1.0
+PLANTED_SECRET = "planted-s3cr3t-of-a-container-5521"
+REPAIR_SECONDS = 1.0
 SLACK_SECONDS = 4.0
-"""What a machine with four tests at a time may add."""
+"""Extra time on a machine that runs four tests at a time."""
 
 
 def examples(page: str, prefix: str, image: str) -> dict[str, Manifest]:
-    """A page's applied manifests by name, under names of this test and with an image we have."""
+    """Return a page's applied manifests by name, with this test's names and a local image."""
     text = (PAGES / page).read_text()
     (block,) = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", text, re.DOTALL)
     for name in ("orders-db", "orders-data", "scratch"):
@@ -67,17 +67,17 @@ def prefix(engine: TestEngine, unique: str) -> Iterator[str]:
 
 @pytest.fixture
 async def docked(bare_world: World, engine: TestEngine, prefix: str, tmp_path: Path) -> World:
-    """A reconciler of the containers and volumes whose names begin with the prefix."""
-    return await configured(bare_world, engine, prefix, tmp_path)
+    """Start a reconciler of the containers and volumes whose names begin with the prefix."""
+    return await configure_docker(bare_world, engine, prefix, tmp_path)
 
 
-async def configured(world: World, engine: TestEngine, prefix: str, folder: Path) -> World:
+async def configure_docker(world: World, engine: TestEngine, prefix: str, folder: Path) -> World:
     world.kinds = KindRegistry([CONTAINER, VOLUME])
     world.secrets = folder / "secrets"
     await (
         open_stores(world.secrets)
         .by_name["files"]
-        .write(SecretKey("default", "orders-db"), PLANTED)
+        .write(SecretKey("default", "orders-db"), PLANTED_SECRET)
     )
     await world.start_reconciler()
     documented = examples("container.md", prefix, engine.image)["docker"].spec
@@ -95,52 +95,56 @@ async def configured(world: World, engine: TestEngine, prefix: str, folder: Path
     return world
 
 
-async def until(world: World, holds: Callable[[], Any], what: str, seconds: float = 30.0) -> float:
-    """Wait for it, and return how long it took."""
-    began = time.monotonic()
+async def measure_until(
+    world: World, holds: Callable[[], Any], what: str, seconds: float = 30.0
+) -> float:
+    """Wait until the condition holds, and return the seconds that it took."""
+    started_at = time.monotonic()
 
-    async def does() -> bool:
+    async def is_met() -> bool:
         return bool(await asyncio.to_thread(holds))
 
-    await world.until(does, what, seconds=seconds)
-    return time.monotonic() - began
+    await world.until(is_met, what, seconds=seconds)
+    return time.monotonic() - started_at
 
 
-async def ready(world: World, key: ResourceKey, generation: int = 1) -> None:
+async def wait_until_converged(world: World, key: ResourceKey, generation: int = 1) -> None:
     outcome = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
     assert outcome.outcome == "Converged", outcome
 
 
-async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
+async def test_the_documented_container_is_created_and_its_secret_is_not_in_the_log(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     manifests = examples("container.md", prefix, engine.image)
     del manifests["docker"]
     await docked.declare_all(list(manifests.values()))
     key = manifests["orders-db"].key
-    await ready(docked, key)
+    await wait_until_converged(docked, key)
 
     inspected = engine.admin.inspect(f"{prefix}-orders-db")
     assert inspected is not None
-    assert f"POSTGRES_PASSWORD={PLANTED}" in inspected["Config"]["Env"]
+    assert f"POSTGRES_PASSWORD={PLANTED_SECRET}" in inspected["Config"]["Env"]
     assert inspected["HostConfig"]["Memory"] == 268435456
     assert inspected["Mounts"][0]["Name"] == f"{prefix}-orders-data"
     assert inspected["State"]["Health"]["Status"] == "healthy"
     log = repr(await docked.history(key)) + repr(await docked.client.status(key))
     assert "5432/tcp" in log
-    assert PLANTED not in log
+    assert PLANTED_SECRET not in log
 
-    others = open_stores(docked.secrets or Path()).by_name["files"]
-    await others.write(SecretKey("default", "orders-db"), PLANTED[::-1])
+    store = open_stores(docked.secrets or Path()).by_name["files"]
+    await store.write(SecretKey("default", "orders-db"), PLANTED_SECRET[::-1])
 
     def is_rotated() -> bool:
         now = engine.admin.inspect(f"{prefix}-orders-db")
-        return now is not None and f"POSTGRES_PASSWORD={PLANTED[::-1]}" in now["Config"]["Env"]
+        return (
+            now is not None and f"POSTGRES_PASSWORD={PLANTED_SECRET[::-1]}" in now["Config"]["Env"]
+        )
 
-    await until(docked, is_rotated, "the container is replaced with the new secret")
+    await measure_until(docked, is_rotated, "the container is replaced with the new secret")
 
 
-async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_objects_stay(
+async def test_33_out_of_band_changes_are_reverted_quickly_and_foreign_objects_stay(
     docked: World, engine: TestEngine, prefix: str, record_property: Callable[[str, object], None]
 ) -> None:
     admin, name = engine.admin, f"{prefix}-web"
@@ -153,7 +157,7 @@ async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_o
         name, engine.image, memoryBytes=64 << 20, networks=[{"name": network, "aliases": ["w"]}]
     )
     await docked.declare_all([manifest])
-    await ready(docked, manifest.key)
+    await wait_until_converged(docked, manifest.key)
 
     def running() -> dict[str, Any] | None:
         inspected = admin.inspect(name)
@@ -187,26 +191,26 @@ async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_o
         assert first is not None
         await asyncio.to_thread(do)
         if harm != "rm -f":
-            took[harm] = await until(docked, is_healed, f"{harm} is undone")
+            took[harm] = await measure_until(docked, is_healed, f"{harm} is undone")
             after = running()
             assert after is not None
-            assert after["Id"] == first["Id"], "mended in place"
+            assert after["Id"] == first["Id"], "repaired in place"
         else:
-            took[harm] = await until(docked, is_healed, f"{harm} is undone")
+            took[harm] = await measure_until(docked, is_healed, f"{harm} is undone")
         await docked.until_settled()
         drifts = every(DriftDetected, await docked.facts(manifest.key))
-        # The Engine kills what it removes: a look in between detects a stopped container first.
+        # The Engine kills a container before it removes it, so a listing may detect a stop first.
         expected = {len(took), len(took) + 1} if harm == "rm -f" else {len(took)}
         assert len(drifts) in expected, f"{harm} is a drift in the log"
-        assert not drifts[-1].suspected_action, "and nothing of ours"
+        assert not drifts[-1].suspected_action, "the drift is not caused by an action of ours"
     print("healed after", {harm: f"{seconds:.2f} s" for harm, seconds in took.items()})
     record_property("healed", took)
-    assert max(took.values()) < HEALED_SECONDS + SLACK_SECONDS
+    assert max(took.values()) < REPAIR_SECONDS + SLACK_SECONDS
     assert admin.inspect(f"{prefix}-stranger") == before
     assert len(admin.containers(name)) == 1
 
 
-async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
+async def test_a_foreign_name_is_a_conflict_and_a_container_waits_for_its_image(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     admin = engine.admin
@@ -221,25 +225,25 @@ async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
     assert "does not exist on this Engine" in waiting.message
 
     admin.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
-    await ready(docked, missing.key)
+    await wait_until_converged(docked, missing.key)
 
     wrong = container(f"{prefix}-wrong", "reconciler-test:typing-error")
     await docked.declare_all([wrong])
     await docked.until_outcome(wrong.key, "Degraded")
     await docked.declare_all([container(f"{prefix}-wrong", engine.image)])
-    await ready(docked, wrong.key, 2)
+    await wait_until_converged(docked, wrong.key, 2)
     inspected = admin.inspect(f"{prefix}-taken")
     assert inspected is not None
     assert (inspected["Id"], inspected["State"]["Status"]) == (foreign_container["Id"], "created")
 
 
-async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
+async def test_a_change_that_is_impossible_in_place_replaces_the_container(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     admin, name = engine.admin, f"{prefix}-ports"
     manifest = container(name, engine.image, ports=[{"container": 80}], env={"A": "1"})
     await docked.declare_all([manifest])
-    await ready(docked, manifest.key)
+    await wait_until_converged(docked, manifest.key)
     first = admin.inspect(name)
     assert first is not None
     port = int(first["NetworkSettings"]["Ports"]["80/tcp"][0]["HostPort"])
@@ -251,11 +255,11 @@ async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
         now = admin.inspect(name)
         return now is not None and now["State"]["Running"] and "A=2" in now["Config"]["Env"]
 
-    await until(docked, is_replaced, "another container has the same port")
+    await measure_until(docked, is_replaced, "another container gets the same port")
     assert [each["Names"] for each in admin.containers(prefix)] == [[f"/{name}"]]
 
 
-async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
+async def test_a_volume_in_use_is_kept_with_its_data_and_its_user_is_named(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     admin, name = engine.admin, f"{prefix}-data"
@@ -265,7 +269,7 @@ async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
     )
     await docked.declare_all([kept_manifest, deleted_manifest])
     for each in (kept_manifest, deleted_manifest):
-        await ready(docked, each.key)
+        await wait_until_converged(docked, each.key)
     mount = {"Type": "volume", "Source": name, "Target": "/data"}
     body = {"Image": engine.image, "HostConfig": {"Mounts": [mount]}}
     admin.post("/containers/create", body, name=f"{prefix}-user")
@@ -276,7 +280,7 @@ async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
     assert "stays in the API" in released.message
     assert admin.volume(f"{prefix}-kept") is not None
     assert every(ActionDecided, await docked.facts(kept_manifest.key))[1:] == [], (
-        "no label is written"
+        "no label was written"
     )
 
     held = await docked.until_outcome(deleted_manifest.key, "Held", reason="DataLoss")
@@ -292,34 +296,34 @@ async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
 
     again = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
     await docked.declare_all([again])
-    await ready(docked, again.key, generation=3)
+    await wait_until_converged(docked, again.key, generation=3)
 
 
-async def test_the_page_of_volumes_is_applied(
+async def test_the_documented_volumes_are_applied(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     manifests = list(examples("volume.md", prefix, engine.image).values())
     await docked.declare_all(manifests)
     for each in manifests:
-        await ready(docked, each.key)
+        await wait_until_converged(docked, each.key)
     found = engine.admin.volume(f"{prefix}-scratch")
     assert found is not None
     assert found["Options"]["o"] == "size=16m"
 
 
-async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_resumed(
+async def test_a_container_is_started_after_its_worker_died_between_create_and_start(
     docked: World, engine: TestEngine, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin, name = engine.admin, f"{prefix}-half"
     began, call = asyncio.Event(), EngineApi.call
 
-    async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Response:
+    async def die_before_start(self: EngineApi, method: str, path: str, **rest: Any) -> Response:
         if path.endswith("/start"):
             began.set()
             await asyncio.Event().wait()
         return await call(self, method, path, **rest)
 
-    monkeypatch.setattr(EngineApi, "call", dies)
+    monkeypatch.setattr(EngineApi, "call", die_before_start)
     manifest = container(name, engine.image)
     await docked.declare_all([manifest])
     await asyncio.wait_for(began.wait(), 30)
@@ -330,7 +334,7 @@ async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_re
 
     monkeypatch.undo()
     await docked.start_reconciler()
-    await ready(docked, manifest.key)
+    await wait_until_converged(docked, manifest.key)
     whole = admin.inspect(name)
     assert whole is not None
     assert (whole["Id"], whole["State"]["Running"]) == (half["Id"], True)
@@ -339,35 +343,35 @@ async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_re
 
 
 @pytest.mark.own_dockerd
-async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
+async def test_a_killed_and_restarted_engine_has_no_duplicates(
     bare_world: World, unique: str, tmp_path: Path
 ) -> None:
     async with disposable_engine() as engine:
-        world = await configured(bare_world, engine, unique, tmp_path)
+        world = await configure_docker(bare_world, engine, unique, tmp_path)
         manifests = [container(f"{unique}-{number}", engine.image) for number in range(4)]
         await world.declare_all(manifests[:2])
         for each in manifests[:2]:
-            await ready(world, each.key)
+            await wait_until_converged(world, each.key)
         await world.declare_all(manifests[2:])
         assert engine.own is not None
         await engine.own.kill()
         await engine.own.start(Path(engine.own.log).parent)
         for each in manifests:
-            await ready(world, each.key)
+            await wait_until_converged(world, each.key)
 
         def all_run() -> bool:
             containers = engine.admin.containers(unique)
             names = sorted(each["Names"][0] for each in containers if each["State"] == "running")
             return names == sorted(f"/{each.metadata.name}" for each in manifests)
 
-        await until(world, all_run, "each of them runs, once")
+        await measure_until(world, all_run, "each container runs once")
         assert len(engine.admin.containers(unique)) == len(manifests)
         failed = every(ActionFailed, await world.facts(manifests[3].key))
         assert {each.error.error_class for each in failed} <= {"NotDone", "Unknown"}
         await world.stop_reconciler()
 
 
-async def test_a_missing_command_fails_is_reported_and_is_repaired_by_a_declaration(
+async def test_a_missing_command_is_reported_and_repaired_by_a_new_declaration(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     name = f"{prefix}-typo"
@@ -376,10 +380,10 @@ async def test_a_missing_command_fails_is_reported_and_is_repaired_by_a_declarat
     failed = await docked.until_outcome(key, "Failed")
     assert "/nope" in failed.message
     await docked.declare_all([container(name, engine.image, command=["sleep", "9999"])])
-    await ready(docked, key, 2)
-    assert len(engine.admin.containers(prefix)) == 1, "the half was replaced"
+    await wait_until_converged(docked, key, 2)
+    assert len(engine.admin.containers(prefix)) == 1, "the unstarted container was replaced"
     await docked.declare_all([container(name, engine.image, command=["/nope"])])
     await docked.until_outcome(key, "Failed", generation=3)
     await docked.publish(key, Withdrawn())
     await docked.until_outcome(key, "Deleted")
-    assert engine.admin.inspect(name) is None, "what was made half is ours, and goes"
+    assert engine.admin.inspect(name) is None, "the unstarted container is ours, and is deleted"

@@ -226,19 +226,19 @@ async def test_a_listing_that_uses_too_much_memory_is_refused_alone(
     began = ListingBegan("default", "Shape", as_of, "team-")
     small, huge = (listing("default", "Shape", uuid.uuid4().hex) for _ in range(2))
 
-    async def tell(subject: str, part: ListingPart) -> None:
+    async def publish_part(subject: str, part: ListingPart) -> None:
         encoded = encode_listing_part(uuid.uuid4().hex, "their-observer", part, time=now())
         await world.nc.request(subject, encoded)
 
     for subject in (small, huge):
-        await tell(subject, began)
+        await publish_part(subject, began)
     for each in objects:
-        await tell(small, ListingItem(each))
+        await publish_part(small, ListingItem(each))
     filler = ExternalObject("team-9", {"type": "Square", "color": "x" * 100_000})
     for number in range(12):
-        await tell(huge, ListingItem(replace(filler, name=f"team-{number + 10}")))
+        await publish_part(huge, ListingItem(replace(filler, name=f"team-{number + 10}")))
     await check_refused(world, position, "exceed the limit of 1 MiB of memory")
-    await tell(small, ListingCompleted(len(objects)))
+    await publish_part(small, ListingCompleted(len(objects)))
     await world.until_settled()
     assert len(await refusals(world)) == 1
 

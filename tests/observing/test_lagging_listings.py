@@ -78,8 +78,8 @@ async def test_a_change_that_the_read_shows_is_reported(stage: Stage):
     stage.api.by_id["n7"] = replace(note(7), fields={"color": "Red"})
     await stage.observer.list_once("default", "Shape")
     assert stage.intake.observed.keys() == {key(7)}
-    seen = stage.intake.observed[key(7)].object
-    assert seen == stage.api.by_id["n7"]
+    observation = stage.intake.observed[key(7)].object
+    assert observation == stage.api.by_id["n7"]
 
 
 async def test_a_read_reports_the_configuration_and_name_that_it_requested(
@@ -119,17 +119,17 @@ async def test_unlisted_objects_are_read_concurrently(
 ):
     limits = replace(EXCLUSIVE.limits, concurrency=4)
     stage.configurations.by_name["default"] = replace(EXCLUSIVE, limits=limits)
-    reading, most = 0, 0
+    active_reads, max_active_reads = 0, 0
 
     async def read(_self: Api, _name: str, _uid: str | None = None) -> ExternalObject | None:
-        nonlocal reading, most
-        reading += 1
-        most = max(most, reading)
+        nonlocal active_reads, max_active_reads
+        active_reads += 1
+        max_active_reads = max(max_active_reads, active_reads)
         await asyncio.sleep(0)
-        reading -= 1
+        active_reads -= 1
         return None
 
     monkeypatch.setattr(Api, "read", read)
     await stage.observer.list_once("default", "Shape")
-    assert most == limits.concurrency
+    assert max_active_reads == limits.concurrency
     assert len(stage.intake.observed) == COUNT

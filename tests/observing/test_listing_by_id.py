@@ -1,4 +1,4 @@
-"""Where the API makes the ids, two objects may have one name: a listing goes by the id."""
+"""If the API generates ids, two objects may have one name, so a listing compares ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def note(uid: str, title: str = "todo", text: str = "x") -> ExternalObject:
 def row(
     name: str, observed_object: ExternalObject | None = None, *, declared: bool = True, **more: Any
 ) -> StatusRow:
-    """How a declared resource of external name ``todo`` stands."""
+    """Return the row of a declared resource with the external name ``todo``."""
     observed_digest = "" if observed_object is None else digest(observed_object)
     return StatusRow(
         "default",
@@ -46,7 +46,7 @@ def row(
     )
 
 
-async def findings(
+async def compare_objects(
     observed_objects: list[ExternalObject],
     *rows: StatusRow,
     config: ProviderConfigSpec = CONFIG,
@@ -64,36 +64,38 @@ async def findings(
     return await compare_listing(listing, objects, by_name, config, "log", damage, **more)
 
 
-async def observations_of(
+async def observe_objects(
     objects: list[ExternalObject], *rows: StatusRow, **more: Any
 ) -> dict[str, Observed]:
-    checks = await findings(objects, *rows, **more)
-    assert len({key for key, _ in checks.observed}) == len(checks.observed), "each is reported once"
-    return {key.name: each for key, each in checks.observed}
+    checks = await compare_objects(objects, *rows, **more)
+    assert len({key for key, _ in checks.observed}) == len(checks.observed), (
+        "each resource is reported once"
+    )
+    return {key.name: observation for key, observation in checks.observed}
 
 
-async def test_an_owned_object_is_found_by_its_id_among_others_of_its_name() -> None:
+async def test_an_owned_object_is_found_by_its_id_among_objects_with_its_name() -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
-    found = await observations_of([note("n1"), note("n2")], own_row)
-    assert "mine" not in found, "it is as it was"
+    found = await observe_objects([note("n1"), note("n2")], own_row)
+    assert "mine" not in found, "the object is unchanged"
     assert [each.object and each.object.uid for each in found.values()] == ["n2"]
 
 
 async def test_an_owned_object_is_read_by_its_id_though_another_has_its_name() -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
-    checks = await findings([note("n2")], own_row)
+    checks = await compare_objects([note("n2")], own_row)
     assert checks.doubtful == [own_row]
     assert [each.object for _, each in checks.observed] == [note("n2")]
 
 
 async def test_an_unowned_object_is_absent_though_another_has_its_name() -> None:
     observed_row = row("mine", note("n1"), declared=False, observed_uid="n1")
-    found = await observations_of([note("n2")], observed_row)
+    found = await observe_objects([note("n2")], observed_row)
     assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
 
 
-async def test_each_foreign_object_is_a_resource_of_its_own_and_is_reported_once() -> None:
-    first = await observations_of([note("n1"), note("n2")])
+async def test_each_foreign_object_becomes_a_resource_and_is_reported_once() -> None:
+    first = await observe_objects([note("n1"), note("n2")])
     assert len(first) == 2
     known_rows = [
         row(name, each.object, declared=False, observed_uid=each.object.uid)
@@ -102,35 +104,37 @@ async def test_each_foreign_object_is_a_resource_of_its_own_and_is_reported_once
     ]
     for each in known_rows:
         each.foreign_identity = identity(note(each.observed_uid or ""))
-    assert await observations_of([note("n1", text="y"), note("n2")], *known_rows) == {}
-    again = await observations_of([note("n2")], *known_rows)
-    assert [each.object for each in again.values()] == [None]
+    assert await observe_objects([note("n1", text="y"), note("n2")], *known_rows) == {}
+    second = await observe_objects([note("n2")], *known_rows)
+    assert [each.object for each in second.values()] == [None]
 
 
-async def test_what_is_declared_and_not_ours_is_shown_one_object_of_its_name() -> None:
+async def test_a_declared_resource_without_an_object_is_shown_one_object_of_its_name() -> None:
     declared_row = row("mine")
-    found = await observations_of([note("n2"), note("n1")], declared_row)
+    found = await observe_objects([note("n2"), note("n1")], declared_row)
     assert found["mine"].object == note("n1")
     assert len(found) == 2
     declared_row = row("mine", note("n1"), observed_uid="n1")
-    assert "mine" not in await observations_of([note("n2"), note("n1")], declared_row), (
-        "it stays that one"
+    assert "mine" not in await observe_objects([note("n2"), note("n1")], declared_row), (
+        "it is still shown the same object"
     )
 
 
 @pytest.mark.parametrize("operation", ["Update", "Delete"])
-async def test_of_an_object_with_an_action_under_way_its_result_tells(operation: str) -> None:
+async def test_a_listing_does_not_report_an_object_with_an_action_in_progress(
+    operation: str,
+) -> None:
     """A listing that lacks it may have begun before the action, or show it late."""
     own_row = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
-    checks = await findings([], own_row)
+    checks = await compare_objects([], own_row)
     assert (checks.observed, checks.doubtful) == ([], [])
     observed_row = row("mine", note("n1"), observed_uid="n1", action_id="a", operation=operation)
-    checks = await findings([], observed_row)
+    checks = await compare_objects([], observed_row)
     assert (checks.observed, checks.doubtful) == ([], [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_listing_is_whole_if_as_many_came_as_were_announced(count: int) -> None:
+def test_a_listing_is_complete_if_it_has_the_announced_number_of_objects(count: int) -> None:
     listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
     listing.add([note("n1"), note("n2"), note("n2")])
     with pytest.raises(ListingRefusedError, match=f"has 2 objects, but .* reports {count};"):
@@ -138,141 +142,149 @@ def test_a_listing_is_whole_if_as_many_came_as_were_announced(count: int) -> Non
     assert len(listing.complete(2)) == 2
 
 
-async def test_a_deleted_object_does_not_replace_the_one_that_was_created_since() -> None:
+async def test_a_deleted_object_does_not_replace_a_newer_one() -> None:
     labels = {OWNER_LABEL: "log.default.Note.mine"}
-    late, own_object = replace(note("n1"), labels=labels), note("n2")
-    mine = row("mine", own_object, owned=True, uid="n2")
-    assert await observations_of([late], mine, unique_names=True, late_ids={"n1"}) == {}
-    again = row("mine", own_object, owned=True, uid="n1")
-    assert (await observations_of([late], again, unique_names=True, late_ids={"n1"}))[
+    late_object, own_object = replace(note("n1"), labels=labels), note("n2")
+    own_row = row("mine", own_object, owned=True, uid="n2")
+    assert await observe_objects([late_object], own_row, unique_names=True, late_ids={"n1"}) == {}
+    old_row = row("mine", own_object, owned=True, uid="n1")
+    assert (await observe_objects([late_object], old_row, unique_names=True, late_ids={"n1"}))[
         "mine"
-    ].object == late
+    ].object == late_object
 
 
 @pytest.mark.parametrize("config", [CONFIG, EXCLUSIVE])
-async def test_a_possible_result_of_a_creation_belongs_to_no_other_resource(
+async def test_the_possible_result_of_a_create_is_not_assigned_to_another_resource(
     config: ProviderConfigSpec,
 ) -> None:
-    making = row("mine", action_id="a", operation="Create")
-    assert await observations_of([note("n1")], making, config=config) == {}
-    replacing = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation="Create")
-    assert await observations_of([note("n1"), note("n2")], replacing, config=config) == {}
+    creating_row = row("mine", action_id="a", operation="Create")
+    assert await observe_objects([note("n1")], creating_row, config=config) == {}
+    replacing_row = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation="Create")
+    assert await observe_objects([note("n1"), note("n2")], replacing_row, config=config) == {}
 
 
 @pytest.mark.parametrize("resource", ["", "default/Note/broken"])
 async def test_a_possible_object_of_a_damaged_resource_is_not_unmanaged(resource: str) -> None:
     own_row, objects = row("mine"), [note("n1"), note("n2"), note("n3", title="other")]
     damage = LogDamage("Missing", 7, 2, "event 2", "event 3", resource)
-    assert (await observations_of(objects, own_row, config=EXCLUSIVE, damage=[damage])).keys() == {
+    assert (await observe_objects(objects, own_row, config=EXCLUSIVE, damage=[damage])).keys() == {
         "mine"
     }
-    of_another_kind = LogDamage("Missing", 7, 2, "event 2", "event 3", "default/Shape/broken")
+    other_damage = LogDamage("Missing", 7, 2, "event 2", "event 3", "default/Shape/broken")
     assert len(
-        await observations_of(objects, own_row, config=EXCLUSIVE, damage=[of_another_kind])
+        await observe_objects(objects, own_row, config=EXCLUSIVE, damage=[other_damage])
     ) == len(objects)
 
 
-async def test_a_deleted_object_with_our_label_is_gone_however_late_it_is_listed() -> None:
-    of_name = row("mine", declared=False)
-    labelled = replace(note("n1"), labels={OWNER_LABEL: "log.default.Note.mine"})
-    assert await observations_of([labelled], of_name, late_ids={"n1"}) == {}
-    assert (await observations_of([note("n1")], of_name, late_ids={"n1"}))["mine"].object == note(
+async def test_a_deleted_object_with_our_label_is_ignored_if_it_is_listed_later() -> None:
+    other_row = row("mine", declared=False)
+    labeled_object = replace(note("n1"), labels={OWNER_LABEL: "log.default.Note.mine"})
+    assert await observe_objects([labeled_object], other_row, late_ids={"n1"}) == {}
+    assert (await observe_objects([note("n1")], other_row, late_ids={"n1"}))["mine"].object == note(
         "n1"
     )
-    assert await observations_of([note("n1")], of_name, deleted_ids={"n1"}) == {}
+    assert await observe_objects([note("n1")], other_row, deleted_ids={"n1"}) == {}
 
 
 async def test_a_first_read_shows_an_object_that_an_undeclared_resource_had() -> None:
     undeclared = row("stray", note("n1"), declared=False, observed_uid="n1", reason="NotDeclared")
-    looking = row("mine", reason="AwaitingListing")
-    assert (await observations_of([note("n1")], undeclared, looking))["mine"].object == note("n1")
-    owned = row("other", note("n1"), owned=True, uid="n1")
-    assert (await observations_of([note("n1")], owned, looking))["mine"].object is None
+    waiting_row = row("mine", reason="AwaitingListing")
+    assert (await observe_objects([note("n1")], undeclared, waiting_row))["mine"].object == note(
+        "n1"
+    )
+    owned_row = row("other", note("n1"), owned=True, uid="n1")
+    assert (await observe_objects([note("n1")], owned_row, waiting_row))["mine"].object is None
 
 
-async def test_what_was_released_is_found_by_its_name_until_its_id_is_known() -> None:
-    released = row("mine", note("n1"), declared=False)
-    assert await observations_of([note("n1")], released) == {}
-    assert (await observations_of([], released))["mine"].object is None
+async def test_a_released_object_is_found_by_its_name_until_its_id_is_known() -> None:
+    released_row = row("mine", note("n1"), declared=False)
+    assert await observe_objects([note("n1")], released_row) == {}
+    assert (await observe_objects([], released_row))["mine"].object is None
 
 
-async def test_what_was_replaced_is_not_unmanaged() -> None:
+async def test_a_replaced_object_is_not_unmanaged() -> None:
     own_row = row("mine", note("n2"), owned=True, uid="n2", retiring="todo", retiring_uid="n1")
-    assert await observations_of([note("n1"), note("n2")], own_row, config=EXCLUSIVE) == {}
+    assert await observe_objects([note("n1"), note("n2")], own_row, config=EXCLUSIVE) == {}
 
 
-async def test_what_was_released_with_its_replacement_is_not_unmanaged() -> None:
+async def test_a_released_object_with_a_replacement_is_not_unmanaged() -> None:
     kept_row = row(
         "mine", note("n2"), declared=False, observed_uid="n2", released=(("todo", "n1"),)
     )
-    assert await observations_of([note("n1"), note("n2")], kept_row, config=EXCLUSIVE) == {}
-    assert len(await observations_of([note("n2"), note("n3")], kept_row, config=EXCLUSIVE)) == 1
+    assert await observe_objects([note("n1"), note("n2")], kept_row, config=EXCLUSIVE) == {}
+    assert len(await observe_objects([note("n2"), note("n3")], kept_row, config=EXCLUSIVE)) == 1
 
 
 async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgotten() -> None:
-    released = row(
+    released_row = row(
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
-    checks = await findings([], released)
-    assert (checks.observed, checks.doubtful) == ([], [released])
-    again = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
-    checks = await findings([], again, unique_names=True)
+    checks = await compare_objects([], released_row)
+    assert (checks.observed, checks.doubtful) == ([], [released_row])
+    recreated_row = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
+    checks = await compare_objects([], recreated_row, unique_names=True)
     assert (len(checks.observed), checks.doubtful) == (1, []), (
-        "another object, of a new declaration"
+        "a new declaration has another object"
     )
 
 
 async def test_an_object_that_one_resource_released_is_not_unmanaged_for_another() -> None:
-    released = row(
+    released_row = row(
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
-    found = await observations_of([note("n1")], released, unmanaged_row(), config=EXCLUSIVE)
+    found = await observe_objects([note("n1")], released_row, unmanaged_row(), config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"stray": "default/Note/mine"}
     declared_row = row("wanted", note("n1"), observed_uid="n1", belongs_to="default/Note/other")
-    found = await observations_of([note("n1")], released, declared_row, config=EXCLUSIVE)
+    found = await observe_objects([note("n1")], released_row, declared_row, config=EXCLUSIVE)
     assert found["wanted"].belongs_to == "", "a declaration may adopt it"
 
 
-# --- an object that a late call has created under a name that its resource has left
+# --- an object that a late call created under its resource's former name
 
-LATE = ExternalObject("todo", {"text": "x"}, "n2", labels={OWNER_LABEL: "log.default.Note.mine"})
+LATE_OBJECT = ExternalObject(
+    "todo", {"text": "x"}, "n2", labels={OWNER_LABEL: "log.default.Note.mine"}
+)
 
 
-def moved(**more: Any) -> StatusRow:
-    """How a resource stands whose object was replaced under a second name."""
+def row_with_second_name(**more: Any) -> StatusRow:
+    """Return the row of a resource whose object was replaced under a second name."""
     columns: dict[str, Any] = {"owned": True, "uid": "n1"}
     columns |= {"declared_name": "todo", "uncertain_names": ("todo",), **more}
-    replaced = row("mine", note("n1", title="todo-2"), **columns)
-    replaced.external_name = "todo-2"
-    return replaced
+    moved_row = row("mine", note("n1", title="todo-2"), **columns)
+    moved_row.external_name = "todo-2"
+    return moved_row
 
 
-async def names_with_late_object(*rows: StatusRow, **more: Any) -> set[str]:
-    objects = [note("n1", title="todo-2"), LATE]
-    return set(await observations_of(objects, *rows, unique_names=True, **more))
+async def names_reported_for_late_object(*rows: StatusRow, **more: Any) -> set[str]:
+    objects = [note("n1", title="todo-2"), LATE_OBJECT]
+    return set(await observe_objects(objects, *rows, unique_names=True, **more))
 
 
 async def test_a_late_object_is_reported_to_the_resource_whose_label_it_has() -> None:
-    assert await names_with_late_object(moved()) == {"mine"}
-    columns = {"observed_uid": "n2", "foreign_identity": identity(LATE)}
-    stranger = row("todo", LATE, declared=False, **columns)
-    assert await names_with_late_object(moved(), stranger) == {"mine"}, "also if it was seen before"
+    assert await names_reported_for_late_object(row_with_second_name()) == {"mine"}
+    columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT)}
+    foreign_row = row("todo", LATE_OBJECT, declared=False, **columns)
+    assert await names_reported_for_late_object(row_with_second_name(), foreign_row) == {"mine"}, (
+        "even if it was seen before"
+    )
 
 
 @pytest.mark.parametrize("declared", [False, True])
 async def test_a_late_object_is_reported_to_its_resource_that_owns_nothing(declared: bool) -> None:
     deleted_row = row("mine", declared=declared, uncertain_names=("todo-2",))
-    observed_object = replace(LATE, name="todo-2")
-    assert set(await observations_of([observed_object], deleted_row, unique_names=True)) == {"mine"}
+    observed_object = replace(LATE_OBJECT, name="todo-2")
+    assert set(await observe_objects([observed_object], deleted_row, unique_names=True)) == {"mine"}
     deleted_row.observed_digest = digest(observed_object)
-    assert not await observations_of([observed_object], deleted_row, unique_names=True), (
-        "it is known"
+    assert not await observe_objects([observed_object], deleted_row, unique_names=True), (
+        "the object is already known"
     )
 
 
-async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_reported() -> None:
-    objects = [note("n1", title="todo-2"), LATE]
-    assert not await observations_of(objects, moved(), unique_names=True, late_ids={"n2"})
+async def test_a_late_object_that_was_deleted_recently_is_not_reported() -> None:
+    objects = [note("n1", title="todo-2"), LATE_OBJECT]
+    assert not await observe_objects(
+        objects, row_with_second_name(), unique_names=True, late_ids={"n2"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,78 +300,86 @@ async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_reported() -> 
 async def test_an_object_that_may_be_a_copy_of_the_label_is_not_reported(
     more: dict[str, Any], config: ProviderConfigSpec
 ) -> None:
-    assert "mine" not in await names_with_late_object(moved(**more), config=config)
+    assert "mine" not in await names_reported_for_late_object(
+        row_with_second_name(**more), config=config
+    )
 
 
 async def test_a_late_object_that_another_resource_owns_is_not_reported() -> None:
-    owner = row("other", LATE, owned=True, uid="n2")
-    assert "mine" not in await names_with_late_object(moved(), owner)
+    owner = row("other", LATE_OBJECT, owned=True, uid="n2")
+    assert "mine" not in await names_reported_for_late_object(row_with_second_name(), owner)
 
 
-# --- an object that a creation has made, though its response named another id
+# --- an object whose creation returned another id
 
 
 def row_with_wrong_id(**more: Any) -> StatusRow:
-    """How a resource stands whose creation was answered with an id that no object has."""
+    """Return the row of a resource whose creation returned an id that no object has."""
     columns: dict[str, Any] = {"owned": True, "uid": "n9", **more}
     return row("mine", note("n9"), **columns)
 
 
-MARKED = replace(LATE, written_by="key")
+LATE_OBJECT_WITH_KEY = replace(LATE_OBJECT, written_by="key")
 
 
 async def test_a_possible_creation_under_another_id_is_reported_to_its_resource() -> None:
-    assert set(await observations_of([MARKED], row_with_wrong_id())) == {"mine"}
-    columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
-    stranger = row("todo", MARKED, declared=False, **columns)
-    assert set(await observations_of([MARKED], row_with_wrong_id(), stranger)) == {"mine"}, (
-        "also if it was seen before"
-    )
-    withdrawn = row("mine", declared=False, uncertain_names=("todo",))
-    assert set(await observations_of([MARKED], withdrawn)) == {"mine"}, (
-        "also if it was withdrawn before"
+    assert set(await observe_objects([LATE_OBJECT_WITH_KEY], row_with_wrong_id())) == {"mine"}
+    columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT_WITH_KEY)}
+    foreign_row = row("todo", LATE_OBJECT_WITH_KEY, declared=False, **columns)
+    assert set(await observe_objects([LATE_OBJECT_WITH_KEY], row_with_wrong_id(), foreign_row)) == {
+        "mine"
+    }, "even if it was seen before"
+    withdrawn_row = row("mine", declared=False, uncertain_names=("todo",))
+    assert set(await observe_objects([LATE_OBJECT_WITH_KEY], withdrawn_row)) == {"mine"}, (
+        "even if it was withdrawn before"
     )
 
 
 async def test_an_object_is_reported_to_the_resource_whose_creation_was_abandoned() -> None:
-    """Another object was created meanwhile, and both are listed."""
-    both = [MARKED, note("n9")]
-    assert "mine" in await observations_of(both, row_with_wrong_id(uncertain_names=("todo",)))
-    columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
-    stranger = row("todo", MARKED, declared=False, **columns)
-    found = await observations_of(both, row_with_wrong_id(uncertain_names=("todo",)), stranger)
-    assert found["mine"].object == MARKED, "also if it was seen before"
+    """Another object was created in the meantime, and both are listed."""
+    objects = [LATE_OBJECT_WITH_KEY, note("n9")]
+    assert "mine" in await observe_objects(objects, row_with_wrong_id(uncertain_names=("todo",)))
+    columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT_WITH_KEY)}
+    foreign_row = row("todo", LATE_OBJECT_WITH_KEY, declared=False, **columns)
+    found = await observe_objects(
+        objects, row_with_wrong_id(uncertain_names=("todo",)), foreign_row
+    )
+    assert found["mine"].object == LATE_OBJECT_WITH_KEY, "even if it was seen before"
 
 
 async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:
-    checks = await findings([MARKED], row_with_wrong_id())
+    checks = await compare_objects([LATE_OBJECT_WITH_KEY], row_with_wrong_id())
     assert [each.name for each in checks.doubtful] == ["mine"]
 
 
 @pytest.mark.parametrize(
     ("objects", "resource"),
     [
-        ([MARKED, note("n9")], row_with_wrong_id()),
-        ([LATE], row_with_wrong_id()),
-        ([MARKED], row_with_wrong_id(action_id="a", operation="Update")),
+        ([LATE_OBJECT_WITH_KEY, note("n9")], row_with_wrong_id()),
+        ([LATE_OBJECT], row_with_wrong_id()),
+        ([LATE_OBJECT_WITH_KEY], row_with_wrong_id(action_id="a", operation="Update")),
     ],
     ids=["its object is listed", "no key", "an action runs"],
 )
 async def test_a_copy_is_not_reported_to_the_resource_of_the_original(
     objects: list[ExternalObject], resource: StatusRow
 ) -> None:
-    assert "mine" not in await observations_of(objects, resource)
+    assert "mine" not in await observe_objects(objects, resource)
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-async def test_an_object_that_a_resource_has_in_another_configuration_is_taken(
+async def test_an_object_of_another_configurations_resource_belongs_to_it(
     is_seen: bool,
 ) -> None:
     owner = row_with_wrong_id(uid="n2")
     owner.provider_config = "other"
-    columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
-    rows = [owner, row("todo", MARKED, declared=False, **columns)] if is_seen else [owner]
-    found = await observations_of([MARKED], *rows)
+    columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT_WITH_KEY)}
+    rows = (
+        [owner, row("todo", LATE_OBJECT_WITH_KEY, declared=False, **columns)]
+        if is_seen
+        else [owner]
+    )
+    found = await observe_objects([LATE_OBJECT_WITH_KEY], *rows)
     assert [each.belongs_to for each in found.values()] == ["default/Note/mine"]
 
 
@@ -372,9 +392,9 @@ def unmanaged_row(name: str = "stray", **more: Any) -> StatusRow:
     return row(name, existing, declared=False, **{"reason": "AwaitingRead", **columns})
 
 
-async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the_object() -> None:
-    waiting, declared_row = unmanaged_row(), row("mine")
-    found = await observations_of([note("n1")], waiting, declared_row, config=EXCLUSIVE)
+async def test_two_resources_are_shown_each_other_before_one_adopts_the_object() -> None:
+    waiting_row, declared_row = unmanaged_row(), row("mine")
+    found = await observe_objects([note("n1")], waiting_row, declared_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {
         "stray": "default/Note/mine",
         "mine": "default/Note/stray",
@@ -383,64 +403,67 @@ async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the
         reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/mine"
     )
     declared_row = row("mine", note("n1"), observed_uid="n1", belongs_to="default/Note/stray")
-    found = await observations_of([note("n1")], remaining_row, declared_row, config=EXCLUSIVE)
+    found = await observe_objects([note("n1")], remaining_row, declared_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"mine": ""}
 
 
 async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_it() -> None:
-    held = unmanaged_row(outcome="Held", reason="DeletionGuard", unmanaged=1, total=1)
+    held_row = unmanaged_row(outcome="Held", reason="DeletionGuard", unmanaged=1, total=1)
     guard = DeletionGuard(max_count=0)
-    assert not await observations_of(
-        [note("n1")], held, config=replace(EXCLUSIVE, deletion_guard=guard)
+    assert not await observe_objects(
+        [note("n1")], held_row, config=replace(EXCLUSIVE, deletion_guard=guard)
     )
-    assert set(await observations_of([note("n1")], held, config=EXCLUSIVE)) == {"stray"}
+    assert set(await observe_objects([note("n1")], held_row, config=EXCLUSIVE)) == {"stray"}
 
 
-async def test_of_two_resources_that_wait_to_delete_an_object_one_gives_way() -> None:
-    """Until it has, the first waits: a listing that did not show it may be on its way to each."""
-    first, second = unmanaged_row("first"), unmanaged_row("second")
-    found = await observations_of([note("n1")], second, first, config=EXCLUSIVE)
+async def test_of_two_resources_that_wait_to_delete_an_object_one_yields() -> None:
+    """The first waits for that, because an older listing may still be on its way to either."""
+    first_row, second_row = unmanaged_row("first"), unmanaged_row("second")
+    found = await observe_objects([note("n1")], second_row, first_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {
         "second": "default/Note/first"
     }
     remaining_row = unmanaged_row(
         "second", reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/first"
     )
-    found = await observations_of([note("n1")], remaining_row, first, config=EXCLUSIVE)
+    found = await observe_objects([note("n1")], remaining_row, first_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"first": ""}
 
 
-async def test_a_creation_under_way_does_not_hold_what_was_there_before() -> None:
-    making = row("mine", action_id="a", operation="Create")
-    found = await observations_of([note("n1")], unmanaged_row(), making, config=EXCLUSIVE)
+async def test_a_creation_in_progress_does_not_hold_an_object_that_existed_before() -> None:
+    creating_row = row("mine", action_id="a", operation="Create")
+    found = await observe_objects([note("n1")], unmanaged_row(), creating_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"stray": ""}
 
 
 async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_read() -> None:
-    waiting = unmanaged_row(version=7, position=70)
+    waiting_row = unmanaged_row(version=7, position=70)
     for position, version in [(69, 0), (70, 7)]:
-        found = await observations_of(
-            [note("n1")], waiting, config=EXCLUSIVE, known_position=position
+        found = await observe_objects(
+            [note("n1")], waiting_row, config=EXCLUSIVE, known_position=position
         )
         assert (found["stray"].belongs_to, found["stray"].known_version) == ("", version)
 
 
 @pytest.mark.parametrize("observed_object", [None, note("n1")], ids=["not seen", "seen"])
-async def test_what_another_resource_has_deleted_is_not_shown_to_one_of_its_name(
+async def test_an_object_deleted_by_another_resource_is_not_shown_to_a_namesake(
     observed_object: ExternalObject | None,
 ) -> None:
-    """Its row may be gone while a listing still shows the object."""
-    of_name = row("mine", observed_object)
+    """The row of the deleting resource may be removed while a listing still shows the object."""
+    same_name_row = row("mine", observed_object)
     if observed_object is not None:
-        of_name.observed_uid, of_name.belongs_to = observed_object.uid, "default/Note/stray"
-    assert await observations_of([note("n1")], of_name, deleted_ids={"n1"}) == {}
-    assert (await observations_of([note("n1")], of_name)).keys() == {"mine"}
+        same_name_row.observed_uid, same_name_row.belongs_to = (
+            observed_object.uid,
+            "default/Note/stray",
+        )
+    assert await observe_objects([note("n1")], same_name_row, deleted_ids={"n1"}) == {}
+    assert (await observe_objects([note("n1")], same_name_row)).keys() == {"mine"}
     own_row = row("mine", note("n1"), owned=True, uid="n1")
     changed = note("n1", text="y")
-    assert (await observations_of([changed], own_row, deleted_ids={"n1"}))["mine"].object == changed
+    assert (await observe_objects([changed], own_row, deleted_ids={"n1"}))["mine"].object == changed
 
 
-def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
+def test_duplicates_count_once_and_two_objects_of_one_name_count_twice() -> None:
     listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
     listing.add([note("n1"), note("n1"), note("n2")])
     assert len(listing.complete(2)) == 2
@@ -459,20 +482,20 @@ def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
         ([(None, None)], False),
     ],
 )
-async def test_what_a_listing_cannot_show_may_be_ours(
+async def test_an_unreadable_object_may_be_ours(
     unreadable: list[tuple[str | None, str | None]], is_absent: bool, unique_names: bool
 ) -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
-    checks = await findings([], own_row, unreadable=unreadable, unique_names=unique_names)
+    checks = await compare_objects([], own_row, unreadable=unreadable, unique_names=unique_names)
     needs_read = (None, None) in unreadable or (is_absent and not unique_names)
     assert [key.name for key, _ in checks.observed] == ["mine"] * (is_absent and unique_names)
     assert [each.key.name for each in checks.doubtful] == ["mine"] * needs_read
     assert checks.losses.missing == int(is_absent or (None, None) in unreadable)
 
 
-async def test_of_objects_that_cannot_be_distinguished_none_is_shown() -> None:
+async def test_indistinguishable_objects_are_not_shown() -> None:
     own_row = row("mine", None, owned=True, uid="n1")
     objects = [note("n1")]
-    checks = await findings(objects, own_row, unreadable=[("todo", None)], unique_names=True)
+    checks = await compare_objects(objects, own_row, unreadable=[("todo", None)], unique_names=True)
     assert not checks.observed
     assert not checks.doubtful

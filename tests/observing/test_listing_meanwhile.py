@@ -1,4 +1,4 @@
-"""What happens while a listing is under way: the log goes on, configurations change, waits end."""
+"""Events during a listing: the log continues, configurations change, waits end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXCLUSIVE = ProviderConfigSpec("test", "http://test", scope=Scope(mode="Exclusiv
 
 
 class Api:
-    """Shows its objects; ``meanwhile`` happens between the listing's beginning and its end."""
+    """Lists its objects; calls ``meanwhile`` between the beginning and the end of a listing."""
 
     def __init__(self, *expected: str) -> None:
         self.shown = expected
@@ -88,7 +88,7 @@ class Api:
 
 
 class Intake:
-    """Keeps what was observed."""
+    """Keeps the observations."""
 
     def __init__(self) -> None:
         self.observed: dict[ResourceKey, Observed] = {}
@@ -108,7 +108,7 @@ class Intake:
 
 
 class Stage:
-    """An observer of one API, and all that it knows."""
+    """An observer of one API, with its read models and configurations."""
 
     def __init__(
         self,
@@ -158,8 +158,8 @@ def _owned(name: str) -> list[LogEvent]:
     return [event(key, version, each) for version, each in enumerate(steps, 1)]
 
 
-async def test_the_log_is_read_to_its_end_before_an_object_is_unmanaged() -> None:
-    """The object of a resource that was declared while these rows lagged behind."""
+async def test_the_log_is_read_to_its_end_before_an_object_counts_as_unmanaged() -> None:
+    """The object may belong to a resource that these rows do not contain yet."""
 
     async def catch_up(_seconds: float) -> None:
         stage.models.apply(1, _declared("theirs"))
@@ -176,11 +176,11 @@ def _observed_event(name: str, version: int = 1, *, belongs_to: str = "") -> Log
 
 
 async def test_an_undeclared_resource_receives_once_the_owner_of_its_object() -> None:
-    """Whatever that one may do with it: it may be paused, or only observe."""
+    """The owner may be paused or only observe."""
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     await stage.observer.list_once("default", "Shape")
-    assert not stage.intake.observed, "it is known, and nobody else has it"
+    assert not stage.intake.observed, "the object is known, and no other resource owns it"
     stage.models.apply(2, _declared("y"))
     await stage.observer.list_once("default", "Shape")
     observation = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
@@ -192,8 +192,8 @@ async def test_an_undeclared_resource_receives_once_the_owner_of_its_object() ->
     assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
 
 
-async def test_what_others_write_into_what_is_theirs_is_not_reported() -> None:
-    """It would grow our log with their churn."""
+async def test_changes_by_other_clients_to_their_own_objects_are_not_reported() -> None:
+    """Otherwise their changes would make our log grow."""
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     stage.api.fields = {"color": "Red"}
@@ -245,7 +245,7 @@ async def test_an_approved_content_waits_for_no_listing() -> None:
     assert not stage.intake.observed
 
 
-async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> None:
+async def test_nothing_is_concluded_if_the_end_of_the_log_is_unknown() -> None:
     async def never(_seconds: float) -> None:
         raise TimeoutError
 
@@ -255,8 +255,8 @@ async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> N
     assert not stage.intake.observed
 
 
-async def test_what_was_seen_is_of_before_the_listing_not_of_its_end() -> None:
-    """What is stored while the pages come may not be in them: it must count as newer."""
+async def test_observations_are_dated_at_the_start_of_the_listing() -> None:
+    """The pages may lack messages that are stored during the listing, so these count as newer."""
     api = Api("x")
     stage = Stage(api, _nothing_new)
 
@@ -264,16 +264,16 @@ async def test_what_was_seen_is_of_before_the_listing_not_of_its_end() -> None:
         stage.intake.position += 100
 
     api.meanwhile = stored_meanwhile
-    for before in (1, 101):
+    for position_before in (1, 101):
         await stage.observer.list_once("default", "Shape")
-        assert [each.as_of for each in stage.intake.observed.values()] == [before]
+        assert [each.as_of for each in stage.intake.observed.values()] == [position_before]
 
 
 @pytest.mark.parametrize("changed", [{"prefix": "a-"}, {"mode": "Shared"}])
-async def test_nothing_is_concluded_from_what_another_configuration_listed(
+async def test_nothing_is_concluded_from_a_listing_of_another_configuration(
     changed: dict[str, str],
 ) -> None:
-    """The whole API was listed; meanwhile only a part of it is ours."""
+    """The whole API was listed, but the new scope contains only a part of it."""
     api = Api("x")
     stage = Stage(api, _nothing_new)
     scope = replace(EXCLUSIVE.scope, **changed)
@@ -295,34 +295,34 @@ async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanw
 
 
 @pytest.mark.parametrize("is_unreadable", [True, False])
-async def test_an_object_that_cannot_be_shown_is_not_absent_and_hides_no_others(
+async def test_an_unreadable_object_is_not_absent_and_hides_no_other_object(
     is_unreadable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(Api("shown"), _nothing_new)
     for position, each in enumerate(_owned("unreadable"), 1):
         stage.models.apply(position, each)
-    listed = Api.pages
+    listing_ = Api.pages
 
     async def pages(
         api: Api, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        async for page in listed(api, scope, page_size=page_size):
+        async for page in listing_(api, scope, page_size=page_size):
             yield page
         if is_unreadable:
             raise UnreadableObjectsError("cannot read 'unreadable'", [("unreadable", "u")])
 
     monkeypatch.setattr(Api, "pages", pages)
     await stage.observer.list_once("default", "Shape")
-    seen = {key.name: each for key, each in stage.intake.observed.items()}
-    assert seen["shown"].object is not None
+    observed_keys = {key.name: each for key, each in stage.intake.observed.items()}
+    assert observed_keys["shown"].object is not None
     if is_unreadable:
-        assert seen.keys() == {"shown"}
+        assert observed_keys.keys() == {"shown"}
     else:
-        absent = seen["unreadable"]
-        assert (absent.object, absent.losses) == (None, LossCount(1, 1))
+        absent_keys = observed_keys["unreadable"]
+        assert (absent_keys.object, absent_keys.losses) == (None, LossCount(1, 1))
 
 
-async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
+async def test_an_api_is_still_listed_after_its_provider_cancels_itself() -> None:
     api = Api("x")
     stage = Stage(api, _nothing_new)
     stage.configurations.by_name["default"] = replace(EXCLUSIVE, resync_seconds=0.01)
@@ -332,15 +332,15 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
             raise asyncio.CancelledError
 
     api.meanwhile = fails_once
-    watching = asyncio.create_task(stage.observer.run())
+    observer_task = asyncio.create_task(stage.observer.run())
     try:
         await asyncio.wait_for(stage.intake.has_arrived.wait(), 60)
     finally:
-        watching.cancel()
+        observer_task.cancel()
     assert api.listings > 1
 
 
-async def test_others_continue_while_a_long_listing_is_compared() -> None:
+async def test_other_tasks_continue_while_a_long_listing_is_compared() -> None:
     stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
     turns = 0
 
@@ -351,13 +351,13 @@ async def test_others_continue_while_a_long_listing_is_compared() -> None:
             turns += 1
 
     async with asyncio.TaskGroup() as tasks:
-        going_on = tasks.create_task(others())
+        other_task = tasks.create_task(others())
         await stage.observer.list_once("default", "Shape")
-        going_on.cancel()
+        other_task.cancel()
     assert turns >= 10, "at least once for each slice"
 
 
-async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_further() -> None:
+async def test_a_scope_that_is_narrowed_during_a_comparison_applies_immediately() -> None:
     stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
 
     async def narrow() -> None:

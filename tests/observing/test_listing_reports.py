@@ -49,13 +49,13 @@ class Stage:
     models: ReadModels = field(default_factory=ReadModels)
     seconds: float = 1_000.0
     reports: list[ApiReported] = field(default_factory=list[ApiReported])
-    is_bus_away: bool = False
+    is_bus_unavailable: bool = False
     config: ProviderConfigSpec = CONFIG
 
     def __post_init__(self) -> None:
-        self.process_starts()
+        self.start_process()
 
-    def process_starts(self) -> None:
+    def start_process(self) -> None:
         runtime = Runtime(
             now=lambda: START + timedelta(seconds=self.seconds), clock=lambda: self.seconds
         )
@@ -65,7 +65,7 @@ class Stage:
         self.listings.of(PLACE)
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        if self.is_bus_away:
+        if self.is_bus_unavailable:
             raise ConnectionError("no bus")
         for each in messages:
             assert isinstance(each.data, ApiReported)
@@ -175,15 +175,15 @@ async def test_a_report_that_is_missing_from_the_log_is_published_again() -> Non
 
 async def test_a_report_that_the_bus_did_not_store_is_repeated_at_the_next_listing() -> None:
     stage = stage_with_resource()
-    stage.is_bus_away = True
+    stage.is_bus_unavailable = True
     await stage.fails(BOUND_SECONDS)
-    stage.is_bus_away = False
+    stage.is_bus_unavailable = False
     await stage.fails(RETRY_SECONDS)
     assert stage.states == ["ListingsFailed"]
     stage.decide()
-    stage.is_bus_away = True
+    stage.is_bus_unavailable = True
     await stage.completes()
-    stage.is_bus_away = False
+    stage.is_bus_unavailable = False
     await stage.completes()
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
@@ -191,14 +191,14 @@ async def test_a_report_that_the_bus_did_not_store_is_repeated_at_the_next_listi
 async def test_a_restarted_process_reports_failures_and_completions() -> None:
     stage = stage_with_resource()
     await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
-    stage.process_starts()
+    stage.start_process()
     await stage.fails(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
     stage.decide()
-    stage.process_starts()
+    stage.start_process()
     await stage.fails(3 * BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
-    stage.process_starts()
+    stage.start_process()
     await stage.completes()
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 

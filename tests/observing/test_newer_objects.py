@@ -1,6 +1,6 @@
-"""What an observer does with objects that are newer than the log: nothing, until their API is held.
+"""An observer reports no object that is newer than the log before the API is held.
 
-A client can copy all that an object carries, but no key that this log has not decided yet.
+A client can copy everything in an object, except a key that this log has not decided yet.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ FOO, ELSEWHERE = ResourceKey("default", "Shape", "foo"), ResourceKey("team", "Sh
 CONFIG = config_key("default")
 
 
-def written(version: int | None, *, of: ResourceKey = FOO, name: str = "foo") -> ExternalObject:
-    """Return an object as an action of a copy of the log has left it."""
+def build_written_object(
+    version: int | None, *, of: ResourceKey = FOO, name: str = "foo"
+) -> ExternalObject:
+    """Return an object as an action of a copy of the log left it."""
     key = None if version is None else idempotency_key("log", event_id(of, version))
     labels = {OWNER_LABEL: owner("log", of)}
     return ExternalObject(name, {"color": "Red"}, "u1", "v1", labels, key)
 
 
 class Api:
-    """Lists what it has."""
+    """Lists its objects."""
 
     def __init__(self, *objects: ExternalObject) -> None:
         self.objects = objects
@@ -89,7 +91,7 @@ class Api:
 
 
 class Log:
-    """The log as the leader has it."""
+    """The log as read from the leader."""
 
     log_id, epoch = "log", ""
 
@@ -102,7 +104,7 @@ class Log:
         self, keys: Sequence[ResourceKey], *, from_leader: bool = False, use_cache: bool = True
     ) -> Mapping[ResourceKey, LoadedResource]:
         assert from_leader
-        assert not use_cache, "a state does not tell what was seen"
+        assert not use_cache, "a cached state does not contain observations"
         self.loads += 1
         return {key: self._loaded(key) for key in keys}
 
@@ -112,7 +114,7 @@ class Log:
 
 
 class Stage:
-    """An observer of one API, its log, and what it published."""
+    """An observer of one API, its log, and its published messages."""
 
     def __init__(self, *objects: ExternalObject) -> None:
         self.api, self.log, self.models = Api(*objects), Log(), ReadModels()
@@ -162,13 +164,13 @@ class Stage:
             self.records(data, in_rows=in_rows)
 
     async def list(self) -> list[IntakeData]:
-        """List once, and return what was published."""
+        """List once, and return the published messages."""
         self.published = []
         await self.observer.list_once("default", "Shape")
         return self.published
 
-    async def refused(self) -> ApiReported:
-        """List once, without anything to conclude; return what the API was reported with."""
+    async def list_refused(self) -> ApiReported:
+        """List once, expect a refusal, and return the report about the API."""
         self.published = []
         with pytest.raises(ListingRefusedError, match="newer than this log"):
             await self.observer.list_once("default", "Shape")
@@ -181,37 +183,37 @@ class Stage:
 
 
 async def test_an_object_that_is_newer_than_the_log_holds_its_api_first():
-    stage = Stage(written(12))
+    stage = Stage(build_written_object(12))
     stage.declares(versions=2)
-    reported = await stage.refused()
+    reported = await stage.list_refused()
     (newer,) = reported.newer
     assert (newer.action, newer.known_version) == ("default/Shape/foo@12", 2)
     assert (newer.kind, newer.name, newer.uid) == ("Shape", "foo", "u1")
     stage.hold(reported)
-    assert {type(each) for each in await stage.list()} >= {Observed}, "now it is safe to be told"
+    assert {type(each) for each in await stage.list()} >= {Observed}, "now the object is reported"
 
 
 async def test_an_object_of_a_resource_unknown_to_the_log_is_newer():
-    reported = await Stage(written(4, of=ELSEWHERE)).refused()
+    reported = await Stage(build_written_object(4, of=ELSEWHERE)).list_refused()
     assert reported.newer[0].action == "team/Shape/foo@4"
 
 
-async def test_all_newer_objects_are_reported_at_once():
+async def test_all_newer_objects_are_in_one_report():
     many = [
-        written(2, of=ResourceKey("default", "Shape", f"s{number}"), name=f"s{number}")
+        build_written_object(2, of=ResourceKey("default", "Shape", f"s{number}"), name=f"s{number}")
         for number in range(150)
     ]
-    reported = await Stage(*many).refused()
+    reported = await Stage(*many).list_refused()
     assert (reported.total, len(reported.newer)) == (150, 20)
 
 
 @pytest.mark.parametrize(
     "copied",
     [
-        written(1, name="bar"),
-        replace(written(1), uid="another"),
-        written(None, name="bar"),
-        written(None, of=ResourceKey("default", "Shape", "never-declared")),
+        build_written_object(1, name="bar"),
+        replace(build_written_object(1), uid="another"),
+        build_written_object(None, name="bar"),
+        build_written_object(None, of=ResourceKey("default", "Shape", "never-declared")),
     ],
     ids=[
         "label and key on another object",
@@ -221,15 +223,15 @@ async def test_all_newer_objects_are_reported_at_once():
     ],
 )
 async def test_a_copied_object_holds_no_api(copied: ExternalObject):
-    """It is a Conflict or Disputed, for that object alone."""
+    """The outcome of that object alone is Conflict or Disputed."""
     stage = Stage(copied)
     stage.declares(versions=3)
     assert {type(each) for each in await stage.list()} == {Observed}
-    assert stage.log.loads == 0, "it costs no read of the log"
+    assert stage.log.loads == 0, "the log is not read"
 
 
-async def test_a_late_creation_of_a_resource_whose_row_was_forgotten_is_ours():
-    stage = Stage(written(2))
+async def test_a_late_creation_of_a_resource_whose_row_was_deleted_is_ours():
+    stage = Stage(build_written_object(2))
     stage.declares(versions=3, in_rows=False)
     assert {type(each) for each in await stage.list()} == {Observed}
     assert stage.log.loads == 1
@@ -240,64 +242,70 @@ async def test_an_object_is_not_reported_while_a_damaged_history_leaves_its_writ
     damaged: ResourceKey,
 ):
     """A decider that does not know of the damage yet would base its next write on the object."""
-    stage = Stage(written(12, of=ELSEWHERE), replace(written(None), name="bar"))
+    stage = Stage(
+        build_written_object(12, of=ELSEWHERE), replace(build_written_object(None), name="bar")
+    )
     stage.declares(versions=2)
     stage.log.damaged.add(damaged)
     config = stage.configurations.by_name["default"]
     assert await stage.reads.read([stage.models.status[str(FOO)]], config) == 0
-    assert stage.published == [], "a damaged history proves no other copy of the log either"
+    assert stage.published == [], "a damaged history does not prove another copy of the log either"
     listed = [each for each in await stage.list() if isinstance(each, Observed)]
-    assert [each.external_name for each in listed] == ["bar"], "the others are reported"
+    assert [each.external_name for each in listed] == ["bar"], "the other objects are reported"
 
 
-async def test_what_was_seen_while_the_api_was_held_is_no_evidence_again():
-    """Else each listing after an approval would hold the API again."""
-    stage = Stage(written(12, of=ELSEWHERE))
-    stage.hold(await stage.refused())
+async def test_an_object_observed_while_the_api_was_held_is_no_new_evidence():
+    """Otherwise each listing after an approval would hold the API again."""
+    stage = Stage(build_written_object(12, of=ELSEWHERE))
+    stage.hold(await stage.list_refused())
     observation = next(each for each in await stage.list() if isinstance(each, Observed))
     stage.records(ExternalObserved("default", "foo", observation.object, "CompleteListing", 7))
     stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
-    stage.api.objects = (replace(written(12, of=ELSEWHERE), fields={"color": "Blue"}),)
+    stage.api.objects = (replace(build_written_object(12, of=ELSEWHERE), fields={"color": "Blue"}),)
     stage.declares()
     assert {type(each) for each in await stage.list()} == {Observed}
-    stage.api.objects = (replace(written(13, of=ELSEWHERE), fields={"color": "Green"}),)
-    assert (await stage.refused()).as_of == 2, "what came later is, and is newer than the approval"
+    stage.api.objects = (
+        replace(build_written_object(13, of=ELSEWHERE), fields={"color": "Green"}),
+    )
+    assert (await stage.list_refused()).as_of == 2, (
+        "a later object is evidence, and newer than the approval"
+    )
 
 
 @pytest.mark.parametrize(
     "recorded",
     [
-        ActionSucceeded("a", "Create", 2, written(12), found_by="Label"),
-        ActionFailed("a", "Create", 2, ActionError("Conflict", "exists"), written(12)),
-        ActionHeld("a", "whose is it?", written(12)),
+        ActionSucceeded("a", "Create", 2, build_written_object(12), found_by="Label"),
+        ActionFailed("a", "Create", 2, ActionError("Conflict", "exists"), build_written_object(12)),
+        ActionHeld("a", "whose is it?", build_written_object(12)),
     ],
     ids=lambda data: type(data).__name__,
 )
-async def test_what_an_action_met_while_the_api_was_held_is_no_evidence_again(
+async def test_an_object_found_by_an_action_while_the_api_was_held_is_no_new_evidence(
     recorded: ResourceEvent,
 ):
-    """Listings show nothing new then. The first change of its outputs would hold the API again."""
-    stage = Stage(written(12))
+    """Listings report nothing new then, but the next change of outputs would hold the API again."""
+    stage = Stage(build_written_object(12))
     stage.declares()
-    stage.hold(await stage.refused())
+    stage.hold(await stage.list_refused())
     stage.records(recorded)
     stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
-    stage.api.objects = (replace(written(12), outputs={"port": 80}),)
+    stage.api.objects = (replace(build_written_object(12), outputs={"port": 80}),)
     assert {type(each) for each in await stage.list()} == {Observed}
 
 
 async def test_a_report_names_the_hold_that_its_reporter_knows():
-    stage = Stage(written(12))
+    stage = Stage(build_written_object(12))
     stage.declares()
-    reported = await stage.refused()
+    reported = await stage.list_refused()
     assert reported.as_of == 0
     stage.hold(reported)
-    (again, *_) = [each for each in await stage.list() if isinstance(each, ApiReported)]
-    assert again.as_of == 1
+    (second_report, *_) = [each for each in await stage.list() if isinstance(each, ApiReported)]
+    assert second_report.as_of == 1
 
 
 async def test_a_single_read_concludes_nothing_from_a_newer_object():
-    stage = Stage(written(12))
+    stage = Stage(build_written_object(12))
     stage.declares()
     config = stage.configurations.by_name["default"]
     rows = [stage.models.status[str(FOO)]]

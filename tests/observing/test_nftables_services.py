@@ -1,4 +1,4 @@
-"""Services through the whole loop, in namespaces: the page's example, and what hands do to it."""
+"""Services through the whole loop in namespaces: the documented example, and drift."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ pytestmark = pytest.mark.nftables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kinds" / "service.md").read_text()
 (EXAMPLE,) = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
-VIRTUAL = "198.18.0.10"
-HEALED_SECONDS = 1.0
+VIRTUAL_ADDRESS = "198.18.0.10"
+REPAIR_SECONDS = 1.0
 SLACK_SECONDS = 4.0
-"""What a machine with four tests at a time may add."""
+"""Extra time on a machine that runs four tests at a time."""
 
 
 @pytest.fixture
 def net() -> Iterator[Network]:
-    """The page's backends have the addresses of the third and fourth machine."""
-    with network(clients=2, backends=2) as one:
-        yield one
+    """The documented backends have the addresses of the third and fourth host."""
+    with network(clients=2, backends=2) as created_network:
+        yield created_network
 
 
-def example() -> dict[str, Manifest]:
+def documented_manifests() -> dict[str, Manifest]:
     read = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(EXAMPLE)]
     return {each.metadata.name: each for each in read}
 
 
 @pytest.fixture
-async def served(bare_world: World, net: Network) -> World:
-    """A reconciler of the services of the router."""
+async def reconciling_world(bare_world: World, net: Network) -> World:
+    """Start a reconciler of the router's services."""
     world = bare_world
     world.kinds = KindRegistry([SERVICE])
     await world.start_reconciler()
-    await world.configure(configured(net), "services")
+    await world.configure(build_config(net), "services")
     return world
 
 
-def configured(net: Network, table: str = "reconciler", resync: float = 3600) -> ProviderConfigSpec:
-    documented = msgspec.convert(example()["services"].spec, ProviderConfigSpec)
+def build_config(
+    net: Network, table: str = "reconciler", resync: float = 3600
+) -> ProviderConfigSpec:
+    documented = msgspec.convert(documented_manifests()["services"].spec, ProviderConfigSpec)
     assert documented.endpoint == "nft:reconciler"
     return api_config(
         net.router.endpoint(table),
@@ -67,9 +69,9 @@ def configured(net: Network, table: str = "reconciler", resync: float = 3600) ->
     )
 
 
-async def applied(world: World) -> dict[str, Manifest]:
-    """Declare the page's services, and wait until they are there."""
-    declared = example()
+async def apply_example(world: World) -> dict[str, Manifest]:
+    """Declare the documented services, and wait until they converge."""
+    declared = documented_manifests()
     del declared["services"]
     await world.declare_all(list(declared.values()))
     for each in declared.values():
@@ -77,65 +79,69 @@ async def applied(world: World) -> dict[str, Manifest]:
     return declared
 
 
-async def answers(net: Network, port: int, times: int) -> Counter[str]:
-    """Have each client call so many times; return who answered to whom."""
+async def count_responses(net: Network, port: int, times: int) -> Counter[str]:
+    """Connect this many times from each client; count the responses by backend and source."""
 
     def count_answers() -> Counter[str]:
         return Counter(
-            client.connect(VIRTUAL, port) for client in net.clients for _ in range(times)
+            client.connect(VIRTUAL_ADDRESS, port) for client in net.clients for _ in range(times)
         )
 
     return await asyncio.to_thread(count_answers)
 
 
-def changed(manifest: Manifest, **spec: object) -> Manifest:
+def with_spec(manifest: Manifest, **spec: object) -> Manifest:
     return msgspec.structs.replace(manifest, spec={**manifest.spec, **spec})
 
 
-async def test_the_pages_example_answers_evenly_follows_changes_and_goes(
-    served: World, net: Network
+async def test_the_documented_services_balance_follow_changes_and_are_deleted(
+    reconciling_world: World, net: Network
 ) -> None:
     rules_before = net.router.ruleset()
-    declared = await applied(served)
-    in_turn = await answers(net, 81, 10)
-    assert Counter(each.split()[0] for each in in_turn.elements()) == {"b0": 20 // 2, "b1": 10}
-    assert {each.split()[1] for each in in_turn} == {each.address for each in net.clients}
-    at_random = await answers(net, 80, 1)
-    assert {each.split()[1] for each in at_random} <= {"10.77.3.1", "10.77.4.1"}, "masqueraded"
+    declared = await apply_example(reconciling_world)
+    round_robin = await count_responses(net, 81, 10)
+    assert Counter(each.split()[0] for each in round_robin.elements()) == {"b0": 20 // 2, "b1": 10}
+    assert {each.split()[1] for each in round_robin} == {each.address for each in net.clients}
+    random_choice = await count_responses(net, 80, 1)
+    assert {each.split()[1] for each in random_choice} <= {"10.77.3.1", "10.77.4.1"}, (
+        "the source is masqueraded"
+    )
 
     key = declared["orders"].key
     (first, second) = declared["orders"].spec["backends"]
-    await served.declare_all([changed(declared["orders"], backends=[second])])
-    await served.until_outcome(key, "Converged", generation=2)
-    assert {each.split()[0] for each in await answers(net, 80, 5)} == {"b1"}, "out at once"
+    await reconciling_world.declare_all([with_spec(declared["orders"], backends=[second])])
+    await reconciling_world.until_outcome(key, "Converged", generation=2)
+    assert {each.split()[0] for each in await count_responses(net, 80, 5)} == {"b1"}, (
+        "the removed backend gets no connection"
+    )
 
-    await served.declare_all([changed(declared["orders"], backends=[])])
-    await served.until_outcome(key, "Converged", generation=3)
+    await reconciling_world.declare_all([with_spec(declared["orders"], backends=[])])
+    await reconciling_world.until_outcome(key, "Converged", generation=3)
 
     async def is_not_ready() -> bool:
-        status = await served.client.status(key)
+        status = await reconciling_world.client.status(key)
         condition = None if status is None else status.not_ready
         return condition is not None and condition.reason == "NoBackends"
 
-    await served.until(is_not_ready, "as declared, and not ready")
+    await reconciling_world.until(is_not_ready, "as declared, and not ready")
     for client in net.clients:
-        call = partial(client.connect, VIRTUAL, 80)
+        call = partial(client.connect, VIRTUAL_ADDRESS, 80)
         assert await asyncio.to_thread(is_refused_within, 0.5, call)
-    await served.declare_all([changed(declared["orders"], backends=[first])])
-    await served.until_outcome(key, "Converged", generation=4)
-    assert {each.split()[0] for each in await answers(net, 80, 5)} == {"b0"}
+    await reconciling_world.declare_all([with_spec(declared["orders"], backends=[first])])
+    await reconciling_world.until_outcome(key, "Converged", generation=4)
+    assert {each.split()[0] for each in await count_responses(net, 80, 5)} == {"b0"}
 
     for each in declared.values():
-        await served.publish(each.key, Withdrawn())
+        await reconciling_world.publish(each.key, Withdrawn())
     for each in declared.values():
-        await served.until_outcome(each.key, "Deleted")
+        await reconciling_world.until_outcome(each.key, "Deleted")
     rules_after = net.router.nft("list table ip reconciler")
     assert "service-" not in rules_after
     assert "elements" not in rules_after
     assert net.router.ruleset("reconciler") == rules_before
 
 
-HARMS = {
+CHANGES = {
     "flush table": "flush table ip reconciler",
     "chain deleted": (
         "delete element ip reconciler services { 198.18.0.10 . tcp . 80 };"
@@ -151,55 +157,55 @@ HARMS = {
 }
 
 
-async def test_out_of_band_changes_are_reverted_within_about_a_second_and_other_tables_stay(
-    served: World, net: Network, record_property: Callable[[str, object], None]
+async def test_out_of_band_changes_are_reverted_quickly_and_other_tables_stay(
+    reconciling_world: World, net: Network, record_property: Callable[[str, object], None]
 ) -> None:
     net.router.nft(
         "add table ip theirs; add chain ip theirs prerouting"
         " { type nat hook prerouting priority -90; }; add rule ip theirs prerouting counter"
     )
     foreign_table = net.router.nft("list table ip theirs", "-a", "-s")
-    declared = await applied(served)
+    declared = await apply_example(reconciling_world)
     key = declared["orders"].key
-    whole = rules_of(net)
-    took: dict[str, float] = {}
-    for harm, script in HARMS.items():
-        await served.until_settled()
-        drifts = len(every(DriftDetected, await served.facts(key)))
+    rules_before = rules_of(net)
+    durations: dict[str, float] = {}
+    for change, script in CHANGES.items():
+        await reconciling_world.until_settled()
+        drift_count = len(every(DriftDetected, await reconciling_world.facts(key)))
         net.router.nft(script)
-        began = time.monotonic()
+        started_at = time.monotonic()
 
-        async def is_healed() -> bool:
-            return await asyncio.to_thread(rules_of, net) == whole
+        async def is_reverted() -> bool:
+            return await asyncio.to_thread(rules_of, net) == rules_before
 
-        await served.until(is_healed, f"{harm} is undone", seconds=30)
-        took[harm] = round(time.monotonic() - began, 2)
-        assert took[harm] < HEALED_SECONDS + SLACK_SECONDS
-        assert {each.split()[0] for each in await answers(net, 81, 4)} == {"b0", "b1"}
-        await served.until_settled()
-        existing_drifts = every(DriftDetected, await served.facts(key))
-        assert len(existing_drifts) > drifts, f"{harm} is a drift in the log"
-    record_property("healed after seconds", took)
-    print("healed after", took)
+        await reconciling_world.until(is_reverted, f"{change} is undone", seconds=30)
+        durations[change] = round(time.monotonic() - started_at, 2)
+        assert durations[change] < REPAIR_SECONDS + SLACK_SECONDS
+        assert {each.split()[0] for each in await count_responses(net, 81, 4)} == {"b0", "b1"}
+        await reconciling_world.until_settled()
+        existing_drifts = every(DriftDetected, await reconciling_world.facts(key))
+        assert len(existing_drifts) > drift_count, f"{change} is a drift in the log"
+    record_property("healed after seconds", durations)
+    print("healed after", durations)
     assert net.router.nft("list table ip theirs", "-a", "-s") == foreign_table
 
 
 def rules_of(net: Network) -> list[str]:
-    """What packets meet in our table, whatever its order, uids and keys."""
+    """Return our table's rules in sorted order, without uids and keys."""
     try:
         rules = net.router.nft("list table ip reconciler")
-    except Exception:  # noqa: BLE001 - it is not there
+    except Exception:  # noqa: BLE001 - the table is missing
         return []
     parts = re.split(r"[{},\n]", re.sub(r'comment "[^"]*"', "", rules))
     return sorted(" ".join(each.split()) for each in parts if each.strip())
 
 
-async def test_nothing_is_written_while_nothing_differs_and_others_are_shown(
-    served: World, net: Network
+async def test_without_drift_nothing_is_written_and_foreign_services_are_listed(
+    reconciling_world: World, net: Network
 ) -> None:
-    await served.configure(configured(net, resync=0.3), "services")
-    declared = await applied(served)
-    await served.until_settled()
+    await reconciling_world.configure(build_config(net, resync=0.3), "services")
+    declared = await apply_example(reconciling_world)
+    await reconciling_world.until_settled()
     net.router.nft(
         "add chain ip reconciler service-theirs; add rule ip reconciler service-theirs drop;"
         "add element ip reconciler services { 198.18.0.99 . tcp . 1 : goto service-theirs }"
@@ -207,24 +213,24 @@ async def test_nothing_is_written_while_nothing_differs_and_others_are_shown(
     rules_before = net.router.nft("list ruleset", "-a")
 
     async def is_reported() -> bool:
-        return any(b"theirs" in row for row in (await served.rows()).values())
+        return any(b"theirs" in row for row in (await reconciling_world.rows()).values())
 
-    await served.until(is_reported, "what is like a service is shown as unowned")
-    await served.until_observed_again(3)
+    await reconciling_world.until(is_reported, "the foreign service is listed as unowned")
+    await reconciling_world.until_observed_again(3)
     assert net.router.nft("list ruleset", "-a") == rules_before
-    facts = [await served.facts(each.key) for each in declared.values()]
-    assert sum(isinstance(each, ActionDecided) for many in facts for each in many) == 2
+    histories = [await reconciling_world.facts(each.key) for each in declared.values()]
+    assert sum(isinstance(each, ActionDecided) for history in histories for each in history) == 2
 
 
 async def test_two_configurations_with_two_tables_have_services_of_one_name(
-    served: World, net: Network
+    reconciling_world: World, net: Network
 ) -> None:
-    await served.configure(configured(net, "other"), "other")
+    await reconciling_world.configure(build_config(net, "other"), "other")
     spec: Fields = {"port": 80, "backends": [{"address": "10.77.3.2", "port": 8080}]}
     both: list[Manifest] = []
-    for config, address in {"services": VIRTUAL, "other": "198.18.0.11"}.items():
-        one = changed(
-            example()["orders"],
+    for config, address in {"services": VIRTUAL_ADDRESS, "other": "198.18.0.11"}.items():
+        one = with_spec(
+            documented_manifests()["orders"],
             **{**spec, "address": address, "providerConfigRef": {"name": config}},
         )
         metadata = msgspec.structs.replace(
@@ -233,12 +239,14 @@ async def test_two_configurations_with_two_tables_have_services_of_one_name(
             annotations={"reconciler/external-name": "orders"},
         )
         both.append(msgspec.structs.replace(one, metadata=metadata))
-    await served.declare_all(both)
+    await reconciling_world.declare_all(both)
     for each in both:
-        await served.until_outcome(each.key, "Converged")
+        await reconciling_world.until_outcome(each.key, "Converged")
     other_table = net.router.nft("list table ip other", "-a")
-    await served.publish(ResourceKey("default", "Service", "orders-services"), Withdrawn())
-    await served.until_outcome(both[0].key, "Deleted")
+    await reconciling_world.publish(
+        ResourceKey("default", "Service", "orders-services"), Withdrawn()
+    )
+    await reconciling_world.until_outcome(both[0].key, "Deleted")
     assert net.router.nft("list table ip other", "-a") == other_table
     answer = await asyncio.to_thread(net.clients[0].connect, "198.18.0.11", 80)
     assert answer.startswith("b0")

@@ -1,4 +1,4 @@
-"""Single objects are read: those that are not ready, and those of an API that cannot list."""
+"""Single reads of objects that are not ready, and of objects in an API that cannot list."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CREATE = Action("default/Server/foo@2", "key", "Create", 1, "default", "foo", ()
 
 
 class Api:
-    """Has one server, which starts; it cannot list."""
+    """An API that cannot list, with one server that is starting."""
 
     def __init__(self) -> None:
         self.server: ExternalObject | None = ExternalObject("foo", {}, "u1")
@@ -105,7 +105,7 @@ class Api:
 
 
 class Intake:
-    """Keeps what was observed."""
+    """Keeps the observations."""
 
     def __init__(self) -> None:
         self.observed: list[Observed] = []
@@ -123,7 +123,7 @@ class Intake:
 
 
 class Stage:
-    """The reads of one API, and an observer beside them."""
+    """The single reads of one API, and an observer."""
 
     def __init__(self, capabilities: Capabilities = BLIND) -> None:
         self.api, self.intake, self.models = Api(), Intake(), ReadModels()
@@ -200,13 +200,13 @@ async def _run(stage: Stage, seconds: float) -> None:
             await stage.reads.run()
 
 
-async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
+async def test_an_object_is_read_until_it_is_ready(stage: Stage) -> None:
     stage.record_creation()
-    running = asyncio.create_task(stage.reads.run())
+    reader = asyncio.create_task(stage.reads.run())
     try:
         async with asyncio.timeout(10):
             await stage.api.read_thrice.wait()
-        assert not stage.intake.observed, "nothing has changed"
+        assert not stage.intake.observed, "the object has not changed"
         stage.api.server = ExternalObject("foo", {}, "u1", outputs={"health": "up"})
         async with asyncio.timeout(10):
             await stage.intake.has_arrived.wait()
@@ -220,24 +220,26 @@ async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
         await asyncio.sleep(0.1)
         reads = stage.api.reads
         await asyncio.sleep(0.2)
-        assert stage.api.reads == reads, "what is ready is listed, and not read"
+        assert stage.api.reads == reads, "a ready object is listed, and not read"
     finally:
-        running.cancel()
+        reader.cancel()
 
 
-async def test_what_is_ready_is_not_read(stage: Stage) -> None:
+async def test_a_ready_object_is_not_read(stage: Stage) -> None:
     stage.record_creation(ready=True)
     await _run(stage, 0.2)
     assert stage.api.reads == 0
 
 
-async def test_what_does_not_get_ready_is_read_less_and_less_often(stage: Stage) -> None:
+async def test_an_object_that_does_not_become_ready_is_read_at_growing_intervals(
+    stage: Stage,
+) -> None:
     stage.record_creation()
     await _run(stage, 1.0)
     assert 3 <= stage.api.reads <= 9, "0.01 s, 0.02 s, 0.04 s, …"
 
 
-async def test_an_api_that_fails_is_called_again(stage: Stage) -> None:
+async def test_a_failed_read_is_repeated(stage: Stage) -> None:
     stage.api.fails = True
     stage.record_creation()
     await _run(stage, 0.3)
@@ -253,13 +255,13 @@ async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) ->
     assert await stage.observer.list_once("default", "Server") == 1
     (observation,) = stage.intake.observed
     assert (observation.object, observation.evidence) == (None, "Read")
-    assert observation.losses == LossCount(1, 1), "the loss guard judges what is missing"
+    assert observation.losses == LossCount(1, 1), "the loss guard decides about missing objects"
     assert stage.api.reads == 2
 
 
 @pytest.mark.parametrize("lists", [False, True])
-async def test_that_an_owned_object_is_missing_is_left_to_a_listing(lists: bool) -> None:
-    """Where an API lost all objects, or is another one, each read misses one: no guard would."""
+async def test_a_read_does_not_report_a_missing_owned_object(lists: bool) -> None:
+    """If an API lost all its objects, each read finds one missing, and no guard would stop that."""
     stage = Stage(replace(BLIND, listing=lists))
     stage.record_creation()
     requests: list[tuple[str, str]] = []
@@ -271,11 +273,11 @@ async def test_that_an_owned_object_is_missing_is_left_to_a_listing(lists: bool)
     assert requests == [("default", "Server")]
 
 
-async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
+async def test_a_missing_object_triggers_a_listing_immediately(stage: Stage) -> None:
     stage.record_creation(ready=True)
     was_read = asyncio.Event()
     stage.api.meanwhile = was_read.set
-    listening = asyncio.create_task(stage.observer.run())
+    observer_task = asyncio.create_task(stage.observer.run())
     try:
         await was_read.wait()
         stage.api.server = None
@@ -286,7 +288,7 @@ async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
         assert stage.observer.listings == 2
         assert [each.object for each in stage.intake.observed] == [None]
     finally:
-        listening.cancel()
+        observer_task.cancel()
 
 
 async def test_an_undeclared_object_is_read_once_its_hold_is_approved(stage: Stage) -> None:
@@ -304,7 +306,7 @@ async def test_an_undeclared_object_is_read_once_its_hold_is_approved(stage: Sta
 
 
 @pytest.mark.parametrize(("unique_names", "expected"), [(True, None), (False, "u1")])
-async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
+async def test_a_released_object_is_read_by_its_uid_if_names_are_not_unique(
     unique_names: bool, expected: str | None
 ) -> None:
     stage = Stage(replace(BLIND, deterministic_names=unique_names))
@@ -321,7 +323,7 @@ async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
 
 
 async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> None:
-    """A read does not show which resource has it, so it would show that of another namespace."""
+    """A read does not show its owner, so it could show an object of another namespace."""
     stage = Stage(replace(BLIND, labels=False, listing=True))
     stage.records(SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()))
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
@@ -333,14 +335,16 @@ async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> N
 
 
 async def test_a_read_reports_the_name_that_it_requested(stage: Stage) -> None:
-    """Meanwhile the object was replaced by one of another name: the read shows nothing of that."""
+    """The object was replaced under another name during the read, which does not show that."""
     stage.record_creation(ready=True)
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
-    young = ExternalObject("foo-2", {}, "u2")
-    replaced = ActionSucceeded("b", "Create", 1, young, purpose="Replace", external_name=young.name)
+    new_row = ExternalObject("foo-2", {}, "u2")
+    replaced = ActionSucceeded(
+        "b", "Create", 1, new_row, purpose="Replace", external_name=new_row.name
+    )
     stage.api.meanwhile = lambda: stage.records(replaced)
     assert await stage.reads.read([row], config) == 1
-    assert row.external_name == young.name
+    assert row.external_name == new_row.name
     (observation,) = stage.intake.observed
     assert (observation.external_name, observation.object) == ("foo", stage.api.server)
 
@@ -350,13 +354,15 @@ async def test_an_object_that_repeats_a_secret_is_reported_once(stage: Stage) ->
     stage.stores.secrecy.add("planted&token")
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     stage.api.server = ExternalObject("foo", {}, "u1", outputs={"seen": "planted\\u0026token"})
-    hidden = ExternalObject("foo", {}, "u1", outputs={"seen": "***"})
+    unreadable_row = ExternalObject("foo", {}, "u1", outputs={"seen": "***"})
     assert await stage.reads.read([row], config) == 1
-    assert [each.object for each in stage.intake.observed] == [hidden]
-    row.observed_digest = digest(hidden)
+    assert [each.object for each in stage.intake.observed] == [unreadable_row]
+    row.observed_digest = digest(unreadable_row)
     assert await stage.reads.read([row], config) == 0
     stage.api.server = ExternalObject("foo", {}, "planted&token")
-    assert await stage.reads.read([row], config) == 0, "its id cannot be told, nor is it gone"
+    assert await stage.reads.read([row], config) == 0, (
+        "its id cannot be reported, and it is not absent"
+    )
 
 
 async def test_a_name_whose_creation_may_arrive_late_is_read_after_the_withdrawal(
@@ -390,7 +396,9 @@ async def test_an_earlier_name_whose_creation_may_arrive_late_is_read_too(stage:
     )
     late = ExternalObject("foo", {}, "u1", labels={OWNER_LABEL: owner("log", FOO)})
     stage.api.servers = {"foo": replace(late, labels={}), "bar": None}
-    assert await stage.observer.list_once("default", "Server") == 0, "it belongs to another client"
+    assert await stage.observer.list_once("default", "Server") == 0, (
+        "the object belongs to another client"
+    )
     stage.api.servers["foo"] = late
     assert await stage.observer.list_once("default", "Server") == 1
     (observation,) = stage.intake.observed

@@ -32,20 +32,20 @@ from tests.scenarios.harness import World
 pytestmark = [pytest.mark.postgres]
 
 PAGES = Path(__file__).parents[2] / "docs" / "kinds"
-APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
+APPLIED_BLOCKS = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 DOCUMENTS = [
     document
     for page in ("database", "database-role", "grant")
-    for block in re.findall(APPLIED, (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    for block in re.findall(APPLIED_BLOCKS, (PAGES / f"{page}.md").read_text(), re.DOTALL)
     for document in yaml.safe_load_all(block)
 ]
-OF_DATABASE = "FROM pg_database, aclexplode(datacl) WHERE datname = 'orders'"
-PLANTED = "planted-s3cr3t-of-a-role-4f1e"
-NEW = "planted-s3cr3t-rotated-a07c"
+DATABASE_GRANTS = "FROM pg_database, aclexplode(datacl) WHERE datname = 'orders'"
+PLANTED_PASSWORD = "planted-s3cr3t-of-a-role-4f1e"
+NEW_PASSWORD = "planted-s3cr3t-rotated-a07c"
 
 
 class Example:
-    """The pages' example, in a world whose server it shares with others: with names of its own."""
+    """The documented example under unique names, because tests share the server."""
 
     def __init__(self, world: World, server: Postgres, secrets: Path, unique: str) -> None:
         self.world, self.server, self.secrets = world, server, secrets
@@ -66,7 +66,7 @@ class Example:
 
     async def begin(self) -> None:
         world = self.world
-        await self.keep_secret("orders-app-password", PLANTED)
+        await self.write_secret("orders-app-password", PLANTED_PASSWORD)
         world.kinds = KindRegistry([DATABASE, DATABASE_ROLE, GRANT])
         world.secrets = self.secrets
         await world.start_reconciler()
@@ -87,7 +87,7 @@ class Example:
         nobody.spec["providerConfigRef"] = {"name": "public"}
         await world.declare_all(self.declared)
 
-    async def keep_secret(self, name: str, value: str) -> None:
+    async def write_secret(self, name: str, value: str) -> None:
         store = open_stores(self.secrets).by_name["files"]
         await store.write(SecretKey("default", self.name(name)), value)
 
@@ -103,18 +103,18 @@ class Example:
         return await self.superuser.logs_in(self.name(role), password, self.prefix)
 
     async def until(self, query: str, expected: object, what: str) -> None:
-        """Wait until a query about the server's catalogue has an answer."""
+        """Wait until a catalog query returns the expected value."""
         composed = sql.SQL(query.replace("orders", self.prefix))  # pyright: ignore[reportArgumentType]
 
         async def is_so() -> bool:
             return await self.superuser.value(composed) == expected
 
-        await self.world.until(is_so, what, seconds=30.0)  # a listing begins each 0.3 s
+        await self.world.until(is_so, what, seconds=30.0)  # a listing begins every 0.3 s
 
-    async def until_nobody_else_connects(self) -> None:
-        """Wait until a listing has shown the grants to all roles, and they are revoked."""
-        public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
-        await self.until(public, 0, "all roles lose the privileges that PostgreSQL grants")
+    async def until_public_grants_are_revoked(self) -> None:
+        """Wait until the default grants to all roles are revoked."""
+        public = f"SELECT count(*) {DATABASE_GRANTS} AND grantee = 0"
+        await self.until(public, 0, "the default privileges of all roles are revoked")
 
     async def do(self, *statements: str) -> None:
         for each in statements:
@@ -125,33 +125,35 @@ class Example:
 async def example(
     bare_world: World, postgres_server: Postgres, tmp_path: Path, unique: str
 ) -> AsyncIterator[Example]:
-    one = Example(bare_world, postgres_server, tmp_path / "secrets", unique)
-    await one.begin()
-    await one.until_converged()
-    yield one
-    await one.superuser.close()
+    opened = Example(bare_world, postgres_server, tmp_path / "secrets", unique)
+    await opened.begin()
+    await opened.until_converged()
+    yield opened
+    await opened.superuser.close()
 
 
-async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example: Example) -> None:
+async def test_the_documented_example_works_and_is_deleted_in_the_right_order(
+    example: Example,
+) -> None:
     world = example.world
-    assert await example.logs_in("orders-app", PLANTED)
-    assert not await example.logs_in("orders-app", NEW)
+    assert await example.logs_in("orders-app", PLANTED_PASSWORD)
+    assert not await example.logs_in("orders-app", NEW_PASSWORD)
     generated = await example.secret("orders-report-password")
     assert generated is not None
     assert len(generated) == 32
     assert await example.logs_in("orders-report", generated), "by way of orders-app's CONNECT"
     connection = await example.superuser.connect(
-        example.name("orders-app"), PLANTED, example.prefix
+        example.name("orders-app"), PLANTED_PASSWORD, example.prefix
     )
     await connection.execute("CREATE TABLE public.orders (id int)")
     await connection.execute("INSERT INTO public.orders VALUES (1)")
     await connection.close()
     await example.do("CREATE ROLE \"orders-stranger\" LOGIN PASSWORD 'stranger'")
-    await example.until_nobody_else_connects()
+    await example.until_public_grants_are_revoked()
     assert not await example.logs_in("orders-stranger", "stranger")
     await example.do('DROP ROLE "orders-stranger"')
 
-    # The role owns a table by now, so it cannot go before the database has gone, which has data.
+    # The role owns a table, so it cannot be deleted before the database, which has data.
     for name in ("orders-owner", "orders-app", "orders"):
         await world.publish(example.names[name].key, Withdrawn())
     await world.until_outcome(example.names["orders-app"].key, "Held", reason="Referenced")
@@ -163,9 +165,9 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
     await example.until(
         "SELECT count(*) FROM pg_roles WHERE rolname = 'orders-report'",
         0,
-        "a role that can go, goes",
+        "a role without dependents is deleted",
     )
-    assert await example.secret("orders-report-password") is None, "its secret goes with it"
+    assert await example.secret("orders-report-password") is None, "its secret is deleted with it"
     assert (
         await example.superuser.value(
             sql.SQL("SELECT count(*) FROM pg_roles WHERE rolname = {}").format(
@@ -185,7 +187,9 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
 
 
 async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Example) -> None:
-    await example.until_nobody_else_connects()  # what is granted again has the uid of the deleted
+    await (
+        example.until_public_grants_are_revoked()
+    )  # a repeated grant has the uid of the deleted one
     await example.do(
         'REVOKE CONNECT ON DATABASE "orders" FROM "orders-app"',
         'GRANT CREATE ON DATABASE "orders" TO "orders-app"',
@@ -199,7 +203,7 @@ async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Exa
     )
     acl = (
         "SELECT string_agg(privilege_type || (grantee = 0), ' ' ORDER BY privilege_type)"
-        f" {OF_DATABASE} AND grantee <> datdba"
+        f" {DATABASE_GRANTS} AND grantee <> datdba"
     )
     await example.until(
         acl, "CONNECTfalse TEMPORARYfalse", "the privileges are exactly as declared"
@@ -217,9 +221,9 @@ async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Exa
     await example.until(members, f"{example.prefix}-app<{example.prefix}-report", "memberships")
 
     async def has_its_password() -> bool:
-        return await example.logs_in("orders-app", PLANTED)
+        return await example.logs_in("orders-app", PLANTED_PASSWORD)
 
-    await example.world.until(has_its_password, "the password is the secret again")
+    await example.world.until(has_its_password, "the password matches the secret again")
     assert not await example.logs_in("orders-app", "guessed")
     database = (
         "SELECT r.rolname || datconnlimit FROM pg_database d JOIN pg_roles r ON r.oid = datdba"
@@ -230,38 +234,38 @@ async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Exa
         "SELECT shobj_description(oid, 'pg_database') LIKE '%\"team\":\"shop\"%'"
         " FROM pg_database WHERE datname = 'orders'"
     )
-    await example.until(labels, True, "its labels are there")
+    await example.until(labels, True, "its labels are restored")
 
 
-async def test_what_is_dropped_out_of_band_is_recreated(example: Example) -> None:
+async def test_objects_dropped_out_of_band_are_recreated(example: Example) -> None:
     await example.do('DROP DATABASE "orders"')
     await example.until(
-        "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is made again"
+        "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is recreated"
     )
-    acl = f"SELECT count(*) {OF_DATABASE} AND grantee::regrole::text LIKE '%orders-app%'"
-    await example.until(acl, 2, "what was granted is granted again")
-    public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
-    await example.until(public, 0, "and what was taken away is taken away again")
+    acl = f"SELECT count(*) {DATABASE_GRANTS} AND grantee::regrole::text LIKE '%orders-app%'"
+    await example.until(acl, 2, "the grant is restored")
+    public = f"SELECT count(*) {DATABASE_GRANTS} AND grantee = 0"
+    await example.until(public, 0, "the default privileges are revoked again")
 
 
-async def test_a_rotation_loses_no_query_and_no_password_is_reported(
+async def test_a_password_rotation_fails_no_query_and_leaks_no_password(
     example: Example, tmp_path: Path
 ) -> None:
     world, server = example.world, example.server
     role = example.name("orders-app")
-    session = await example.superuser.connect(role, PLANTED, example.prefix)
+    session = await example.superuser.connect(role, PLANTED_PASSWORD, example.prefix)
     request_count = 0
-    await example.keep_secret("orders-app-password", NEW)
+    await example.write_secret("orders-app-password", NEW_PASSWORD)
 
     async def is_rotated() -> bool:
         nonlocal request_count
-        cursor = await session.execute("SELECT current_user")  # at each look, all the time
+        cursor = await session.execute("SELECT current_user")  # before and after each check
         assert await cursor.fetchone() == (role,)
         request_count += 1
-        return await example.logs_in("orders-app", NEW)
+        return await example.logs_in("orders-app", NEW_PASSWORD)
 
     await world.until(is_rotated, "the new password is the role's")
-    assert not await example.logs_in("orders-app", PLANTED)
+    assert not await example.logs_in("orders-app", PLANTED_PASSWORD)
     await session.execute("SELECT 1")
     await session.close()
     assert request_count
@@ -285,10 +289,12 @@ async def test_a_rotation_loses_no_query_and_no_password_is_reported(
         "the server's log": server.log.read_bytes(),
         "backup": b"".join(content_of(each) for each in saved),
     }
-    for secret in (PLANTED, NEW, generated):
+    for secret in (PLANTED_PASSWORD, NEW_PASSWORD, generated):
         for place, content in places.items():
             assert secret.encode() not in content, place
-    assert b"SCRAM-SHA-256$4096" in places["the server's log"], "the log has all statements"
+    assert b"SCRAM-SHA-256$4096" in places["the server's log"], (
+        "the server log contains all statements"
+    )
 
 
 async def test_nothing_is_written_while_nothing_differs(example: Example) -> None:
@@ -298,7 +304,7 @@ async def test_nothing_is_written_while_nothing_differs(example: Example) -> Non
         events = [await world.facts(each.key) for each in example.declared]
         return sum(isinstance(event, ActionDecided) for each in events for event in each)
 
-    await example.until_nobody_else_connects()
+    await example.until_public_grants_are_revoked()
     await world.until_settled()
     count_before = await actions()
     await world.until_observed_again(3)

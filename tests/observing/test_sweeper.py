@@ -1,4 +1,4 @@
-"""The sweeper wakes what is overdue, and does not go on about what it woke in vain."""
+"""The sweeper wakes overdue resources, with growing intervals if that has no effect."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ from tests.bus.histories import event
 
 FOO = ResourceKey("default", "Shape", "foo")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-WRONG_NOW = BEGIN - timedelta(hours=1)
-"""By the clock of the sweeper's machine, which does not matter."""
+WRONG_TIME = BEGIN - timedelta(hours=1)
+"""The time on the sweeper's machine, which does not matter."""
 
 
 class Intake:
-    """Keeps what is published."""
+    """Keeps the published messages."""
 
     def __init__(self) -> None:
         self.published: list[IntakeMessageOut] = []
@@ -72,7 +72,7 @@ class Intake:
 
 
 class Scene:
-    """A sweeper, one resource that waits, and a clock."""
+    """A sweeper, one waiting resource, and a clock."""
 
     def __init__(self, stores: SecretStores = SecretStores()) -> None:  # noqa: B008 - it is frozen
         self.now, self.seconds = BEGIN, 0.0
@@ -81,7 +81,7 @@ class Scene:
         self.kinds = KindRegistry([SHAPE])
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
         models = self.models = ReadModels()
-        self.row.outcome = "Held"  # what is held is looked at, and what waits
+        self.row.outcome = "Held"  # held and waiting resources are checked
         models.status[str(FOO)] = self.row
         models.set_checkpoint(EMPTY_CHECKPOINT)
         self.sweeper = Sweeper(
@@ -91,7 +91,7 @@ class Scene:
             models=models,
             bus_time=self.bus_time,
             stores=stores,
-            runtime=Runtime(now=lambda: WRONG_NOW, clock=lambda: self.seconds),
+            runtime=Runtime(now=lambda: WRONG_TIME, clock=lambda: self.seconds),
         )
 
     async def bus_time(self) -> float:
@@ -101,34 +101,34 @@ class Scene:
         self.row.outcome = "Degraded"
         self.row.retry_at, self.row.retry_seconds = until, 1.0
 
-    def happens(self, position: int, what: LogEvent) -> None:
+    def apply_event(self, position: int, what: LogEvent) -> None:
         self.models.apply(position, what)
         self.sweeper.handle_event(position, what)
 
     async def sweep_for(self, seconds: float) -> list[float]:
-        """Sweep at intervals, and give at how many seconds the resource was woken."""
-        woken: list[float] = []
+        """Sweep at intervals; return the seconds at which the resource was woken."""
+        woken_at: list[float] = []
         for number in range(int(seconds / SWEEP_SECONDS)):
             count_before = len(self.intake.published)
             await self.sweeper.sweep()
             if len(self.intake.published) > count_before:
-                woken.append(number * SWEEP_SECONDS)
+                woken_at.append(number * SWEEP_SECONDS)
             self.now += timedelta(seconds=SWEEP_SECONDS)
             self.seconds += SWEEP_SECONDS
-        return woken
+        return woken_at
 
 
-async def test_what_is_woken_in_vain_is_woken_less_and_less_often_but_for_ever() -> None:
+async def test_a_resource_woken_without_effect_is_woken_again_at_growing_intervals() -> None:
     scene = Scene()
     scene.wait(BEGIN - timedelta(minutes=1))
-    woken = await scene.sweep_for(3600)
-    assert woken[:4] == [0, 5, 15, 35]
-    pauses = [later - earlier for earlier, later in itertools.pairwise(woken)]
+    woken_at = await scene.sweep_for(3600)
+    assert woken_at[:4] == [0, 5, 15, 35]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(woken_at)]
     assert max(pauses[6:]) == min(pauses[6:]) == MAX_WAKE_UP_SECONDS
     assert {type(each.data) for each in scene.intake.published} == {TimerFired}
 
 
-async def test_a_new_wait_is_woken_at_once_when_it_is_over() -> None:
+async def test_a_resource_is_woken_immediately_when_a_new_wait_ends() -> None:
     scene = Scene()
     scene.wait(BEGIN - timedelta(minutes=1))
     await scene.sweep_for(600)
@@ -137,7 +137,7 @@ async def test_a_new_wait_is_woken_at_once_when_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int) -> None:
+async def test_a_clock_change_does_not_move_the_interval_between_two_wake_ups(hours: int) -> None:
     scene = Scene()
     scene.wait(BEGIN - timedelta(hours=2))
     assert await scene.sweep_for(10) == [0, 5]
@@ -146,26 +146,26 @@ async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clock_that_is_set_moves_no_check_of_all_references(hours: int) -> None:
+async def test_a_clock_change_does_not_move_the_check_of_all_references(hours: int) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
 
     async def check_lost_event(seconds: float) -> list[float]:
-        # the sweeper has not noticed it, because its event was lost
+        # the sweeper does not detect it, because its event was lost
         scene.row.secrets, scene.row.declared = {"files/db": ""}, True
         scene.models.set_checkpoint(EMPTY_CHECKPOINT)
         swept_at = await scene.sweep_for(seconds)
         [report] = scene.intake.published
         assert isinstance(report.data, SecretReported)
         observed = SecretObserved(report.data.secret, report.data.digest)
-        scene.happens(scene.row.position + 1, event(FOO, scene.row.version + 1, observed))
+        scene.apply_event(scene.row.position + 1, event(FOO, scene.row.version + 1, observed))
         await scene.sweeper.sweep()
         scene.intake.published.clear()
         return swept_at
 
-    first = await check_lost_event(SWEEP_SECONDS)
+    first_delay = await check_lost_event(SWEEP_SECONDS)
     scene.now += timedelta(hours=hours)
     intervals = [await check_lost_event(FULL_SWEEP_SECONDS) for _ in range(2)]
-    assert (first, intervals) == ([0], [[FULL_SWEEP_SECONDS - SWEEP_SECONDS]] * 2)
+    assert (first_delay, intervals) == ([0], [[FULL_SWEEP_SECONDS - SWEEP_SECONDS]] * 2)
 
 
 async def test_a_resource_that_no_longer_waits_is_forgotten() -> None:
@@ -183,7 +183,7 @@ async def test_a_resource_that_no_longer_waits_is_forgotten() -> None:
     [("Converged", True), ("Degraded", True)]
     + [(outcome, False) for outcome in ("Failed", "Waiting", "Disputed", "Held")],
 )
-async def test_what_is_due_is_woken_unless_its_outcome_ends_with_a_message(
+async def test_a_due_resource_is_woken_unless_its_outcome_ends_with_a_message(
     outcome: str, is_woken: bool
 ) -> None:
     scene = Scene()
@@ -208,14 +208,14 @@ async def test_a_hold_is_not_woken_when_a_wait_ends_unless_an_action_is_under_wa
     ("reason", "provider", "is_woken"),
     [
         ("ProviderConfigMissing", None, False),
-        ("ProviderConfigMissing", "records", True),  # what is wrong now is another thing
+        ("ProviderConfigMissing", "records", True),  # the reason has changed
         ("WrongProvider", "records", False),
         ("WrongProvider", "shapes", True),
         ("WrongProvider", None, True),
         ("Referenced", "shapes", False),
     ],
 )
-async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
+async def test_a_resource_held_for_its_configuration_is_woken_when_it_is_valid(
     reason: str, provider: str | None, is_woken: bool
 ) -> None:
     scene = Scene()
@@ -234,7 +234,7 @@ async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
     ("reason", "woken_at"),
     [("NotPermitted", [0, 5, 15, 35]), ("DefinitionGuard", [0, 5]), ("PruneGuard", [0, 5])],
 )
-async def test_what_a_configuration_forbids_is_woken_when_that_changes(
+async def test_a_resource_that_its_configuration_forbids_is_woken_when_that_changes(
     reason: str, woken_at: list[int]
 ) -> None:
     scene = Scene()
@@ -244,7 +244,7 @@ async def test_what_a_configuration_forbids_is_woken_when_that_changes(
     declared = SpecDeclared(1, "reconciler/v1", "", "billing", config)
     key = config_key("billing")
     scene.configurations.apply(event(key, 1, declared))
-    assert await scene.sweep_for(60) == woken_at  # its decider may know it later
+    assert await scene.sweep_for(60) == woken_at  # its decider may read it later
     await scene.sweep_for(600)
     changed = msgspec.structs.replace(declared, generation=2)
     scene.configurations.apply(event(key, 2, changed))
@@ -252,21 +252,23 @@ async def test_what_a_configuration_forbids_is_woken_when_that_changes(
 
 
 @pytest.mark.parametrize("outcome_of", ["declared", "withdrawn"])
-async def test_what_is_held_for_its_kind_is_woken_when_that_is_installed(outcome_of: str) -> None:
+async def test_a_resource_held_for_its_kind_is_woken_when_the_kind_is_installed(
+    outcome_of: str,
+) -> None:
     scene = Scene()
     row = scene.row = StatusRow("default", "Widget", "foo")
     row.outcome, row.reason, row.declared = "Held", "UnknownKind", outcome_of == "declared"
     scene.models.status[str(row.key)] = row
     scene.models.set_checkpoint(EMPTY_CHECKPOINT)
-    assert await scene.sweep_for(60) == [], "it is not installed"
+    assert await scene.sweep_for(60) == [], "the kind is not installed"
     scene.kinds.define(replace(SHAPE, name="Widget"))
     assert (await scene.sweep_for(60))[:3] == [0, 5, 15]  # its decider may be started later
     assert {each.key for each in scene.intake.published} == {row.key}
 
 
-async def test_what_is_held_for_a_kind_of_its_parts_is_woken_when_a_kind_is_defined() -> None:
+async def test_a_resource_held_for_the_kind_of_a_part_is_woken_when_a_kind_is_defined() -> None:
     scene = Scene()
-    scene.row.reason = "UnknownKind"  # of a kind that is known, as of a composition
+    scene.row.reason = "UnknownKind"  # its own kind is known, as for a composition
     await scene.sweep_for(600)
     scene.kinds.define(replace(SHAPE, name="Widget"))
     assert (await scene.sweep_for(10))[:2] == [0, 5]
@@ -286,18 +288,18 @@ async def test_a_configuration_is_woken_when_its_provider_is_installed(
     assert bool(await scene.sweep_for(10)) is is_woken
 
 
-class LookedUp(dict[str, StatusRow]):
-    """Rows of a fleet that refuse a full scan: the cost of a sweep must not grow with it."""
+class UnscannableRows(dict[str, StatusRow]):
+    """Rows that refuse a full scan, because the cost of a sweep must not grow with the fleet."""
 
     def __iter__(self) -> Iterator[str]:
-        raise AssertionError("a sweep went through all rows")
+        raise AssertionError("a sweep read all rows")
 
     items = values = keys = __iter__  # pyright: ignore[reportAssignmentType]
 
 
-async def test_no_sweep_goes_through_the_fleet() -> None:
+async def test_no_sweep_reads_all_rows() -> None:
     scene = Scene()
-    scene.models.status = LookedUp(scene.models.status)
+    scene.models.status = UnscannableRows(scene.models.status)
     scene.wait(BEGIN - timedelta(minutes=1))
     assert await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
 
@@ -318,7 +320,7 @@ async def test_a_resource_of_an_older_definition_receives_the_newest() -> None:
     scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
     scene.sweeper.handle_kind_change(FOO.kind)
     assert await scene.sweep_for(10) == [], "nothing is declared"
-    # By a decider that had not read the newest definition yet.
+    # declared by a decider that had not read the newest definition yet
     declared = SpecDeclared(1, "", "default", "foo", {}, definition=DefinitionRef(1, "older"))
     scene.row.declared, scene.row.definition = True, 1
     scene.sweeper.handle_event(1, event(FOO, 1, declared))
@@ -326,17 +328,17 @@ async def test_a_resource_of_an_older_definition_receives_the_newest() -> None:
     assert [each.data for each in scene.intake.published] == [DefinitionReported(2, "newer", 1, 1)]
 
 
-NAMES_A_SECRET = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db",))
+SECRET_REFERENCE = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db",))
 
 
 class Store:
-    """A store of secrets that can be away."""
+    """A secret store that can be unavailable."""
 
     is_away = False
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         if self.is_away:
-            raise NotDoneError("it does not answer")
+            raise NotDoneError("no response")
         return f"value of {key}" if reader == key.namespace else None
 
     async def write(self, key: SecretKey, value: str) -> None:
@@ -351,13 +353,13 @@ async def test_the_first_reference_to_a_secret_is_resolved_when_its_store_is_bac
     scene = Scene(SecretStores({"files": store}, b"a key"))
     early, late = (ResourceKey("default", "Shape", name) for name in ("early", "late"))
 
-    scene.happens(1, event(early, 1, NAMES_A_SECRET))
+    scene.apply_event(1, event(early, 1, SECRET_REFERENCE))
     await scene.sweeper.sweep()
     [message] = scene.intake.published
     assert isinstance(message.data, SecretReported)
-    scene.happens(2, event(early, 2, SecretObserved(message.data.secret, message.data.digest)))
+    scene.apply_event(2, event(early, 2, SecretObserved(message.data.secret, message.data.digest)))
     store.is_away = True
-    scene.happens(3, event(late, 1, NAMES_A_SECRET))
+    scene.apply_event(3, event(late, 1, SECRET_REFERENCE))
     await scene.sweeper.sweep()
     store.is_away = False
     await scene.sweeper.sweep()
@@ -365,9 +367,9 @@ async def test_the_first_reference_to_a_secret_is_resolved_when_its_store_is_bac
 
 
 @pytest.mark.parametrize(
-    ("declared", "overtaken", "corrects"),
+    ("declaration", "outdated_report", "corrected_type"),
     [
-        (NAMES_A_SECRET, SecretObserved("files/db", "an older digest"), SecretReported),
+        (SECRET_REFERENCE, SecretObserved("files/db", "an older digest"), SecretReported),
         (
             SpecDeclared(1, "", "default", "any", {}, references=(Reference(str(FOO)),)),
             TargetObserved(str(FOO), TargetState(declared=True, ready=True)),
@@ -375,27 +377,29 @@ async def test_the_first_reference_to_a_secret_is_resolved_when_its_store_is_bac
         ),
     ],
 )
-async def test_the_next_sweep_corrects_a_report_that_was_recorded_after_it_was_overtaken(
-    declared: SpecDeclared, overtaken: TargetObserved | SecretObserved, corrects: type
+async def test_the_next_sweep_corrects_an_outdated_report(
+    declaration: SpecDeclared,
+    outdated_report: TargetObserved | SecretObserved,
+    corrected_type: type,
 ) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     bar = ResourceKey("default", "Shape", "bar")
-    scene.happens(1, event(bar, 1, declared))
+    scene.apply_event(1, event(bar, 1, declaration))
     await scene.sweeper.sweep()
     scene.intake.published.clear()
-    scene.happens(2, event(bar, 2, overtaken))
+    scene.apply_event(2, event(bar, 2, outdated_report))
     await scene.sweeper.sweep()
-    corrected = [type(each.data) for each in scene.intake.published if each.key == bar]
-    assert corrected == [corrects]
+    published_types = [type(each.data) for each in scene.intake.published if each.key == bar]
+    assert published_types == [corrected_type]
 
 
-async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
+async def test_a_tenant_with_many_secrets_blocks_no_one_and_does_not_flood_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    logged: list[str] = []
+    logged_secrets: list[str] = []
 
-    def warning(_event: str, **told: str) -> None:
-        logged.append(told["secret"])
+    def warning(_event: str, **fields: str) -> None:
+        logged_secrets.append(fields["secret"])
 
     monkeypatch.setattr(sweeper_module, "_logger", SimpleNamespace(warning=warning))
     scene = Scene()  # its only store is unknown, so each secret fails
@@ -404,18 +408,18 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
     scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     turns = 0
 
-    async def others() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             turns += 1
             await asyncio.sleep(0)
 
-    other_task = asyncio.create_task(others())
+    other_task = asyncio.create_task(count_turns())
     await scene.sweeper.sweep()
     assert turns >= len(scene.row.secrets) // SECRETS_PER_SLICE
     await scene.sweep_for(4 * SWEEP_SECONDS)
     other_task.cancel()
-    assert len(logged) == len(scene.row.secrets)
+    assert len(logged_secrets) == len(scene.row.secrets)
 
 
 class Tenant:
@@ -435,7 +439,7 @@ class Tenant:
 
     def _append(self, key: ResourceKey, data: SpecDeclared | TargetObserved) -> None:
         self.versions[key] += 1
-        self.scene.happens(self.scene.models.position + 1, event(key, self.versions[key], data))
+        self.scene.apply_event(self.scene.models.position + 1, event(key, self.versions[key], data))
 
     @property
     def reports(self) -> list[IntakeMessageOut]:

@@ -47,7 +47,7 @@ class Silent(RecordsProvider):
         return "always the same" if after is None else after
 
 
-class Lying(RecordsProvider):
+class FalseAlarm(RecordsProvider):
     """A provider whose feed always reports immediately that something changed."""
 
     marks = count()
@@ -90,7 +90,7 @@ async def test_a_deleted_object_is_recreated_long_before_the_next_resync(
             await check_deleted_record_is_recreated(bare_world, api)
 
 
-@pytest.mark.parametrize("provider", [Broken, Hanging, Silent, Lying])
+@pytest.mark.parametrize("provider", [Broken, Hanging, Silent, FalseAlarm])
 async def test_an_unreliable_feed_delays_detection_but_never_prevents_it(
     bare_world: World, records_url: str, provider: type[RecordsProvider]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The comparison of a row with the aggregate's state covers all fields, and finds a wrong one."""
+"""Comparing a row with the aggregate's state covers all fields and detects differences."""
 
 from __future__ import annotations
 

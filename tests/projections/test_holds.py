@@ -1,4 +1,4 @@
-"""What the rows show of holds, and of their approvals."""
+"""Holds and their approvals in the rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOO = ResourceKey("default", "Shape", "foo")
 
 
 @pytest.mark.parametrize("hold", list(Hold))
-def test_only_an_approval_that_needs_a_listing_has_the_next_one_published(hold: Hold) -> None:
+def test_only_an_approval_that_needs_a_listing_requests_one(hold: Hold) -> None:
     row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
     fold_status(row, 1, event(FOO, 1, HoldApproved(hold)))
     assert row.doubted is (hold in ("DeletionGuard", "LossGuard"))

@@ -1,4 +1,4 @@
-"""Projectors that are stopped at any step, or lag behind another one: rows only become newer."""
+"""Rows never become older if projectors stop at any step or lag behind another one."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from tests.memory_bus.rows import Rows
 from tests.projections.logs import Log, histories, log_of, of, quick, renamed
 from tests.resource.building import converged_story
 
-PORTION_ROWS = 3  # so that these logs make many
-ROUNDS = 5  # after this many, the standby projector has noticed that the other one does not write
+PORTION_ROWS = 3  # small, so that these logs have many portions
+ROUNDS = (
+    5  # rounds after which the standby projector has detected that the other one does not write
+)
 
 
 class Stopped(BaseException):
@@ -37,7 +39,7 @@ class Stopped(BaseException):
 
 
 class WatchedRows:
-    """Implements ``RowStore`` for one projector, and looks at the rows after every save."""
+    """Implements ``RowStore`` for one projector, and checks the rows after every save."""
 
     def __init__(self, rows: Rows, log: Log) -> None:
         self._rows = rows
@@ -57,37 +59,37 @@ class WatchedRows:
         return self._rows.checkpoint()
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        self._happen(is_before=True)
+        self._inject_fault(is_before=True)
         if self.steps in self.before_step:
             await self.before_step.pop(self.steps)()
-        was = _whole(self._rows)
+        position_before = _complete_position(self._rows)
         saved = self._rows.save(changes, revision)
-        self._look(was)
-        self._happen(is_before=False)
+        self._check_rows(position_before)
+        self._inject_fault(is_before=False)
         return saved
 
     async def clear(self, before: int) -> None:
-        self._happen(is_before=True)
+        self._inject_fault(is_before=True)
         if self.before_clear is not None:
             await self.before_clear()
         self._rows.clear(before)
-        self._happen(is_before=False)
+        self._inject_fault(is_before=False)
 
-    def _happen(self, *, is_before: bool) -> None:
+    def _inject_fault(self, *, is_before: bool) -> None:
         self.steps += is_before
         if self.is_before == is_before and self.steps in self.trouble:
             raise self.trouble.pop(self.steps)
 
-    def _look(self, was: int) -> None:
-        now = _whole(self._rows)
+    def _check_rows(self, position_before: int) -> None:
+        now = _complete_position(self._rows)
         if now and self.is_watched:
-            assert now > was, f"the checkpoint went from {was} to {now}"
+            assert now > position_before, f"the checkpoint went from {position_before} to {now}"
             history = [each for each in self.log if each[0] <= now]
             assert self._rows.content == dict(rebuild(history).rows())
 
 
-def _whole(rows: Rows) -> int:
-    """Give the position of rows that one can go on from, 0 for none."""
+def _complete_position(rows: Rows) -> int:
+    """Return the position from which a projector can continue, 0 for none."""
     if CHECKPOINT not in rows.content:
         return 0
     checkpoint = decode_checkpoint(rows.content[CHECKPOINT])
@@ -95,7 +97,7 @@ def _whole(rows: Rows) -> int:
 
 
 class Process:
-    """One projector over the log, killed and started again."""
+    """One projector of the log, which can be killed and restarted."""
 
     def __init__(self, rows: Rows, log: Log) -> None:
         self.store = WatchedRows(rows, log)
@@ -109,7 +111,7 @@ class Process:
         self._projector = Projector(self._models, self.store)
 
     def follow(self, log: Log) -> None:
-        """The log has gone on."""
+        """Continue with a longer log."""
         self._log = self.store.log = log
 
     async def fold(self, count: int) -> None:
@@ -124,7 +126,7 @@ class Process:
         try:
             await self._projector.flush()
         except BusUnavailableError:
-            return  # as in ``run``: it is tried again
+            return  # retried later, as in ``run``
         except Stopped:
             await self.start()
 
@@ -134,7 +136,7 @@ class Process:
 def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_continues(
     lives: list[int], seed: int, is_before: bool
 ) -> None:
-    """Also the next start is stopped there, and so on until all is written."""
+    """The next start is stopped there, too, and so on until all rows are written."""
     log = log_of(lives, seed)
     rows = Rows()
 
@@ -144,20 +146,20 @@ def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_conti
             process.store.is_before = is_before
             process.store.trouble = {stop_at if is_before else 3: Stopped()}
             await process.start()
-            assert process.warm == [_whole(rows)], "all that is stored is used"
+            assert process.warm == [_complete_position(rows)], "all stored rows are used"
             await process.fold(len(log))
             await process.write()
             if not process.store.trouble:
                 continue
             return
-        raise AssertionError("it never came to an end")
+        raise AssertionError("the projector never finished")
 
     if log:
         asyncio.run(run())
         assert rows.content == dict(rebuild(log).rows())
 
 
-happenings = st.lists(
+schedules = st.lists(
     st.tuples(
         st.integers(0, 1),
         st.sampled_from(["fold", "fold", "write", "write", "lose", "kill", "kill later", "erase"]),
@@ -168,11 +170,11 @@ happenings = st.lists(
 
 
 @quick
-@given(histories, st.integers(0, 99), happenings)
-def test_of_two_projectors_none_makes_the_rows_older(
+@given(histories, st.integers(0, 99), schedules)
+def test_two_projectors_never_make_the_rows_older(
     lives: list[int], seed: int, happening: list[tuple[int, str, int]]
 ) -> None:
-    """Each folds and writes when it likes; one is killed, loses an answer, the rows are erased."""
+    """The schedule draws which one applies events, writes, is killed, or loses a response."""
     log = log_of(lives, seed)
     rows = Rows()
 
@@ -207,9 +209,9 @@ def test_of_two_projectors_none_makes_the_rows_older(
         assert rows.content == dict(rebuild(log).rows())
 
 
-# --- what chance seldom comes to
+# --- rare cases
 
-MANY = 20  # resources: all rows are several portions
+MANY = 20  # resources, whose rows fill several portions
 
 
 def log_of_many() -> Log:
@@ -229,8 +231,8 @@ def expected(log: Log) -> dict[str, bytes]:
     return dict(rebuild(log).rows())
 
 
-async def test_rows_that_were_removed_under_a_running_projector_are_all_written_again() -> None:
-    """It is stopped at every batch of them, and the next one goes on."""
+async def test_rows_removed_under_a_running_projector_are_all_written_again() -> None:
+    """It is stopped at every batch of rows, and the next one continues."""
     log = log_of_many()
     for stop_at in range(1, 100):
         rows = Rows()
@@ -248,12 +250,12 @@ async def test_rows_that_were_removed_under_a_running_projector_are_all_written_
         if is_done:
             break
     else:
-        raise AssertionError("it never came to an end")
-    assert stop_at > 5, "they were several batches"
+        raise AssertionError("the projector never finished")
+    assert stop_at > 5, "the rows filled several batches"
 
 
-async def test_rows_of_which_the_bus_has_lost_some_are_all_written_again() -> None:
-    """The checkpoint is still there, so the rows seem to be written already."""
+async def test_rows_are_all_written_again_if_the_bus_lost_some() -> None:
+    """The checkpoint still exists, so the rows seem to be written already."""
     log, rows = log_of_many(), Rows()
     await all_written(rows, log)
     lost = next(name for name in rows.content if name.startswith("status."))
@@ -267,7 +269,7 @@ async def test_rows_of_which_the_bus_has_lost_some_are_all_written_again() -> No
     assert rows.content == expected(log)
 
 
-async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes_it_so() -> None:
+async def test_of_two_starting_projectors_the_one_with_all_rows_writes_them() -> None:
     log, rows = log_of_many(), Rows()
     foremost = await all_written(rows, log[:-1])
     foremost.follow(log)
@@ -276,7 +278,7 @@ async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes
     await beginner.start()
     await beginner.fold(len(log) // 2)
     await beginner.write()
-    assert 0 < _whole(rows) < log[-2][0]
+    assert 0 < _complete_position(rows) < log[-2][0]
     await foremost.fold(1)
     for _ in range(ROUNDS):
         await foremost.write()
@@ -287,28 +289,28 @@ async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes
     assert rows.content == expected(log)
 
 
-async def test_rows_are_not_removed_from_under_one_who_writes_them_meanwhile() -> None:
-    """One looks, and the other goes on before the first has emptied the store."""
+async def test_rows_are_not_removed_while_another_projector_writes_them() -> None:
+    """One checks the store, and the other continues before the first has cleared it."""
     log, rows = log_of_many(), Rows()
     first, second = [await all_written(rows, log[:-1]) for _ in range(2)]
     rows.clear()
     for process in (first, second):
         process.follow(log)
         await process.fold(1)
-    await first.write()  # the conflict: it stands by
-    halfway, goes_on = asyncio.Event(), asyncio.Event()
+    await first.write()  # after the conflict, it stands by
+    halfway, may_continue = asyncio.Event(), asyncio.Event()
 
     async def stop_halfway() -> None:
         halfway.set()
-        await goes_on.wait()
+        await may_continue.wait()
 
     second.store.before_step = {second.store.steps + 5: stop_halfway}
-    writing = asyncio.ensure_future(second.write())
+    write_task = asyncio.ensure_future(second.write())
     await halfway.wait()
 
     async def let_it_go_on() -> None:
-        goes_on.set()
-        await writing
+        may_continue.set()
+        await write_task
 
     first.store.before_clear = let_it_go_on
     await _write_in_rounds(first)
@@ -321,7 +323,7 @@ async def _write_in_rounds(process: Process) -> None:
         await process.write()
 
 
-async def test_rows_of_an_earlier_release_are_removed_and_those_of_a_later_one_are_left() -> None:
+async def test_rows_of_an_earlier_release_are_removed_and_later_ones_are_kept() -> None:
     log, rows = log_of_many(), Rows()
     old = Checkpoint(SCHEMA - 1, position=log[-1][0] + 100)
     rows.save({"status.gone": b"{}", CHECKPOINT: encode_checkpoint(old)}, 0)
@@ -336,10 +338,10 @@ async def test_rows_of_an_earlier_release_are_removed_and_those_of_a_later_one_a
     assert rows.content == stored
 
 
-async def test_damage_that_is_found_late_is_written_where_nothing_else_changed() -> None:
+async def test_damage_that_is_found_late_is_written_without_other_changes() -> None:
     log, rows = log_of_many(), Rows()
     process = await all_written(rows, log)
-    process.store.is_watched = False  # a rebuild does not know of it
+    process.store.is_watched = False  # a rebuild does not detect it
     position, event = log[3]
     process.find(LogDamage("Changed", position, 1, "a", "b", event.subject))
     await process.write()
@@ -349,7 +351,7 @@ async def test_damage_that_is_found_late_is_written_where_nothing_else_changed()
     assert models.status[event.subject].reason == Hold.LOG_DAMAGED
 
 
-async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caught_up() -> None:
+async def test_damage_found_by_a_lagging_projector_is_written_after_it_catches_up() -> None:
     log, rows = log_of_many(), Rows()
     lagging = Process(rows, log)
     await lagging.start()
@@ -359,14 +361,14 @@ async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caug
     position, event = log[3]
     lagging.find(LogDamage("Changed", position, 1, "a", "b", event.subject))
     await lagging.write()
-    assert not restore(rows.content).damage, "older rows would come with it"
+    assert not restore(rows.content).damage, "older rows would be written with it"
     await lagging.fold(len(log))
     for _ in range(ROUNDS):
         await lagging.write()
     assert list(restore(rows.content).damage) == [event.subject]
 
 
-async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops() -> None:
+async def test_a_loss_of_the_log_is_recorded_wherever_the_projector_stops() -> None:
     log = log_of_many()
     last = log[len(log) // 2][0]
     newest = {ResourceKey.parse(event.subject): at for at, event in log if at <= last}
@@ -387,7 +389,7 @@ async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops(
         except Stopped:
             continue
         break
-    assert all(each == losses[0] for each in losses), "what was found once is found again, or known"
+    assert all(each == losses[0] for each in losses), "the loss is found again, or recorded"
     stored = restore(rows.content)
     assert stored.damage.keys() == losses[0]
     assert len(losses) > 1
@@ -395,7 +397,7 @@ async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops(
     assert (await load_models(WatchedRows(rows, log))).position == last
 
 
-async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all_later(
+async def test_projection_continues_without_a_store_and_writes_everything_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(projector_module, "_RETRY_SECONDS", 0.01)
@@ -416,7 +418,7 @@ async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_no_more_is_folded_than_can_be_written() -> None:
+async def test_no_more_events_are_applied_than_can_be_written() -> None:
     log, rows = log_of_many(), Rows()
     store = WatchedRows(rows, log)
     store.rows_per_save = 1

@@ -1,4 +1,4 @@
-"""The read models: folded step by step, from stored rows or all at once: the same bytes."""
+"""Read models have the same bytes if built event by event, from stored rows, or in one pass."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from tests.resource.test_wrong_uids import (
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
-    """Write what changed, as a projector does."""
+    """Write the changes, as a projector does."""
     changes = models.take_changes()
     if changes is None:
         return
@@ -80,7 +80,7 @@ def to_sweep(models: ReadModels) -> set[str]:
 
 @quick
 @given(histories, st.integers(0, 99), st.integers(1, 7))
-def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed: int, every: int):
+def test_rows_written_step_by_step_equal_rebuilt_rows(lives: list[int], seed: int, every: int):
     log = log_of(lives, seed)
     live, stored = ReadModels(), dict[str, bytes]()
     for number, (position, event) in enumerate(log):
@@ -97,7 +97,7 @@ def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed
     assert live.take_changes() is None
 
 
-def test_a_resource_of_which_nothing_is_left_has_no_row():
+def test_a_completely_deleted_resource_has_no_row():
     story = converged_story()
     models = ReadModels()
     for position, event in of(story):
@@ -129,7 +129,7 @@ def row_of(story: Story) -> StatusRow:
     return rebuild(of(story)).status[str(story.key)]
 
 
-def test_what_is_not_as_it_should_be_says_since_when():
+def test_a_row_shows_since_when_a_resource_is_not_as_declared():
     story = converged_story()
     assert (row_of(story).unmet_since, row_of(story).waiting_since) == (None, None)
     story.declare({"type": "Square", "color": "Green"})
@@ -141,13 +141,13 @@ def test_what_is_not_as_it_should_be_says_since_when():
     assert row_of(story).unmet_since == dict.fromkeys(("Converged", "Ready", "Degraded"), began)
     story.wake(600)
     story.fail("Throttled")
-    assert row_of(story).waiting_since == story.now, "another reason is another wait"
+    assert row_of(story).waiting_since == story.now, "another reason starts another wait"
     story.wake(3600)
     story.succeed()
     assert row_of(story).unmet_since is None
 
 
-def test_what_waits_for_another_resource_waits_since_it_named_that_one():
+def test_a_wait_for_another_resource_starts_when_that_resource_is_named():
     story = Story()
     at = START
 
@@ -167,7 +167,7 @@ def test_what_waits_for_another_resource_waits_since_it_named_that_one():
     assert waits_for("two", 60) == at
 
 
-def test_rows_say_how_a_resource_stands():
+def test_rows_show_the_status_of_a_resource():
     story = converged_story({"type": "Square", "color": "Purple"})
     story.observe(repaint(story.existing, color="Green"))
     rows = dict(rebuild(of(story)).rows())
@@ -187,7 +187,7 @@ def test_rows_say_how_a_resource_stands():
     assert fleet.counts == (FleetCount("default", "Block", "Converged", 1),)
 
 
-def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_declaration():
+def test_an_action_that_waits_for_its_next_attempt_waits_after_a_new_declaration():
     story = Story()
     story.declare({"color": "Red"})
     story.fail("Unknown")
@@ -207,23 +207,23 @@ def test_a_recreated_object_is_not_ready_because_its_predecessor_was():
     assert previous_row.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
 
 
-def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
+def test_a_row_shows_the_grace_that_a_reappeared_object_has_extended():
     story = returned_after(5)
     status = decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)])
     assert status.grace_seconds == story.state.observed.grace_seconds == 10
 
 
-def test_a_deletion_that_waits_is_waited_for_no_more_when_another_client_has_done_it():
+def test_a_wait_for_a_deletion_ends_when_another_client_deletes_the_object():
     story = converged_story()
     story.withdraw()
     story.fail("Refused")
     assert to_sweep(rebuild(of(story))) == {str(story.key)}
     story.observe(None)
     assert (story.outcome, story.state.waits.until) == ("Deleted", None)
-    assert not rebuild(of(story)).status, "it would be woken for ever"
+    assert not rebuild(of(story)).status, "it would be woken forever"
 
 
-def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_repaired_it():
+def test_a_wait_for_a_repair_ends_when_another_client_repairs_the_object():
     story = converged_story()
     mended = story.existing
     for _ in range(CONTENTION_DRIFTS):
@@ -236,7 +236,7 @@ def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_repaired_it(
     assert not to_sweep(rebuild(of(story)))
 
 
-def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
+def test_a_row_shows_whether_a_resource_is_paused():
     story = converged_story()
     story.declare({"color": "Red"}, policy={"paused": True})
     assert decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
@@ -244,7 +244,7 @@ def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
     assert not decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
 
 
-def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_row():
+def test_an_object_possibly_created_before_a_crash_is_in_the_ownership_row():
     story = Story()
     story.declare()
     [row] = rebuild(of(story)).ownership.values()
@@ -255,7 +255,7 @@ def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_
 
 
 def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
-    """A creation was abandoned and its resource withdrawn, and possibly declared elsewhere."""
+    """Return a resource withdrawn after an abandoned creation, possibly declared elsewhere."""
     story = Story(configs={CONFIG: SHARED, "other": SHARED})
     story.declare()
     creation = story.action
@@ -273,8 +273,8 @@ def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
     return story
 
 
-def test_the_row_of_a_forgotten_resource_names_the_object_that_was_created_late():
-    """An observer would take the released object for a stray: an exclusive scope deletes those."""
+def test_the_row_of_a_withdrawn_resource_names_its_late_object():
+    """Otherwise the object would be unmanaged, and deleted in an exclusive scope."""
     story = abandoned()
     assert story.outcome == "Released"
     row = row_of(story)
@@ -282,7 +282,7 @@ def test_the_row_of_a_forgotten_resource_names_the_object_that_was_created_late(
     assert row.observed_uid == story.existing.uid
 
 
-def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration():
+def test_a_row_names_the_configuration_and_name_of_a_late_object():
     story = abandoned(moved_to=("other", "Bar"))
     assert story.state.owned is not None
     row = row_of(story)
@@ -297,7 +297,7 @@ def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration
 
 
 def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missing():
-    """A listing may leave it out, and the next one would show it as a stray."""
+    """A listing may omit the object, and the next one would show it as unmanaged."""
     story = converged_story(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
@@ -309,7 +309,7 @@ def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missin
     assert str(story.key) not in rebuild(of(story)).status
 
 
-def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_released():
+def test_a_listing_counts_again_once_the_object_that_it_omitted_is_released():
     story = converged_story(policy={"deletion": "Orphan"})
     kept_object = story.existing
     story.observe(None)
@@ -329,7 +329,7 @@ def test_a_released_object_that_is_adopted_is_not_released_any_more():
     assert (row_of(story).owned, row_of(story).released) == (True, ())
 
 
-def test_a_released_object_that_another_one_has_replaced_is_forgotten():
+def test_a_released_object_is_removed_from_the_row_once_it_is_replaced():
     story = converged_story(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
@@ -338,7 +338,7 @@ def test_a_released_object_that_another_one_has_replaced_is_forgotten():
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
-def test_a_row_names_what_a_creation_of_unknown_result_may_create_yet(is_settled: bool):
+def test_a_row_names_the_object_that_a_creation_of_unknown_result_may_create(is_settled: bool):
     story = Story()
     story.declare()
     assert row_of(story).uncertain_names == ()
@@ -351,7 +351,7 @@ def test_a_row_names_what_a_creation_of_unknown_result_may_create_yet(is_settled
     assert row_of(story).uncertain_names == (() if is_settled else ("Foo",))
 
 
-def test_a_row_names_what_an_abandoned_creation_may_create_yet():
+def test_a_row_names_the_object_that_an_abandoned_creation_may_create():
     assert row_of(abandoned()).uncertain_names == ("Foo",)
 
 
@@ -373,7 +373,7 @@ def test_a_row_is_kept_if_a_late_object_would_be_attributed_to_another_resource(
 
 @pytest.mark.parametrize("kind", [BLOCK, BY_ID], ids=["by name", "by id"])
 @pytest.mark.parametrize("is_late", [False, True], ids=["abandoned", "doubted"])
-def test_a_row_is_kept_if_only_a_key_shows_what_a_creation_has_made(kind: Kind, is_late: bool):
+def test_a_row_is_kept_if_only_a_key_identifies_the_created_object(kind: Kind, is_late: bool):
     story = Story(kind=kind)
     story.declare()
     creation = story.action
@@ -403,8 +403,8 @@ def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
     assert str(story.key) not in rebuild(of(story)).status
 
 
-def test_a_row_is_kept_while_its_creation_may_have_made_an_object_of_another_uid():
-    """Where the API makes the ids, a listing finds the creator of such an object by its row."""
+def test_a_row_is_kept_while_its_creation_may_have_an_object_with_another_uid():
+    """If the API generates ids, a listing finds the creator of such an object by its row."""
     story, created_object = story_with_wrong_uid_by_id()
     story.withdraw()
     story.report(absent=True)
@@ -416,7 +416,7 @@ def test_a_row_is_kept_while_its_creation_may_have_made_an_object_of_another_uid
     assert str(story.key) not in rebuild(of(story)).status
 
 
-def test_nothing_applied_is_nothing_to_write():
+def test_without_events_there_is_nothing_to_write():
     assert ReadModels().take_changes() is None
 
 
@@ -432,7 +432,7 @@ def test_nothing_applied_is_nothing_to_write():
         {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3))},
     ],
 )
-def test_rows_that_cannot_be_used_are_reported(broken: dict[str, bytes]):
+def test_unusable_rows_are_reported(broken: dict[str, bytes]):
     with pytest.raises(OutdatedRowsError):
         restore(broken)
 
@@ -464,8 +464,8 @@ def test_restored_rows_continue_from_their_checkpoint():
     assert dict(again.rows()) == stored
 
 
-def test_a_row_knows_what_was_asked_of_an_api_that_shows_nothing_after_a_write() -> None:
-    """Else its loss were never told: an observer tells only of what was there."""
+def test_a_row_has_the_requested_object_if_the_api_returns_none_after_a_write() -> None:
+    """Otherwise its loss would never be reported: an observer reports only known objects."""
     story = Story()
     story.declare()
     story.report(existing=None)

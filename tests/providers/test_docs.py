@@ -24,7 +24,7 @@ MANIFESTS = [
 
 
 @pytest.mark.parametrize(("path", "quote"), QUOTES, ids=[quote[:40] for _, quote in QUOTES])
-def test_quoted_code_is_in_the_file_that_it_is_from(path: str, quote: str) -> None:
+def test_quoted_code_is_in_the_named_file(path: str, quote: str) -> None:
     assert quote in (ROOT / path).read_text()
 
 

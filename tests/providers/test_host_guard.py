@@ -1,4 +1,4 @@
-"""The guard of connections: it judges resolved addresses, and the connection is made to those."""
+"""The connection guard checks resolved addresses, and connects to those addresses only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reconciler.errors import NotDoneError
 from reconciler.provider.call_permit import CallPermit
 
 LOOPBACK_IN_DISGUISE = "127.1"
-"""No address in its canonical form, so it is resolved as a name is: to 127.0.0.1."""
+"""Not a canonical address, so it is resolved like a name, to 127.0.0.1."""
 
 OUTSIDE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 80))
 INSIDE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))
@@ -31,21 +31,21 @@ INSIDE_6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::ffff:127.0.0.1", 80,
 
 
 @asynccontextmanager
-async def counting() -> AsyncGenerator[tuple[int, list[int]]]:
+async def counting_server() -> AsyncGenerator[tuple[int, list[int]]]:
     """Serve HTTP on a port of 127.0.0.1, and count the connections."""
-    positions: list[int] = []
+    connection_marks: list[int] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        positions.append(1)
+        connection_marks.append(1)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1], positions
+        yield server.sockets[0].getsockname()[1], connection_marks
 
 
-async def called(host: str, port: int, allow: Allow = NOTHING) -> bytes:
+async def call_host(host: str, port: int, allow: Allow = NOTHING) -> bytes:
     config = ProviderConfigSpec(
         "test",
         f"http://{host}:{port}",
@@ -60,23 +60,25 @@ async def called(host: str, port: int, allow: Allow = NOTHING) -> bytes:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_an_operator_may_write_out_an_address_of_the_host(host: str) -> None:
-    async with counting() as (port, _):
-        assert await called(host, port) == b"ok"
+async def test_an_operator_may_configure_the_hosts_address_literally(host: str) -> None:
+    async with counting_server() as (port, _):
+        assert await call_host(host, port) == b"ok"
 
 
-async def test_no_name_of_an_endpoint_may_resolve_to_the_host() -> None:
-    async with counting() as (port, lookups):
+async def test_no_endpoint_name_may_resolve_to_the_host() -> None:
+    async with counting_server() as (port, accepted_connections):
         with pytest.raises(NotDoneError) as raised:
-            await called(LOOPBACK_IN_DISGUISE, port)
-        assert lookups == []
+            await call_host(LOOPBACK_IN_DISGUISE, port)
+        assert accepted_connections == []
         assert f"127.1:{port} resolves to 127.0.0.1, an address of the host" in str(raised.value)
         assert "spec.allow.addresses" in str(raised.value)
-        for allowed in (f"127.1:{port}", f"127.0.0.1:{port}", "127.1:*"):
-            assert await called(LOOPBACK_IN_DISGUISE, port, Allow(addresses=(allowed,))) == b"ok"
+        for permitted in (f"127.1:{port}", f"127.0.0.1:{port}", "127.1:*"):
+            assert (
+                await call_host(LOOPBACK_IN_DISGUISE, port, Allow(addresses=(permitted,))) == b"ok"
+            )
 
 
-def test_only_usable_addresses_of_a_name_are_connected_to() -> None:
+def test_only_permittedes_of_a_name_are_used() -> None:
     guard = HostGuard(NOTHING)
     assert guard.filter_addresses("rebound.test", 80, [INSIDE, OUTSIDE, INSIDE_6]) == [OUTSIDE]
     assert guard.filter_addresses("empty.test", 80, []) == []
@@ -87,7 +89,7 @@ def test_only_usable_addresses_of_a_name_are_connected_to() -> None:
             HostGuard(NOTHING, is_configured=True).filter_addresses("rebound.test", 80, addresses)
 
 
-def test_an_address_of_a_declaration_may_not_even_be_written_out() -> None:
+def test_a_declaration_may_not_contain_the_hosts_address_literally() -> None:
     for host in ("127.0.0.1", "localhost", "[::1]"):
         with pytest.raises(HostAddressError, match="is an address of the host itself"):
             HostGuard(NOTHING).filter_addresses(host, 80, [INSIDE])
@@ -96,17 +98,17 @@ def test_an_address_of_a_declaration_may_not_even_be_written_out() -> None:
         ]
 
 
-def test_the_address_that_was_judged_is_the_one_that_is_used(
+def test_a_connection_is_made_to_the_checked_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A name server that answers otherwise the next time is never asked again."""
+    """The name is not resolved again, because the name server may return another address then."""
     answers = iter([[OUTSIDE], [INSIDE]])
 
     def resolved(*_: object, **__: object) -> list[tuple[Any, ...]]:
         return next(answers)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    connected: list[object] = []
+    connected_addresses: list[object] = []
 
     class Socket:
         def __init__(self, *_: object) -> None:
@@ -119,11 +121,11 @@ def test_the_address_that_was_judged_is_the_one_that_is_used(
             pass
 
         def connect(self, address: object) -> None:
-            connected.append(address)
+            connected_addresses.append(address)
 
     monkeypatch.setattr(socket, "socket", Socket)
     HostGuard(NOTHING).connect("rebound.test", 80, 1)
-    assert connected == [("192.0.2.7", 80)]
+    assert connected_addresses == [("192.0.2.7", 80)]
 
 
 @contextmanager
@@ -159,13 +161,13 @@ def _get(url: str, allow: Allow) -> int:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", LOOPBACK_IN_DISGUISE, "localhost", "[::1]", "0"])
 async def test_no_redirect_leads_to_the_host(host: str) -> None:
-    async with counting() as (port, lookups):
+    async with counting_server() as (port, accepted_connections):
         with redirecting(f"http://{host}:{port}/") as first:
             url = f"http://127.0.0.1:{first}/"
             only_first = Allow(addresses=(f"127.0.0.1:{first}",))
             with pytest.raises(HTTPError):
                 await asyncio.to_thread(_get, url, only_first)
-            assert lookups == []
+            assert accepted_connections == []
             if host == "127.0.0.1":
                 both = Allow(addresses=("127.0.0.1:*",))
                 assert await asyncio.to_thread(_get, url, both) == 200

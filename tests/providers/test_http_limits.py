@@ -1,4 +1,4 @@
-"""An API that sends too much costs one error, which names the limit, and little memory."""
+"""An API that sends too much causes an error that names the limit, and uses little memory."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from tests.hostile_server import (
 )
 
 ENOUGH_BYTES = 3 * MAX_BODY_BYTES
-"""The pieces of a body and the body itself, with what the loop has read ahead."""
+"""The chunks of a body, the body itself, and what the event loop has read ahead."""
 
 ENOUGH_SECONDS = 1.5
-"""Much more than a slice takes, also on a busy machine; without limits it was 7.7 s."""
+"""Much more than a slice takes, even on a busy machine; without limits it was 7.7 s."""
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
+async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
     serve, words = ENDLESS[what]
     async with api_of(serve) as api:
         with measure_memory() as memory, pytest.raises(UnknownResultError, match=words):
@@ -120,7 +120,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
     assert loop.blocked_seconds < ENOUGH_SECONDS
 
 
-async def test_an_answer_just_below_the_limit_is_read() -> None:
+async def test_a_response_just_below_the_limit_is_read() -> None:
     content = msgspec.json.encode(["x" * 1000] * (MAX_BODY_BYTES // 1004))
     packed = gzip.compress(content, 1)
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
@@ -128,8 +128,8 @@ async def test_an_answer_just_below_the_limit_is_read() -> None:
         assert (await api.call("GET", "/x")).content == content
 
 
-async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
-    """Each of them is allowed by itself."""
+async def test_too_many_large_responses_at_the_same_time_are_an_error() -> None:
+    """Each response is below the limit by itself."""
     release, body = threading.Event(), bytes(24 * MIB)
 
     def serve(connection: socket.socket, _head: bytes) -> None:
@@ -145,18 +145,18 @@ async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert memory.peak_bytes < connections.MAX_HELD_BYTES + ENOUGH_BYTES
         assert completed
-        words = "responses of this API exceed 128 MiB in total"
-        assert any(words in str(each) for each in results)
+        error_text = "responses of this API exceed 128 MiB in total"
+        assert any(error_text in str(result) for result in results)
 
 
-async def test_what_was_held_is_free_again() -> None:
+async def test_the_memory_of_completed_responses_is_released() -> None:
     head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (24 * MIB)
     async with api_of(send(head, bytes(24 * MIB))) as api:
         for _ in range(8):
             assert len((await api.call("GET", "/x")).content) == 24 * MIB
 
 
-async def test_the_time_limit_holds_while_an_answer_is_unpacked(
+async def test_the_timeout_applies_while_a_response_is_decompressed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "_SLICE_BYTES", 256)
@@ -177,17 +177,17 @@ async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: 
     assert memory.peak_bytes < 2 * ENOUGH_BYTES
 
 
-def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
-    deep = b'{"x":' + b"[" * 100_000
-    answer = Response("GET", "http://api/x", 500, {}, deep)
+def test_json_that_is_nested_too_deeply_is_an_api_error() -> None:
+    nested_json = b'{"x":' + b"[" * 100_000
+    response = Response("GET", "http://api/x", 500, {}, nested_json)
     with pytest.raises(NotDoneError, match="nested too deeply"):
-        decode_body(answer, msgspec.json.Decoder())
-    assert describe_problem(answer).startswith('{"x":[[')
+        decode_body(response, msgspec.json.Decoder())
+    assert describe_problem(response).startswith('{"x":[[')
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "deflate", "zstd", "x" * 1000])
-async def test_a_body_that_is_packed_otherwise_is_an_error(encoding: str) -> None:
-    """An API that packs a bomb into a bomb is not unpacked once."""
+async def test_a_body_with_another_encoding_is_an_error(encoding: str) -> None:
+    """A nested gzip bomb is not decompressed even once."""
     body = gzip.compress(gzip_of_zeros(512 * MIB))
     head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
     async with api_of(send(head % (encoding.encode(), len(body)), body)) as api:
@@ -199,7 +199,7 @@ async def test_a_body_that_is_packed_otherwise_is_an_error(encoding: str) -> Non
 
 
 @pytest.mark.parametrize("first", [CHUNKED, HEAD + b"\r\n", HEAD, b"HTTP/1.1 200 "])
-async def test_an_answer_that_drips_without_an_end_ends_with_the_time(first: bytes) -> None:
+async def test_a_response_that_never_ends_fails_at_the_timeout(first: bytes) -> None:
     is_over = threading.Event()
 
     def serve(connection: socket.socket, _head: bytes) -> None:
@@ -213,46 +213,46 @@ async def test_an_answer_that_drips_without_an_end_ends_with_the_time(first: byt
     is_over.set()
 
 
-async def test_packed_bodies_count_until_they_are_unpacked() -> None:
-    """Each of them is allowed by itself, and takes long to unpack to nothing."""
-    empty = b"\0\0\0\xff\xff"  # a block of no bytes
-    body = b"\x1f\x8b\x08" + bytes(7) + empty * (24 * MIB // len(empty))
+async def test_compressed_bodies_count_until_they_are_decompressed() -> None:
+    """Each body is below the limit by itself, and takes long to decompress to nothing."""
+    empty_block = b"\0\0\0\xff\xff"  # a block of no bytes
+    body = b"\x1f\x8b\x08" + bytes(7) + empty_block * (24 * MIB // len(empty_block))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with api_of(send(head, body), concurrency=24) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(24)]
         with measure_resident_memory() as memory:
             results = await asyncio.gather(*calls, return_exceptions=True)
-    assert any("exceed 128 MiB in total" in str(each) for each in results)
+    assert any("exceed 128 MiB in total" in str(result) for result in results)
     assert memory.peak_bytes < 2 * connections.MAX_HELD_BYTES + ENOUGH_BYTES
 
 
 async def test_other_apis_of_the_process_continue_while_one_sends_too_much() -> None:
-    """Ten calls of an API that is well take no longer than a slice of the other's answers."""
+    """A healthy API's call takes no longer than processing a slice of the other API's responses."""
     bomb, _ = ENDLESS["2 GiB in 2 MiB of gzip"]
-    good = HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
-    async with api_of(bomb) as hostile, api_of(send(good, b"[]")) as api:
+    head = HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
+    async with api_of(bomb) as hostile_api, api_of(send(head, b"[]")) as api:
         attack = asyncio.gather(
-            *(hostile.call("GET", "/x") for _ in range(4)), return_exceptions=True
+            *(hostile_api.call("GET", "/x") for _ in range(4)), return_exceptions=True
         )
         slowest = 0.0
         while not attack.done():
-            began = asyncio.get_running_loop().time()
+            started_at = asyncio.get_running_loop().time()
             assert (await api.call("GET", "/x")).content == b"[]"
-            slowest = max(slowest, asyncio.get_running_loop().time() - began)
-        limits = ("it is longer than", "exceed 128 MiB in total")
-        assert all(any(each in str(error) for each in limits) for error in await attack)
+            slowest = max(slowest, asyncio.get_running_loop().time() - started_at)
+        expected_texts = ("it is longer than", "exceed 128 MiB in total")
+        assert all(any(text in str(error) for text in expected_texts) for error in await attack)
     assert slowest < ENOUGH_SECONDS
 
 
-# --- many answers
+# --- many responses
 
 
-def paged(page: bytes) -> Serve:
-    """Return an API whose listing has no end: two tokens lead to each other."""
+def endless_listing(page: bytes) -> Serve:
+    """Return an API whose listing never ends, because its two tokens lead to each other."""
 
     def serve(connection: socket.socket, head: bytes) -> None:
-        following = b"b" if b"continue=a" in head else b"a"
-        body = b'{"continue":"%b","items":%b}' % (following, page)
+        next_token = b"b" if b"continue=a" in head else b"a"
+        body = b'{"continue":"%b","items":%b}' % (next_token, page)
         connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         connection.sendall(body)
 
@@ -270,7 +270,7 @@ async def provider_of(serve: Serve) -> AsyncGenerator[GuardedProvider]:
             await provider.close()
 
 
-async def listed(provider: GuardedProvider) -> int:
+async def count_listed(provider: GuardedProvider) -> int:
     count = 0
     async for page in provider.pages(Scope(), page_size=1000):
         count += len(page)
@@ -282,22 +282,22 @@ SHAPE = b'{"name":"a","uid":"1","type":"Square","color":"Red","size":1,"labels":
 
 async def test_a_listing_has_a_limited_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_guard, "MAX_PAGES", 100)
-    async with provider_of(paged(b"[" + SHAPE + b"]")) as provider:
+    async with provider_of(endless_listing(b"[" + SHAPE + b"]")) as provider:
         with pytest.raises(NotDoneError, match="more than 100 pages"):
-            await listed(provider)
+            await count_listed(provider)
 
 
-async def test_a_listing_takes_a_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_of_a_listing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_guard, "MAX_LISTING_BYTES", 16 * MIB)
-    page = b"[" + b",".join([SHAPE] * 1000) + b"]"
-    async with provider_of(paged(page)) as provider:
-        for _ in range(2):  # the second one begins with nothing
+    objects = b"[" + b",".join([SHAPE] * 1000) + b"]"
+    async with provider_of(endless_listing(objects)) as provider:
+        for _ in range(2):  # the second listing starts at zero
             with pytest.raises(NotDoneError, match="of this listing exceed the limit of 16 MiB"):
-                await listed(provider)
+                await count_listed(provider)
 
 
-async def test_calls_of_one_api_take_a_limited_memory_together() -> None:
-    """Each of them is allowed by itself, and waits for another answer while it has the first."""
+async def test_the_memory_of_concurrent_calls_of_one_api_is_limited() -> None:
+    """Each call is below the limit by itself, and holds one response while it waits for another."""
     release = threading.Event()
     junk = b"[" + b"1," * (MIB // 2) + b"1]"
 
@@ -313,13 +313,13 @@ async def test_calls_of_one_api_take_a_limited_memory_together() -> None:
         connection.sendall(body)
 
     async with provider_of(serve) as provider:
-        calls = [asyncio.create_task(provider.read(f"a{each}")) for each in range(16)]
+        calls = [asyncio.create_task(provider.read(f"a{result}")) for result in range(16)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         release.set()
         results = await asyncio.gather(*calls, return_exceptions=True)
-        words = "calls of this API exceed the limit of 256 MiB of memory"
-        assert any(words in str(each) for each in results)
-        assert await provider.read("b") is None  # what they took is free again
+        error_text = "calls of this API exceed the limit of 256 MiB of memory"
+        assert any(error_text in str(result) for result in results)
+        assert await provider.read("b") is None  # their memory is released
 
 
 def test_a_listing_has_a_limited_number_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from reconciler.provider.contract import Connect, ProviderContract
 
 
 class OnJetStream(ProviderContract):
-    """On the session's server; the cases of a feed of changes, too."""
+    """The contract on the session's server, with cases for the change feed."""
 
     fresh: ClassVar[Fields] = {"messages": 0, "bytes": 0, "consumers": 0}
     prefix: ClassVar[str] = ""
@@ -34,7 +34,7 @@ class OnJetStream(ProviderContract):
     def endpoint(self, nats_server: EmbeddedServer) -> str:
         return nats_server.url
 
-    async def test_the_same_create_again_finds_what_it_has_made(
+    async def test_a_repeated_create_returns_the_object_that_it_created(
         self, provider: Provider, name: str
     ) -> None:
         create = self.action("Create", name, self.fields)
@@ -47,34 +47,34 @@ class OnJetStream(ProviderContract):
             label.startswith(("_nats", "reconciler-")) for label in created_object.labels
         )
 
-    async def test_a_create_whose_object_was_changed_since_says_that_it_was_done(
+    async def test_a_repeated_create_returns_its_object_after_a_foreign_change(
         self, provider: Provider, nc: Client, name: str
     ) -> None:
-        """The server compares configurations: only the key tells that the object is ours."""
+        """The server compares configurations, so only the key identifies the object as ours."""
         create = self.action("Create", name, self.fields)
         await provider.create(create)
         await self.change_description(nc, name, "changed")
 
-        again = await provider.create(create)
+        repeated = await provider.create(create)
 
-        assert again.replayed
-        assert again.object is not None
-        assert again.object.fields["description"] == "changed"
+        assert repeated.replayed
+        assert repeated.object is not None
+        assert repeated.object.fields["description"] == "changed"
 
-    async def test_a_repeated_update_returns_what_the_first_one_has_written(
+    async def test_a_repeated_update_returns_its_object_after_a_foreign_change(
         self, provider: Provider, nc: Client, name: str
     ) -> None:
         """Another client keeps the key; the next comparison detects its change as drift."""
         update = self.action_on("Update", await self.create_one(provider, name), self.other_fields)
-        updated = (await provider.update(update)).object
+        updated_object = (await provider.update(update)).object
 
-        assert await provider.update(update) == Effect(updated, replayed=True)
+        assert await provider.update(update) == Effect(updated_object, replayed=True)
         await self.change_description(nc, name, "changed")
-        again = await provider.update(update)
+        repeated = await provider.update(update)
 
-        assert again.replayed
-        assert again.object is not None
-        assert again.object.fields["description"] == "changed"
+        assert repeated.replayed
+        assert repeated.object is not None
+        assert repeated.object.fields["description"] == "changed"
 
     async def change_description(self, nc: Client, name: str, description: str) -> None:
         """Change an object as another client does."""
@@ -88,21 +88,21 @@ class OnJetStream(ProviderContract):
         assert isinstance(provider, WatchingProvider)
         marks = [await provider.changes(None)]
         created_object = await self.create_one(provider, name)
-        marks.append(await self.quiet(provider, marks[-1]))
-        changed = (
+        marks.append(await self.wait_for_stable_mark(provider, marks[-1]))
+        updated_object = (
             await provider.update(self.action_on("Update", created_object, self.other_fields))
         ).object
-        marks.append(await self.quiet(provider, marks[-1]))
-        await provider.delete(self.action_on("Delete", changed))
-        marks.append(await self.quiet(provider, marks[-1]))
+        marks.append(await self.wait_for_stable_mark(provider, marks[-1]))
+        await provider.delete(self.action_on("Delete", updated_object))
+        marks.append(await self.wait_for_stable_mark(provider, marks[-1]))
 
         assert len(set(marks)) == 4
 
-    async def quiet(self, provider: WatchingProvider, after: str) -> str:
+    async def wait_for_stable_mark(self, provider: WatchingProvider, after: str) -> str:
         """Return the mark once it stays: one change may have two advisories."""
         mark = await provider.changes(after)
         assert mark != after
-        while (newer := await settled(provider)) != mark:
+        while (newer := await read_mark_after_pause(provider)) != mark:
             mark = newer
         return mark
 
@@ -112,13 +112,13 @@ class OnJetStream(ProviderContract):
         feed = connect(endpoint, timeout_seconds=2)
         assert isinstance(feed, WatchingProvider)
         mark = await feed.changes(None)
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
 
         async with asyncio.timeout(2):
             assert await feed.changes(mark) == mark
-        assert asyncio.get_running_loop().time() - began > 0.5
+        assert asyncio.get_running_loop().time() - started_at > 0.5
 
-    async def test_what_changes_all_the_time_is_read_and_no_part_of_the_object(
+    async def test_volatile_values_are_readings_and_no_part_of_the_object(
         self, provider: Provider, name: str
     ) -> None:
         assert isinstance(provider, MeasuredProvider)
@@ -130,7 +130,9 @@ class OnJetStream(ProviderContract):
         assert readings.items() >= self.fresh.items()
         assert not readings.keys() & created_object.outputs.keys()
 
-    async def test_what_is_as_it_was_declared_is_ready(self, provider: Provider, name: str) -> None:
+    async def test_an_object_that_is_as_declared_is_ready(
+        self, provider: Provider, name: str
+    ) -> None:
         created_object = await self.create_one(provider, name)
 
         assert created_object.outputs == {"hasData": False, "hasLeader": True}
@@ -140,9 +142,7 @@ class OnJetStream(ProviderContract):
         leaderless = msgspec.structs.replace(created_object, outputs={"hasLeader": False})
         assert self.kind.ready(created_object.fields, leaderless).reason == "NoLeader"
 
-    async def test_a_label_that_has_a_meaning_here_is_refused(
-        self, provider: Provider, name: str
-    ) -> None:
+    async def test_a_reserved_label_is_refused(self, provider: Provider, name: str) -> None:
         for label in (OWN_METADATA, "reconciler-key", "_nats.level"):
             create = self.action("Create", name, self.fields)
             with pytest.raises(RefusedError, match="reserved"):
@@ -151,7 +151,7 @@ class OnJetStream(ProviderContract):
 
 
 class TestStream(OnJetStream):
-    """Two streams of one server never take the same subjects: each has its name's."""
+    """Streams on one server cannot share subjects, so each uses subjects with its name."""
 
     kind = STREAM
     fields: ClassVar[Fields] = {"maxAgeSeconds": 3600, "description": "orders"}
@@ -222,6 +222,6 @@ class TestConsumer(OnJetStream):
         await api_request(nc, f"CONSUMER.CREATE.{stream}.{consumer}", body)
 
 
-async def settled(feed: WatchingProvider) -> str:
+async def read_mark_after_pause(feed: WatchingProvider) -> str:
     await asyncio.sleep(0.2)
     return await feed.changes(None)

@@ -1,4 +1,4 @@
-"""How the provider of JetStream's own objects is let in: as itself, and never as a role."""
+"""How the provider of JetStream objects logs in: with its own credentials, never a role's."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tests.security.operator_mode import Operator
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "jetstream.md"
 
 
-async def refused(url: str, secret: str | None) -> str:
-    provider = built(config_of(url), secret)
+async def read_refusal(url: str, secret: str | None) -> str:
+    provider = build_provider(config_of(url), secret)
     try:
         with pytest.raises(NotDoneError) as caught:
             await provider.read("x")
@@ -45,7 +45,7 @@ async def refused(url: str, secret: str | None) -> str:
         await provider.close()
 
 
-def built(config: ProviderConfigSpec, secret: str | None = None) -> Provider:
+def build_provider(config: ProviderConfigSpec, secret: str | None = None) -> Provider:
     assert STREAM.connect is not None
     return STREAM.connect(config, Secrets(secret), CallPermit())
 
@@ -62,7 +62,7 @@ def config_of(endpoint: str, tls: Tls | None = None) -> ProviderConfigSpec:
     ],
     ids=["token", "user"],
 )
-async def test_it_is_let_in_by_its_own_secret_only(
+async def test_it_logs_in_with_its_own_secret_only(
     tmp_path: Path,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
@@ -75,18 +75,18 @@ async def test_it_is_let_in_by_its_own_secret_only(
     try:
         provider = connect(STREAM, server.url, secret=secret)
         assert await provider.read("x") is None
-        assert "rejects" in await refused(server.url, None)
-        assert "wrong-secret" not in await refused(server.url, "wrong-secret")
+        assert "rejects" in await read_refusal(server.url, None)
+        assert "wrong-secret" not in await read_refusal(server.url, "wrong-secret")
         await provider.close()
     finally:
         await server.stop()
 
 
-async def test_an_nkey_lets_in_too(tmp_path: Path, connect: Connect) -> None:
+async def test_it_logs_in_with_an_nkey(tmp_path: Path, connect: Connect) -> None:
     own_key_pair = Pair.of_user()
     server = EmbeddedServer()
-    users = f"authorization: {{ users: [ {{ nkey: {own_key_pair.public} }} ] }}\n"
-    await server.start(tmp_path, extra_config=users)
+    authorization = f"authorization: {{ users: [ {{ nkey: {own_key_pair.public} }} ] }}\n"
+    await server.start(tmp_path, extra_config=authorization)
     try:
         provider = connect(STREAM, server.url, secret=f"{own_key_pair.seed}\n")
         assert await provider.read("x") is None
@@ -95,7 +95,7 @@ async def test_an_nkey_lets_in_too(tmp_path: Path, connect: Connect) -> None:
         await server.stop()
 
 
-async def test_the_text_of_a_creds_file_lets_in(tmp_path: Path, connect: Connect) -> None:
+async def test_it_logs_in_with_the_text_of_a_creds_file(tmp_path: Path, connect: Connect) -> None:
     operator = Operator([User("ann", "operator")])
     text = operator.write_credentials(tmp_path / "ann.creds", "ann").read_text()
     server = EmbeddedServer()
@@ -110,21 +110,23 @@ async def test_the_text_of_a_creds_file_lets_in(tmp_path: Path, connect: Connect
         await server.stop()
 
 
-def granted(verb: str, *, without: str = "-") -> str:
-    """The permissions of the page, as the server's configuration writes them."""
+def format_permissions(verb: str, *, without: str = "-") -> str:
+    """Return the documented permissions in the syntax of the server's configuration."""
     lines = re.findall(rf"^{verb}: (\S+)$", PAGE.read_text(), re.MULTILINE)
     assert len(lines) > 3
     return f"{verb}: {json.dumps([line for line in lines if without not in line])}"
 
 
-def users(*permissions: str) -> str:
-    user = f"user: ann, password: s3cret, permissions: {{ {', '.join(permissions)} }}"
-    return f"authorization: {{ users: [ {{ {user} }} ] }}\n"
+def format_authorization(*permissions: str) -> str:
+    entry = f"user: ann, password: s3cret, permissions: {{ {', '.join(permissions)} }}"
+    return f"authorization: {{ users: [ {{ {entry} }} ] }}\n"
 
 
 async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Connect) -> None:
     server = EmbeddedServer()
-    permissions = users(granted("publish"), granted("subscribe"))
+    permissions = format_authorization(
+        format_permissions("publish"), format_permissions("subscribe")
+    )
     await server.start(tmp_path, extra_config=permissions)
     try:
         for kind, name, fields in (
@@ -135,25 +137,29 @@ async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Co
             provider = connect(kind, server.url, secret="ann:s3cret")
             assert isinstance(provider, WatchingProvider)
             mark = await provider.changes(None)
-            checked = kind.check_fields(fields)
-            created_object = (await provider.create(action("Create", name, checked))).object
+            checked_fields = kind.check_fields(fields)
+            created_object = (await provider.create(action("Create", name, checked_fields))).object
             assert await provider.changes(mark) != mark
-            changed = kind.check_fields({**fields, "description": "x"})
-            updated = (await provider.update(upon("Update", created_object, changed))).object
-            assert await listing(provider, Scope()) == [updated]
+            changed_fields = kind.check_fields({**fields, "description": "x"})
+            updated_object = (
+                await provider.update(upon("Update", created_object, changed_fields))
+            ).object
+            assert await listing(provider, Scope()) == [updated_object]
             if kind is not STREAM:
-                await provider.delete(upon("Delete", updated, {}))
+                await provider.delete(upon("Delete", updated_object, {}))
                 assert await provider.read(name) is None
             await provider.close()
     finally:
         await server.stop()
 
 
-async def test_advisories_that_may_not_be_read_are_reported_and_listings_continue(
+async def test_missing_permission_for_advisories_is_reported_and_listings_continue(
     tmp_path: Path, connect: Connect
 ) -> None:
     server = EmbeddedServer()
-    permissions = users(granted("publish"), granted("subscribe", without="ADVISORY"))
+    permissions = format_authorization(
+        format_permissions("publish"), format_permissions("subscribe", without="ADVISORY")
+    )
     await server.start(tmp_path, extra_config=permissions)
     try:
         provider = connect(STREAM, server.url, secret="ann:s3cret")
@@ -173,27 +179,27 @@ async def test_advisories_that_may_not_be_read_are_reported_and_listings_continu
 )
 def test_an_endpoint_that_cannot_be_called_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.endpoint") as caught:
-        built(config_of(endpoint))
+        build_provider(config_of(endpoint))
     assert "u:p" not in str(caught.value)
 
 
 @pytest.mark.parametrize("secret", ["", "two\nlines", "-----BEGIN NATS USER JWT-----\nabc\n"])
 def test_a_secret_that_is_no_credential_is_refused_without_showing_it(secret: str) -> None:
     with pytest.raises(ConfigurationError, match=r"credentialsRef") as caught:
-        built(config_of("nats://h"), secret)
+        build_provider(config_of("nats://h"), secret)
     assert "abc" not in str(caught.value)
     assert "two" not in str(caught.value)
 
 
-async def test_nothing_is_sent_to_a_server_without_tls_that_should_have_it(
+async def test_nothing_is_sent_to_a_server_without_the_required_tls(
     nats_server: EmbeddedServer,
 ) -> None:
-    text = await refused(nats_server.url.replace("nats://", "tls://"), "token-not-to-be-sent")
+    text = await read_refusal(nats_server.url.replace("nats://", "tls://"), "token-not-to-be-sent")
     assert "does not offer the required TLS" in text
     assert "token-not-to-be-sent" not in text
 
 
-async def test_a_server_that_is_away_is_transient_and_one_that_hangs_unknown(
+async def test_calls_fail_while_a_server_is_stopped_and_are_unknown_while_it_hangs(
     tmp_path: Path, connect: Connect, unique: str
 ) -> None:
     server = EmbeddedServer()

@@ -1,4 +1,4 @@
-"""A JetStream server that sends too much costs one error, which names the limit."""
+"""A JetStream server that sends too much causes an error that names the limit."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ INFO = (
     b'"jetstream":true,"max_payload":1048576}\r\n'
 )
 Reply = Callable[[socket.socket, bytes], None]
-"""Answers a request, whose inbox and subscription are the second argument."""
+"""Replies to a request; the second argument is its inbox and subscription."""
 
 
-def server_of(reply: Reply) -> Callable[[socket.socket], None]:
+def server_that_replies(reply: Reply) -> Callable[[socket.socket], None]:
     def serve(connection: socket.socket) -> None:
         connection.sendall(INFO)
         number = b"1"
@@ -60,10 +60,10 @@ def server_of(reply: Reply) -> Callable[[socket.socket], None]:
 
 
 def lines(connection: socket.socket) -> Iterator[list[bytes]]:
-    waiting = b""
-    while piece := connection.recv(65_536):
-        *whole, waiting = (waiting + piece).split(b"\r\n")
-        yield from (line.split(b" ") for line in whole if line)
+    partial_line = b""
+    while chunk := connection.recv(65_536):
+        *complete_lines, partial_line = (partial_line + chunk).split(b"\r\n")
+        yield from (line.split(b" ") for line in complete_lines if line)
 
 
 def message(content: bytes) -> Reply:
@@ -72,7 +72,7 @@ def message(content: bytes) -> Reply:
     )
 
 
-def endless(head: bytes) -> Reply:
+def endless_reply(head: bytes) -> Reply:
     def reply(connection: socket.socket, to: bytes) -> None:
         connection.sendall(head.replace(b"TO", to))
         for _ in range(1024):
@@ -83,10 +83,10 @@ def endless(head: bytes) -> Reply:
 
 HOSTILE: dict[str, tuple[Reply, str]] = {
     "a message of 1 GiB": (
-        endless(b"MSG TO 1073741824\r\n"),
+        endless_reply(b"MSG TO 1073741824\r\n"),
         "a message of 1073741824 bytes, more than the limit of 64 MiB",
     ),
-    "a line without an end": (endless(b"INFO "), "a line of more than 1024 KiB"),
+    "a line without an end": (endless_reply(b"INFO "), "a line of more than 1024 KiB"),
     "an answer of many values": (
         message(b'{"streams":[' + b"[]," * (4 * MIB) + b"[]]}"),
         "the response is 12582928 bytes long, more than the limit of 8 MiB",
@@ -100,9 +100,9 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
-    reply, words = HOSTILE[what]
-    with raw_server(server_of(reply)) as port:
+async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
+    reply, error_text = HOSTILE[what]
+    with raw_server(server_that_replies(reply)) as port:
         config = ProviderConfigSpec(
             "jetstream", f"nats://127.0.0.1:{port}", limits=Limits(request_timeout_seconds=3)
         )
@@ -113,7 +113,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
                 async for _ in provider.pages(Scope(), page_size=100):
                     pass
         await provider.close()
-    assert words in raised.value.message
+    assert error_text in raised.value.message
     assert memory.peak_bytes < ENOUGH_BYTES
     assert loop.blocked_seconds < ENOUGH_SECONDS
 
@@ -131,7 +131,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
 )
 @pytest.mark.parametrize("kind", [STREAM, CONSUMER], ids=["Stream", "Consumer"])
 def test_the_subjects_of_an_object_are_limited(kind: Kind, subjects: list[str], words: str) -> None:
-    """For each new subject, the server compares those of all streams, and serves no others."""
+    """For each new subject, the server checks the subjects of all streams, and blocks meanwhile."""
     with pytest.raises(InvalidManifestError, match=words):
         kind.check_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
 
@@ -146,7 +146,7 @@ async def test_one_stream_is_written_at_a_time() -> None:
             pending.append(server.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         message(refusal)(server, to)
 
-    with raw_server(server_of(reply)) as port:
+    with raw_server(server_that_replies(reply)) as port:
         config = ProviderConfigSpec("jetstream", f"nats://127.0.0.1:{port}")
         assert STREAM.connect is not None
         provider = STREAM.connect(config, Secrets(), CallPermit())
@@ -154,18 +154,18 @@ async def test_one_stream_is_written_at_a_time() -> None:
         writes = [provider.create(action("Create", f"S{number}", fields)) for number in range(4)]
         results = await asyncio.gather(*writes, return_exceptions=True)
         await provider.close()
-    assert [type(each) for each in results] == [RefusedError] * 4
-    assert not any(b"STREAM.CREATE" in each for each in pending)
+    assert [type(result) for result in results] == [RefusedError] * 4
+    assert not any(b"STREAM.CREATE" in result for result in pending)
 
 
 # --- listings of large objects
 
 
 LARGE = {"large": "<" * 130_000}
-"""Metadata that has six bytes for each character in the server's JSON."""
+"""Metadata whose characters take six bytes each in the server's JSON."""
 
 
-async def page_by_page(provider: Provider, scope: Scope, objects: list[ExternalObject]) -> None:
+async def append_pages(provider: Provider, scope: Scope, objects: list[ExternalObject]) -> None:
     async for page in provider.pages(scope, page_size=9):
         objects += page
 
@@ -177,28 +177,28 @@ async def nc(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
     await close(client)
 
 
-async def test_large_consumers_do_not_hide_others(
+async def test_large_consumers_do_not_hide_other_consumers(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
-    stream, large = f"S{unique}", 12
+    stream, large_count = f"S{unique}", 12
     create = {"name": stream, "subjects": [f"{unique}.>"], "storage": "memory"}
     await api_request(nc, f"STREAM.CREATE.{stream}", create)
-    for number in range(large):
+    for number in range(large_count):
         name = f"large{number:02}"
         config = {"durable_name": name, "mem_storage": True, "metadata": LARGE}
         body = {"stream_name": stream, "config": config}
         await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", body)
     provider = connect(CONSUMER, nats_server.url)
-    action_ = action("Create", f"{stream}/small", CONSUMER.check_fields({}))
-    await provider.create(action_)
+    small_create = action("Create", f"{stream}/small", CONSUMER.check_fields({}))
+    await provider.create(small_create)
     objects = await listing(provider, Scope(prefix=f"{stream}/"))
     await api_request(nc, f"STREAM.DELETE.{stream}", None)
 
     assert [each.name for each in objects][-1] == f"{stream}/small"
-    assert len(objects) == large + 1
+    assert len(objects) == large_count + 1
 
 
-async def test_large_streams_do_not_hide_others(
+async def test_large_streams_do_not_hide_other_streams(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     names = [f"{unique}{number:02}" for number in range(12)]
@@ -213,7 +213,7 @@ async def test_large_streams_do_not_hide_others(
     assert [each.name for each in objects] == names
 
 
-async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_others(
+async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other(
     nats_server: EmbeddedServer,
     nc: Client,
     connect: Connect,
@@ -231,18 +231,18 @@ async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other
     for kind, suffix in ((STREAM, ""), (CONSUMER, "/c")):
         objects: list[ExternalObject] = []
         with pytest.raises(UnreadableObjectsError) as unreadable:
-            await page_by_page(connect(kind, nats_server.url), Scope(prefix=unique), objects)
+            await append_pages(connect(kind, nats_server.url), Scope(prefix=unique), objects)
         assert [each.name for each in objects] == [f"{unique}small{suffix}"]
         assert next(iter(unreadable.value.objects))[0] == f"{unique}large{suffix}"
-        assert unreadable.value.status == HTTPStatus.CONFLICT, "no failure of the API"
+        assert unreadable.value.status == HTTPStatus.CONFLICT, "not an API failure"
     for name in ("large", "small"):
         await api_request(nc, f"STREAM.DELETE.{unique}{name}", None)
 
 
-async def test_a_start_time_at_the_end_of_the_calendar_hides_no_others(
+async def test_a_start_time_at_the_end_of_the_calendar_hides_no_other_consumer(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
-    """The server keeps the offset of a time, which another client may choose."""
+    """The server keeps the UTC offset of a time, and another client may choose any offset."""
     create = {"name": unique, "subjects": [f"{unique}.>"], "storage": "memory"}
     await api_request(nc, f"STREAM.CREATE.{unique}", create)
     for name, start in (("a", "0001-01-01T00:00:01+14:00"), ("b", "2020-01-01T00:00:00Z")):
@@ -256,11 +256,11 @@ async def test_a_start_time_at_the_end_of_the_calendar_hides_no_others(
         await api_request(nc, f"CONSUMER.CREATE.{unique}.{name}", body)
     provider = connect(CONSUMER, nats_server.url)
     objects = await listing(provider, Scope(prefix=f"{unique}/"))
-    read = await provider.read(f"{unique}/a")
+    existing = await provider.read(f"{unique}/a")
     await api_request(nc, f"STREAM.DELETE.{unique}", None)
 
     assert [each.fields["startTime"] for each in objects] == [
         "0001-01-01T00:00:01+14:00",
         "2020-01-01T00:00:00Z",
     ]
-    assert read == objects[0]
+    assert existing == objects[0]

@@ -1,4 +1,4 @@
-"""What is special about JetStream's own objects: what changes in place, and what would be lost."""
+"""JetStream's own objects: changes in place, data loss, foreign objects, and advisories."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def with_required_fields(kind: Kind, field: str, value: Any, subject: str) -> Fi
 
 @pytest.fixture
 async def place(nc: Client, unique: str) -> str:
-    """A stream for consumers to be on."""
+    """Create a stream, and return the name of a consumer of it."""
     config = {"name": f"{unique}on", "subjects": [f"{unique}on.>"]}
     await api_request(nc, f"STREAM.CREATE.{unique}on", config)
     return f"{unique}on/c"
@@ -106,7 +106,7 @@ async def place(nc: Client, unique: str) -> str:
     [(KINDS[name], change) for name, changes in CHANGES.items() for change in changes],
     ids=[f"{name}-{field}" for name, changes in CHANGES.items() for field, _, _ in changes],
 )
-async def test_the_server_changes_in_place_all_but_what_is_declared_immutable(
+async def test_the_server_updates_all_but_immutable_fields_in_place(
     nats_server: EmbeddedServer,
     connect: Connect,
     unique: str,
@@ -119,32 +119,31 @@ async def test_the_server_changes_in_place_all_but_what_is_declared_immutable(
     object_name = place if kind is CONSUMER else unique
     first = with_required_fields(kind, field, before, unique)
     second = with_required_fields(kind, field, after, unique)
-    stream = (await provider.create(action("Create", object_name, first))).object
+    created_object = (await provider.create(action("Create", object_name, first))).object
     paths = first.keys() | second.keys()
-    differing = {path for path in paths if first.get(path) != second.get(path)}
+    changed_paths = {path for path in paths if first.get(path) != second.get(path)}
 
-    if differing & kind.immutable:
+    if changed_paths & kind.immutable:
         with pytest.raises(RefusedError, match=r"can ?not be updated|can not change"):
-            await provider.update(upon("Update", stream, second))
-        assert await provider.read(object_name) == stream
+            await provider.update(upon("Update", created_object, second))
+        assert await provider.read(object_name) == created_object
     else:
-        changed = (await provider.update(upon("Update", stream, second))).object
-        assert changed is not None
-        assert changed.fields == second
+        updated_object = (await provider.update(upon("Update", created_object, second))).object
+        assert updated_object is not None
+        assert updated_object.fields == second
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_field_is_tried(kind: Kind) -> None:
-    tried = {(kind.name, field) for field, _, _ in CHANGES[kind.name]}
-    names = {(kind.name, field.encode_name) for field in msgspec.structs.fields(kind.schema)}
-    assert tried | ONLY_IN_A_CLUSTER | FOLLOWS >= names
+def test_every_field_has_a_change(kind: Kind) -> None:
+    covered_fields = {(kind.name, field) for field, _, _ in CHANGES[kind.name]}
+    all_fields = {(kind.name, field.encode_name) for field in msgspec.structs.fields(kind.schema)}
+    assert covered_fields | ONLY_IN_A_CLUSTER | FOLLOWS >= all_fields
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
+async def test_an_undeclared_field_with_the_servers_default_is_no_difference(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
 ) -> None:
-    """Made by hand with nothing but a name, and declared with nothing but one."""
     name = place if kind is CONSUMER else unique
     if kind is STREAM:
         config = {"name": name, "subjects": [unique]}
@@ -159,11 +158,11 @@ async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
         await api_request(nc, f"CONSUMER.CREATE.{stream}.{consumer}", body)
     existing = await connect(kind, nats_server.url).read(name)
 
-    declared: Fields = {"subjects": [unique]} if kind is STREAM else {}
+    declared_fields: Fields = {"subjects": [unique]} if kind is STREAM else {}
     if kind is CONSUMER:
-        declared["ackPolicy"] = "none"
+        declared_fields["ackPolicy"] = "none"
     assert existing is not None
-    assert kind.normalize(existing.fields) == kind.check_fields(declared)
+    assert kind.normalize(existing.fields) == kind.check_fields(declared_fields)
 
 
 @pytest.mark.parametrize(
@@ -176,20 +175,22 @@ async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
         (CONSUMER, {"deliverPolicy": "by_start_time", "startTime": "2026-01-01T00:00:00.5-01:00"}),
     ],
 )
-def test_the_normal_form_is_declared_and_normalized_as_itself(kind: Kind, fields: Fields) -> None:
-    once = kind.check_fields(fields)
+def test_declaring_or_normalizing_the_canonical_form_changes_nothing(
+    kind: Kind, fields: Fields
+) -> None:
+    canonical_fields = kind.check_fields(fields)
 
-    assert kind.normalize(once) == once
-    assert kind.check_fields(once) == once
+    assert kind.normalize(canonical_fields) == canonical_fields
+    assert kind.check_fields(canonical_fields) == canonical_fields
 
 
 @given(st.integers(min_value=0, max_value=10**11))
-def test_durations_come_back_as_they_were_written(milliseconds: int) -> None:
+def test_durations_are_read_as_they_were_written(milliseconds: int) -> None:
     assert to_seconds(to_nanoseconds(milliseconds / 1_000)) == milliseconds / 1_000
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "why"),
+    ("kind", "fields", "reason"),
     [
         (STREAM, {"subjects": []}, "length"),
         (
@@ -205,10 +206,10 @@ def test_durations_come_back_as_they_were_written(milliseconds: int) -> None:
         (CONSUMER, {"startTime": "2026-01-01T00:00:00Z"}, "required with deliverPolicy"),
     ],
 )
-def test_what_no_server_would_take_is_refused_when_it_is_declared(
-    kind: Kind, fields: Fields, why: str
+def test_a_spec_that_no_server_accepts_is_refused_at_declaration(
+    kind: Kind, fields: Fields, reason: str
 ) -> None:
-    with pytest.raises(InvalidManifestError, match=why):
+    with pytest.raises(InvalidManifestError, match=reason):
         kind.check_fields(fields)
 
 
@@ -232,13 +233,13 @@ def test_the_kinds_are_found_by_their_entry_points() -> None:
     assert all(not kind.has_second_name for kind in KINDS.values())
 
 
-# --- what would be lost
+# --- data loss
 
 
 def existing_object(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> ExternalObject:
-    checked = kind.check_fields({"subjects": ["s"], **fields} if kind is STREAM else fields)
+    checked_fields = kind.check_fields({"subjects": ["s"], **fields} if kind is STREAM else fields)
     outputs = {} if has_data is None else {"hasData": has_data, "hasLeader": True}
-    return ExternalObject("x", checked, outputs=outputs)
+    return ExternalObject("x", checked_fields, outputs=outputs)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def existing_object(kind: Kind, fields: Fields, *, has_data: bool | None = True)
         (CONSUMER, {}, {"filterSubjects": ["a"], "maxDeliver": 1}, ""),
     ],
 )
-def test_a_write_that_shrinks_says_what_is_lost(
+def test_the_data_loss_of_a_shrinking_write_is_described(
     kind: Kind, before: Fields, after: Fields, lost: str
 ) -> None:
     expected = existing_object(kind, after).fields
@@ -275,42 +276,42 @@ def test_a_write_that_shrinks_says_what_is_lost(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_deletion_says_what_is_lost_unless_nothing_ever_was_there(kind: Kind) -> None:
+def test_the_data_loss_of_a_deletion_is_described_unless_there_was_no_data(kind: Kind) -> None:
     assert "x" in kind.describe_data_loss(None, existing_object(kind, {}))
     assert kind.describe_data_loss(None, existing_object(kind, {}, has_data=None)), (
-        "what is not known counts as data"
+        "unknown counts as data"
     )
     assert kind.describe_data_loss(None, existing_object(kind, {}, has_data=False)) == ""
 
 
-async def test_data_is_seen_and_stays_seen(
+async def test_an_object_that_had_data_keeps_has_data(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
-    """Or each message through a work queue would be two events of the log."""
+    """Otherwise each message through a work queue would cause two log events."""
     streams, consumers = connect(STREAM, nats_server.url), connect(CONSUMER, nats_server.url)
     fields = STREAM.check_fields({"subjects": [unique], "retention": "workqueue"})
     await streams.create(action("Create", unique, fields))
     name = f"{unique}/c"
     await consumers.create(action("Create", name, CONSUMER.check_fields({})))
 
-    async def flags() -> list[bool]:
-        existing_streams = [await streams.read(unique), await consumers.read(name)]
-        return [each is not None and each.outputs["hasData"] for each in existing_streams]
+    async def read_has_data() -> list[bool]:
+        objects = [await streams.read(unique), await consumers.read(name)]
+        return [each is not None and each.outputs["hasData"] for each in objects]
 
-    assert await flags() == [False, False]
+    assert await read_has_data() == [False, False]
     await nc.request(unique, b"1")
-    assert await flags() == [True, True]
+    assert await read_has_data() == [True, True]
     inbox = await nc.subscribe(nc.new_inbox())  # pyright: ignore[reportUnknownMemberType]
     await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{unique}.c", reply=inbox.subject)
     await nc.request((await inbox.next_msg(10)).reply, b"+ACK", timeout=10)
     assert (await api_request(nc, f"STREAM.INFO.{unique}", None))["state"]["messages"] == 0
-    assert await flags() == [True, True]
+    assert await read_has_data() == [True, True]
 
 
-# --- others in the same server
+# --- foreign objects on the same server
 
 
-async def test_a_foreign_stream_that_is_adopted_keeps_its_messages_and_what_no_field_is_about(
+async def test_an_adopted_stream_keeps_its_messages_and_unmanaged_settings(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     config = {
@@ -326,20 +327,20 @@ async def test_a_foreign_stream_that_is_adopted_keeps_its_messages_and_what_no_f
     expected = STREAM.check_fields({"subjects": [unique], "description": "ours"})
     with pytest.raises(ConflictError) as caught:
         await provider.create(action("Create", unique, expected))
-    stranger = caught.value.obstacle
-    assert stranger is not None
-    assert (stranger.labels, stranger.written_by) == ({"team": "a"}, None)
+    foreign_stream = caught.value.obstacle
+    assert foreign_stream is not None
+    assert (foreign_stream.labels, foreign_stream.written_by) == ({"team": "a"}, None)
 
-    adopted = (await provider.update(upon("Update", stranger, expected))).object
+    adopted = (await provider.update(upon("Update", foreign_stream, expected))).object
 
     assert adopted is not None
-    assert (adopted.uid, adopted.fields) == (stranger.uid, expected)
+    assert (adopted.uid, adopted.fields) == (foreign_stream.uid, expected)
     info = await api_request(nc, f"STREAM.INFO.{unique}", None)
     assert info["state"]["messages"] == 1
     assert (info["config"]["max_consumers"], info["config"]["allow_rollup_hdrs"]) == (7, True)
 
 
-async def test_subjects_that_a_foreign_stream_has_are_waited_for(
+async def test_a_stream_waits_for_subjects_of_a_foreign_stream(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     config = {"name": f"{unique}x", "subjects": [f"{unique}.>"]}
@@ -349,7 +350,7 @@ async def test_subjects_that_a_foreign_stream_has_are_waited_for(
         await connect(STREAM, nats_server.url).create(action("Create", unique, fields))
 
 
-async def test_a_part_of_a_work_queue_that_a_foreign_consumer_has_is_waited_for(
+async def test_a_consumer_waits_for_work_queue_subjects_of_a_foreign_consumer(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     config = {"name": unique, "subjects": [f"{unique}.>"], "retention": "workqueue"}
@@ -377,7 +378,7 @@ async def test_a_consumer_waits_for_its_stream(
     assert await provider.read(f"{unique}/c") is None
 
 
-async def test_a_consumer_of_a_client_is_neither_listed_nor_replaced(
+async def test_a_clients_consumer_is_neither_listed_nor_replaced(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
 ) -> None:
     stream = place.partition("/")[0]
@@ -391,7 +392,7 @@ async def test_a_consumer_of_a_client_is_neither_listed_nor_replaced(
         await provider.create(action("Create", place, CONSUMER.check_fields({})))
 
 
-async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
+async def test_a_push_consumer_differs_and_is_not_changed(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
 ) -> None:
     stream = place.partition("/")[0]
@@ -412,7 +413,7 @@ async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
 async def test_a_listing_of_several_pages_is_complete(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
 ) -> None:
-    """The server's pages have 256."""
+    """The server's pages have 256 entries."""
     numbers = [f"{number:03}" for number in range(300)]
     if kind is CONSUMER:
         stream = place.partition("/")[0]
@@ -444,7 +445,7 @@ async def test_a_listing_of_several_pages_is_complete(
         await api_request(nc, f"STREAM.DELETE.{'KV_' if kind is BUCKET else ''}{each}", None)
 
 
-async def test_a_deletion_between_two_pages_makes_no_hole(
+async def test_a_deletion_between_two_pages_fails_the_listing(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
 ) -> None:
     stream = place.partition("/")[0]
@@ -471,7 +472,7 @@ async def test_an_out_of_band_change_is_reported_while_a_call_waits(
     feed = connect(kind, nats_server.url, timeout_seconds=60)
     assert isinstance(feed, WatchingProvider)
     mark = await feed.changes(None)
-    waiting = asyncio.create_task(feed.changes(mark))
+    pending_call = asyncio.create_task(feed.changes(mark))
     await asyncio.sleep(0.1)
     if kind is CONSUMER:
         stream = place.partition("/")[0]
@@ -482,10 +483,10 @@ async def test_an_out_of_band_change_is_reported_while_a_call_waits(
         await api_request(nc, f"STREAM.CREATE.{name}", {"name": name, "subjects": [unique]})
 
     async with asyncio.timeout(10):
-        assert await waiting != mark
+        assert await pending_call != mark
 
 
-async def test_what_happened_between_two_calls_is_reported_by_the_second(
+async def test_a_change_between_two_calls_is_reported_by_the_second(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     feed = connect(STREAM, nats_server.url)

@@ -64,19 +64,19 @@ async def bus(server: EmbeddedServer) -> AsyncIterator[Client]:
     await close(client)
 
 
-async def everything(bus: Client) -> list[object]:
-    """All that the bus has: streams with their configurations, and consumers."""
-    listed = (await api_request(bus, "STREAM.LIST", None))["streams"]
-    names = [each["config"]["name"] for each in listed]
+async def read_contents(bus: Client) -> list[object]:
+    """Return the configurations of all streams on the bus, and their consumers."""
+    streams = (await api_request(bus, "STREAM.LIST", None))["streams"]
+    names = [stream["config"]["name"] for stream in streams]
     consumers = [await consumer_names(bus, name) for name in names]
-    return [[each["config"] for each in listed], consumers]
+    return [[stream["config"] for stream in streams], consumers]
 
 
 @pytest.mark.parametrize(("kind", "name"), OWN)
-async def test_what_is_the_products_own_is_refused_and_stays(
+async def test_the_products_own_objects_are_refused_and_kept(
     bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind, name: str
 ) -> None:
-    contents_before = await everything(bus)
+    contents_before = await read_contents(bus)
     provider = connect(kind, server.url)
     fields = kind.check_fields({"subjects": ["mine"]} if kind is STREAM else {})
 
@@ -88,22 +88,24 @@ async def test_what_is_the_products_own_is_refused_and_stays(
     ):
         with pytest.raises(RefusedError, match="belongs to Reconciler"):
             await call
-    assert await everything(bus) == contents_before
+    assert await read_contents(bus) == contents_before
 
 
 @pytest.mark.parametrize("kind", [STREAM, BUCKET, CONSUMER], ids=lambda kind: kind.name)
-async def test_nothing_of_the_product_is_in_any_scope(
+async def test_no_object_of_the_product_is_in_any_scope(
     bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind
 ) -> None:
     assert await listing(connect(kind, server.url), EVERYTHING) == []
 
 
-async def test_every_stream_of_the_product_has_the_mark_and_what_others_made_has_not(
+async def test_only_the_products_own_streams_have_the_mark(
     bus: Client, server: EmbeddedServer, connect: Connect
 ) -> None:
-    listed = (await api_request(bus, "STREAM.LIST", None))["streams"]
-    marked = {each["config"]["name"] for each in listed if "reconciler-own" in str(each)}
-    assert marked == set(ALL_STREAMS)
+    streams = (await api_request(bus, "STREAM.LIST", None))["streams"]
+    marked_names = {
+        stream["config"]["name"] for stream in streams if "reconciler-own" in str(stream)
+    }
+    assert marked_names == set(ALL_STREAMS)
 
     provider = connect(STREAM, server.url)
     effect = await provider.create(
@@ -121,10 +123,10 @@ async def test_a_stream_of_an_earlier_release_gets_the_mark(bus: Client) -> None
 
 
 @pytest.mark.parametrize("kind", [STREAM, BUCKET, CONSUMER], ids=lambda kind: kind.name)
-async def test_what_the_product_does_is_no_news(
+async def test_the_products_own_changes_are_not_reported(
     bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind
 ) -> None:
-    """Its readers come and go: each would bring a listing forward."""
+    """Otherwise each start of one of its consumers would trigger a listing."""
     feed = connect(kind, server.url, timeout_seconds=2)
     assert isinstance(feed, WatchingProvider)
     await listing(feed, EVERYTHING)
@@ -139,7 +141,7 @@ async def test_what_the_product_does_is_no_news(
     assert await feed.changes(mark) == mark
 
 
-async def test_a_stream_whose_mark_was_taken_off_is_still_the_products(
+async def test_a_stream_that_lost_its_mark_is_still_protected(
     bus: Client, server: EmbeddedServer, connect: Connect
 ) -> None:
     for stream in ALL_STREAMS:
@@ -158,10 +160,10 @@ async def test_a_stream_whose_mark_was_taken_off_is_still_the_products(
 
 
 @pytest.mark.parametrize("subject", ["log.x", "$MQTT.sess.>", "$KV.mine.>", "_INBOX.a"])
-async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
+async def test_a_stream_with_reserved_subjects_is_outside_every_scope(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, subject: str
 ) -> None:
-    """Created by another client, or by the server."""
+    """Another client or the server created it."""
     await api_request(nc, f"STREAM.CREATE.{unique}", {"name": unique, "subjects": [subject]})
     try:
         provider = connect(STREAM, nats_server.url)
@@ -175,37 +177,37 @@ async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
 @pytest.mark.parametrize(
     "subject", [*OWN_SUBJECTS, *SERVER_SUBJECTS, ">", "*.>", "*.x", "*", "$KV.mine.>"]
 )
-def test_subjects_of_the_product_and_of_the_server_are_refused_when_declared(subject: str) -> None:
+def test_subjects_of_the_product_and_the_server_are_refused_at_declaration(subject: str) -> None:
     with pytest.raises(InvalidManifestError, match="overlaps"):
         STREAM.check_fields({"subjects": ["mine.>", subject]})
 
 
-def test_the_products_subjects_are_all_that_its_streams_take() -> None:
+def test_every_subject_of_the_products_streams_is_reserved() -> None:
     first = {subject.split(".")[0] for subject in OWN_SUBJECTS}
     assert first >= {"rec", "in", "log", "rejection", "listing", "state", "sched", "fired", "rate"}
     assert first >= {"deadletter", "discarded", "$KV"}
 
 
 @pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", ">.a", "a\n", "é\x00"])
-def test_what_is_no_subject_is_refused(subject: str) -> None:
+def test_an_invalid_subject_is_refused(subject: str) -> None:
     with pytest.raises(InvalidManifestError, match="is not a subject"):
         STREAM.check_fields({"subjects": [subject]})
 
 
 tokens = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
-filters = st.one_of(tokens, tokens.map(lambda some: [*some, ">"])).map(".".join)
+filters = st.one_of(tokens, tokens.map(lambda parts: [*parts, ">"])).map(".".join)
 SUBJECTS = [
     ".".join(parts) for length in range(1, 7) for parts in itertools.product("ab", repeat=length)
 ]
 
 
 def matches(subject: str, pattern: str) -> bool:
-    """As the server does, by another way: as a regular expression."""
+    """Match like the server, but with a regular expression."""
     expression = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
     return re.fullmatch(expression, subject) is not None
 
 
 @given(filters, filters)
-def test_two_filters_overlap_if_a_subject_matches_both(one: str, other: str) -> None:
-    expected = any(matches(each, one) and matches(each, other) for each in SUBJECTS)
-    assert overlap(one, other) == overlap(other, one) == expected
+def test_two_filters_overlap_if_a_subject_matches_both(first: str, second: str) -> None:
+    expected = any(matches(subject, first) and matches(subject, second) for subject in SUBJECTS)
+    assert overlap(first, second) == overlap(second, first) == expected

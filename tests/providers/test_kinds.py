@@ -1,4 +1,4 @@
-"""The registry of kinds: what it says of a kind that it does not have."""
+"""The kind registry, and the limits of fields of the built-in kinds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from reconciler.provider.kind import KindRegistry, installed_kinds
 from shapes_api.kinds.shapes import SHAPE
 
 
-def test_a_kind_that_was_installed_since_differs_from_a_missing_kind() -> None:
+def test_a_kind_installed_after_the_start_has_its_own_hint() -> None:
     installed, now = ["Shape"], datetime(2026, 1, 2, tzinfo=UTC)
     kinds = KindRegistry([SHAPE], installed=lambda: list(installed))
     assert (
         kinds.missing_hint(now) == "install its package where the roles run, then restart the roles"
     )
     installed.append("Blob")
-    assert "Blob" not in kinds.missing_hint(now)  # looked at a moment ago: asking costs nothing
+    assert "Blob" not in kinds.missing_hint(now)  # the previous result is cached for a while
     now += timedelta(seconds=60)
     assert (
         kinds.missing_hint(now)
@@ -29,7 +29,7 @@ def test_a_kind_that_was_installed_since_differs_from_a_missing_kind() -> None:
     )
 
 
-def test_the_providers_are_those_of_its_kinds() -> None:
+def test_the_registry_lists_its_providers_and_their_kinds() -> None:
     assert KindRegistry([SHAPE]).providers == {"shapes": ("Shape",)}
     assert KindRegistry([]).providers == {}
 
@@ -66,19 +66,17 @@ RESTARTS = {"restart": "on-failure"}
         ("Consumer", {"stream": "x", "maxDeliver": 3, "backoffSeconds": [1e-9]}),
     ],
 )
-def test_a_number_that_cannot_be_used_is_refused_when_it_is_declared(
-    kind: str, fields: Fields
-) -> None:
+def test_a_number_out_of_range_is_refused_at_declaration(kind: str, fields: Fields) -> None:
     with pytest.raises(InvalidManifestError, match=r"spec[.:]"):
         installed_kinds()[kind].check_declared(fields)
 
 
 @pytest.mark.parametrize("longest", ["999999999s", "9999999m", "999999h", "99999d"])
-def test_the_longest_spans_end_before_the_year_9999(longest: str) -> None:
+def test_the_longest_durations_end_before_the_year_9999(longest: str) -> None:
     fields = {"dnsNames": ["a.test"], "issuer": "x", "duration": longest}
-    declared = installed_kinds()["Certificate"].check_declared(fields)
-    ends = datetime(2100, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds_of(declared["duration"]))
-    assert ends.year < 9999
+    spec = installed_kinds()["Certificate"].check_declared(fields)
+    end = datetime(2100, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds_of(spec["duration"]))
+    assert end.year < 9999
 
 
 @pytest.mark.parametrize(
@@ -95,12 +93,12 @@ def test_the_longest_spans_end_before_the_year_9999(longest: str) -> None:
         ("Consumer", {"stream": "x", "ackWaitSeconds": 0.001}),
     ],
 )
-def test_the_greatest_and_the_least_numbers_are_accepted(kind: str, fields: Fields) -> None:
+def test_minimum_and_maximum_numbers_are_accepted(kind: str, fields: Fields) -> None:
     assert installed_kinds()[kind].check_declared(fields)
 
 
 @pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
-def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
+def test_a_number_that_json_cannot_represent_is_refused(number: str) -> None:
     """It would be stored as null."""
     text = (
         "apiVersion: files/v1\nkind: File\nmetadata: {name: f}\n"
@@ -111,19 +109,19 @@ def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
     assert problem.message.startswith("a manifest must not contain .inf or .nan")
 
 
-def test_a_file_of_unclosed_places_is_checked_in_linear_time() -> None:
-    """The decider checks it for all tenants. In quadratic time, this takes an hour."""
+def test_a_file_of_unclosed_placeholders_is_checked_in_linear_time() -> None:
+    """All tenants share the decider that checks it. In quadratic time, this takes an hour."""
     fields = {"content": "${" * 500_000, "values": {"A": "1"}}
     assert FILE.check_declared(fields)["content"] == fields["content"]
 
 
-def test_the_size_of_a_filled_file_is_checked_before_it_is_filled() -> None:
+def test_the_size_of_a_rendered_file_is_checked_before_it_is_rendered() -> None:
     """A declaration of 900 KB would fill 60 GiB of the decider's memory."""
     with pytest.raises(InvalidManifestError, match="must be at most 1048576 bytes"):
         FILE.check_declared({"content": "${A}" * 150_000, "values": {"A": "x" * 400_000}})
 
 
-def test_a_file_does_not_grow_by_one_value_in_many_places() -> None:
+def test_a_file_does_not_grow_by_repeating_one_value() -> None:
     """A declaration of 4 KB would lead to events of a megabyte."""
     with pytest.raises(InvalidManifestError, match="larger, more than the limit of 65536"):
         FILE.check_declared({"content": "${A}" * 500, "values": {"A": "x" * 1_800}})

@@ -49,13 +49,15 @@ PROVIDERS: Mapping[str, Callable[..., Provider]] = {
 
 
 def test_each_kind_names_its_own_provider() -> None:
-    kinds = {name: kind.connect for name, kind in installed_kinds().items()}
-    named = {name: each for name, each in kinds.items() if isinstance(each, LazyProvider)}
-    assert named.keys() == PROVIDERS.keys()
-    for name, each in named.items():
+    factories = {name: kind.connect for name, kind in installed_kinds().items()}
+    lazy_factories = {
+        name: factory for name, factory in factories.items() if isinstance(factory, LazyProvider)
+    }
+    assert lazy_factories.keys() == PROVIDERS.keys()
+    for name, factory in lazy_factories.items():
         provider = PROVIDERS[name]
-        assert each.target == f"{provider.__module__}:{provider.__qualname__}"
-        inspect.signature(provider).bind(CONFIG, Secrets(), CallPermit(), **dict(each.options))
+        assert factory.target == f"{provider.__module__}:{provider.__qualname__}"
+        inspect.signature(provider).bind(CONFIG, Secrets(), CallPermit(), **dict(factory.options))
 
 
 def test_two_factories_of_the_same_provider_are_equal() -> None:

@@ -1,4 +1,4 @@
-"""A listing ends by completing or by raising, and shows the scope only."""
+"""A listing completes or raises, and contains only objects in the scope."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from reconciler.errors import NotDoneError, UnreadableObjectsError
 from reconciler.provider.listing import Page, Unreadable, all_pages
 
 
-def named(*names: str) -> list[ExternalObject]:
+def build_objects(*names: str) -> list[ExternalObject]:
     return [ExternalObject(name=name, fields={}, labels={"n": name}) for name in names]
 
 
-async def test_pages_follow_each_other_until_there_is_no_token() -> None:
+async def test_pages_are_read_until_a_page_has_no_token() -> None:
     pages: dict[str, Page[ExternalObject]] = {
-        "": Page(named("a"), "t1"),
+        "": Page(build_objects("a"), "t1"),
         "t1": Page([], "t2"),
-        "t2": Page(named("b"), ""),
+        "t2": Page(build_objects("b"), ""),
     }
 
     async def fetch(token: str) -> Page[ExternalObject]:
         return pages[token]
 
-    assert [page async for page in all_pages(Scope(), fetch)] == [named("a"), [], named("b")]
+    assert [page async for page in all_pages(Scope(), fetch)] == [
+        build_objects("a"),
+        [],
+        build_objects("b"),
+    ]
 
 
-async def test_what_an_api_shows_beyond_the_scope_is_left_out() -> None:
+async def test_objects_outside_of_the_scope_are_left_out() -> None:
     async def fetch(_token: str) -> Page[ExternalObject]:
-        return Page(named("ours-1", "theirs", "ours-2"), None)
+        return Page(build_objects("ours-1", "theirs", "ours-2"), None)
 
     scope = Scope(prefix="ours", labels={"n": "ours-2"})
-    assert [page async for page in all_pages(scope, fetch)] == [named("ours-2")]
+    assert [page async for page in all_pages(scope, fetch)] == [build_objects("ours-2")]
 
 
-async def test_a_listing_that_would_never_end_is_given_up() -> None:
+async def test_a_listing_whose_token_repeats_fails() -> None:
     async def fetch(_token: str) -> Page[ExternalObject]:
-        return Page(named("a"), "again")
+        return Page(build_objects("a"), "again")
 
     with pytest.raises(NotDoneError):
         assert [page async for page in all_pages(Scope(), fetch)]

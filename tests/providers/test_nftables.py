@@ -25,8 +25,8 @@ pytestmark = pytest.mark.nftables
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Namespace]:
-    with namespace() as one:
-        yield one
+    with namespace() as created_namespace:
+        yield created_namespace
 
 
 class TestServices(ProviderContract):
@@ -55,11 +55,11 @@ class TestServices(ProviderContract):
         return place.endpoint()
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
-        """Have each name a virtual address of its own: no two services can have one."""
-        return super().action(operation, name, self._reached(name, fields))
+        """Give each name its own virtual address, because no two services can share one."""
+        return super().action(operation, name, self._with_address(name, fields))
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
-        """Write one whose address and port another service has."""
+        """Create a service with the address and port of another service."""
         other_action = self.action("Create", f"other-{name}", self.fields)
         with suppress(ConflictError):
             await provider.create(other_action)
@@ -68,10 +68,10 @@ class TestServices(ProviderContract):
 
     def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
         return observed is not None and super().is_as_declared(
-            observed, self._reached(observed.name, fields) or {}
+            observed, self._with_address(observed.name, fields) or {}
         )
 
-    def _reached(self, name: str, fields: Fields | None) -> Fields | None:
+    def _with_address(self, name: str, fields: Fields | None) -> Fields | None:
         if fields is None:
             return None
         if name not in self.addresses:

@@ -1,4 +1,4 @@
-"""What only the kind `Service` does: connections in namespaces, spoilt rules, and what it costs."""
+"""Only the kind `Service`: connections in namespaces, damaged rules, and the cost of writes."""
 
 from __future__ import annotations
 
@@ -53,21 +53,23 @@ from tests.nftables import (
 
 pytestmark = pytest.mark.nftables
 
-VIRTUAL = "198.18.0.1"
-AT_ONCE_SECONDS = 0.5
-"""A SYN without a response is sent again after a second."""
+VIRTUAL_ADDRESS = "198.18.0.1"
+REFUSED_WITHIN_SECONDS = 0.5
+"""An unanswered SYN is retransmitted after a second."""
 
 
 class Services:
-    """A provider, and what a test does with it."""
+    """A provider, with operations for tests."""
 
     def __init__(self, place: Namespace, table: str = "reconciler") -> None:
         self.place, self.table = place, table
         self.provider = provider_at(place.endpoint(table))
 
     def fields(self, *backends: tuple[str, int], **spec: Any) -> Fields:
-        answering = [{"address": address, "port": port} for address, port in backends]
-        return SERVICE.check_fields({"address": VIRTUAL, "port": 80, "backends": answering, **spec})
+        backend_fields = [{"address": address, "port": port} for address, port in backends]
+        return SERVICE.check_fields(
+            {"address": VIRTUAL_ADDRESS, "port": 80, "backends": backend_fields, **spec}
+        )
 
     async def create_service(
         self, name: str, *backends: tuple[str, int], **spec: Any
@@ -77,7 +79,7 @@ class Services:
         assert effect.object is not None
         return effect.object
 
-    async def updated(
+    async def update_service(
         self, thing: ExternalObject, *backends: tuple[str, int], **spec: Any
     ) -> ExternalObject:
         update = with_version_of(
@@ -87,12 +89,12 @@ class Services:
         assert effect.object is not None
         return effect.object
 
-    async def listed(self) -> list[ExternalObject]:
+    async def list_services(self) -> list[ExternalObject]:
         return await listing(self.provider, Scope())
 
-    async def listed_service(self, name: str) -> ExternalObject:
-        """What a listing shows of a service."""
-        (existing,) = [each for each in await self.listed() if each.name == name]
+    async def find_service(self, name: str) -> ExternalObject:
+        """Return a service as a listing shows it."""
+        (existing,) = [each for each in await self.list_services() if each.name == name]
         return existing
 
 
@@ -104,37 +106,41 @@ def provider_at(endpoint: str, timeout_seconds: float = 10) -> ServicesProvider:
 
 @pytest.fixture
 def place() -> Iterator[Namespace]:
-    with namespace() as one:
-        yield one
+    with namespace() as created_namespace:
+        yield created_namespace
 
 
 @pytest.fixture
 async def services(place: Namespace) -> AsyncIterator[Services]:
-    one = Services(place)
-    yield one
-    await one.provider.close()
+    opened = Services(place)
+    yield opened
+    await opened.provider.close()
 
 
 @pytest.fixture
 def net() -> Iterator[Network]:
-    with network(clients=2, backends=2) as one:
-        yield one
+    with network(clients=2, backends=2) as created_network:
+        yield created_network
 
 
 @pytest.fixture
 async def routed(net: Network) -> AsyncIterator[Services]:
-    one = Services(net.router)
-    yield one
-    await one.provider.close()
+    opened = Services(net.router)
+    yield opened
+    await opened.provider.close()
 
 
-def at(net: Network) -> list[tuple[str, int]]:
+def backend_addresses(net: Network) -> list[tuple[str, int]]:
     return [(each.host.address, each.port) for each in net.backends]
 
 
-def callers(net: Network, times: int) -> Counter[str]:
-    """Have each client call so many times; return how often each backend answered."""
-    answers = [each.connect(VIRTUAL, 80).split()[0] for each in net.clients for _ in range(times)]
+def count_answers(net: Network, times: int) -> Counter[str]:
+    """Connect this many times from each client; return how often each backend answered."""
+    answers = [
+        client.connect(VIRTUAL_ADDRESS, 80).split()[0]
+        for client in net.clients
+        for _ in range(times)
+    ]
     return Counter(answers)
 
 
@@ -144,89 +150,95 @@ def callers(net: Network, times: int) -> Counter[str]:
 async def test_two_clients_reach_two_backends_through_a_virtual_address_evenly(
     routed: Services, net: Network
 ) -> None:
-    service = await routed.create_service("web", *at(net), balance="RoundRobin")
-    assert await asyncio.to_thread(callers, net, 10) == {"b0": 10, "b1": 10}, "each in turn"
+    service = await routed.create_service("web", *backend_addresses(net), balance="RoundRobin")
+    assert await asyncio.to_thread(count_answers, net, 10) == {"b0": 10, "b1": 10}, (
+        "the backends alternate"
+    )
 
-    service = await routed.updated(service, *at(net), balance="Random")
-    counted = await asyncio.to_thread(callers, net, 100)
-    assert counted.total() == 200
-    # Of 200 tosses of a coin, fewer than 50 are heads once in 10^12 times.
-    assert min(counted["b0"], counted["b1"]) >= 50
+    service = await routed.update_service(service, *backend_addresses(net), balance="Random")
+    counts = await asyncio.to_thread(count_answers, net, 100)
+    assert counts.total() == 200
+    # Of 200 coin tosses, fewer than 50 are heads once in 10^12 times.
+    assert min(counts["b0"], counts["b1"]) >= 50
 
-    await routed.updated(service, *at(net), balance="SourceAddress")
+    await routed.update_service(service, *backend_addresses(net), balance="SourceAddress")
     for each in net.clients:
-        answers = {await asyncio.to_thread(each.connect, VIRTUAL, 80) for _ in range(10)}
-        assert len(answers) == 1, "a client is always answered by the same one"
+        answers = {await asyncio.to_thread(each.connect, VIRTUAL_ADDRESS, 80) for _ in range(10)}
+        assert len(answers) == 1, "the same backend always answers a client"
 
 
-async def test_three_backends_are_reached_in_turn_and_the_machine_itself_is_a_client(
+async def test_three_backends_alternate_for_clients_and_the_machine_itself(
     routed: Services, net: Network
 ) -> None:
-    first, second = at(net)
+    first, second = backend_addresses(net)
     await routed.create_service("web", first, second, (first[0], first[1]), balance="RoundRobin")
     router = Host("router", net.router, "10.77.1.1")
-    answers = [await asyncio.to_thread(router.connect, VIRTUAL, 80) for _ in range(10)]
+    answers = [await asyncio.to_thread(router.connect, VIRTUAL_ADDRESS, 80) for _ in range(10)]
     assert Counter(each.split()[0] for each in answers) == {"b0": 5, "b1": 5}
     net.backends.append(Backend(net.backends[0].host, 9090))
     service = await routed.provider.read("web")
     assert service is not None
     third = (net.backends[0].host.address, 9090)
-    await routed.updated(service, first, second, third, balance="RoundRobin")
-    counted = await asyncio.to_thread(callers, net, 15)
-    assert counted == {"b0": 20, "b1": 10}, "two of the three are on b0"
+    await routed.update_service(service, first, second, third, balance="RoundRobin")
+    counts = await asyncio.to_thread(count_answers, net, 15)
+    assert counts == {"b0": 20, "b1": 10}, "two of the three are on b0"
 
 
 async def test_backends_see_this_machine_or_the_client_as_declared(
     routed: Services, net: Network
 ) -> None:
     client = net.clients[0]
-    service = await routed.create_service("web", at(net)[0])
-    source_address = (await asyncio.to_thread(client.connect, VIRTUAL, 80)).split()[1]
+    service = await routed.create_service("web", backend_addresses(net)[0])
+    source_address = (await asyncio.to_thread(client.connect, VIRTUAL_ADDRESS, 80)).split()[1]
     assert source_address == net.backends[0].host.address.removesuffix("2") + "1", (
         "the router's own address"
     )
-    service = await routed.updated(service, at(net)[0], masquerade=False)
+    service = await routed.update_service(service, backend_addresses(net)[0], masquerade=False)
     assert service.fields["masquerade"] is False
-    assert (await asyncio.to_thread(client.connect, VIRTUAL, 80)).split()[1] == client.address
+    assert (await asyncio.to_thread(client.connect, VIRTUAL_ADDRESS, 80)).split()[
+        1
+    ] == client.address
 
 
-async def test_without_backends_connections_are_refused_at_once(
+async def test_without_backends_connections_are_refused_immediately(
     routed: Services, net: Network
 ) -> None:
     client = net.clients[0]
     service = await routed.create_service("web")
     assert SERVICE.ready(service.fields, service).reason == "NoBackends"
     for each in (*net.clients, Host("router", net.router, "10.77.1.1")):
-        call = partial(each.connect, VIRTUAL, 80)
-        assert await asyncio.to_thread(is_refused_within, AT_ONCE_SECONDS, call), each.name
-    service = await routed.updated(service, *at(net))
+        call = partial(each.connect, VIRTUAL_ADDRESS, 80)
+        assert await asyncio.to_thread(is_refused_within, REFUSED_WITHIN_SECONDS, call), each.name
+    service = await routed.update_service(service, *backend_addresses(net))
     assert SERVICE.ready(service.fields, service).is_ready
-    await asyncio.to_thread(client.connect, VIRTUAL, 80)
+    await asyncio.to_thread(client.connect, VIRTUAL_ADDRESS, 80)
 
-    service = await routed.updated(service, at(net)[1])
-    assert await asyncio.to_thread(callers, net, 10) == {"b1": 20}, "what is taken out is out"
+    service = await routed.update_service(service, backend_addresses(net)[1])
+    assert await asyncio.to_thread(count_answers, net, 10) == {"b1": 20}, (
+        "a removed backend gets no connection"
+    )
     await routed.provider.delete(with_version_of(action("Delete", "web", {}), service))
     assert routed.place.nft("list map ip reconciler services").count("elements") == 0
 
 
-async def test_datagrams_are_sent_on_and_refused(routed: Services, net: Network) -> None:
+async def test_datagrams_are_forwarded_or_refused(routed: Services, net: Network) -> None:
     host, client = net.backends[0].host, net.clients[0]
     echo = Echo(host, 5353)
     try:
         dns = {"port": 53, "protocol": "udp"}
         service = await routed.create_service("dns", (host.address, 5353), **dns)
-        assert await asyncio.to_thread(client.send_datagram, VIRTUAL, 53) == "b0"
-        await routed.updated(service, **dns)
-        call = partial(client.send_datagram, VIRTUAL, 53)
-        assert await asyncio.to_thread(is_refused_within, AT_ONCE_SECONDS, call)
+        assert await asyncio.to_thread(client.send_datagram, VIRTUAL_ADDRESS, 53) == "b0"
+        await routed.update_service(service, **dns)
+        call = partial(client.send_datagram, VIRTUAL_ADDRESS, 53)
+        assert await asyncio.to_thread(is_refused_within, REFUSED_WITHIN_SECONDS, call)
     finally:
         echo.close()
 
 
-# --- what is others'
+# --- foreign tables and rules
 
 
-async def test_other_tables_are_the_same_byte_for_byte(services: Services) -> None:
+async def test_other_tables_stay_the_same_byte_for_byte(services: Services) -> None:
     place = services.place
     place.nft(
         "add table inet filter\n"
@@ -238,15 +250,15 @@ async def test_other_tables_are_the_same_byte_for_byte(services: Services) -> No
     )
     rules_before = place.ruleset()
     service = await services.create_service("web", ("10.0.0.1", 80))
-    service = await services.updated(service, ("10.0.0.2", 80))
+    service = await services.update_service(service, ("10.0.0.2", 80))
     place.nft("flush table ip reconciler")
-    service = await services.updated(await services.listed_service("web"))
+    service = await services.update_service(await services.find_service("web"))
     assert place.ruleset("reconciler") == rules_before
     await services.provider.delete(with_version_of(action("Delete", "web", {}), service))
     assert place.ruleset("reconciler") == rules_before
 
 
-async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_and_stays(
+async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_service(
     services: Services,
 ) -> None:
     await services.create_service("web", ("10.0.0.1", 80))
@@ -263,8 +275,8 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
     )
     foreign_service = await services.provider.read("theirs")
     assert foreign_service is not None
-    assert [each.name for each in await services.listed()] == ["theirs", "web"]
-    assert foreign_service == await services.listed_service("theirs")
+    assert [each.name for each in await services.list_services()] == ["theirs", "web"]
+    assert foreign_service == await services.find_service("theirs")
     assert foreign_service.labels == {}
     assert foreign_service.fields["backends"] == [{"address": "10.0.0.7", "port": 70}]
     with pytest.raises(ConflictError) as caught:
@@ -275,8 +287,8 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
             await services.create_service("new", ("10.0.0.1", 80), address=port, port=70)
 
     table = services.place.nft("list table ip reconciler")
-    web = await services.listed_service("web")
-    web = await services.updated(web, ("10.0.0.2", 80))
+    web = await services.find_service("web")
+    web = await services.update_service(web, ("10.0.0.2", 80))
     assert (
         services.place.nft("list table ip reconciler")
         .replace("10.0.0.2:80", "10.0.0.1:80")
@@ -288,8 +300,8 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
     )
     with pytest.raises(NotDoneError, match="another program refers to it"):
         await services.provider.delete(with_version_of(action("Delete", "web", {}), web))
-    assert await services.provider.read("web") == web, "all or nothing"
-    adopted = await services.updated(
+    assert await services.provider.read("web") == web, "the deletion removes all or nothing"
+    adopted = await services.update_service(
         foreign_service, ("10.0.0.3", 80), address="198.18.0.7", port=70
     )
     assert adopted.uid == foreign_service.uid
@@ -302,7 +314,7 @@ async def test_a_table_of_another_client_is_refused(services: Services) -> None:
         ConfigurationError, match="is in use by another program, which created chain theirs"
     ):
         await services.create_service("web", ("10.0.0.1", 80))
-    assert await services.listed() == []
+    assert await services.list_services() == []
     services.place.nft(
         "delete chain ip reconciler theirs;"
         "add map ip reconciler services { type ipv4_addr : verdict; }"
@@ -312,30 +324,30 @@ async def test_a_table_of_another_client_is_refused(services: Services) -> None:
 
 
 async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
-    one, other_services = Services(net.router, "one"), Services(net.router, "other")
+    services, other_services = Services(net.router, "one"), Services(net.router, "other")
     try:
-        mine = await one.create_service("web", at(net)[0])
+        own_service = await services.create_service("web", backend_addresses(net)[0])
         foreign_service = await other_services.create_service(
-            "web", at(net)[1], address="198.18.0.2"
+            "web", backend_addresses(net)[1], address="198.18.0.2"
         )
-        assert await asyncio.to_thread(callers, net, 2) == {"b0": 4}
+        assert await asyncio.to_thread(count_answers, net, 2) == {"b0": 4}
         assert (await asyncio.to_thread(net.clients[0].connect, "198.18.0.2", 80))[:2] == "b1"
-        assert await one.listed() == [mine]
-        await one.provider.delete(with_version_of(action("Delete", "web", {}), mine))
-        assert await other_services.listed() == [foreign_service]
+        assert await services.list_services() == [own_service]
+        await services.provider.delete(with_version_of(action("Delete", "web", {}), own_service))
+        assert await other_services.list_services() == [foreign_service]
         assert (await asyncio.to_thread(net.clients[0].connect, "198.18.0.2", 80))[:2] == "b1"
     finally:
-        await one.provider.close()
+        await services.provider.close()
         await other_services.provider.close()
 
 
-# --- what hands do
+# --- out-of-band changes
 
 
-LED_BY_HAND = "198.18.0.1 . tcp . 81 : goto service-web"
-"""Another client's element stays."""
+FOREIGN_ELEMENT = "198.18.0.1 . tcp . 81 : goto service-web"
+"""An element of another client, which stays."""
 
-HARMS: dict[str, str] = {
+CHANGES: dict[str, str] = {
     "flush table": "flush table ip reconciler",
     "flush chain": "flush chain ip reconciler service-web",
     "flush map": "flush map ip reconciler services",
@@ -357,7 +369,7 @@ HARMS: dict[str, str] = {
     "dormant": "add table ip reconciler { flags dormant; }",
     "element moved": (
         "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
-        f"add element ip reconciler services {{ {LED_BY_HAND} }}"
+        f"add element ip reconciler services {{ {FOREIGN_ELEMENT} }}"
     ),
     "jump": (
         "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
@@ -373,70 +385,70 @@ HARMS: dict[str, str] = {
         "add element ip reconciler services { 198.18.0.1 . tcp . 80 : drop }"
     ),
 }
-TAKEN = {"another's chain", "another's verdict"}
-"""An element that another client points elsewhere stays unmanaged."""
+OCCUPIED_ADDRESSES = {"another's chain", "another's verdict"}
+"""Changes that point the service's address to a foreign target, which the provider leaves alone."""
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("change", CHANGES)
 async def test_every_out_of_band_change_of_a_service_is_a_difference_and_is_repaired(
-    services: Services, harm: str
+    services: Services, change: str
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
     other_service = await services.create_service("other", ("10.0.0.1", 80), address="198.18.0.2")
-    whole = services.place.nft("list table ip reconciler")
-    services.place.nft(HARMS[harm])
-    existing_services = [each for each in await services.listed() if each.name == "web"]
+    table_before = services.place.nft("list table ip reconciler")
+    services.place.nft(CHANGES[change])
+    existing_services = [each for each in await services.list_services() if each.name == "web"]
     fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80))
-    if harm in TAKEN:
+    if change in OCCUPIED_ADDRESSES:
         assert "address" not in existing_services[0].fields
         with pytest.raises(NotDoneError, match="withdraw that"):
-            await services.updated(existing_services[0], ("10.0.0.1", 80), ("10.0.0.2", 80))
+            await services.update_service(existing_services[0], ("10.0.0.1", 80), ("10.0.0.2", 80))
         return
     if existing_services:
-        (seen,) = existing_services
-        assert seen.uid == service.uid, "it is the same one"
-        assert (seen.fields, seen.labels) != (fields, service.labels)
-        mended = await services.updated(seen, ("10.0.0.1", 80), ("10.0.0.2", 80))
+        (existing,) = existing_services
+        assert existing.uid == service.uid, "the service keeps its identity"
+        assert (existing.fields, existing.labels) != (fields, service.labels)
+        repaired = await services.update_service(existing, ("10.0.0.1", 80), ("10.0.0.2", 80))
     else:
-        mended = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
-        assert mended.uid != service.uid
-    assert mended.fields == fields
-    assert mended.labels == service.labels
-    assert await services.listed_service("web") == mended
-    seen = [each for each in await services.listed() if each.name == "other"]
-    if seen:
-        await services.updated(seen[0], ("10.0.0.1", 80), address="198.18.0.2")
+        repaired = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
+        assert repaired.uid != service.uid
+    assert repaired.fields == fields
+    assert repaired.labels == service.labels
+    assert await services.find_service("web") == repaired
+    existing = [each for each in await services.list_services() if each.name == "other"]
+    if existing:
+        await services.update_service(existing[0], ("10.0.0.1", 80), address="198.18.0.2")
     else:
         await services.create_service("other", ("10.0.0.1", 80), address="198.18.0.2")
-    assert (await services.listed_service("other")).fields == other_service.fields
-    again = services.place.nft("list table ip reconciler")
-    if harm == "element moved":
-        again = again.replace(LED_BY_HAND, "")
-    assert shape_of(again) == shape_of(whole), "everything is as it was"
+    assert (await services.find_service("other")).fields == other_service.fields
+    table_after = services.place.nft("list table ip reconciler")
+    if change == "element moved":
+        table_after = table_after.replace(FOREIGN_ELEMENT, "")
+    assert sorted_parts(table_after) == sorted_parts(table_before)
 
 
-def shape_of(table: str) -> list[str]:
-    """A table without uids and keys, whatever the order of its parts."""
+def sorted_parts(table: str) -> list[str]:
+    """Return the sorted parts of a table, without uids and keys."""
     lines = table.replace("{", "\n").replace("}", "\n").replace(",", "\n").splitlines()
     parts = (each.partition("comment")[0].strip() for each in lines)
     return sorted(each for each in parts if each)
 
 
-async def test_a_shared_chain_of_another_hook_is_left_and_named(services: Services) -> None:
+async def test_a_shared_chain_with_another_hook_is_kept_and_named(services: Services) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
     services.place.nft(
         "flush chain ip reconciler output; delete chain ip reconciler output;"
         "add chain ip reconciler output { type filter hook output priority 0; policy accept; }"
     )
-    assert "address" not in (await services.listed_service("web")).fields
+    assert "address" not in (await services.find_service("web")).fields
     with pytest.raises(NotDoneError, match=r"chain output of table ip reconciler .* delete it"):
-        await services.updated(service, ("10.0.0.1", 80))
+        await services.update_service(service, ("10.0.0.1", 80))
 
 
 # --- comments
 
 
-async def test_labels_of_any_length_and_characters_are_kept_up_to_a_limit(
+async def test_labels_with_any_characters_are_kept_up_to_a_total_size(
     services: Services,
 ) -> None:
     labels = {"a": "", "quote": '"\\ }\n', "naïve/ключ": "värde %41 + & =", "long": "x" * 1500}
@@ -445,75 +457,77 @@ async def test_labels_of_any_length_and_characters_are_kept_up_to_a_limit(
     service = (await services.provider.create(create)).object
     assert service is not None
     assert service.labels == labels
-    assert service == await services.listed_service("web")
+    assert service == await services.find_service("web")
     assert service.written_by == create.idempotency_key
-    text = services.place.nft("list table ip reconciler")
-    services.place.nft(f"delete table ip reconciler\n{text}")
-    again = await services.listed_service("web")
-    assert (again.uid, again.labels) == (service.uid, service.labels), "nft reads what nft prints"
+    ruleset = services.place.nft("list table ip reconciler")
+    services.place.nft(f"delete table ip reconciler\n{ruleset}")
+    restored = await services.find_service("web")
+    assert (restored.uid, restored.labels) == (service.uid, service.labels), (
+        "nft accepts its own output"
+    )
 
-    update = with_version_of(action("Update", "web", fields), again)
+    update = with_version_of(action("Update", "web", fields), restored)
     with pytest.raises(RefusedError, match=r"metadata.labels: their 7,\d+ bytes"):
         await services.provider.update(replace(update, labels={"long": "x" * 7000}))
-    assert await services.listed_service("web") == again
+    assert await services.find_service("web") == restored
 
 
-def test_a_comment_has_room_for_what_is_written(place: Namespace) -> None:
-    """The limit is nft's own: one byte more is refused, and not cut off."""
+def test_a_comment_of_the_maximum_length_fits(place: Namespace) -> None:
+    """nft sets the limit, and refuses one byte more instead of truncating the comment."""
     place.nft("add table ip t; add chain ip t c")
     place.nft(f'add rule ip t c continue comment "{"x" * MAX_COMMENT_BYTES}"')
     with pytest.raises(Exception, match="status 1"):
         place.nft(f'add rule ip t c continue comment "{"x" * (MAX_COMMENT_BYTES + 1)}"')
 
 
-async def test_a_mark_that_is_spoilt_costs_the_labels_and_not_the_identity(
+async def test_a_damaged_mark_loses_the_labels_but_not_the_identity(
     services: Services,
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    text = services.place.nft("list chain ip reconciler service-web", "-a")
-    handle = text.rpartition("# handle ")[2].split()[0]
+    chain = services.place.nft("list chain ip reconciler service-web", "-a")
+    handle = chain.rpartition("# handle ")[2].split()[0]
     services.place.nft(f"delete rule ip reconciler service-web handle {handle}")
-    spoilt = await services.listed_service("web")
-    assert (spoilt.uid, spoilt.labels, spoilt.written_by) == (service.uid, {}, None)
-    assert spoilt == await services.provider.read("web")
-    assert (await services.updated(spoilt, ("10.0.0.1", 80))).labels == service.labels
+    damaged = await services.find_service("web")
+    assert (damaged.uid, damaged.labels, damaged.written_by) == (service.uid, {}, None)
+    assert damaged == await services.provider.read("web")
+    assert (await services.update_service(damaged, ("10.0.0.1", 80))).labels == service.labels
 
 
 # --- one transaction
 
 
-async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Services) -> None:
+async def test_a_write_killed_at_any_time_has_full_effect_or_none(services: Services) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    ways: list[dict[str, Any]] = [{"port": 80}, {"port": 81, "masquerade": False}]
-    ends: Counter[str] = Counter()
+    specs: list[dict[str, Any]] = [{"port": 80}, {"port": 81, "masquerade": False}]
+    outcomes: Counter[str] = Counter()
     for number in range(40):
-        spec = ways[number % 2]
+        spec = specs[number % 2]
         expected = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), **spec)
-        killer = Killer(after_seconds=number * 0.0003 if number < 38 else 3.0)
+        killer = WriteKiller(after_seconds=number * 0.0003 if number < 38 else 3.0)
         token = CALL_GATE.set(killer)
         try:
             await services.provider.update(
                 with_version_of(action("Update", "web", expected), service)
             )
-            ends["done"] += 1
+            outcomes["done"] += 1
         except UnknownResultError as error:
-            ends[error.message] += 1
+            outcomes[error.message] += 1
         finally:
             CALL_GATE.reset(token)
-            await killer.ended()
-        now = await services.listed_service("web")
-        assert now.fields in (expected, service.fields), "one or the other, and never a half"
-        service = now
-    killed = "nft was killed by signal 9"
+            await killer.wait_until_finished()
+        current = await services.find_service("web")
+        assert current.fields in (expected, service.fields), "never a part of the change"
+        service = current
+    kill_error = "nft was killed by signal 9"
     assert (
-        {"done", killed}
-        <= ends.keys()
-        <= {"done", killed, f"the service was written, but reading it failed: {killed}"}
+        {"done", kill_error}
+        <= outcomes.keys()
+        <= {"done", kill_error, f"the service was written, but reading it failed: {kill_error}"}
     )
 
 
-class Killer:
-    """Kills the process of a write some time after it may begin."""
+class WriteKiller:
+    """Kills the process of a write after a delay."""
 
     may_send_now = False
     interval_seconds = 0.0
@@ -523,103 +537,103 @@ class Killer:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, *, has_priority: bool = False) -> None:
-        if has_priority:  # it relies on what was read
-            self._task = asyncio.create_task(self._kill(children()))
+        if has_priority:  # a write that relies on a read
+            self._task = asyncio.create_task(self._kill(list_child_pids()))
 
-    async def _kill(self, others: set[int]) -> None:
+    async def _kill(self, pids_before: set[int]) -> None:
         started_pids = set[int]()
         for _ in range(100_000):
-            if started_pids := children() - others:
+            if started_pids := list_child_pids() - pids_before:
                 break
             await asyncio.sleep(0)
         await asyncio.sleep(self.after_seconds)
-        for each in started_pids:
+        for pid in started_pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
-    async def ended(self) -> None:
+    async def wait_until_finished(self) -> None:
         if self._task is not None:
             await self._task
 
 
-def children() -> set[int]:
-    """The processes that this one has started, and that have not ended."""
+def list_child_pids() -> set[int]:
+    """Return the pids of this process's running children."""
     tasks = Path("/proc/self/task").glob("*/children")
-    return {int(each) for task in tasks for each in task.read_text().split()}
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 async def test_a_change_between_the_read_and_the_write_is_not_overwritten(
     services: Services,
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    harms: dict[str, tuple[str, type[ProviderError]]] = {
+    changes: dict[str, tuple[str, type[ProviderError]]] = {
         "rules": ("flush chain ip reconciler service-web", ConflictError),
-        "element": (HARMS["element deleted"], ConflictError),
-        "chain": (HARMS["chain deleted"], NotFoundError),
-        "table": (HARMS["delete table"], NotFoundError),
+        "element": (CHANGES["element deleted"], ConflictError),
+        "chain": (CHANGES["chain deleted"], NotFoundError),
+        "table": (CHANGES["delete table"], NotFoundError),
     }
-    for harm, (script, expected) in harms.items():
+    for change, (script, expected) in changes.items():
         update = with_version_of(action("Update", "web", services.fields(port=81)), service)
-        token = CALL_GATE.set(BeforeTheWrite(lambda script=script: services.place.nft(script)))
+        token = CALL_GATE.set(RunBeforeWrite(lambda script=script: services.place.nft(script)))
         try:
             with pytest.raises(expected):
                 await services.provider.update(update)
         finally:
             CALL_GATE.reset(token)
-        there = await services.listed()
-        ruleset = services.place.nft("list ruleset")  # random ids in it may contain 81, too
-        assert re.search(r"\b81\b", ruleset) is None, harm
-        if there:
-            service = await services.updated(there[0], ("10.0.0.1", 80))
+        existing_services = await services.list_services()
+        ruleset = services.place.nft("list ruleset")  # its random ids may contain 81
+        assert re.search(r"\b81\b", ruleset) is None, change
+        if existing_services:
+            service = await services.update_service(existing_services[0], ("10.0.0.1", 80))
         else:
             service = await services.create_service("web", ("10.0.0.1", 80))
 
 
-class BeforeTheWrite:
-    """Does something once, when all is read and nothing is written."""
+class RunBeforeWrite:
+    """Runs a function once, after all reads and before the write."""
 
     may_send_now = False
     interval_seconds = 0.0
 
-    def __init__(self, do: Callable[[], object]) -> None:
-        self._do: Callable[[], object] | None = do
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
 
     async def wait(self, *, has_priority: bool = False) -> None:
-        if has_priority and self._do is not None:
-            do, self._do = self._do, None
-            do()
+        if has_priority and self._function is not None:
+            function, self._function = self._function, None
+            function()
 
 
-async def test_many_are_made_at_once_by_two_who_do_not_know_of_each_other(
+async def test_two_uncoordinated_clients_create_many_services_concurrently(
     services: Services,
 ) -> None:
-    others = Services(services.place)
+    other_services = Services(services.place)
 
-    async def make(number: int) -> None:
-        by, name = (services, others)[number % 2], f"web-{number}"
-        create = action("Create", name, by.fields(("10.0.0.1", 80), port=1 + number))
+    async def create_until_done(number: int) -> None:
+        client, name = (services, other_services)[number % 2], f"web-{number}"
+        create = action("Create", name, client.fields(("10.0.0.1", 80), port=1 + number))
         while True:
             try:
-                await by.provider.create(create)
-            except NotDoneError:  # both made the table, or the kernel was busy: as it says
+                await client.provider.create(create)
+            except NotDoneError:  # both clients created the table, or the kernel was busy
                 continue
             return
 
     try:
-        await asyncio.gather(*map(make, range(40)))
+        await asyncio.gather(*map(create_until_done, range(40)))
     finally:
-        await others.provider.close()
-    listed = await services.listed()
-    assert len(listed) == 40
-    assert all("address" in each.fields for each in listed)
+        await other_services.provider.close()
+    existing_services = await services.list_services()
+    assert len(existing_services) == 40
+    assert all("address" in each.fields for each in existing_services)
     assert services.place.nft("list chain ip reconciler prerouting").count("vmap") == 1
 
 
-# --- what it costs
+# --- cost
 
 
-class Counting:
-    """Counts what is asked of the API."""
+class CallCounter:
+    """Counts calls of the API."""
 
     may_send_now = False
     interval_seconds = 0.0
@@ -631,7 +645,7 @@ class Counting:
         self.call_count += 1
 
 
-async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
+async def test_an_update_of_one_of_5_000_services_does_not_read_the_others(
     services: Services,
 ) -> None:
     service = await services.create_service("web-0", ("10.0.0.1", 80))
@@ -642,57 +656,59 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
         create = action("Create", f"web-{number}", fields)
         commands += rules.build_write_commands("reconciler", create, f"uid-{number}", None)
     await services.provider.nft.apply(commands)
-    before = services.place.nft("list table ip reconciler", "-a")
+    table_before = services.place.nft("list table ip reconciler", "-a")
 
-    counting = Counting()
-    token = CALL_GATE.set(counting)
-    await services.updated(service, ("10.0.0.1", 80), ("10.0.0.3", 80))
+    counter = CallCounter()
+    token = CALL_GATE.set(counter)
+    await services.update_service(service, ("10.0.0.1", 80), ("10.0.0.3", 80))
     CALL_GATE.reset(token)
-    assert counting.call_count <= 5, "chain and elements, one transaction, chain and elements"
-    after = services.place.nft("list table ip reconciler", "-a")
-    changed = set(before.splitlines()) ^ set(after.splitlines())
-    assert 5 <= len(changed) <= 8, "its own rules; the handles of all others are what they were"
-    assert len(await services.listed()) == 5_000
+    assert counter.call_count <= 5, "chain and elements, one transaction, chain and elements"
+    table_after = services.place.nft("list table ip reconciler", "-a")
+    changed_lines = set(table_before.splitlines()) ^ set(table_after.splitlines())
+    assert 5 <= len(changed_lines) <= 8, (
+        "only its own rules change; all other handles stay the same"
+    )
+    assert len(await services.list_services()) == 5_000
 
 
 # --- events
 
 
-async def test_the_monitor_reports_our_table_and_no_other(services: Services) -> None:
+async def test_the_monitor_reports_changes_of_our_table_only(services: Services) -> None:
     await services.create_service("web", ("10.0.0.1", 80))
     provider = provider_at(services.place.endpoint(), timeout_seconds=1)
-    began = children()
+    pids_before = list_child_pids()
     try:
         mark = await provider.changes(None)
-        assert await provider.changes(mark) == mark, "nothing has happened"
-        for harm in ("flush map", "rule added", "flush table", "policy", "delete table"):
+        assert await provider.changes(mark) == mark, "nothing has changed"
+        for change in ("flush map", "rule added", "flush table", "policy", "delete table"):
             services.place.nft("add table ip other; delete table ip other")
-            services.place.nft(HARMS[harm])
+            services.place.nft(CHANGES[change])
             newer = await provider.changes(mark)
-            assert newer != mark, harm
+            assert newer != mark, change
             mark = newer
             while (newer := await provider.changes(mark)) != mark:
-                mark = newer  # the rest of what it says
+                mark = newer  # the remaining reports
         services.place.nft("add table ip reconciler2; delete table ip reconciler2")
-        assert await provider.changes(mark) == mark, "another table's"
+        assert await provider.changes(mark) == mark, "a change of another table is not reported"
 
-        (process,) = children() - began
+        (process,) = list_child_pids() - pids_before
         os.kill(process, signal.SIGKILL)
         with pytest.raises(NotDoneError, match="nft monitor exited"):
-            await followed(provider, mark)
-        assert await provider.changes(mark) != mark, "by then anything may have happened"
+            await read_changes(provider, mark)
+        assert await provider.changes(mark) != mark, "changes may have been missed"
     finally:
         await provider.close()
-    assert children() <= began, "no process is left"
+    assert list_child_pids() <= pids_before, "no process is left"
 
 
-async def followed(provider: ServicesProvider, mark: str) -> None:
-    """Follow events, none of which come."""
+async def read_changes(provider: ServicesProvider, mark: str) -> None:
+    """Read changes three times, and expect none."""
     for _ in range(3):
         assert await provider.changes(mark) == mark
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -722,7 +738,7 @@ def test_endpoints_name_a_table_and_a_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "why"),
+    ("spec", "reason"),
     [
         ({"address": "198.18.0.256"}, "is not an IPv4 address"),
         ({"address": "::1"}, "is not an IPv4 address"),
@@ -739,15 +755,19 @@ def test_endpoints_name_a_table_and_a_namespace() -> None:
         ({"backend": []}, "backends"),
     ],
 )
-def test_a_spec_that_cannot_be_is_refused_with_what_and_where(spec: Fields, why: str) -> None:
+def test_an_invalid_spec_is_refused_with_field_and_reason(spec: Fields, reason: str) -> None:
     with pytest.raises(InvalidManifestError, match="spec") as caught:
-        SERVICE.check_fields({"address": VIRTUAL, "port": 80, **spec})
-    assert why in str(caught.value)
+        SERVICE.check_fields({"address": VIRTUAL_ADDRESS, "port": 80, **spec})
+    assert reason in str(caught.value)
 
 
-def test_a_backend_may_be_what_a_container_gives() -> None:
+def test_a_backend_may_reference_the_outputs_of_a_container() -> None:
     address = {"$ref": "Container/orders-1", "field": "outputs.address"}
-    declared = {"address": VIRTUAL, "port": 80, "backends": [{"address": address, "port": 8080}]}
+    declared = {
+        "address": VIRTUAL_ADDRESS,
+        "port": 80,
+        "backends": [{"address": address, "port": 8080}],
+    }
     assert SERVICE.check_declared(declared) == declared
     (references,) = SERVICE.references(declared, "default")
     assert "Container/orders-1" in str(references)
@@ -761,13 +781,13 @@ async def test_backends_are_a_set(services: Services) -> None:
     assert addresses == ["10.0.0.9", "10.0.0.10"]
 
 
-async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
+async def test_without_its_network_namespace_no_object_counts_as_deleted() -> None:
     provider = provider_at("netns:rec-never/reconciler")
     for call in (
         provider.read("web"),
         listing(provider, Scope()),
         provider.create(
-            action("Create", "web", {"address": VIRTUAL, "protocol": "tcp", "port": 1})
+            action("Create", "web", {"address": VIRTUAL_ADDRESS, "protocol": "tcp", "port": 1})
         ),
     ):
         with pytest.raises(NotDoneError, match="network namespace 'rec-never' does not exist"):
@@ -775,13 +795,18 @@ async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
     await provider.close()
 
 
-async def test_a_client_that_may_not_change_the_rules_gets_a_clear_error(
+async def test_an_unprivileged_client_gets_an_error_that_names_the_capability(
     services: Services,
 ) -> None:
-    nobody = provider_at("nft:reconciler")
-    nobody.nft.program = ("setpriv", "--reuid=65534", "--clear-groups", *nobody.nft.program)
+    unprivileged = provider_at("nft:reconciler")
+    unprivileged.nft.program = (
+        "setpriv",
+        "--reuid=65534",
+        "--clear-groups",
+        *unprivileged.nft.program,
+    )
     with pytest.raises(ConfigurationError, match="as root, or with CAP_NET_ADMIN"):
-        await listing(nobody, Scope())
+        await listing(unprivileged, Scope())
 
 
 def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -792,78 +817,80 @@ def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyP
         provider_at("nft:reconciler")
 
 
-async def test_a_table_that_is_a_word_of_nft_is_refused(place: Namespace) -> None:
+async def test_a_table_named_like_a_reserved_word_is_refused(place: Namespace) -> None:
     services = Services(place, "flush")
     with pytest.raises(ConfigurationError, match="flush is a reserved word of nft"):
         await services.create_service("web")
     assert place.nft("list ruleset") == ""
 
 
-async def test_nft_that_does_not_end_is_killed_and_the_result_is_unknown(
+async def test_nft_that_does_not_exit_is_killed_and_the_result_is_unknown(
     services: Services,
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    slow = provider_at(services.place.endpoint(), timeout_seconds=0.3)
-    program = slow.nft.program
-    slow.nft.program = ("sh", "-c", "sleep 60", *program)
+    slow_provider = provider_at(services.place.endpoint(), timeout_seconds=0.3)
+    program = slow_provider.nft.program
+    slow_provider.nft.program = ("sh", "-c", "sleep 60", *program)
     with pytest.raises(NotDoneError, match="did not exit within"):
-        await slow.read("web")
-    slow.nft.program = program
+        await slow_provider.read("web")
+    slow_provider.nft.program = program
 
     class SlowWrite:
         may_send_now, interval_seconds = False, 0.0
 
         async def wait(self, *, has_priority: bool = False) -> None:
             if has_priority:
-                slow.nft.program = ("sh", "-c", "sleep 60", *program)
+                slow_provider.nft.program = ("sh", "-c", "sleep 60", *program)
 
-    children_before = children()
+    children_before = list_child_pids()
     token = CALL_GATE.set(SlowWrite())
     with pytest.raises(UnknownResultError, match="did not exit within"):
-        await slow.update(with_version_of(action("Update", "web", services.fields()), service))
+        await slow_provider.update(
+            with_version_of(action("Update", "web", services.fields()), service)
+        )
     CALL_GATE.reset(token)
-    assert children() == children_before
-    await slow.close()
+    assert list_child_pids() == children_before
+    await slow_provider.close()
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "error_text"),
     [
         ("yes", "it is longer than 32 MiB"),
         ("yes >&2", "it is longer than 32 MiB"),
         ("yes | head -c 33000000 | tr '\\ny' '[,'", "exceeds the limit of 128 MiB of memory"),
     ],
 )
-async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(
-    services: Services, script: str, words: str
+async def test_nft_output_that_is_too_large_is_an_error_that_names_the_limit(
+    services: Services, script: str, error_text: str
 ) -> None:
     """Another program may have filled the table."""
-    full = provider_at(services.place.endpoint(), timeout_seconds=30)
-    full.nft.program = ("sh", "-c", script)
-    children_before = children()
-    with measure_memory() as memory, pytest.raises(NotDoneError, match=words):
-        await full.read("web")
+    provider = provider_at(services.place.endpoint(), timeout_seconds=30)
+    provider.nft.program = ("sh", "-c", script)
+    children_before = list_child_pids()
+    with measure_memory() as memory, pytest.raises(NotDoneError, match=error_text):
+        await provider.read("web")
     assert memory.peak_bytes < 5 * nft_module.MAX_OUTPUT_BYTES
-    assert children() == children_before
-    await full.close()
+    assert list_child_pids() == children_before
+    await provider.close()
 
 
-async def test_an_action_without_a_name_that_can_be_is_refused(services: Services) -> None:
+async def test_an_action_with_an_invalid_name_is_refused(services: Services) -> None:
     for name in ("-web", "web }", 'a"b', "x" * 101, "a\n"):
         with pytest.raises(RefusedError, match="invalid name"):
             await services.provider.read(name)
-        bad: Action = action("Create", name, services.fields())
+        invalid_create: Action = action("Create", name, services.fields())
         with pytest.raises(RefusedError, match="invalid name"):
-            await services.provider.create(bad)
+            await services.provider.create(invalid_create)
 
 
 async def test_a_conflict_names_no_service_of_another_namespace(services: Services) -> None:
     labels = {OWNER_LABEL: "log.billing.Service.svc"}
     first = replace(action("Create", "billing-svc", services.fields()), labels=labels)
     await services.provider.create(first)
-    for namespace_, is_named in (("billing", True), ("mallory", False)):
-        again = action("Create", "again", services.fields())
-        again = replace(again, action_id=f"{namespace_}/Service/again/1")
+    for tenant, is_named in (("billing", True), ("mallory", False)):
+        second = action("Create", "again", services.fields())
+        second = replace(second, action_id=f"{tenant}/Service/again/1")
         with pytest.raises(NotDoneError, match="already mapped") as raised:
-            await services.provider.create(again)
+            await services.provider.create(second)
         assert ("billing-svc" in raised.value.message) is is_named

@@ -1,4 +1,4 @@
-"""The clients of APIs: a replaced one is closed when its calls have ended, and not before."""
+"""API clients: a replaced client is closed after its calls have ended, and no earlier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTION = Action("a@1", "key", "Create", 1, "default", "x", ())
 
 
 class Client:
-    """Answers a call when it is told to."""
+    """Completes a call when the test allows it."""
 
     def __init__(self) -> None:
         self.answers, self.closed = asyncio.Event(), asyncio.Event()
@@ -50,18 +50,18 @@ async def test_a_replaced_client_is_closed_when_its_calls_have_ended() -> None:
     configurations = Configurations()
     configurations.by_name["default"] = CONFIG
     pool = ProviderPool(KindRegistry([kind]), configurations)
-    calling = asyncio.ensure_future(pool.get("default", "Shape").create(ACTION))
+    call = asyncio.ensure_future(pool.get("default", "Shape").create(ACTION))
     await asyncio.sleep(0)
     configurations.by_name["default"] = replace(CONFIG, endpoint="http://other")
     assert pool.get("default", "Shape") is pool.get("default", "Shape")
     for _ in range(10):
         await asyncio.sleep(0)
-    old, new = clients
-    assert not old.closed.is_set()
-    old.answers.set()
-    assert await calling == Effect(None)
-    await old.closed.wait()
-    assert not new.closed.is_set()
+    old_client, new_client = clients
+    assert not old_client.closed.is_set()
+    old_client.answers.set()
+    assert await call == Effect(None)
+    await old_client.closed.wait()
+    assert not new_client.closed.is_set()
 
 
 async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class TestDatabaseRoles(ProviderContract):
 
 
 class WithSchemas:
-    """A provider whose objects get a new schema each: another schema is another object."""
+    """A provider that recreates the schema before each create: a new schema is a new object."""
 
     def __init__(self, provider: Provider, server: Postgres) -> None:
         self._provider = provider
@@ -69,7 +69,7 @@ class WithSchemas:
     async def create(self, action: Action) -> Effect:
         name = action.external_name
         if GRANT.name_problem(name) is None and action.idempotency_key not in self._made_for:
-            permit = CALL_GATE.set(None)  # this is no request of the provider's
+            permit = CALL_GATE.set(None)  # not a request of the provider
             is_there = await self._provider.read(name) is not None
             CALL_GATE.reset(permit)
             self._made_for.add(action.idempotency_key)

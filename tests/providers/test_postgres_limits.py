@@ -1,4 +1,4 @@
-"""A PostgreSQL server that sends too much costs one error, which names the limit."""
+"""A PostgreSQL server that sends too much causes an error that names the limit."""
 
 from __future__ import annotations
 
@@ -35,8 +35,12 @@ ENOUGH_BYTES = 4 * limits.MAX_RESULT_BYTES
 ENOUGH_SECONDS = 1.5
 
 
-def message(kind: bytes, content: bytes, *, stated: int | None = None) -> bytes:
-    return kind + struct.pack(">I", 4 + (len(content) if stated is None else stated)) + content
+def message(kind: bytes, content: bytes, *, stated_bytes: int | None = None) -> bytes:
+    return (
+        kind
+        + struct.pack(">I", 4 + (len(content) if stated_bytes is None else stated_bytes))
+        + content
+    )
 
 
 def parameter(name: bytes, value: bytes) -> bytes:
@@ -44,8 +48,8 @@ def parameter(name: bytes, value: bytes) -> bytes:
 
 
 def columns(count: int) -> bytes:
-    one = b"a\0" + struct.pack(">IHIHIH", 0, 0, 25, 0xFFFF, 0xFFFFFFFF, 0)
-    return message(b"T", struct.pack(">H", count) + one * count)
+    column = b"a\0" + struct.pack(">IHIHIH", 0, 0, 25, 0xFFFF, 0xFFFFFFFF, 0)
+    return message(b"T", struct.pack(">H", count) + column * count)
 
 
 LOGIN = message(b"R", bytes(4)) + b"".join(
@@ -62,10 +66,10 @@ READY = message(b"Z", b"I")
 DONE = message(b"C", b"SELECT 1\0") + READY
 
 
-def postgres_of(
+def postgres_server_with(
     *results: bytes, repeat: bytes = b"", times: int = 0, login: bytes = LOGIN + READY
 ) -> Callable[[socket.socket], None]:
-    """Return a server that sends a result to whatever it is asked."""
+    """Return a server that sends these results to any query."""
 
     def serve(connection: socket.socket) -> None:
         (size,) = struct.unpack(">I", connection.recv(4, socket.MSG_WAITALL))
@@ -84,16 +88,16 @@ def postgres_of(
 
 HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     "a row of 1 GiB": (
-        postgres_of(
+        postgres_server_with(
             columns(1),
-            message(b"D", struct.pack(">HI", 1, 2**30 - 64), stated=2**30 - 64 + 6),
+            message(b"D", struct.pack(">HI", 1, 2**30 - 64), stated_bytes=2**30 - 64 + 6),
             repeat=bytes(MIB),
             times=1024,
         ),
         "more than 32 MiB for one call",
     ),
     "rows without an end": (
-        postgres_of(
+        postgres_server_with(
             columns(1),
             repeat=message(b"D", struct.pack(">HI", 1, 1000) + b"x" * 1000) * 1000,
             times=1000,
@@ -101,11 +105,11 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         "more than 32 MiB for one call",
     ),
     "notices without an end": (
-        postgres_of(repeat=message(b"N", b"Mx\0\0") * 100_000, times=100),
+        postgres_server_with(repeat=message(b"N", b"Mx\0\0") * 100_000, times=100),
         "more than 32 MiB for one call",
     ),
     "many empty values": (
-        postgres_of(
+        postgres_server_with(
             columns(1000),
             message(b"D", struct.pack(">H", 1000) + b"\xff\xff\xff\xff" * 1000) * 2001,
             DONE,
@@ -113,11 +117,13 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         "more than 2000000 values",
     ),
     "an error of many lines": (
-        postgres_of(message(b"E", b"SERROR\0C42704\0M" + b"ab\n" * 4_000_000 + b"\0\0"), READY),
+        postgres_server_with(
+            message(b"E", b"SERROR\0C42704\0M" + b"ab\n" * 4_000_000 + b"\0\0"), READY
+        ),
         "ab; ab; ab",
     ),
     "parameters without an end": (
-        postgres_of(repeat=parameter(b"a", b"x" * 10_000) * 100, times=1000, login=LOGIN),
+        postgres_server_with(repeat=parameter(b"a", b"x" * 10_000) * 100, times=1000, login=LOGIN),
         "more than 32 MiB for one call",
     ),
 }
@@ -125,7 +131,7 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
-    serve, words = HOSTILE[what]
+    serve, error_text = HOSTILE[what]
     with raw_server(serve) as port:
         server = PostgresServer(
             ProviderConfigSpec(
@@ -137,7 +143,7 @@ async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what:
             CallPermit(),
         )
         async with measure_event_loop() as loop:
-            with measure_resident_memory() as memory, pytest.raises(NotDoneError, match=words):
+            with measure_resident_memory() as memory, pytest.raises(NotDoneError, match=error_text):
                 async with server.session() as session:
                     await session.run(sql.SQL("SELECT 1"))
         await server.close()
@@ -176,24 +182,27 @@ def server_at(port: int, *, seconds: float) -> PostgresServer:
     )
 
 
-async def connection_error(server: PostgresServer) -> str:
-    with pytest.raises(NotDoneError) as failed:
+async def read_connection_error(server: PostgresServer) -> str:
+    with pytest.raises(NotDoneError) as caught:
         async with server.session():
             pass
-    return failed.value.message
+    return caught.value.message
 
 
-async def test_a_login_with_millions_of_scram_iterations_stops_nothing_else() -> None:
-    """libpq computes as many as the server names, up to two thousand million, in C."""
+async def test_a_login_with_millions_of_scram_iterations_blocks_nothing_else() -> None:
+    """libpq computes as many iterations as the server requests, up to two billion, in C."""
     with raw_server(scram_login(3_000_000)) as port:
         server, other_server = server_at(port, seconds=1), server_at(port, seconds=1)
         async with measure_event_loop() as loop:
-            first = await connection_error(server)
-            began = time.monotonic()
-            second, third = await connection_error(server), await connection_error(other_server)
-            assert time.monotonic() - began < ENOUGH_SECONDS
-            computing = [each for each in threading.enumerate() if each.name == "login"]
-            assert len(computing) == 1, "of all providers of the server"
+            first = await read_connection_error(server)
+            started_at = time.monotonic()
+            second, third = (
+                await read_connection_error(server),
+                await read_connection_error(other_server),
+            )
+            assert time.monotonic() - started_at < ENOUGH_SECONDS
+            login_threads = [each for each in threading.enumerate() if each.name == "login"]
+            assert len(login_threads) == 1, "all providers of a server share one thread"
         assert "within 1 s" in first
         assert "SCRAM iterations" in first
         assert "still being computed" in second
@@ -201,14 +210,14 @@ async def test_a_login_with_millions_of_scram_iterations_stops_nothing_else() ->
         assert loop.blocked_seconds < ENOUGH_SECONDS
         deadline = time.monotonic() + 120
         while "still being computed" in (
-            error := await connection_error(server_at(port, seconds=60))
+            error := await read_connection_error(server_at(port, seconds=60))
         ):
             assert time.monotonic() < deadline
             time.sleep(0.1)  # noqa: ASYNC251 - nothing else runs on this loop
-        assert "refused" in error, "later logins are attempted again"
+        assert "refused" in error, "later logins are attempted"
 
 
-def test_a_process_ends_while_it_computes_a_login() -> None:
+def test_a_process_can_exit_while_it_computes_a_login() -> None:
     program = """
 import asyncio, sys
 from tests.providers.test_postgres_limits import connection_error, server_at
@@ -226,7 +235,7 @@ print(asyncio.run(connection_error(server_at(int(sys.argv[1]), seconds=0.5))))
 
 
 def test_a_verifier_has_a_fixed_number_of_iterations() -> None:
-    """A server may report any ``scram_iterations``, which libpq would compute."""
+    """libpq would compute any ``scram_iterations`` that a server reports."""
     assert build_verifier("planted-password-77a1").startswith("SCRAM-SHA-256$4096:")
 
 
@@ -240,31 +249,31 @@ async def test_a_huge_text_in_the_catalog_is_not_read(
     try:
         await superuser.run(sql.SQL("CREATE ROLE {}").format(name))
         await superuser.run(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
-        for target in ("DATABASE", "ROLE"):
-            write = sql.SQL(
+        for object_sql in ("DATABASE", "ROLE"):
+            statement = sql.SQL(
                 "DO $$ BEGIN EXECUTE 'COMMENT ON {} {} IS ' || quote_literal("
                 "repeat('é', 40000000) || e'\\nreconciler: {{\"key\":\"k\"}}'); END $$"
             )
-            await superuser.run(write.format(sql.SQL(target), name))
+            await superuser.run(statement.format(sql.SQL(object_sql), name))
         verifier = sql.SQL(
             "UPDATE pg_authid SET rolpassword = 'SCRAM-SHA-256$4096:' || repeat('A', 40000000)"
             " WHERE rolname = {}"
         )
         await superuser.run(verifier.format(unique))
-        began = time.monotonic()
+        started_at = time.monotonic()
         await superuser.run(sql.SQL("SELECT max(right(description, 1)) FROM pg_shdescription"))
-        reading_both = time.monotonic() - began
+        full_read_seconds = time.monotonic() - started_at
         for kind in (DATABASE, DATABASE_ROLE):
             provider = connect(kind, postgres_server.endpoint)
-            assert await provider.read("postgres-has-no-such-name") is None  # connected by now
-            began = time.monotonic()
+            assert await provider.read("postgres-has-no-such-name") is None  # connects
+            started_at = time.monotonic()
             objects = [
-                each
+                existing
                 async for page in provider.pages(Scope(prefix=unique), page_size=500)
-                for each in page
+                for existing in page
             ]
-            assert time.monotonic() - began < reading_both / 2
-            assert [each.written_by for each in objects] == [None]
+            assert time.monotonic() - started_at < full_read_seconds / 2
+            assert [existing.written_by for existing in objects] == [None]
     finally:
         await superuser.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(name))
         await superuser.run(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
@@ -272,7 +281,7 @@ async def test_a_huge_text_in_the_catalog_is_not_read(
 
 
 @pytest.mark.postgres
-async def test_the_comments_of_a_page_are_no_result_that_is_too_large(
+async def test_the_comments_of_a_full_page_stay_below_the_limit(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
     superuser = Superuser(postgres_server)
@@ -298,7 +307,7 @@ async def test_the_comments_of_a_page_are_no_result_that_is_too_large(
 
 
 @pytest.mark.postgres
-async def test_invalid_text_in_the_catalog_hides_no_others(
+async def test_invalid_text_in_the_catalog_hides_no_other_objects(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
     """In a database without an encoding, a tenant can write any bytes into the shared catalog."""

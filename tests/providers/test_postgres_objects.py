@@ -1,4 +1,4 @@
-"""What is special about PostgreSQL's kinds: passwords, halves, dependants, what is protected."""
+"""PostgreSQL's kinds only: passwords, unfinished databases, dependents, protected objects."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ from tests.providers.connect import Connect
 pytestmark = [pytest.mark.postgres]
 
 PASSWORD = "planted-pässwörd-with-'quotes\\-9d3b"
-OTHER = "planted-another-password-5c11"
-SCHEMAS = 5_000
+OTHER_PASSWORD = "planted-another-password-5c11"
+SCHEMA_COUNT = 5_000
 
 
 @pytest.fixture
 async def superuser(postgres_server: Postgres) -> AsyncIterator[Superuser]:
-    one = Superuser(postgres_server)
-    yield one
-    await one.close()
+    opened = Superuser(postgres_server)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def grants(postgres_server: Postgres, connect: Connect) -> Provider:
     return connect(GRANT, postgres_server.endpoint)
 
 
-def create(kind: Kind, name: str, fields: Fields):
+def build_create(kind: Kind, name: str, fields: Fields):
     creation = action("Create", name, kind.check_fields(fields))
     return creation if kind is not GRANT else msgspec.structs.replace(creation, labels={})
 
@@ -109,12 +109,12 @@ def create(kind: Kind, name: str, fields: Fields):
 async def create_object(
     provider: Provider, kind: Kind, name: str, fields: Fields
 ) -> ExternalObject:
-    existing = (await provider.create(create(kind, name, fields))).object
+    existing = (await provider.create(build_create(kind, name, fields))).object
     assert existing is not None
     return existing
 
 
-async def updated(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
+async def update_object(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
     update = action("Update", thing.name, kind.check_fields(fields))
     changed = (await provider.update(with_version_of(update, thing))).object
     assert changed is not None
@@ -129,12 +129,12 @@ async def read_object(provider: Provider, name: str) -> ExternalObject:
 
 def drift(kind: Kind, thing: ExternalObject, fields: Fields) -> list[str]:
     labels = {} if kind is GRANT else LABELS
-    return [each.path for each in differences(Wanted(fields, labels), thing, kind)]
+    return [difference.path for difference in differences(Wanted(fields, labels), thing, kind)]
 
 
 async def run(superuser: Superuser, statement: str, *names: str) -> list[tuple[Any, ...]]:
-    text = sql.SQL(statement)  # pyright: ignore[reportArgumentType] - a test's own
-    return await superuser.run(text.format(*map(sql.Identifier, names)))
+    query = sql.SQL(statement)  # pyright: ignore[reportArgumentType] - a test's own
+    return await superuser.run(query.format(*map(sql.Identifier, names)))
 
 
 # --- passwords
@@ -160,33 +160,33 @@ async def test_a_password_is_set_and_shown_nowhere(
     changed = await read_object(roles, unique)
     assert drift(DATABASE_ROLE, changed, expected) == ["password.secret"]
     assert "password" not in changed.outputs
-    role = await updated(roles, DATABASE_ROLE, changed, expected)
+    role = await update_object(roles, DATABASE_ROLE, changed, expected)
     assert await superuser.logs_in(unique, PASSWORD, "postgres")
 
     await run(superuser, "ALTER ROLE {} PASSWORD NULL", unique)
     assert drift(DATABASE_ROLE, await read_object(roles, unique), expected) == ["password.secret"]
 
 
-async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
+async def test_a_correct_password_is_not_written_again(
     roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
     await secrets.store(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await create_object(roles, DATABASE_ROLE, unique, fields)
-    query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
-    verifier_before = await superuser.value(query)
+    verifier_query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
+    verifier_before = await superuser.value(verifier_query)
 
-    role = await updated(roles, DATABASE_ROLE, role, {**fields, "connectionLimit": 3})
+    role = await update_object(roles, DATABASE_ROLE, role, {**fields, "connectionLimit": 3})
     kept_action = action("Update", unique, {**role.fields, "connectionLimit": 4})
     role = (await roles.update(with_version_of(kept_action, role))).object
     assert role is not None
-    assert await superuser.value(query) == verifier_before
-    role = await updated(roles, DATABASE_ROLE, role, {"login": True})
-    assert await superuser.value(query) is None, "no password is declared any more"
+    assert await superuser.value(verifier_query) == verifier_before
+    role = await update_object(roles, DATABASE_ROLE, role, {"login": True})
+    assert await superuser.value(verifier_query) is None, "no password is declared any more"
     assert "password" not in role.fields
 
 
-async def test_a_generated_password_is_the_roles_own(
+async def test_each_role_gets_its_own_generated_password(
     roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
     fields: Fields = {"login": True, "generatedPassword": {"name": "made"}}
@@ -200,7 +200,7 @@ async def test_a_generated_password_is_the_roles_own(
     await secrets.remove(SecretRef("made"), "default")
     lost_object = await read_object(roles, unique)
     assert drift(DATABASE_ROLE, lost_object, expected) == ["generatedPassword.isSet"]
-    role = await updated(roles, DATABASE_ROLE, lost_object, fields)
+    role = await update_object(roles, DATABASE_ROLE, lost_object, fields)
     second = await secrets.value(SecretRef("made"), "default")
     assert first != second
     assert await superuser.logs_in(unique, second, "postgres")
@@ -209,32 +209,32 @@ async def test_a_generated_password_is_the_roles_own(
     assert await secrets.find(SecretRef("made"), "default") is None
 
 
-async def test_another_kind_of_password_removes_the_generated_one(
+async def test_declaring_a_password_removes_the_generated_one(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
     await secrets.store(SecretRef("app"), PASSWORD, "default")
     role = await create_object(
         roles, DATABASE_ROLE, unique, {"generatedPassword": {"name": "made"}}
     )
-    await updated(roles, DATABASE_ROLE, role, {"password": {"$secret": "app"}})
+    await update_object(roles, DATABASE_ROLE, role, {"password": {"$secret": "app"}})
     assert await secrets.find(SecretRef("made"), "default") is None
     assert await secrets.find(SecretRef("app"), "default") is not None
 
 
-async def test_a_secret_that_is_missing_ends_no_listing(
+async def test_a_missing_secret_does_not_fail_a_listing(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
     reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     await secrets.remove(SecretRef("app"), "default")
     (role,) = await listing(roles, Scope(prefix=unique))
-    assert role.fields["password"] == {"secret": reference.digest}, "nothing says otherwise"
+    assert role.fields["password"] == {"secret": reference.digest}, "nothing shows that it changed"
 
 
-async def test_a_secret_that_cannot_be_read_ends_no_listing(
+async def test_an_unreadable_secret_does_not_fail_a_listing(
     roles: Provider, secrets: Secrets, tmp_path: Path, unique: str
 ) -> None:
-    """Such as one whose mode an operator has changed: the roles of other tenants are listed too."""
+    """An operator may have changed its mode. The listing also has the roles of other tenants."""
     reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     (tmp_path / "secrets/default/app").chmod(0o644)
@@ -243,7 +243,7 @@ async def test_a_secret_that_cannot_be_read_ends_no_listing(
 
 
 @pytest.mark.parametrize(
-    ("verifier", "password", "is_it"),
+    ("verifier", "password", "expected"),
     [
         (None, "x", False),
         ("md5c4ca4238a0b923820dcc509a6f75849b", "x", False),
@@ -262,33 +262,33 @@ async def test_a_secret_that_cannot_be_read_ends_no_listing(
         ),
     ],
 )
-def test_a_verifier_that_is_none_is_of_no_password(
-    verifier: str | None, password: str, is_it: bool
+def test_an_invalid_verifier_matches_no_password(
+    verifier: str | None, password: str, expected: bool
 ) -> None:
-    assert matches_password(verifier, password) is is_it
+    assert matches_password(verifier, password) is expected
 
 
-async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
+async def test_a_verifier_with_too_many_iterations_is_replaced_without_a_check(
     roles: Provider, secrets: Secrets, superuser: Superuser, unique: str
 ) -> None:
-    """A role may store any verifier of its own, and the check would take seconds."""
+    """A role may store any verifier as its own, and the check would take seconds."""
     verifier = f"SCRAM-SHA-256$2000000000:c2FsdA==${'A' * 43}=:{'A' * 43}="
     await secrets.store(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     await create_object(roles, DATABASE_ROLE, unique, fields)
-    # By ALTER ROLE, PostgreSQL would compute whether it is the verifier of an empty password.
+    # With ALTER ROLE, PostgreSQL would check the verifier against an empty password.
     change = sql.SQL("UPDATE pg_authid SET rolpassword = {} WHERE rolname = {}")
     await superuser.run(change.format(verifier, unique))
     role = await read_object(roles, unique)
     assert role.fields["password"] == {"secret": UNCHECKED_PASSWORD}
-    await updated(roles, DATABASE_ROLE, role, fields)
+    await update_object(roles, DATABASE_ROLE, role, fields)
     assert await superuser.logs_in(unique, PASSWORD, "postgres")
 
 
 @pytest.mark.parametrize(
     "password", ["plain", PASSWORD, "ﬁ ⅸ", "\u00ad soft\u00a0space", "a\u0627b"]
 )
-async def test_verifiers_are_those_that_the_client_makes(
+async def test_verifiers_are_the_ones_that_libpq_computes(
     superuser: Superuser, unique: str, password: str
 ) -> None:
     await run(superuser, "CREATE ROLE {}", unique)
@@ -300,22 +300,22 @@ async def test_verifiers_are_those_that_the_client_makes(
     assert not matches_password(await superuser.value(query), password + "x")
 
 
-# --- databases that are not finished
+# --- unfinished databases
 
 
-class Interrupted:
-    """Does something before the call's request of that number."""
+class RunBeforeRequest:
+    """Runs a function before the call's nth request."""
 
     may_send_now = False
     interval_seconds = 0.0
 
-    def __init__(self, request: int, what: Callable[[], None]) -> None:
-        self.remaining, self._what = request, what
+    def __init__(self, request: int, function: Callable[[], None]) -> None:
+        self.remaining, self._function = request, function
 
     async def wait(self, *, has_priority: bool = False) -> None:
         self.remaining -= 1
         if self.remaining == 0:
-            self._what()
+            self._function()
 
 
 def connect_synchronously(server: Postgres) -> psycopg.Connection[tuple[Any, ...]]:
@@ -324,7 +324,7 @@ def connect_synchronously(server: Postgres) -> psycopg.Connection[tuple[Any, ...
     )
 
 
-async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unlabelled(
+async def test_a_backend_killed_before_any_statement_leaves_nothing_unlabeled(
     postgres_server: Postgres, databases: Provider, unique: str
 ) -> None:
     def kill() -> None:
@@ -336,47 +336,49 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
 
     for request in range(1, 30):
         name = f"{unique.lower()}{request}"
-        creation = create(DATABASE, name, {"extensions": ["hstore"]})
-        interrupted = Interrupted(request, kill)
-        token = CALL_GATE.set(interrupted)
+        creation = build_create(DATABASE, name, {"extensions": ["hstore"]})
+        interruption = RunBeforeRequest(request, kill)
+        token = CALL_GATE.set(interruption)
         try:
             await databases.create(creation)
         except (NotDoneError, UnknownResultError):
-            half = await databases.read(name)
-            assert half is None or half.written_by == creation.idempotency_key
+            partial = await databases.read(name)
+            assert partial is None or partial.written_by == creation.idempotency_key
         finally:
             CALL_GATE.reset(token)
         existing = (await databases.create(creation)).object
         assert existing is not None
         assert (existing.labels, existing.fields["extensions"]) == (LABELS, {"hstore": True})
         assert await listing(databases, Scope(prefix=UNFINISHED_PREFIX)) == []
-        if interrupted.remaining > 0:
+        if interruption.remaining > 0:
             break
     else:
-        pytest.fail("a creation has no end")
+        pytest.fail("a create never completes")
     with connect_synchronously(postgres_server) as connection:
         query = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"
         assert connection.execute(query, [UNFINISHED_PREFIX]).fetchall() == []
 
 
-async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlabelled(
+async def test_a_server_killed_before_any_statement_leaves_nothing_unlabeled(
     short: Path, connect: Connect
 ) -> None:
-    server = Postgres("fsync=off")  # what is killed has written: only a machine's crash loses
+    server = Postgres(
+        "fsync=off"
+    )  # a killed process loses no write without fsync; only a crashed machine does
     await server.start(short / "postgres")
     provider = connect(DATABASE, server.endpoint)
     try:
         for request in range(1, 30):
-            creation = create(DATABASE, f"db{request}", {})
-            interrupted = Interrupted(request, lambda: os.kill(server.pid, 9))
-            token = CALL_GATE.set(interrupted)
+            creation = build_create(DATABASE, f"db{request}", {})
+            interruption = RunBeforeRequest(request, lambda: os.kill(server.pid, 9))
+            token = CALL_GATE.set(interruption)
             try:
                 await provider.create(creation)
             except (NotDoneError, UnknownResultError):
                 pass
             finally:
                 CALL_GATE.reset(token)
-            if interrupted.remaining > 0:
+            if interruption.remaining > 0:
                 break
             await server.kill()
             await server.start(short / "postgres")
@@ -384,23 +386,23 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
             assert existing is not None
             assert existing.labels == LABELS
         else:
-            pytest.fail("a creation has no end")
+            pytest.fail("a create never completes")
         assert await listing(provider, Scope(prefix=UNFINISHED_PREFIX)) == []
     finally:
         await server.stop()
 
 
-async def test_a_client_that_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_remains(
+async def test_a_name_taken_during_a_create_is_a_conflict_and_nothing_remains(
     postgres_server: Postgres, databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name = unique.lower()
 
-    def take() -> None:
+    def take_name() -> None:
         with connect_synchronously(postgres_server) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
-    token = CALL_GATE.set(Interrupted(5, take))
-    creation = create(DATABASE, name, {})
+    token = CALL_GATE.set(RunBeforeRequest(5, take_name))
+    creation = build_create(DATABASE, name, {})
     try:
         with pytest.raises(ConflictError) as caught:
             await databases.create(creation)
@@ -413,12 +415,12 @@ async def test_a_client_that_takes_the_name_meanwhile_is_an_obstacle_and_nothing
     assert await superuser.value(count_query.format(unfinished_name(creation.idempotency_key))) == 0
 
 
-async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an_hour(
+async def test_an_unfinished_database_is_dropped_by_the_next_action_or_listed_after_an_hour(
     databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name, labels = unique.lower(), {**LABELS, "run": unique}
 
-    async def leave(key: str, since: datetime) -> str:
+    async def create_leftover(key: str, since: datetime) -> str:
         leftover_name = unfinished_name(key)
         await run(superuser, "CREATE DATABASE {}", leftover_name)
         mark = DatabaseMark(key, labels, name=name, since=since)
@@ -430,22 +432,22 @@ async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an
         return leftover_name
 
     now = datetime.now(UTC)
-    await leave(f"{unique}1", now)
+    await create_leftover(f"{unique}1", now)
     assert await listing(databases, Scope(labels={"run": unique})) == []
-    old = await leave(f"{unique}2", now - timedelta(seconds=LEFTOVER_SECONDS + 60))
+    old_name = await create_leftover(f"{unique}2", now - timedelta(seconds=LEFTOVER_SECONDS + 60))
     (leftover,) = await listing(databases, Scope(labels={"run": unique}))
-    assert (leftover.name, leftover.labels) == (old, labels)
+    assert (leftover.name, leftover.labels) == (old_name, labels)
 
-    creation = msgspec.structs.replace(create(DATABASE, name, {}), labels=labels)
+    creation = msgspec.structs.replace(build_create(DATABASE, name, {}), labels=labels)
     await databases.create(creation)
-    (only,) = await listing(databases, Scope(labels={"run": unique}))
-    assert only.name == name
+    (existing,) = await listing(databases, Scope(labels={"run": unique}))
+    assert existing.name == name
 
 
-# --- what is in the way
+# --- obstacles
 
 
-async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
+async def test_a_database_in_use_is_not_dropped_and_the_error_names_the_session(
     databases: Provider, postgres_server: Postgres, superuser: Superuser, unique: str
 ) -> None:
     existing = await create_object(databases, DATABASE, unique.lower(), {})
@@ -459,7 +461,7 @@ async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
     assert not (await databases.delete(delete)).absent
 
 
-async def test_a_role_with_dependants_is_kept_and_they_are_named(
+async def test_a_role_with_dependents_is_kept_and_the_error_names_them(
     roles: Provider, databases: Provider, unique: str
 ) -> None:
     role = await create_object(roles, DATABASE_ROLE, unique, {})
@@ -481,22 +483,22 @@ async def test_a_role_with_dependants_is_kept_and_they_are_named(
         ({"template": "no_such_template"}, "no_such_template"),
     ],
 )
-async def test_what_cannot_be_made_leaves_nothing(
+async def test_a_failed_create_leaves_nothing(
     databases: Provider, superuser: Superuser, unique: str, fields: Fields, what: str
 ) -> None:
-    creation = create(DATABASE, unique.lower(), fields)
+    creation = build_create(DATABASE, unique.lower(), fields)
     with pytest.raises((RefusedError, NotDoneError), match=what):
         await databases.create(creation)
-    query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
+    count_query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
     names = (unique.lower(), unfinished_name(creation.idempotency_key))
-    assert await superuser.value(query.format(*names)) == 0
+    assert await superuser.value(count_query.format(*names)) == 0
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"encoding": "utf_8", "locale": "C/C"}, {"encoding": "latin-1", "locale": "C"}],
 )
-async def test_another_way_to_write_an_encoding_or_a_locale_is_no_difference(
+async def test_another_spelling_of_an_encoding_or_a_locale_is_no_difference(
     databases: Provider, unique: str, fields: Fields
 ) -> None:
     existing = await create_object(databases, DATABASE, unique.lower(), fields)
@@ -507,7 +509,7 @@ async def test_another_way_to_write_an_encoding_or_a_locale_is_no_difference(
 
 
 @pytest.mark.parametrize("encoding", ["LATIN-99", "ISO88591", "nonsense"])
-def test_an_encoding_that_no_server_shows_is_refused(encoding: str) -> None:
+def test_an_encoding_that_no_server_reports_is_refused(encoding: str) -> None:
     with pytest.raises(InvalidManifestError, match=encoding):
         DATABASE.check_fields({"encoding": encoding})
 
@@ -518,28 +520,30 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
     existing = await create_object(databases, DATABASE, unique.lower(), {"allowConnections": False})
     assert not existing.fields["allowConnections"]
     with pytest.raises(NotDoneError, match="install its package"):
-        await updated(
+        await update_object(
             databases, DATABASE, existing, {"extensions": ["none_such"], "allowConnections": True}
         )
     existing = await read_object(databases, existing.name)
-    existing = await updated(databases, DATABASE, existing, {"extensions": ["hstore"]})
+    existing = await update_object(databases, DATABASE, existing, {"extensions": ["hstore"]})
     assert existing.fields["extensions"] == {"hstore": True}
-    closed = await updated(
+    closed_database = await update_object(
         databases, DATABASE, existing, {"extensions": ["hstore"], "allowConnections": False}
     )
-    assert closed.fields["extensions"] == {"hstore": True}, "as it was last written"
-    assert DATABASE.describe_data_loss(DATABASE.check_fields({}), closed).endswith(": hstore")
+    assert closed_database.fields["extensions"] == {"hstore": True}, "the last written state"
+    assert DATABASE.describe_data_loss(DATABASE.check_fields({}), closed_database).endswith(
+        ": hstore"
+    )
 
 
-async def test_text_that_users_write_into_a_comment_stays(
+async def test_text_that_users_write_into_a_comment_is_kept(
     databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name = unique.lower()
     await run(superuser, "CREATE DATABASE {}", name)
     await run(superuser, "COMMENT ON DATABASE {} IS 'Ask Ann.\n\nBefore you drop it.'", name)
-    existing = await updated(databases, DATABASE, await read_object(databases, name), {})
+    existing = await update_object(databases, DATABASE, await read_object(databases, name), {})
     assert existing.labels == LABELS
-    existing = await updated(databases, DATABASE, existing, {"connectionLimit": 3})
+    existing = await update_object(databases, DATABASE, existing, {"connectionLimit": 3})
     query = sql.SQL("SELECT shobj_description(oid, 'pg_database') FROM pg_database")
     comment = await superuser.value(sql.SQL("{} WHERE datname = {}").format(query, name))
     assert comment.startswith("Ask Ann.\n\nBefore you drop it.\nreconciler: {")
@@ -547,15 +551,15 @@ async def test_text_that_users_write_into_a_comment_stays(
 
 
 @pytest.mark.parametrize("comment", [None, "", "text", "reconciler: {", 'reconciler: {"key":1}'])
-def test_a_comment_without_a_mark_is_text(comment: str | None) -> None:
+def test_a_comment_without_a_mark_is_plain_text(comment: str | None) -> None:
     assert read_mark(comment, Mark) is None
     assert read_mark(replace_mark(comment, Mark("k")), Mark) == Mark("k")
 
 
-# --- what is out of bounds
+# --- protected objects
 
 
-async def test_the_servers_own_is_never_listed_and_never_written(
+async def test_the_servers_own_objects_are_never_listed_or_written(
     postgres_server: Postgres,
     databases: Provider,
     roles: Provider,
@@ -563,18 +567,18 @@ async def test_the_servers_own_is_never_listed_and_never_written(
     unique: str,
 ) -> None:
     await run(superuser, "CREATE ROLE {} SUPERUSER", unique)
-    listed = [each.name for each in await listing(databases, Scope())]
-    assert not {"postgres", "template0", "template1"} & set(listed)
-    listed = [each.name for each in await listing(roles, Scope())]
-    assert not {"postgres", unique} & set(listed)
-    assert not any(each.startswith("pg_") for each in listed)
+    objects = [each.name for each in await listing(databases, Scope())]
+    assert not {"postgres", "template0", "template1"} & set(objects)
+    objects = [each.name for each in await listing(roles, Scope())]
+    assert not {"postgres", unique} & set(objects)
+    assert not any(each.startswith("pg_") for each in objects)
     for kind, provider, names in (
         (DATABASE, databases, ("postgres", "template0", "template1")),
         (DATABASE_ROLE, roles, ("postgres", unique, "pg_monitor", "public", "none")),
     ):
         for name in names:
             for call in (
-                provider.create(create(kind, name, {})),
+                provider.create(build_create(kind, name, {})),
                 provider.delete(action("Delete", name, {})),
                 provider.update(action("Update", name, kind.check_fields({}))),
                 provider.read(name),
@@ -583,19 +587,19 @@ async def test_the_servers_own_is_never_listed_and_never_written(
                     await call
 
 
-async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one(
+async def test_a_role_that_became_a_superuser_is_detected_and_reverted(
     roles: Provider, superuser: Superuser, unique: str
 ) -> None:
     await create_object(roles, DATABASE_ROLE, unique, {})
     await run(superuser, "ALTER ROLE {} SUPERUSER", unique)
     (role,) = await listing(roles, Scope(prefix=unique))
     assert drift(DATABASE_ROLE, role, DATABASE_ROLE.check_fields({})) == ["superuser"]
-    role = await updated(roles, DATABASE_ROLE, role, {})
+    role = await update_object(roles, DATABASE_ROLE, role, {})
     assert role.fields["superuser"] is False
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason"),
     [
         ({"superuser": True}, "must not be true"),
         ({"memberOf": ["pg_execute_server_program"]}, "equivalent to superuser"),
@@ -604,13 +608,13 @@ async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one
         ({"generatedPassword": {"name": "../b"}}, "name of a secret"),
     ],
 )
-def test_what_no_role_may_be_is_refused_when_it_is_declared(fields: Fields, why: str) -> None:
-    with pytest.raises(InvalidManifestError, match=why) as caught:
+def test_a_forbidden_role_is_refused_at_declaration(fields: Fields, reason: str) -> None:
+    with pytest.raises(InvalidManifestError, match=reason) as caught:
         DATABASE_ROLE.check_fields(fields)
     assert "planted" not in str(caught.value)
 
 
-async def test_a_membership_that_would_make_a_superuser_is_refused(
+async def test_a_membership_that_would_grant_superuser_is_refused(
     roles: Provider, unique: str
 ) -> None:
     with pytest.raises(NotDoneError, match="is a superuser"):
@@ -619,7 +623,7 @@ async def test_a_membership_that_would_make_a_superuser_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("above", "why"),
+    ("parent_role", "reason"),
     [
         ("SUPERUSER", "is a member of '{}', which is a superuser"),
         ("IN ROLE pg_read_server_files", "is a member of 'pg_read_server_files', which is equiv"),
@@ -627,24 +631,24 @@ async def test_a_membership_that_would_make_a_superuser_is_refused(
         ("REPLICATION", "is a member of '{}', which has the privilege replication"),
     ],
 )
-async def test_a_membership_that_leads_beyond_the_databases_is_refused(
-    roles: Provider, superuser: Superuser, unique: str, above: str, why: str
+async def test_a_membership_in_a_privileged_role_is_refused(
+    roles: Provider, superuser: Superuser, unique: str, parent_role: str, reason: str
 ) -> None:
     """A tenant's role would become a superuser by SET ROLE, or read the files of the machine."""
     top, middle = f"{unique}_top", f"{unique}_middle"
-    await run(superuser, "CREATE ROLE {} " + above, top)
+    await run(superuser, "CREATE ROLE {} " + parent_role, top)
     await run(superuser, "CREATE ROLE {} IN ROLE {}", middle, top)
-    with pytest.raises(NotDoneError, match=why.format(top)):
+    with pytest.raises(NotDoneError, match=reason.format(top)):
         await create_object(roles, DATABASE_ROLE, unique, {"memberOf": [middle]})
     assert await roles.read(unique) is None
 
     await run(
         superuser, "CREATE ROLE {} LOGIN IN ROLE {}", unique, middle
-    )  # adopted, it is no better
+    )  # adopting the role does not allow it either
     role = await read_object(roles, unique)
-    with pytest.raises(NotDoneError, match=why.format(top)):
-        await updated(roles, DATABASE_ROLE, role, {"login": True, "memberOf": [middle]})
-    assert (await updated(roles, DATABASE_ROLE, role, {})).fields["memberOf"] == []
+    with pytest.raises(NotDoneError, match=reason.format(top)):
+        await update_object(roles, DATABASE_ROLE, role, {"login": True, "memberOf": [middle]})
+    assert (await update_object(roles, DATABASE_ROLE, role, {})).fields["memberOf"] == []
 
 
 async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
@@ -671,43 +675,43 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
         *("idle_session_timeout=1", "idle_in_transaction_session_timeout=1"),
     ],
 )
-async def test_the_owner_of_a_database_ends_no_listing(
+async def test_settings_of_a_databases_owner_do_not_fail_a_listing(
     databases: Provider, grants: Provider, superuser: Superuser, unique: str, setting: str
 ) -> None:
     name, (variable, value) = unique.lower(), setting.split("=")
     await run(superuser, "CREATE ROLE {} LOGIN", unique)
     await create_object(databases, DATABASE, name, {"owner": unique, "extensions": ["hstore"]})
     await run(superuser, f"ALTER DATABASE {{}} SET {variable} = '{value}'", name)
-    for _ in range(10):  # a limit of a millisecond is not always met
+    for _ in range(10):  # a timeout of a millisecond does not always expire
         assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
         assert await listing(grants, Scope(prefix=f"public@{name}"))
     await create_object(grants, GRANT, f"{unique}@{name}/public", {"privileges": ["USAGE"]})
 
 
-async def test_names_with_a_slash_give_no_two_grants_one_name(
+async def test_two_grants_never_share_a_name_if_names_contain_slashes(
     databases: Provider,
     grants: Provider,
     postgres_server: Postgres,
     unique: str,
 ) -> None:
-    """A listing in which two objects have one name is refused, and with it those of all tenants."""
+    """A listing with two objects of the same name is refused, which affects all tenants."""
     name = unique.lower()
-    for each in (name, f"{name}/public"):
-        await create_object(databases, DATABASE, each, {})
+    for database in (name, f"{name}/public"):
+        await create_object(databases, DATABASE, database, {})
     async with await connect_superuser(postgres_server, name) as owner:
         await owner.execute("CREATE FUNCTION public.f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         await owner.execute('CREATE SCHEMA "public/functions"')
         await owner.execute('GRANT USAGE ON SCHEMA "public/functions" TO PUBLIC')
-    objects = [each.name for each in await listing(grants, Scope(prefix=f"public@{name}"))]
-    assert sorted(objects) == [
-        f"public@{name}{end}" for end in ("", "/public", "/public/functions")
+    names = [database.name for database in await listing(grants, Scope(prefix=f"public@{name}"))]
+    assert sorted(names) == [
+        f"public@{name}{suffix}" for suffix in ("", "/public", "/public/functions")
     ]
 
 
-async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
+async def test_an_interrupted_database_deletion_does_not_fail_a_listing(
     databases: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
-    """Its owner may cancel a deletion: the server then accepts no connection."""
+    """Its owner may cancel the deletion; the server then accepts no connections."""
     name = unique.lower()
     await create_object(databases, DATABASE, name, {"extensions": ["hstore"]})
     await superuser.run(
@@ -719,27 +723,27 @@ async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
     await run(superuser, "DROP DATABASE {}", name)
 
 
-async def test_many_schemas_of_a_tenant_make_no_listing_slow(
+async def test_a_tenants_many_schemas_do_not_slow_down_listings(
     databases: Provider, connect: Connect, postgres_server: Postgres, unique: str
 ) -> None:
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
     async with await connect_superuser(postgres_server, name) as owner:
-        for start in range(0, SCHEMAS, 500):
-            many = sql.SQL(
+        for start in range(0, SCHEMA_COUNT, 500):
+            statement = sql.SQL(
                 "DO $$ BEGIN FOR each IN {} .. {} LOOP "
                 "EXECUTE format('CREATE SCHEMA s%s CREATE VIEW v AS SELECT 1', each); "
                 "EXECUTE format('GRANT USAGE ON SCHEMA s%s TO PUBLIC', each); "
                 "EXECUTE format('GRANT SELECT ON s%s.v TO PUBLIC', each); "
                 "END LOOP; END $$"
             )
-            await owner.execute(many.format(start, start + 499))
-    impatient = connect(GRANT, postgres_server.endpoint, timeout_seconds=2.0)
-    objects = await listing(impatient, Scope(prefix=f"public@{name}"))
-    assert len(objects) >= 2 * SCHEMAS
+            await owner.execute(statement.format(start, start + 499))
+    provider = connect(GRANT, postgres_server.endpoint, timeout_seconds=2.0)
+    objects = await listing(provider, Scope(prefix=f"public@{name}"))
+    assert len(objects) >= 2 * SCHEMA_COUNT
 
 
-async def test_a_role_that_takes_our_lock_stops_no_write(
+async def test_a_role_that_takes_our_lock_blocks_no_write(
     roles: Provider, superuser: Superuser, unique: str
 ) -> None:
     """Every role may take an advisory lock in a database that it may connect to."""
@@ -751,10 +755,10 @@ async def test_a_role_that_takes_our_lock_stops_no_write(
         await run(superuser, f"SELECT pg_advisory_unlock({_LOCK})")
 
 
-async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
+async def test_missing_dependencies_of_a_tenant_are_no_server_errors(
     databases: Provider, roles: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
-    """Such errors in a row must not open the breaker of the server for other tenants."""
+    """Repeated errors of this kind must not open the server's breaker for other tenants."""
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
     await run(superuser, "CREATE ROLE {}", unique)
@@ -776,7 +780,7 @@ async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
 # --- grants
 
 
-async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
+async def test_privileges_on_all_tables_are_exact_and_partial_ones_are_detected(
     databases: Provider,
     grants: Provider,
     postgres_server: Postgres,
@@ -786,37 +790,39 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
     await run(superuser, "CREATE ROLE {}", unique)
-    place = f"{unique}@{name}/public/tables"
+    grant_name = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
     expected = GRANT.check_fields(fields)
     with pytest.raises(NotDoneError, match=r"there is no object \(yet\) to grant privileges on"):
-        await create_object(grants, GRANT, place, fields)
+        await create_object(grants, GRANT, grant_name, fields)
     with psycopg.connect(
         host=str(postgres_server.socket),
         port=postgres_server.port,
         user="postgres",
         dbname=name,
         autocommit=True,
-    ) as by_hand:
-        by_hand.execute("CREATE TABLE a (); CREATE VIEW b AS SELECT 1; CREATE SEQUENCE c")
-        grant = await create_object(grants, GRANT, place, fields)
+    ) as connection:
+        connection.execute("CREATE TABLE a (); CREATE VIEW b AS SELECT 1; CREATE SEQUENCE c")
+        grant = await create_object(grants, GRANT, grant_name, fields)
         assert drift(GRANT, grant, expected) == []
-        by_hand.execute("CREATE TABLE d ()")
+        connection.execute("CREATE TABLE d ()")
         grantee = sql.Identifier(unique)
-        by_hand.execute(sql.SQL("GRANT DELETE ON a TO {}").format(grantee))
-        by_hand.execute(
+        connection.execute(sql.SQL("GRANT DELETE ON a TO {}").format(grantee))
+        connection.execute(
             sql.SQL("GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {}").format(grantee)
         )
-        changed = await read_object(grants, place)
+        changed = await read_object(grants, grant_name)
         assert drift(GRANT, changed, expected) == ["grantable", "partial", "privileges"]
         assert changed.fields["privileges"] == ["UPDATE"]
         assert changed.fields["partial"] == ["DELETE", "INSERT", "SELECT"]
-        grant = await updated(grants, GRANT, changed, fields)
+        grant = await update_object(grants, GRANT, changed, fields)
         assert drift(GRANT, grant, expected) == []
         assert grant.uid == changed.uid
-        assert place in [each.name for each in await listing(grants, Scope(prefix=f"{unique}@"))]
-    await grants.delete(with_version_of(action("Delete", place, {}), grant))
-    assert await grants.read(place) is None
+        assert grant_name in [
+            each.name for each in await listing(grants, Scope(prefix=f"{unique}@"))
+        ]
+    await grants.delete(with_version_of(action("Delete", grant_name, {}), grant))
+    assert await grants.read(grant_name) is None
 
 
 async def test_default_privileges_of_all_roles_can_be_revoked(
@@ -824,31 +830,31 @@ async def test_default_privileges_of_all_roles_can_be_revoked(
 ) -> None:
     name = unique.lower()
     await create_object(databases, DATABASE, name, {})
-    public = await read_object(grants, f"public@{name}")
-    assert public.fields["privileges"] == ["CONNECT", "TEMPORARY"]
-    only = await updated(grants, GRANT, public, {"privileges": ["TEMPORARY"]})
-    assert only.fields["privileges"] == ["TEMPORARY"]
-    await grants.delete(with_version_of(action("Delete", public.name, {}), only))
-    assert await grants.read(public.name) is None
+    grant = await read_object(grants, f"public@{name}")
+    assert grant.fields["privileges"] == ["CONNECT", "TEMPORARY"]
+    updated_grant = await update_object(grants, GRANT, grant, {"privileges": ["TEMPORARY"]})
+    assert updated_grant.fields["privileges"] == ["TEMPORARY"]
+    await grants.delete(with_version_of(action("Delete", grant.name, {}), updated_grant))
+    assert await grants.read(grant.name) is None
 
 
-async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
+async def test_a_grant_by_another_role_is_named_and_nothing_is_revoked_partially(
     databases: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
-    name, between, end = unique.lower(), f"{unique}between", f"{unique}end"
+    name, grantor, grantee = unique.lower(), f"{unique}between", f"{unique}end"
     await create_object(databases, DATABASE, name, {})
-    for role in (between, end):
+    for role in (grantor, grantee):
         await run(superuser, "CREATE ROLE {}", role)
     first = await create_object(
         grants,
         GRANT,
-        f"{between}@{name}",
+        f"{grantor}@{name}",
         {"privileges": ["CREATE"], "grantable": ["CREATE"]},
     )
-    await run(superuser, "SET ROLE {}", between)
-    await run(superuser, "GRANT CREATE ON DATABASE {} TO {}", name, end)
+    await run(superuser, "SET ROLE {}", grantor)
+    await run(superuser, "GRANT CREATE ON DATABASE {} TO {}", name, grantee)
     await run(superuser, "RESET ROLE")
-    second = await read_object(grants, f"{end}@{name}")
+    second = await read_object(grants, f"{grantee}@{name}")
     with pytest.raises(NotDoneError, match="a role other than the owner"):
         await grants.delete(with_version_of(action("Delete", second.name, {}), second))
     with pytest.raises(NotDoneError, match="dependent privileges exist"):
@@ -861,18 +867,18 @@ async def test_a_grant_without_its_role_or_database_waits(
     databases: Provider, grants: Provider, unique: str
 ) -> None:
     name = unique.lower()
-    for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
-        assert await grants.read(place) is None
+    for grant_name in (f"{unique}@{name}", f"{unique}@{name}/public"):
+        assert await grants.read(grant_name) is None
         with pytest.raises(NotDoneError, match=f"database '{name}' does not exist"):
-            await create_object(grants, GRANT, place, {"privileges": ["CREATE"]})
+            await create_object(grants, GRANT, grant_name, {"privileges": ["CREATE"]})
     await create_object(databases, DATABASE, name, {})
-    for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
+    for grant_name in (f"{unique}@{name}", f"{unique}@{name}/public"):
         with pytest.raises(NotDoneError, match=f"role '{unique}' does not exist"):
-            await create_object(grants, GRANT, place, {"privileges": ["CREATE"]})
+            await create_object(grants, GRANT, grant_name, {"privileges": ["CREATE"]})
 
 
 @pytest.mark.parametrize(
-    ("place", "fields", "why"),
+    ("name", "fields", "reason"),
     [
         ("a@b", {"privileges": ["SELECT"]}, "SELECT cannot be granted"),
         ("a@b", {"privileges": ["CONNECT"], "role": "c"}, "spec.role: 'c' does not match"),
@@ -882,22 +888,22 @@ async def test_a_grant_without_its_role_or_database_waits(
         ("a@b/pg_catalog", {"privileges": ["USAGE"]}, "belongs to the server"),
     ],
 )
-async def test_a_grant_that_cannot_be_is_refused(
-    grants: Provider, place: str, fields: Fields, why: str
+async def test_an_invalid_grant_is_refused(
+    grants: Provider, name: str, fields: Fields, reason: str
 ) -> None:
-    with pytest.raises(RefusedError, match=why):
-        await create_object(grants, GRANT, place, fields)
+    with pytest.raises(RefusedError, match=reason):
+        await create_object(grants, GRANT, name, fields)
 
 
 @pytest.mark.parametrize(
     "name", ["a", "@b", "a@", "a@b/", "a@b/c/d", "a@b/c/tables/x", "a/x@b", "a@b@c"]
 )
-def test_a_grants_name_can_be_read_in_one_way_only(name: str) -> None:
+def test_an_ambiguous_grant_name_is_refused(name: str) -> None:
     assert GRANT.name_problem(name) is not None
 
 
 @pytest.mark.parametrize("name", ["a@b", "a@b/c", *(f"a@b/c/{each}" for each in PRIVILEGES)])
-def test_a_grants_name_is_that_of_its_target(name: str) -> None:
+def test_a_grant_is_named_after_its_target(name: str) -> None:
     target = parse_target(name)
     assert (target is not None and target.name == name) is (
         name.rpartition("/")[2] not in ("database", "schema")
@@ -935,7 +941,7 @@ def test_an_endpoint_names_a_host_a_folder_or_an_address() -> None:
     )
 
 
-async def test_a_failed_login_is_reported_and_the_environment_is_not_read(
+async def test_a_failed_login_is_reported_and_the_environment_is_ignored(
     postgres_server: Postgres, superuser: Superuser, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run(superuser, "CREATE ROLE {} LOGIN CREATEDB PASSWORD 'right'", unique)
@@ -972,15 +978,17 @@ async def test_without_access_to_verifiers_the_last_written_digest_counts(
     role = await create_object(provider, DATABASE_ROLE, unique, fields)
     assert role.fields["password"] == {"secret": first.digest}
     assert await superuser.logs_in(unique, PASSWORD, "postgres")
-    await secrets.store(SecretRef("app"), OTHER, "default")
-    role = await updated(provider, DATABASE_ROLE, await read_object(provider, unique), fields)
-    assert await superuser.logs_in(unique, OTHER, "postgres")
+    await secrets.store(SecretRef("app"), OTHER_PASSWORD, "default")
+    role = await update_object(provider, DATABASE_ROLE, await read_object(provider, unique), fields)
+    assert await superuser.logs_in(unique, OTHER_PASSWORD, "postgres")
     assert role.fields["password"] != {"secret": first.digest}
     await provider.delete(with_version_of(action("Delete", unique, {}), role))
     await provider.close()
 
 
-async def test_a_server_that_was_restarted_is_found_again(short: Path, connect: Connect) -> None:
+async def test_the_provider_reconnects_after_a_server_restart(
+    short: Path, connect: Connect
+) -> None:
     server = Postgres()
     await server.start(short / "postgres")
     provider = connect(DATABASE, server.endpoint)
@@ -993,7 +1001,7 @@ async def test_a_server_that_was_restarted_is_found_again(short: Path, connect: 
     await server.stop()
 
 
-async def test_a_write_that_waits_for_a_lock_ends_in_time(
+async def test_a_write_that_waits_for_a_lock_times_out(
     postgres_server: Postgres,
     databases: Provider,
     connect: Connect,
@@ -1003,18 +1011,18 @@ async def test_a_write_that_waits_for_a_lock_ends_in_time(
     """The session of one tenant must not use the connections that all tenants need."""
     name = unique.lower()
     existing = await create_object(databases, DATABASE, name, {})
-    impatient = connect(DATABASE, postgres_server.endpoint, timeout_seconds=2.0)
+    provider = connect(DATABASE, postgres_server.endpoint, timeout_seconds=2.0)
     await superuser.run(sql.SQL("BEGIN"))
     await run(superuser, "COMMENT ON DATABASE {} IS 'mine'", name)
     async with asyncio.timeout(1.5):
         with pytest.raises(NotDoneError, match="lock timeout") as caught:
-            await updated(impatient, DATABASE, existing, {"connectionLimit": 3})
+            await update_object(provider, DATABASE, existing, {"connectionLimit": 3})
     assert caught.value.status == HTTPStatus.CONFLICT
     await superuser.run(sql.SQL("ROLLBACK"))
 
 
 @pytest.mark.parametrize(
-    ("error", "a_read", "a_write"),
+    ("error", "read_class", "write_class"),
     [
         (psycopg.OperationalError("gone"), "NotDone", "Unknown"),
         (psycopg.errors.AdminShutdown(), "NotDone", "Unknown"),
@@ -1039,11 +1047,11 @@ async def test_a_write_that_waits_for_a_lock_ends_in_time(
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each,
 )
-def test_errors_are_classified_by_their_state(
-    error: psycopg.Error, a_read: str, a_write: str
+def test_errors_are_classified_by_their_sqlstate(
+    error: psycopg.Error, read_class: str, write_class: str
 ) -> None:
-    assert classify_error(error, may_be_done=False).error_class == a_read
-    assert classify_error(error, may_be_done=True).error_class == a_write
+    assert classify_error(error, may_be_done=False).error_class == read_class
+    assert classify_error(error, may_be_done=True).error_class == write_class
 
 
 @pytest.mark.parametrize(
@@ -1061,14 +1069,14 @@ def test_errors_are_classified_by_their_state(
     ],
     ids=lambda each: f"{type(each).__name__} {each}" if isinstance(each, Exception) else str(each),
 )
-def test_only_an_error_about_the_server_says_that_it_is_down(
+def test_only_an_error_about_the_server_counts_as_an_outage(
     error: psycopg.Error, is_about_the_server: bool
 ) -> None:
     assert (classify_error(error, may_be_done=False).status is None) is is_about_the_server
 
 
-def test_a_full_database_throttles_no_other() -> None:
-    """Its owner sets the limit, and may use all connections of it."""
+def test_a_full_database_throttles_no_other_database() -> None:
+    """Its owner sets the connection limit, and may use all connections."""
     full = psycopg.OperationalError('FATAL:  too many connections for database "orders"')
     assert classify_connection_error(full).error_class == "NotDone"
     assert classify_connection_error(full).status == HTTPStatus.CONFLICT
@@ -1076,7 +1084,7 @@ def test_a_full_database_throttles_no_other() -> None:
     assert classify_connection_error(full).error_class == "Throttled"
 
 
-def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install() -> None:
+def test_the_kinds_load_without_psycopg_and_errors_name_the_package() -> None:
     program = (
         "import sys\n"
         "sys.modules['psycopg'] = None\n"

@@ -1,4 +1,4 @@
-"""What is special about records: a set of values, a default, and their own names."""
+"""Properties of records only: a set of values, a default, and their own names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ values = st.lists(st.text(max_size=5), min_size=1)
 
 @given(st.data(), values)
 def test_the_order_and_number_of_values_has_no_meaning(
-    data: st.DataObject, some: list[str]
+    data: st.DataObject, given_values: list[str]
 ) -> None:
-    reordered_values = data.draw(st.permutations([*some, some[0]]))
+    reordered_values = data.draw(st.permutations([*given_values, given_values[0]]))
     assert normalize({"type": "A", "values": list(reordered_values)}) == normalize(
-        {"type": "A", "values": some, "ttl": 300}
+        {"type": "A", "values": given_values, "ttl": 300}
     )
 
 
@@ -47,7 +47,7 @@ def test_the_kind_is_found_by_its_entry_point() -> None:
     assert {"Shape", "Record"} <= set(installed_kinds())
 
 
-async def test_a_record_that_changes_while_it_is_to_be_deleted_stays(connect: Connect) -> None:
+async def test_a_record_that_changes_during_its_deletion_is_kept(connect: Connect) -> None:
     found = (
         '{"name": "www", "id": "i", "etag": "e7", "type": "A", "ttl": 300, "values": ["x"],'
         ' "tags": ["prod"]}'

@@ -1,4 +1,4 @@
-"""What is special about resources: keys, and the two meanings of 409."""
+"""Shapes only: idempotency keys, and the two meanings of 409."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from tests.providers.connect import Connect, upon
 from tests.providers.permit import Permit
 
 FIELDS = {"type": "Square", "color": "Red"}
-FOUND = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
+OTHER_SHAPE = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
 ABSENT = answer(404)
 NONE_LISTED = answer(200, '{"items": []}')
-SEEN = ExternalObject("foo", FIELDS, uid="u1", version="1")
-OURS = answer(200, '{"name": "foo", "type": "Square", "color": "Red", "uid": "u1", "version": 1}')
+KNOWN_OBJECT = ExternalObject("foo", FIELDS, uid="u1", version="1")
+KNOWN_SHAPE = answer(
+    200, '{"name": "foo", "type": "Square", "color": "Red", "uid": "u1", "version": 1}'
+)
 REPLAYED = {"Idempotent_Replayed": "true"}
 
 
@@ -50,9 +52,9 @@ def shapes(planned: Proxy, connect: Connect) -> Provider:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "then", "error"),
+    ("refusal", "next_response", "error"),
     [
-        (answer(409, '{"detail": "name taken"}'), FOUND, ConflictError),
+        (answer(409, '{"detail": "name taken"}'), OTHER_SHAPE, ConflictError),
         (answer(409, '{"detail": "name taken"}'), ABSENT, ConflictError),
         (answer(409, '{"detail": "name taken"}', **REPLAYED), ABSENT, ConflictError),
         (answer(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
@@ -61,49 +63,55 @@ def shapes(planned: Proxy, connect: Connect) -> Provider:
         (answer(409, '{"detail": "name taken"}'), answer(503), UnknownResultError),
     ],
 )
-async def test_a_refused_create_is_understood(
+async def test_a_refused_create_raises_the_matching_error(
     shapes: Provider,
     planned: Proxy,
     refusal: bytes,
-    then: bytes | None,
+    next_response: bytes | None,
     error: type[ProviderError],
 ) -> None:
-    listed = NONE_LISTED if then is ABSENT else None
-    planned.plan.extend(part for part in (refusal, then, listed) if part is not None)
+    last_response = NONE_LISTED if next_response is ABSENT else None
+    planned.plan.extend(
+        response for response in (refusal, next_response, last_response) if response is not None
+    )
 
     with pytest.raises(error) as caught:
         await shapes.create(action("Create", "foo", FIELDS))
     assert type(caught.value) is error
     assert not planned.plan
-    assert (caught.value.obstacle is not None) == (then is FOUND)
+    assert (caught.value.obstacle is not None) == (next_response is OTHER_SHAPE)
 
 
 @pytest.mark.parametrize(
-    ("refusal", "then", "error"),
+    ("refusal", "next_response", "error"),
     [
-        (answer(412), FOUND, ConflictError),
+        (answer(412), OTHER_SHAPE, ConflictError),
         (answer(412), ABSENT, NotFoundError),
         (answer(404), NONE_LISTED, NotFoundError),
         (answer(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
     ],
 )
-async def test_a_refused_update_is_understood(
+async def test_a_refused_update_raises_the_matching_error(
     shapes: Provider,
     planned: Proxy,
     refusal: bytes,
-    then: bytes | None,
+    next_response: bytes | None,
     error: type[ProviderError],
 ) -> None:
-    listed = NONE_LISTED if then is ABSENT else None
-    planned.plan.extend(part for part in (FOUND, refusal, then, listed) if part is not None)
+    last_response = NONE_LISTED if next_response is ABSENT else None
+    planned.plan.extend(
+        response
+        for response in (OTHER_SHAPE, refusal, next_response, last_response)
+        if response is not None
+    )
 
     with pytest.raises(error) as caught:
         await shapes.update(action("Update", "foo", FIELDS))
     assert type(caught.value) is error
-    assert (caught.value.obstacle is not None) == (then is FOUND)
+    assert (caught.value.obstacle is not None) == (next_response is OTHER_SHAPE)
 
 
-async def test_a_resource_that_is_listed_and_answered_404_is_not_absent(
+async def test_a_listed_object_whose_read_returns_404_is_not_absent(
     shapes: Provider, planned: Proxy
 ) -> None:
     planned.plan.extend(
@@ -127,10 +135,8 @@ async def test_an_expired_listing_raises_its_own_error(shapes: Provider, planned
         await listing(shapes, Scope())
 
 
-async def test_values_that_are_new_to_us_are_shown_as_they_are(
-    shapes: Provider, planned: Proxy
-) -> None:
-    planned.plan.append(FOUND)
+async def test_unknown_values_are_shown_unchanged(shapes: Provider, planned: Proxy) -> None:
+    planned.plan.append(OTHER_SHAPE)
     existing = await shapes.read("foo")
     assert existing is not None
     assert existing.fields == {"type": "Star", "color": "Mauve"}
@@ -155,32 +161,32 @@ def test_names_that_the_api_refuses(name: str) -> None:
         {"type": "Square", "color": "Red", "size": 3},
     ],
 )
-def test_a_spec_that_is_no_resource_is_refused(fields: dict[str, Any]) -> None:
+def test_an_invalid_spec_of_a_shape_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifestError):
         SHAPE.check_fields(fields)
 
 
 @pytest.mark.parametrize("operation", ["Update", "Delete"])
-async def test_what_was_read_too_long_ago_decides_no_write(
+async def test_a_write_is_not_sent_after_its_read_became_too_old(
     shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch, operation: Operation
 ) -> None:
-    """The process stood still, or had to wait: the name may be another object's by now."""
+    """The process paused or had to wait, so the name may now belong to another object."""
     monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
-    planned.plan.append(OURS)
+    planned.plan.append(KNOWN_SHAPE)
     write = shapes.update if operation == "Update" else shapes.delete
     with pytest.raises(NotCalledError, match="the read that the request depends on is 0 s old"):
-        await write(upon(operation, SEEN, FIELDS))
+        await write(upon(operation, KNOWN_OBJECT, FIELDS))
     assert planned.methods() == ["GET"]
 
 
-async def test_a_write_waits_before_others_and_as_long_as_the_rate_demands(
+async def test_a_write_has_priority_and_waits_for_the_rate_limit(
     shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
     permit = Permit(interval_seconds=10.0)
     permit.is_granted.set()
-    planned.plan += [OURS, answer(204)]
+    planned.plan += [KNOWN_SHAPE, answer(204)]
     token = CALL_GATE.set(permit)
-    await shapes.delete(upon("Delete", SEEN, {}))
+    await shapes.delete(upon("Delete", KNOWN_OBJECT, {}))
     CALL_GATE.reset(token)
-    assert permit.waits == [False, True], "the deletion goes first"
+    assert permit.waits == [False, True], "the deletion has priority"
