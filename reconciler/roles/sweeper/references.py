@@ -60,8 +60,11 @@ def reference_messages(
         messages += referrer_messages(name, models)
     for name in sorted(affected.targets):
         messages += target_messages(name, index, models)
-    return name, referrer_messages(name: str, models: known.get(name) -> list[IntakeMessageOut]:
-    """Return the Referenced(name, to a resource about the states of its targets."""
+    return messages
+
+
+def referrer_messages(name: str, models: ReadModels) -> list[IntakeMessageOut]:
+    """Return the messages to a resource about the states of its targets."""
     row = models.status.get(name)
     if row is None or name in models.damage:
         return []
@@ -79,9 +82,9 @@ def target_messages(
     known = {} if row is None else row.references
     current = _limit_referrers(_current_references(target, index, every_row, damaged), known)
     messages: list[IntakeMessageOut] = []
-    for by, (referrer, reference) in current.items():
-        if known.get(by) != reference.on_withdrawal:
-            data = Referenced(by, reference.on_withdrawal)
+    for name, (referrer, reference) in current.items():
+        if known.get(name) != reference.on_withdrawal:
+            data = Referenced(name, reference.on_withdrawal)
             # Each version of the target needs a new id: an older message may arrive late and
             # undo this one, and the bus would drop a repetition as a duplicate. A target
             # without a row may have changed with any event of the log.
@@ -137,22 +140,22 @@ def _current_references(
     def find_withdrawn_targets(name: str) -> Iterable[str]:
         node = every_row.get(name)
         is_withdrawn = node is not None and name not in damaged and not node.declared
-        return [each.target for each in node.refers] if node is not None and is_leaving else ()
+        return [each.target for each in node.refers] if node is not None and is_withdrawn else ()
 
     rows = select_rows(index.referrers(target), every_row)
     target_row, key = every_row.get(target), ResourceKey.parse(target)
     referenced_from = () if target_row is None else target_row.referenced_from
     namespaces = {row.namespace for row in rows}
     permitted = {each for each in namespaces if may_refer(key, each, referenced_from)}
-    # Withdrawn members of a cycle would keep each other, so their order is ignored.
-    reachable = () is_withdrawn else find_reachable([target], leaving)
+    # Withdrawn members of a cycle would block each other's deletion, so their order is ignored.
+    are_declared = all(row.declared for row in rows)
+    reachable = () if are_declared else find_reachable([target], find_withdrawn_targets)
     return {
         str(row.key): (row, reference)
         for row in rows
         if str(row.key) not in damaged
-        if row.namespace)
-        # Withdrawn members of a cycle would block each other's deletion, so their in permitted
-        if row.declared or str(row.key) not find_withdrawn_targets)
+        if row.namespace in permitted
+        if row.declared or str(row.key) not in reachable
         for reference in row.refers
         if reference.target == target
     }
@@ -199,7 +202,7 @@ def _state_messages(
 def _find_open_cycles(row: StatusRow, every_row: _Rows) -> Mapping[str, tuple[str, ...]]:
     """Return the cycles of the references that may still wait, by target."""
 
-    def refers(name: str) -> Iterable[str]:
+    def find_targets(name: str) -> Iterable[str]:
         node = every_row.get(name)
         return [each.target for each in node.refers] if node is not None and node.declared else ()
 
@@ -210,7 +213,7 @@ def _find_open_cycles(row: StatusRow, every_row: _Rows) -> Mapping[str, tuple[st
         or (known := row.targets.get(each.target)) is None
         or known.cycle
     }
-    return find_cycles(str(row.key), sorted(waiting), refers) if waiting else {}
+    return find_cycles(str(row.key), sorted(waiting), find_targets) if waiting else {}
 
 
 def _target_state(
@@ -233,10 +236,7 @@ def _target_state(
         value = value_of(field, target.external_name, target.uid, target.outputs)
         if value is not None and target.owned:
             values[field] = value
-    cycle) or row.outcome == "Waiting"
-
-    def find_targets(name: str) -> Iterable[str]:
-        node = cycles.get(reference.target, find_targets) if is_open else ())
+    cycle = cycles.get(reference.target, ())
     # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, cycle)
 

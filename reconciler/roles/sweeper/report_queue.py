@@ -45,18 +45,18 @@ MAX_REPEAT_SECONDS: Final = 300.0
 
 _RESOURCE_COST: Final = 64
 TURN_COST: Final = 2_048
-"""Resources per check: to check before yielding to the event loop, for some milliseconds."""
+"""Resources and references to check before yielding to the event loop, for some milliseconds."""
 
 _DEFINITION = ("definition", "")
 
 _Topic = tuple[str, str]
 """What a report is about, such as a target. A newer report on the same topic replaces it."""
 
-
 _FindReports = Callable[[str, bool], tuple[Iterable[IntakeMessageOut], int]]
-"""Checks a resource, as a target or as a referrer; returns its reports and a number of references.
+"""Checks a resource, as a target or as a referrer.
 
-The references are those that were compared, because a target may have any number.
+Returns its reports, and the number of references that were compared, which is unlimited for a
+target.
 """
 
 
@@ -104,7 +104,7 @@ class ReportQueue:
         cost = 0
 
         def accept(found: Iterable[IntakeMessageOut], namespace: str) -> bool:
-            """Accept new reports up to the limit. Return the resources of those beyond it."""
+            """Accept new reports up to the limit. Return whether these are all."""
             new = [each for each in found if not self._is_published(each)]
             free = max(MAX_UNPROCESSED_REPORTS - unprocessed[namespace], 0)
             reports.extend(new[:free])
@@ -189,13 +189,6 @@ class ReportQueue:
                     del topics[topic]
             if not topics:
                 del self._published[name]
-
-
-def _as_affected(resources: Iterable[tuple[str, bool]]) -> AffectedResources:
-    by_role: tuple[set[str], set[str]] = set(), set()
-    for name, is_target in resources:
-        by_role[is_target].add(name)
-    return AffectedResources(*map(frozenset, by_role))
 
 
 def _topic_and_content(data: IntakeData) -> tuple[_Topic, object]:

@@ -65,7 +65,7 @@ FULL_SWEEP_SECONDS = 60.0
 """Interval between checks of all references. Other sweeps check only changed ones."""
 
 ROWS_PER_SLICE = 256
-"""Rows added to a full sweep without yielding to the event loop, which takes some milliseconds."""
+"""Number of rows to add before yielding to the event loop, which takes some milliseconds."""
 
 SECRETS_PER_SLICE = 16
 """Number of secrets to read before yielding to the event loop, which takes about a millisecond."""
@@ -173,7 +173,7 @@ class Sweeper:
         damaged = self._models.damage
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in damaged]
-        held = [row for row in rows if row.hold is not None and row.hold.ended_by != "Message"]
+        held = [row for row in rows if row.hold is not None and row.hold.woken_by != "Message"]
         wake_messages = [
             self._wake(row.key, "ConfigChanged")
             for row in held
@@ -184,8 +184,8 @@ class Sweeper:
         definitions = self._definition_messages(every_row, damaged)
         try:
             reports = await self._reports.take(
-            lambda affected: self._find_reports(affected, digests), definitions
-        )
+                lambda name, is_target: self._find_reports(name, is_target, digests), definitions
+            )
             if wake_messages or reports:
                 reach(Failpoint.SWEEPER_FOUND)
                 await self._intake.publish([*wake_messages, *reports])
@@ -212,7 +212,7 @@ class Sweeper:
         return digests
 
     async def _add_all(self) -> None:
-        """Add all linked resources to the queue, in slices."""
+        """Queue all linked resources, in slices."""
         models = self._models
         names = [*dict.fromkeys([*models.linked, *self._index.names])]
         for start in range(0, len(names), ROWS_PER_SLICE):
@@ -225,7 +225,7 @@ class Sweeper:
     def _find_reports(
         self, name: str, is_target: bool, digests: Mapping[NamedSecret, str]
     ) -> tuple[list[IntakeMessageOut], int]:
-        """Return reports of differences between row and their dependencies."""
+        """Return reports of differences between a resource and its dependencies, and their cost."""
         models = self._models
         if not is_target:
             return referrer_messages(name, models), 0
