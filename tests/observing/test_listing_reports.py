@@ -62,7 +62,7 @@ class Stage:
         self.listings = ListingReports(
             name="o1", intake=self, models=self.models, secrecy=Secrecy(), runtime=runtime
         )
-        self.listings.of(PLACE)
+        self.listings.get_health(PLACE)
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         if self.is_bus_unavailable:
@@ -99,7 +99,7 @@ class Stage:
     async def completes(self) -> None:
         self.seconds += self.config.resync_seconds
         await self.listings.record_completion(PLACE)
-        self.listings.of(PLACE).record_success()
+        self.listings.get_health(PLACE).record_success()
 
     @property
     def states(self) -> list[str]:
@@ -237,7 +237,7 @@ async def test_the_time_of_an_open_breaker_or_a_closed_gate_is_not_counted() -> 
     stage.record(BreakerClosed())
     for _ in range(100):
         stage.seconds += RETRY_SECONDS
-        stage.listings.of(PLACE).record_postponement()
+        stage.listings.get_health(PLACE).record_postponement()
     await stage.fails(RETRY_SECONDS)
     assert stage.states == ["ListingsFailed"]
 
