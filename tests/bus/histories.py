@@ -1,4 +1,4 @@
-"""Histories of resources, as the aggregate writes them, and streams without metadata."""
+"""Histories of resources as the aggregate writes them, and streams without metadata."""
 
 import uuid
 from collections.abc import Iterable, Sequence

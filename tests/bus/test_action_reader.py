@@ -1,4 +1,4 @@
-"""What the count of an action's deliveries is worth after the server was killed."""
+"""The reliability of an action's delivery count after the server was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.bus.test_worker import action_event
 async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_connection(
     bus: Client, log: JetStreamLog
 ) -> None:
-    """A server that is killed forgets a delivery of the last milliseconds."""
+    """A killed server loses its record of deliveries in the last milliseconds."""
     reader = JetStreamActionReader(bus)
     await reader.add_queue("default", 4)
 
@@ -30,12 +30,12 @@ async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_conne
 
     assert (await deliver()).is_count_certain
     await leave_server(bus)
-    assert not (await deliver()).is_count_certain, "it may have come before the connection"
+    assert not (await deliver()).is_count_certain, "the action may be older than the connection"
     assert (await deliver()).is_count_certain
     await reader.close()
 
 
-async def test_a_queue_for_which_the_account_has_no_room_is_reported_as_such(
+async def test_a_queue_beyond_the_limits_of_the_account_is_refused_with_its_own_error(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_anything: object) -> str:

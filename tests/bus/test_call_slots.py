@@ -1,4 +1,4 @@
-"""Calls of one API: never more at once than allowed, and evenly spread while more of them wait."""
+"""Concurrent calls of one API are limited, and evenly spread while more calls wait."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from collections.abc import Sequence
 from reconciler.roles.worker.call_slots import CallSlots
 from tests.memory_bus.loop import VirtualLoop
 
-MOST = 16
-SECONDS_A_CALL = 2.0
+MAX_CALLS = 16
+CALL_SECONDS = 2.0
 
 
-def ends_of(calls: int, *, seconds: float) -> Sequence[float]:
-    """Make calls, all of one duration; return when each ended, in seconds."""
+def end_times(calls: int, *, seconds: float) -> Sequence[float]:
+    """Make calls of equal duration; return the seconds at which each ended."""
     loop = VirtualLoop("call slots")
-    slots = CallSlots(MOST, loop.time)
-    began = loop.time()
+    slots = CallSlots(MAX_CALLS, loop.time)
+    started_at = loop.time()
     ends: list[float] = []
-    at_once = 0
+    active_calls = 0
 
     async def call() -> None:
-        nonlocal at_once
+        nonlocal active_calls
         async with slots.slot():
-            at_once += 1
-            assert at_once <= MOST
+            active_calls += 1
+            assert active_calls <= MAX_CALLS
             await asyncio.sleep(seconds)
-            at_once -= 1
-        ends.append(loop.time() - began)
+            active_calls -= 1
+        ends.append(loop.time() - started_at)
 
-    async def all_of_them() -> None:
+    async def make_calls() -> None:
         await asyncio.gather(*(call() for _ in range(calls)))
 
-    loop.run_until_complete(all_of_them())
+    loop.run_until_complete(make_calls())
     return ends
 
 
-def most_within(ends: Sequence[float], seconds: float) -> int:
+def max_ends_within(ends: Sequence[float], seconds: float) -> int:
     return max(sum(start <= end < start + seconds for end in ends) for start in ends)
 
 
 def test_calls_that_wait_for_a_slow_api_do_not_end_together() -> None:
-    ends = ends_of(20 * MOST, seconds=SECONDS_A_CALL)
-    later = [end for end in ends if end > 2 * SECONDS_A_CALL]
-    assert most_within(later, SECONDS_A_CALL / MOST) <= 2
+    ends = end_times(20 * MAX_CALLS, seconds=CALL_SECONDS)
+    later = [end for end in ends if end > 2 * CALL_SECONDS]
+    assert max_ends_within(later, CALL_SECONDS / MAX_CALLS) <= 2
 
 
-def test_the_pace_costs_no_throughput() -> None:
+def test_spacing_calls_costs_no_throughput() -> None:
     rounds = 20
-    ends = ends_of(rounds * MOST, seconds=SECONDS_A_CALL)
-    assert max(ends) <= (rounds + 1) * SECONDS_A_CALL
+    ends = end_times(rounds * MAX_CALLS, seconds=CALL_SECONDS)
+    assert max(ends) <= (rounds + 1) * CALL_SECONDS
 
 
-def test_a_call_that_need_not_wait_for_a_slot_begins_at_once() -> None:
-    assert set(ends_of(MOST, seconds=SECONDS_A_CALL)) == {SECONDS_A_CALL}
+def test_a_call_with_a_free_slot_begins_immediately() -> None:
+    assert set(end_times(MAX_CALLS, seconds=CALL_SECONDS)) == {CALL_SECONDS}
 
 
 def test_calls_of_a_fast_api_are_not_spaced() -> None:
-    ends = ends_of(10 * MOST, seconds=0.01)
+    ends = end_times(10 * MAX_CALLS, seconds=0.01)
     assert max(ends) < 0.11

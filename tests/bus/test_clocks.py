@@ -93,7 +93,7 @@ async def publish_as(
         (timedelta(0), ""),
     ],
 )
-async def test_a_clock_that_is_wrong_is_reported_with_its_role(
+async def test_a_wrong_clock_is_reported_with_its_role(
     bus: Client, log: JetStreamLog, ahead: timedelta, expected: str
 ) -> None:
     observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))

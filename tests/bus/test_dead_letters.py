@@ -28,7 +28,7 @@ positions = itertools.count(1)
 
 @pytest.fixture
 async def small_bus(bus: Client) -> AsyncIterator[Client]:
-    """A bus without dead letters, and with room for a few.
+    """A bus without dead letters, and with capacity for a few.
 
     Its stream is recreated. A server that updates the duplicate window of a stream may remember
     earlier message ids for the old window: it wakes the timer that forgets them before it stores
@@ -47,7 +47,7 @@ async def small_bus(bus: Client) -> AsyncIterator[Client]:
 def letter(
     namespace: str = "acme", *, size: int = 10, dedup_key: str = "", usable: bool = False
 ) -> DeadLetter:
-    """Return a letter about a new message, because the server drops duplicates in the window."""
+    """Return a dead letter about a new message; the server drops duplicates in the window."""
     subject = f"in.0.desired.{namespace}.Shape.x"
     content = f"of {size}" if dedup_key else ""
     delivery = IntakeDelivery(next(positions), subject, b"x" * size, "", None, 1, None)

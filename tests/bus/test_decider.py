@@ -61,7 +61,7 @@ class Bus:
     """The decider's reader and sink: it delivers nothing and records replies."""
 
     def __init__(self) -> None:
-        self.answers: list[Reply] = []
+        self.replies: list[Reply] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
         self.overtook: list[IntakeDelivery] = []
@@ -107,7 +107,7 @@ class Bus:
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
 
     async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
-        self.answers += [reply for _subject, reply in replies]
+        self.replies += [reply for _subject, reply in replies]
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 
@@ -151,7 +151,7 @@ def delivery(what: Intake, key: ResourceKey, position: int, data: IntakeData) ->
 async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> None:
     key, bus = new_key(), Bus()
     await decider(log, bus).handle([declaration(key, 1, "Red")])
-    assert [(answer.reason, answer.generation) for answer in bus.answers] == [("Accepted", 1)]
+    assert [(reply.reason, reply.generation) for reply in bus.replies] == [("Accepted", 1)]
     assert bus.acknowledged == 1
 
 
@@ -161,7 +161,7 @@ async def test_an_existing_resource_gets_its_next_generation(
     key, bus = new_key(), Bus()
     await decider(log, bus).handle([declaration(key, 1, "Red")])
     await decider(log, bus).handle([declaration(key, 2, "Blue")])
-    assert [(answer.reason, answer.generation) for answer in bus.answers] == [
+    assert [(reply.reason, reply.generation) for reply in bus.replies] == [
         ("Accepted", 1),
         ("Accepted", 2),
     ]
@@ -186,7 +186,7 @@ async def test_a_repeat_of_a_declaration_without_changes_reverts_nothing(
     for each in bus.declared:
         await decider(log, bus).handle([each])
     reasons = ["Unchanged", "Accepted", "Unchanged", "Accepted", "Duplicate", "Duplicate"]
-    assert [answer.reason for answer in bus.answers] == reasons
+    assert [reply.reason for reply in bus.replies] == reasons
     assert bus.lookups == 2, "only for possible repeats"
     history = [each.data for each in await history_of(log, key)]
     declared = [each for each in history if isinstance(each, SpecDeclared | SpecWithdrawn)]
@@ -196,12 +196,12 @@ async def test_a_repeat_of_a_declaration_without_changes_reverts_nothing(
 async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
     log: JetStreamLog,
 ) -> None:
-    """All declarations of a new resource at once, which are decided without a read if possible."""
+    """All declarations of a new resource arrive together, so they need no read."""
     key, bus = new_key(), Bus()
     deliveries = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
     bus.declared = [*deliveries, republish(deliveries[1], 4)]
     await decider(log, bus).handle(bus.declared)
-    assert [answer.reason for answer in bus.answers] == [
+    assert [reply.reason for reply in bus.replies] == [
         "Accepted",
         "Unchanged",
         "Accepted",
@@ -215,7 +215,7 @@ async def test_a_newer_withdrawal_that_another_decider_treated_as_unchanged_wins
     key, own_bus, other_bus = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, other_bus).handle([withdrawn])
-    assert [answer.reason for answer in other_bus.answers] == ["Unchanged"]
+    assert [reply.reason for reply in other_bus.replies] == ["Unchanged"]
     own_bus.overtook = [withdrawn]
     await decider(log, own_bus).handle([declaration(key, 1, "Red")])
     history = [each.data for each in await history_of(log, key)]
@@ -295,7 +295,7 @@ async def test_a_refusal_is_based_on_the_current_state(log: JetStreamLog) -> Non
     await decider(log, bus).handle([declaration(key, 2, "Pink")])
     await decider(log, bus).handle([declaration(key, 3, "Blue", expected=1)])
     await decider(log, bus).handle([declaration(key, 3, "Blue", expected=1)])
-    assert [(answer.reason, answer.generation) for answer in bus.answers] == [
+    assert [(reply.reason, reply.generation) for reply in bus.replies] == [
         ("Accepted", 1),
         ("Invalid", 1),
         ("Accepted", 2),
@@ -311,7 +311,7 @@ async def test_a_decider_with_a_stale_state_does_not_treat_a_change_as_unchanged
     await stale.handle([declaration(key, 1, "Red")])
     await decider(log, other_bus).handle([declaration(key, 2, "Blue")])
     await stale.handle([declaration(key, 3, "Red")])  # unchanged according to its stale state
-    assert [(answer.reason, answer.generation) for answer in own_bus.answers] == [
+    assert [(reply.reason, reply.generation) for reply in own_bus.replies] == [
         ("Accepted", 1),
         ("Accepted", 3),
     ]
@@ -383,7 +383,7 @@ class RecordingBus(Bus):
         self.record("timers")
 
     async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
-        self.record("answers")
+        self.record("replies")
         await super().send_replies(replies)
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
@@ -416,7 +416,7 @@ async def test_all_messages_are_published_before_any_is_acknowledged(log: JetStr
     configurations, messages = await one_of_each(log)
     bus = RecordingBus()
     await decider(log, bus, configurations).handle(messages)
-    assert sorted(bus.calls[:-1]) == ["answers", "letters", "rejections", "timers"]
+    assert sorted(bus.calls[:-1]) == ["letters", "rejections", "replies", "timers"]
     assert (bus.calls[-1], bus.acknowledged) == ("ack", len(messages))
 
 
@@ -429,7 +429,7 @@ async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
     assert bus.acknowledged == 1
 
 
-@pytest.mark.parametrize("fails_at", ["timers", "answers"])
+@pytest.mark.parametrize("fails_at", ["timers", "replies"])
 async def test_a_message_without_a_sent_reply_is_redelivered(
     log: JetStreamLog, fails_at: str
 ) -> None:
@@ -441,7 +441,7 @@ async def test_a_message_without_a_sent_reply_is_redelivered(
     again = [replace(each, delivered=2) for each in messages]
     await decider(log, bus, configurations).handle(again)  # another process gets them
     assert bus.acknowledged == len(messages)
-    assert {answer.reason for answer in bus.answers} >= {"Duplicate", "Invalid"}
+    assert {reply.reason for reply in bus.replies} >= {"Duplicate", "Invalid"}
 
 
 async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
@@ -455,11 +455,11 @@ async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
     assert bus.calls.index("later") < bus.calls.index("ack")
     assert "letters" not in bus.calls
     assert bus.acknowledged == len(messages) - 1
-    assert {answer.reason for answer in bus.answers} == {"Accepted"}
+    assert {reply.reason for reply in bus.replies} == {"Accepted"}
     await own_decider.handle([replace(messages[-1], delivered=2)])
     assert bus.calls.count("rejections") == bus.calls.count("letters") == 1
     assert bus.acknowledged == len(messages)
-    assert bus.answers[-1].reason == "Invalid"
+    assert bus.replies[-1].reason == "Invalid"
 
 
 async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetStreamLog) -> None:
@@ -482,7 +482,7 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     assert sorted(bus.waits) == [1, 2]
     assert [each.delivery.position for each in bus.dead_letters] == bus.acked == [3, 4, 5]
     assert "generation" in bus.dead_letters[0].reason
-    assert [each.position for each in bus.answers] == [3, 4, 5]
+    assert [each.position for each in bus.replies] == [3, 4, 5]
     assert [each["event"] for each in logs] == ["storing rejections failed; retrying later"]
 
 
@@ -525,7 +525,7 @@ async def actions_of(log: JetStreamLog, key: ResourceKey) -> list[Action]:
 
 
 class FullBus(Bus):
-    """A bus without room for dead letters."""
+    """A bus without capacity for dead letters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -653,8 +653,8 @@ async def test_the_second_definition_in_a_batch_is_checked_against_the_first(
     bus, (one, other_name) = Bus(), (new_key().name for _ in range(2))
     both = [definition(1, one, "Circle"), definition(2, other_name, "Circle", provider=one)]
     await decider(log, bus).handle(both)
-    assert [answer.reason for answer in bus.answers] == ["Accepted", "Invalid"]
-    assert bus.answers[1].message == (
+    assert [reply.reason for reply in bus.replies] == ["Accepted", "Invalid"]
+    assert bus.replies[1].message == (
         f"spec.provider: {one!r} is already the provider of {one}; use another name"
     )
 
@@ -675,7 +675,7 @@ async def test_definitions_that_a_tenant_may_not_declare_are_refused_together(
     names = [new_key().name for _ in range(20)]
     batch = [definition(at, name, "Circle", namespace="shop") for at, name in enumerate(names, 1)]
     await decider(log, bus).handle(batch)
-    assert [answer.reason for answer in bus.answers] == ["Invalid"] * 20
+    assert [reply.reason for reply in bus.replies] == ["Invalid"] * 20
     assert bus.calls == 1
 
 
@@ -691,7 +691,7 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     key = ResourceKey("default", kind, "welcome")
     badge = Manifest("badges/v1", kind, Metadata(key.name), {"color": "Red"})
     await behind.handle([delivery("desired", key, 2, Declared(badge))])
-    assert [answer.reason for answer in bus.answers] == ["Accepted"]
+    assert [reply.reason for reply in bus.replies] == ["Accepted"]
     await other_decider.handle([definition(3, kind, "Hexagon")])
     [created] = [
         each.data.action
@@ -720,7 +720,7 @@ async def test_a_configuration_may_use_a_kind_that_another_decider_has_just_defi
     spec = {"provider": kind, "endpoint": "http://127.0.0.1:1", "kinds": [kind]}
     config = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(key.name, key.namespace), spec)
     await behind.handle([delivery("desired", key, 2, Declared(config))])
-    assert [answer.reason for answer in bus.answers] == ["Accepted"]
+    assert [reply.reason for reply in bus.replies] == ["Accepted"]
 
 
 class EndingBus(FullBus):

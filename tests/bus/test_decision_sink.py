@@ -1,4 +1,4 @@
-"""A decider's messages in addition to its events: all are stored, or the whole batch fails."""
+"""A decider's messages other than its events: all are stored, or the whole batch fails."""
 
 import asyncio
 import uuid
@@ -27,7 +27,7 @@ LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
 @asynccontextmanager
-async def room_for(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
+async def limit_to_additional(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
     """Limit a stream to this number of additional messages."""
     state = await stream_state(bus, stream)
     limit = {"max_msgs": state.messages + messages, "discard": "new"}
@@ -43,8 +43,8 @@ def rejection(key: ResourceKey, position: int) -> Rejection:
     return Rejection(key, answer, "test", datetime.now(UTC))
 
 
-async def letter(bus: Client, key: ResourceKey) -> DeadLetter:
-    """Return a letter about a message that is in the intake."""
+async def build_dead_letter(bus: Client, key: ResourceKey) -> DeadLetter:
+    """Return a dead letter about a message that is in the intake."""
     at = (await publish(bus, f"rec.desired.{key.tokens}", b"x", msg_id=uuid.uuid4().hex)).seq
     subject = f"in.0.desired.{key.tokens}"
     delivery = IntakeDelivery(at, subject, b"x", "", None, 1, None)
@@ -68,7 +68,7 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
     sink, key = JetStreamDecisionSink(bus), new_key()
     refused = [rejection(key, position) for position in (1, 2, 3)]
     await publish(bus, f"rejection.{new_key().tokens}", b"x")
-    async with room_for(bus, REJECTIONS, 2):
+    async with limit_to_additional(bus, REJECTIONS, 2):
         with pytest.raises(StreamFullError):
             await sink.reject(refused)
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 2
@@ -93,9 +93,9 @@ async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_i
     bus: Client,
 ) -> None:
     sink, key = JetStreamDecisionSink(bus), ResourceKey("system", "ProviderConfig", new_key().name)
-    await sink.store_dead_letters([await letter(bus, new_key())])
-    refused = await letter(bus, key)
-    async with room_for(bus, DEADLETTERS, 0):
+    await sink.store_dead_letters([await build_dead_letter(bus, new_key())])
+    refused = await build_dead_letter(bus, key)
+    async with limit_to_additional(bus, DEADLETTERS, 0):
         assert await sink.store_dead_letters([refused]) == [refused]
         assert await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")
     assert not await sink.store_dead_letters([refused])
@@ -109,7 +109,7 @@ async def test_a_flood_of_possible_secrets_does_not_block_the_decider(bus: Clien
         owner: [ResourceKey(owner, "ProviderConfig", f"{name}-{n}") for n in range(30)]
         for owner in (namespace, "system")
     }
-    refused = [await letter(bus, key) for owned in keys.values() for key in owned]
+    refused = [await build_dead_letter(bus, key) for owned in keys.values() for key in owned]
     assert not await JetStreamDecisionSink(bus).store_dead_letters(refused)
     remaining_by_owner = {
         owner: sum(

@@ -62,7 +62,7 @@ async def test_a_new_resource_is_loaded_empty_without_a_separate_read(
     assert reads == []
 
 
-async def test_histories_that_are_read_together_equal_those_read_one_by_one(
+async def test_histories_read_together_equal_histories_read_separately(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [new_key() for _ in range(20)]
@@ -78,13 +78,13 @@ async def test_histories_that_are_read_together_equal_those_read_one_by_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(event_log, "read_starts", nothing)
-        one_by_one = await log.load(keys)
+        read_separately = await log.load(keys)
     monkeypatch.setattr(sequences, "read_subject", None)  # not called
-    assert await log.load(keys) == one_by_one
+    assert await log.load(keys) == read_separately
     monkeypatch.setattr("infra.jetstream.reads._MAX_MESSAGES_IN_FLIGHT", 7)  # several rounds
-    assert await log.load(keys) == one_by_one
-    assert {key: each.last_position for key, each in one_by_one.items()} == positions
-    assert all(len(each.events) == 4 for each in one_by_one.values())
+    assert await log.load(keys) == read_separately
+    assert {key: each.last_position for key, each in read_separately.items()} == positions
+    assert all(len(each.events) == 4 for each in read_separately.values())
 
 
 async def test_a_short_history_is_loaded_with_the_heads(

@@ -1,4 +1,4 @@
-"""The decider's queue: namespaces take turns, and what exceeds a quota is refused."""
+"""The decider's queue: namespaces take turns, and messages beyond a quota are refused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_taken_messages_are_no_longer_counted():
     assert not queue.take_excess()
 
 
-def test_several_namespaces_that_flood_leave_room_for_a_quiet_one():
+def test_several_flooding_namespaces_do_not_block_a_quiet_one():
     floods = [f"flood{n}" for n in range(5)]
     queue = filled_queue((message(name, n) for n in range(10) for name in floods), SMALL)
     assert len([*queue]) <= SMALL.all_messages + len(floods)

@@ -1,4 +1,4 @@
-"""Times and positions of the log: what is found by a few reads is what all of it says."""
+"""A few reads find the same positions by time as a read of the whole log."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -22,72 +22,82 @@ DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {})
 
 @pytest.fixture
 def module_bus_url(fresh_bus_url: str) -> str:
-    """A log for each test: their events have times of their own."""
+    """Each test has its own log, because its events have different times."""
     return fresh_bus_url
 
 
 async def append_at(log: JetStreamLog, times: list[datetime]) -> list[int]:
-    """Append an event at each of these times; gives their positions."""
+    """Append an event at each of these times; return their positions."""
     positions: list[int] = []
     for time in times:
         key = new_key()
-        what = replace(event(key, 1, DECLARED), time=time)
-        positions += await log.append([ResourceAppend(key, [what], 0)])
+        data = replace(event(key, 1, DECLARED), time=time)
+        positions += await log.append([ResourceAppend(key, [data], 0)])
     return positions
 
 
-async def test_the_position_of_any_time_is_that_of_the_last_event_before_it(
+async def test_the_position_at_a_time_is_that_of_the_last_event_before_it(
     bus: Client, log: JetStreamLog
 ) -> None:
-    chance = random.Random(7)
-    assert await last_position_before(bus, BEGAN) == 0  # of an empty log
-    seconds = sorted(chance.choices(range(40), k=60))  # several at once, and gaps
-    positions = await append_at(log, [BEGAN + timedelta(seconds=one) for one in seconds])
+    rng = random.Random(7)
+    assert await last_position_before(bus, BEGAN) == 0  # the log is empty
+    seconds = sorted(rng.choices(range(40), k=60))  # with equal times and gaps
+    positions = await append_at(log, [BEGAN + timedelta(seconds=offset) for offset in seconds])
     for second in range(-1, 42):
-        before = [at for at, one in zip(positions, seconds, strict=True) if one < second]
+        earlier_positions = [
+            event_position
+            for event_position, offset in zip(positions, seconds, strict=True)
+            if offset < second
+        ]
         position = await last_position_before(bus, BEGAN + timedelta(seconds=second))
-        assert position == (before[-1] if before else 0), second
+        assert position == (earlier_positions[-1] if earlier_positions else 0), second
 
 
-async def test_where_clocks_differ_it_is_a_place_where_the_time_is_passed(
+async def test_with_different_clocks_the_position_is_one_where_the_time_is_passed(
     bus: Client, log: JetStreamLog
 ) -> None:
-    later = BEGAN + timedelta(hours=1)
+    start = BEGAN + timedelta(hours=1)
     seconds = [number + (5 if number % 3 else 0) for number in range(30)]
-    positions = await append_at(log, [later + timedelta(seconds=one) for one in seconds])
+    positions = await append_at(log, [start + timedelta(seconds=offset) for offset in seconds])
     times = dict(zip(positions, seconds, strict=True))
     for second in range(1, 34):
-        position = await last_position_before(bus, later + timedelta(seconds=second))
+        position = await last_position_before(bus, start + timedelta(seconds=second))
         assert times[position] < second
         assert times.get(position + 1, second) >= second
 
 
-async def test_what_cannot_be_read_is_stepped_over(bus: Client, log: JetStreamLog) -> None:
+async def test_unreadable_events_are_skipped(bus: Client, log: JetStreamLog) -> None:
     later = BEGAN + timedelta(hours=2)
-    early = await append_at(log, [later, later + timedelta(seconds=1)])
-    odd = [(await publish(bus, "log.default.Shape.odd.fact", b"no event")).seq for _ in range(9)]
-    late = await append_at(log, [later + timedelta(seconds=8)])
-    existing_event = await first_event_from(bus, odd[0])
-    assert existing_event is not None
-    assert existing_event.position == late[0]
-    for second in range(2, 9):
-        assert await last_position_before(bus, later + timedelta(seconds=second)) == early[1]
-    await publish(bus, "log.default.Shape.odd.fact", b"no event")
-    assert await last_position_before(bus, later + timedelta(days=1)) == late[0]
-
-
-async def test_a_part_of_the_log_is_read_and_no_more(bus: Client, log: JetStreamLog) -> None:
-    positions = await append_at(log, [BEGAN] * 20)
-    read = [
-        one.position
-        async for events in log_between(bus, "log.>", after=positions[4], up_to=positions[14])
-        for one in events
+    early_positions = await append_at(log, [later, later + timedelta(seconds=1)])
+    unreadable = [
+        (await publish(bus, "log.default.Shape.odd.fact", b"no event")).seq for _ in range(9)
     ]
-    assert read == positions[5:15]
+    late_positions = await append_at(log, [later + timedelta(seconds=8)])
+    existing_event = await first_event_from(bus, unreadable[0])
+    assert existing_event is not None
+    assert existing_event.position == late_positions[0]
+    for second in range(2, 9):
+        assert (
+            await last_position_before(bus, later + timedelta(seconds=second)) == early_positions[1]
+        )
+    await publish(bus, "log.default.Shape.odd.fact", b"no event")
+    assert await last_position_before(bus, later + timedelta(days=1)) == late_positions[0]
+
+
+async def test_only_the_requested_part_of_the_log_is_read(bus: Client, log: JetStreamLog) -> None:
+    positions = await append_at(log, [BEGAN] * 20)
+    read_positions = [
+        event_.position
+        async for events in log_between(bus, "log.>", after=positions[4], up_to=positions[14])
+        for event_ in events
+    ]
+    assert read_positions == positions[5:15]
     assert not [1 async for _ in log_between(bus, "log.>", after=5, up_to=5)]
 
 
-async def test_damage_that_comes_later_is_not_shown_before(bus: Client, log: JetStreamLog) -> None:
+async def test_later_damage_is_not_shown_at_an_earlier_position(
+    bus: Client, log: JetStreamLog
+) -> None:
     key = new_key()
     [position] = await log.append([ResourceAppend(key, [event(key, 1, DECLARED)], 0)])
     damaged = await publish(bus, log_subject(key.tokens), b"no event")
@@ -105,10 +115,10 @@ def log_subject(tokens: str) -> str:
     return f"log.{tokens}.fact"
 
 
-async def test_of_a_log_with_holes_all_is_read_so_that_they_are_seen(
+async def test_a_log_with_gaps_is_read_completely_to_find_them(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event that is missing may be one of the resources that are asked for."""
+    """The missing event may belong to one of the requested resources."""
     [last] = await append_at(log, [BEGAN])
     async with replay_to(bus, last, tokens="nowhere.*.*") as replay:
         assert replay.events == 0

@@ -1,4 +1,4 @@
-"""Looks: which object a creation of unknown result has made, where several have one name."""
+"""Lookups find the object of a create with an unknown result, even if several share its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reconciler.provider import Capabilities, Effect
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.roles.worker.lookup import LookupResult, look_up
 
-OURS = {OWNER_LABEL: "log.default.Note.todo"}
+OWNER_LABELS = {OWNER_LABEL: "log.default.Note.todo"}
 ACTION = Action(
     action_id="default/Note/todo@2",
     idempotency_key="key",
@@ -23,7 +23,7 @@ ACTION = Action(
     provider_config="notes",
     external_name="todo",
     causes=(),
-    labels=OURS,
+    labels=OWNER_LABELS,
 )
 CONFIG = ProviderConfigSpec(provider="notes", endpoint="http://notes")
 
@@ -49,7 +49,7 @@ class Notes:
                 yield [each]
 
     async def create(self, action: Action) -> Effect:
-        raise AssertionError("a look makes nothing")
+        raise AssertionError("a lookup creates nothing")
 
     update = delete = create
 
@@ -60,7 +60,7 @@ def note(uid: str, name: str = "todo", **of_it: object) -> ExternalObject:
     return ExternalObject(name, {}, uid, **of_it)  # pyright: ignore[reportArgumentType]
 
 
-def can(*, names: bool = False, listing: bool = True) -> Capabilities:
+def capabilities_with(*, names: bool = False, listing: bool = True) -> Capabilities:
     return Capabilities(
         idempotency_keys=False,
         deterministic_names=names,
@@ -70,62 +70,74 @@ def can(*, names: bool = False, listing: bool = True) -> Capabilities:
     )
 
 
-@pytest.mark.parametrize("ours", [note("n3", labels=OURS), note("n3", written_by="key")])
-async def test_of_several_of_a_name_the_one_with_our_mark_is_meant(ours: ExternalObject) -> None:
-    notes = Notes(note("n1"), note("n2", "other", labels=OURS), ours)
-    assert await look_up(notes, ACTION, CONFIG, can()) == LookupResult(ours)
+@pytest.mark.parametrize("ours", [note("n3", labels=OWNER_LABELS), note("n3", written_by="key")])
+async def test_a_lookup_selects_the_object_with_our_mark(ours: ExternalObject) -> None:
+    notes = Notes(note("n1"), note("n2", "other", labels=OWNER_LABELS), ours)
+    assert await look_up(notes, ACTION, CONFIG, capabilities_with()) == LookupResult(ours)
 
 
 @pytest.mark.parametrize("listing", [True, False])
-async def test_several_of_a_name_with_our_label_are_all_named(listing: bool) -> None:
+async def test_a_lookup_names_all_objects_with_our_label(listing: bool) -> None:
     """Another client copied the label, and nothing else identifies the created object."""
-    notes = Notes(note("n1"), note("n2", labels=OURS), note("n3", labels=OURS))
-    result = await look_up(notes, ACTION, CONFIG, can(listing=listing))
-    assert result == LookupResult(note("n2", labels=OURS), labeled_uids=("n2", "n3"))
+    notes = Notes(note("n1"), note("n2", labels=OWNER_LABELS), note("n3", labels=OWNER_LABELS))
+    result = await look_up(notes, ACTION, CONFIG, capabilities_with(listing=listing))
+    assert result == LookupResult(note("n2", labels=OWNER_LABELS), labeled_uids=("n2", "n3"))
 
 
 async def test_the_key_selects_one_of_several_objects_with_our_label() -> None:
-    own_object = note("n3", labels=OURS, written_by="key")
-    result = await look_up(Notes(note("n2", labels=OURS), own_object), ACTION, CONFIG, can())
+    own_object = note("n3", labels=OWNER_LABELS, written_by="key")
+    result = await look_up(
+        Notes(note("n2", labels=OWNER_LABELS), own_object), ACTION, CONFIG, capabilities_with()
+    )
     assert result == LookupResult(own_object)
 
 
 @pytest.mark.parametrize("listing", [True, False])
-async def test_an_object_that_existed_before_the_creation_is_passed_over(listing: bool) -> None:
-    notes = Notes(note("n1", labels=OURS), note("n2", labels=OURS))
-    result = await look_up(notes, ACTION, CONFIG, can(listing=listing), known_uids=("n1",))
-    assert result == LookupResult(note("n2", labels=OURS))
+async def test_an_object_that_existed_before_the_creation_is_skipped(listing: bool) -> None:
+    notes = Notes(note("n1", labels=OWNER_LABELS), note("n2", labels=OWNER_LABELS))
+    result = await look_up(
+        notes, ACTION, CONFIG, capabilities_with(listing=listing), known_uids=("n1",)
+    )
+    assert result == LookupResult(note("n2", labels=OWNER_LABELS))
 
 
-async def test_without_a_mark_the_first_of_the_name_is_shown() -> None:
+async def test_a_lookup_without_a_mark_returns_the_first_object_with_the_name() -> None:
     notes = Notes(note("n1", "other"), note("n2"), note("n3"))
-    assert await look_up(notes, ACTION, CONFIG, can()) == LookupResult(note("n2"))
-    assert await look_up(Notes(note("n1", "other")), ACTION, CONFIG, can()) == LookupResult(None)
+    assert await look_up(notes, ACTION, CONFIG, capabilities_with()) == LookupResult(note("n2"))
+    assert await look_up(
+        Notes(note("n1", "other")), ACTION, CONFIG, capabilities_with()
+    ) == LookupResult(None)
 
 
-async def test_where_names_are_unique_the_object_is_read() -> None:
+async def test_the_object_is_read_by_name_if_names_are_unique() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, can(names=True)) == LookupResult(note("n1"))
+    assert await look_up(notes, ACTION, CONFIG, capabilities_with(names=True)) == LookupResult(
+        note("n1")
+    )
     assert notes.read_by == [("todo", None)]
 
 
 async def test_an_api_that_cannot_list_is_searched_for_our_label() -> None:
     copied = note("n1", labels={OWNER_LABEL: "log.default.Note.other"})
-    notes = Notes(copied, note("n3", labels=OURS))
-    result = await look_up(notes, ACTION, CONFIG, can(listing=False))
-    assert result == LookupResult(note("n3", labels=OURS))
-    assert notes.searched == [Scope(prefix="todo", labels=OURS)]
+    notes = Notes(copied, note("n3", labels=OWNER_LABELS))
+    result = await look_up(notes, ACTION, CONFIG, capabilities_with(listing=False))
+    assert result == LookupResult(note("n3", labels=OWNER_LABELS))
+    assert notes.searched == [Scope(prefix="todo", labels=OWNER_LABELS)]
     assert not notes.read_by
 
 
-async def test_an_api_that_cannot_list_shows_an_object_whose_label_was_taken_off() -> None:
+async def test_an_api_that_cannot_list_returns_an_object_that_lost_its_label() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, can(listing=False)) == LookupResult(note("n1"))
+    assert await look_up(notes, ACTION, CONFIG, capabilities_with(listing=False)) == LookupResult(
+        note("n1")
+    )
     assert notes.read_by == [("todo", None)]
 
 
 async def test_an_api_that_cannot_list_and_has_no_labels_is_read() -> None:
     notes = Notes(note("n1"))
     unlabeled = replace(ACTION, labels={})
-    assert await look_up(notes, unlabeled, CONFIG, can(listing=False)) == LookupResult(note("n1"))
+    assert await look_up(
+        notes, unlabeled, CONFIG, capabilities_with(listing=False)
+    ) == LookupResult(note("n1"))
     assert not notes.searched

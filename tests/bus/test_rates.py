@@ -1,4 +1,4 @@
-"""One rate of calls for all processes, kept on the real bus."""
+"""All processes share one rate of calls, which is stored on the real bus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reconciler.roles.gate.rate_limit import (
 
 
 class Process:
-    """What one process has of a limit, and when it was let through."""
+    """One process with a rate limiter, and the times at which it let calls through."""
 
     def __init__(self, bus: Client, name: str, *, per_second: float, burst: int) -> None:
         self.limiter = RateLimiter(JetStreamRates(bus), name, per_second=per_second, burst=burst)
@@ -48,32 +48,34 @@ def name() -> str:
 async def test_processes_share_one_rate_and_one_burst(bus: Client, name: str) -> None:
     rate_, burst = 200.0, 10
     processes = [Process(bus, name, per_second=rate_, burst=burst) for _ in range(3)]
-    began = time.time()
-    await asyncio.gather(*(each.calls(60) for each in processes))
-    times = sorted(each for process in processes for each in process.times)
+    started_at = time.time()
+    await asyncio.gather(*(call_time.calls(60) for call_time in processes))
+    times = sorted(call_time for process in processes for call_time in process.times)
     assert len(times) == 180
-    for number, at in enumerate(times, start=1):
-        assert number <= rate_ * (at - began) + burst, f"call {number} came too early"
+    for number, time_ in enumerate(times, start=1):
+        assert number <= rate_ * (time_ - started_at) + burst, f"call {number} came too early"
     assert all(process.times for process in processes)
 
 
-async def test_a_restart_does_not_bring_a_new_burst(bus: Client, name: str) -> None:
+async def test_a_restart_does_not_allow_a_new_burst(bus: Client, name: str) -> None:
     await Process(bus, name, per_second=20, burst=10).calls(10)
-    began = time.time()
-    again = Process(bus, name, per_second=20, burst=10)
-    await again.calls(5)
-    assert again.times[-1] - began >= 3 / 20  # one or two slots may have come back meanwhile
+    started_at = time.time()
+    restarted = Process(bus, name, per_second=20, burst=10)
+    await restarted.calls(5)
+    assert (
+        restarted.times[-1] - started_at >= 3 / 20
+    )  # one or two slots may have become free by then
 
 
 async def test_many_calls_cost_few_round_trips(
     bus: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves: list[float] = []
-    really = JetStreamRates.save
+    original_save = JetStreamRates.save
 
     async def counted(store: JetStreamRates, name: str, time: float, revision: int) -> int:
         saves.append(time)
-        return await really(store, name, time, revision)
+        return await original_save(store, name, time, revision)
 
     monkeypatch.setattr(JetStreamRates, "save", counted)
     await Process(bus, name, per_second=1000, burst=1).calls(500)
@@ -82,25 +84,25 @@ async def test_many_calls_cost_few_round_trips(
 
 async def test_a_priority_call_waits_for_one_slot(bus: Client, name: str) -> None:
     process = Process(bus, name, per_second=50, burst=1)
-    calling = asyncio.create_task(process.calls(20))
+    calls = asyncio.create_task(process.calls(20))
     await asyncio.wait_for(process.called.wait(), 60)
     await process.limiter.take(has_priority=True)
     assert len(process.times) < 20
-    await calling
+    await calls
 
 
-async def test_slots_that_come_too_late_are_lost_not_made_up_for(bus: Client, name: str) -> None:
+async def test_missed_slots_are_lost(bus: Client, name: str) -> None:
     process = Process(bus, name, per_second=400, burst=1)
-    calling = asyncio.create_task(process.calls(100))
+    calls = asyncio.create_task(process.calls(100))
     await asyncio.wait_for(process.called.wait(), 60)
     stalled = time.time()
     time.sleep(2 * MAX_SLOT_DELAY_SECONDS)  # noqa: ASYNC251 - as a process that is paused
-    await calling
+    await calls
     after = [each for each in process.times if each >= stalled + 2 * MAX_SLOT_DELAY_SECONDS]
     assert len([each for each in after if each < after[0] + 0.01]) <= 20
 
 
-async def test_a_clock_that_was_wrong_blocks_no_caller_for_long(bus: Client, name: str) -> None:
+async def test_a_formerly_wrong_clock_blocks_no_caller_for_long(bus: Client, name: str) -> None:
     store = JetStreamRates(bus)
     await store.save(name, await store.now() + 1e9, 0)
     process = Process(bus, name, per_second=100, burst=1)
@@ -110,7 +112,7 @@ async def test_a_clock_that_was_wrong_blocks_no_caller_for_long(bus: Client, nam
     await process.limiter.close()
 
 
-async def test_what_is_no_time_is_written_over(bus: Client, name: str) -> None:
+async def test_an_invalid_stored_time_is_overwritten(bus: Client, name: str) -> None:
     await publish(bus, rate(name), b"not ours")
     await Process(bus, name, per_second=100, burst=1).calls(2)
 

@@ -1,4 +1,4 @@
-"""Rows of the read models: many at once, read as of one save, and one writer."""
+"""Rows of the read models: large batches, consistent reads, and rows that are too large."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from infra.bus.rows import JetStreamRows
 from infra.bus.streams import ROWS
 from infra.jetstream.connection import api_request
 
-MANY = 900
+ROW_COUNT = 900
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ async def store(bus: Client) -> JetStreamRows:
 
 
 def rows_of(content: bytes) -> dict[str, bytes | None]:
-    return {f"status.a.b.s{number}": content for number in range(MANY)}
+    return {f"status.a.b.s{number}": content for number in range(ROW_COUNT)}
 
 
 async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStreamRows) -> None:
     rows: dict[str, bytes | None] = {
-        f"status.a.b.s{number}": b"%d" % number for number in range(2 * MANY)
+        f"status.a.b.s{number}": b"%d" % number for number in range(2 * ROW_COUNT)
     }
     names, revision = list(rows), 0
-    for start in (0, MANY):
-        some = {name: rows[name] for name in names[start : start + MANY]}
-        revision = await store.save({**some, "checkpoint": b"1"}, revision)
+    for start in (0, ROW_COUNT):
+        batch = {name: rows[name] for name in names[start : start + ROW_COUNT]}
+        revision = await store.save({**batch, "checkpoint": b"1"}, revision)
     changes = {"status.a.b.s7": None, "status.a.b.s8": b"new", "checkpoint": b"2"}
     revision = await store.save(changes, revision)
     loaded = dict(await JetStreamRows(bus).load())
@@ -41,29 +41,29 @@ async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStream
     assert await store.get(["status.a.b.s7", "status.a.b.s9"]) == {"status.a.b.s9": b"9"}
 
 
-async def test_rows_are_read_as_of_one_save(bus: Client, store: JetStreamRows) -> None:
-    """The server shows half a batch in the numbers of its stream while it stores one."""
+async def test_a_read_returns_the_rows_of_one_save(bus: Client, store: JetStreamRows) -> None:
+    """While the server stores a batch, the stream's counts include a part of it."""
     revision = await store.save({**rows_of(b"0"), "checkpoint": b"0"}, 0)
 
-    async def write_again_and_again(revision: int) -> None:
+    async def write_repeatedly(revision: int) -> None:
         for number in range(1, 10_000):
             content = b"%d" % number
             changes = {**rows_of(content), "checkpoint": content}
             revision = await store.save(changes, revision)
 
-    writing = asyncio.ensure_future(write_again_and_again(revision))
+    write_task = asyncio.ensure_future(write_repeatedly(revision))
     reader = JetStreamRows(bus)
     snapshots: list[Mapping[str, bytes]] = [await reader.load() for _ in range(20)]
-    writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
+    write_task.cancel()
+    await asyncio.gather(write_task, return_exceptions=True)
     assert [len(set(rows.values())) for rows in snapshots] == [1] * len(snapshots)
-    assert all(len(rows) == MANY + 1 for rows in snapshots)
+    assert all(len(rows) == ROW_COUNT + 1 for rows in snapshots)
 
 
-async def test_a_row_that_is_larger_than_a_message_keeps_no_other_from_being_written(
+async def test_a_row_that_is_too_large_for_a_message_blocks_no_other_row(
     bus: Client, store: JetStreamRows
 ) -> None:
-    """The resource of a tenant may have one; the rows of all others are in the same batch."""
+    """One tenant's resource may have such a row, in a batch with the rows of other tenants."""
     rows: dict[str, bytes | None] = {
         "status.a.b.large": b"x" * (bus.max_payload + 1),
         "status.a.b.small": b"y",

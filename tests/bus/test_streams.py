@@ -293,7 +293,7 @@ async def test_the_pull_requests_at_a_consumer_of_a_service_are_limited(fresh_bu
 async def test_the_check_of_the_streams_reports_a_missing_intake_and_the_remedy(
     fresh_bus_url: str,
 ) -> None:
-    """As after an `init` in an account without enough storage."""
+    """An `init` in an account without enough storage leads to this state."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)

@@ -1,4 +1,4 @@
-"""A process without roles: it serves servers, and knows nothing that could become untrue."""
+"""A process without roles runs only servers, and does not follow the log."""
 
 import pytest
 from nats.aio.client import Client
@@ -11,6 +11,6 @@ from reconciler.wiring import run_roles
 async def test_only_a_process_with_roles_follows_the_log(
     bus: Client, roles: tuple[Role, ...]
 ) -> None:
-    """Else `up --roles none` would end when the log is restored, which it is there for."""
+    """Otherwise `up --roles none` would exit when the log is restored, which is its purpose."""
     async with run_roles(bus, roles) as parts:
         assert parts.feed.caught_up.is_set() is bool(roles)

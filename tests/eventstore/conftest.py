@@ -24,7 +24,7 @@ def factory(environment: Environment) -> Iterator[JetStreamFactory]:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server that a test may stop, or fill with streams of the product's names."""
+    """A server that a test may stop, or on which it may create the product's streams."""
     server = EmbeddedServer()
     asyncio.run(server.start(tmp_path))
     yield server

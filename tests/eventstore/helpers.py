@@ -1,4 +1,4 @@
-"""What the tests of the event store share."""
+"""Helpers for the tests of the event store."""
 
 from collections.abc import Sequence
 from uuid import UUID, uuid4
@@ -11,7 +11,7 @@ from infra.eventstore.recorders import JetStreamApplicationRecorder, JetStreamPr
 
 
 def new_environment(url: str, **more: str) -> Environment:
-    """Settings of an application with streams of a unique name."""
+    """Return the settings of an application with uniquely named streams."""
     settings = {
         "PERSISTENCE_MODULE": "infra.eventstore",
         "NATS_URL": url,

@@ -1,4 +1,4 @@
-"""The library's test module, also where the package is missing that its AES cipher needs.
+"""The library's test module, importable even without the package that its AES cipher needs.
 
 `eventsourcing.tests.persistence` imports the cipher at its top. Without `pycryptodome` a stand-in
 lets the other cases run, and the three cases about the cipher are skipped with the reason.

@@ -1,4 +1,4 @@
-"""Settings, and what a wrong one says."""
+"""Settings, and the errors of invalid ones."""
 
 import gc
 import threading
@@ -20,12 +20,12 @@ from infra.jetstream.reads import stream_state
 from tests.eventstore.helpers import application_recorder, new_environment, stored
 
 
-def test_without_a_url_the_error_says_what_to_set() -> None:
+def test_the_error_without_a_url_names_the_setting() -> None:
     with pytest.raises(OSError, match="set APP_NATS_URL or NATS_URL, as in NATS_URL=nats://"):
         JetStreamFactory(Environment("App", {"NATS_URL": " "}))
 
 
-def test_without_any_name_the_error_says_what_to_set() -> None:
+def test_the_error_without_a_name_names_the_setting() -> None:
     with pytest.raises(InfrastructureFactoryError, match="set NATS_STREAM_PREFIX"):
         JetStreamFactory({"NATS_URL": "nats://127.0.0.1:1"})
 
@@ -39,14 +39,14 @@ def test_numbers_are_checked(key: str, value: str) -> None:
         Settings.from_environment(Environment("App", {"NATS_URL": "nats://x", key: value}))
 
 
-def test_an_applications_own_key_goes_first() -> None:
+def test_an_applications_own_setting_has_priority() -> None:
     env = {"NATS_URL": "nats://x", "APP_NATS_URL": "nats://own", "NATS_STREAM_PREFIX": "p"}
     assert Settings.from_environment(Environment("App", env)) == Settings(
         "nats://own", None, "p-App", 1, 20.0
     )
 
 
-def test_no_server_is_an_operational_error() -> None:
+def test_an_unreachable_server_is_an_operational_error() -> None:
     with pytest.raises(OperationalError, match=r"cannot reach nats://127\.0\.0\.1:1"):
         JetStreamFactory(new_environment("nats://127.0.0.1:1", NATS_TIMEOUT_SECONDS="0.3"))
 
@@ -96,7 +96,7 @@ def test_a_closed_store_raises_a_clear_error(factory: JetStreamFactory) -> None:
         recorder.select_events("one")
 
 
-def test_a_forgotten_application_ends_its_thread(nats_server: EmbeddedServer) -> None:
+def test_the_thread_of_an_unreferenced_application_ends(nats_server: EmbeddedServer) -> None:
     environment = new_environment(nats_server.url)
     name = f"eventstore {environment['NATS_STREAM_PREFIX']}-Application"
     app = Application[object](environment)  # pyright: ignore[reportInvalidTypeArguments]

@@ -1,4 +1,4 @@
-"""Ids, topics and versions on the bus, and back."""
+"""Conversion of ids, topics and versions to messages and back."""
 
 import re
 from uuid import UUID
@@ -19,14 +19,14 @@ ids = st.uuids() | texts
 
 
 @given(ids)
-def test_an_id_survives_its_token(originator_id: UUID | str) -> None:
+def test_an_id_is_decoded_from_its_token(originator_id: UUID | str) -> None:
     token = token_of(originator_id)
     assert re.fullmatch(r"[A-Za-z0-9_-]+", token)
     assert originator_id_of(token) == originator_id
 
 
 @given(ids, ids)
-def test_two_ids_have_two_tokens(one: UUID | str, other: UUID | str) -> None:
+def test_different_ids_have_different_tokens(one: UUID | str, other: UUID | str) -> None:
     assert (one == other) == (token_of(one) == token_of(other))
 
 
@@ -46,7 +46,7 @@ events = st.builds(
 
 
 @given(events)
-def test_an_event_survives_its_message(event: StoredEvent) -> None:
+def test_an_event_is_decoded_from_its_message(event: StoredEvent) -> None:
     layout = HeaderLayout("base")
     entry = layout.encode(event)
     message = StoredMessage(1, entry.subject, entry.payload, entry.headers, 0)
@@ -64,6 +64,6 @@ def test_a_message_without_our_headers_is_refused(headers: dict[str, str] | None
 
 
 @pytest.mark.parametrize("resource", ["a", "a/b", "a/b/c/d", "a/b/*", "a/b/c.d", UUID(int=0)])
-def test_what_is_no_resource_is_refused(resource: str | UUID) -> None:
+def test_an_invalid_resource_id_is_refused(resource: str | UUID) -> None:
     with pytest.raises(DataError):
         ResourceLayout().sequence_of(resource)

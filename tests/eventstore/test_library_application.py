@@ -1,4 +1,4 @@
-"""The library's own cases for applications, as they are, with this persistence module."""
+"""The library's own tests for applications, unchanged, with this persistence module."""
 
 import pytest
 from eventsourcing.tests import application as cases

@@ -1,4 +1,4 @@
-"""The library's own cases for persistence modules, as they are, on a real server."""
+"""The library's own tests for persistence modules, unchanged, on a real server."""
 
 import unittest
 
@@ -17,7 +17,7 @@ from tests.eventstore.library_cases import HAS_CIPHER, NO_CIPHER, cases
 
 
 class OnJetStream:
-    """Gives a library's case, which knows no fixtures, a factory with streams of its own."""
+    """Gives a library's test case, which has no fixtures, a factory with separate streams."""
 
     factory: JetStreamFactory
 

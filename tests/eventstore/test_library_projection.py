@@ -1,4 +1,4 @@
-"""The library's own cases for projections, as they are: subscriptions, views and positions."""
+"""The library's own tests for projections, unchanged: subscriptions, views and positions."""
 
 import pytest
 from eventsourcing.persistence import StoredEvent, Tracking
@@ -17,7 +17,7 @@ def _persistence(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class CountersOnJetStream(JetStreamTrackingRecorder, cases.EventCountersView):
-    """A view beside its positions: each count is a message, in one batch with the position."""
+    """A view in which each count is a message, stored in one batch with the position."""
 
     def get_created_event_counter(self) -> int:
         return self._count("created")
@@ -37,8 +37,8 @@ class CountersOnJetStream(JetStreamTrackingRecorder, cases.EventCountersView):
         return self.layout.version_of(last) if last else 0
 
     def _increment(self, name: str, tracking: Tracking) -> None:
-        counted = StoredEvent(name, self._count(name) + 1, "Counted", b"")
-        entries = [self.layout.encode(counted), self.tracking_layout.encode_tracking(tracking)]
+        count = StoredEvent(name, self._count(name) + 1, "Counted", b"")
+        entries = [self.layout.encode(count), self.tracking_layout.encode_tracking(tracking)]
         self.bus.call(self.writer.append(entries))
 
 

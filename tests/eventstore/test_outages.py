@@ -1,4 +1,4 @@
-"""The server goes away: nothing is lost, and "unknown" is never told as "failed"."""
+"""In an outage nothing is lost, and an unknown result is never reported as a failure."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ def factory(own_server: EmbeddedServer) -> Iterator[JetStreamFactory]:
     factory.close()
 
 
-def test_a_restarted_server_has_it_all_and_recorders_continue(
+def test_a_restarted_server_has_all_events_and_recorders_continue(
     own_server: EmbeddedServer, factory: JetStreamFactory, tmp_path: Path
 ) -> None:
     recorder = application_recorder(factory)
@@ -41,7 +41,7 @@ def test_a_restarted_server_has_it_all_and_recorders_continue(
 
 
 def _insert_when_possible(factory: JetStreamFactory, first_version: int) -> int:
-    """Insert an event, a later one for each that has no answer: that one may come to be stored."""
+    """Insert an event; after a lost response, insert a later one, as the first may be stored."""
     recorder = application_recorder(factory)
     for version in range(first_version, first_version + 60):
         try:
@@ -50,10 +50,10 @@ def _insert_when_possible(factory: JetStreamFactory, first_version: int) -> int:
             continue
         assert numbers
         return numbers[0]
-    raise AssertionError("the server did not come back")
+    raise AssertionError("the server did not restart")
 
 
-def test_a_lost_acknowledgement_is_unknown_and_not_a_conflict(
+def test_the_result_after_a_lost_acknowledgment_is_unknown_and_no_conflict(
     own_server: EmbeddedServer, factory: JetStreamFactory
 ) -> None:
     recorder = application_recorder(factory)
@@ -69,6 +69,6 @@ def test_a_lost_acknowledgement_is_unknown_and_not_a_conflict(
     assert not isinstance(raised.value, IntegrityError)
     with recorder.subscribe() as subscription:
         assert next(subscription).id == 1
-    assert recorder.select_events("one") == batch  # it had been stored
+    assert recorder.select_events("one") == batch  # the server had stored it
     with pytest.raises(IntegrityError):
         recorder.insert_events(batch)

@@ -54,7 +54,7 @@ def test_an_aggregates_events_by_version(factory: JetStreamFactory) -> None:
     assert versions(gt=9) == [10, 11]
 
 
-def test_a_subscription_sees_everything_once_while_it_is_written(
+def test_a_subscription_receives_each_event_once_while_events_are_written(
     factory: JetStreamFactory,
 ) -> None:
     recorder, batches, size = application_recorder(factory), 30, 100
@@ -64,13 +64,13 @@ def test_a_subscription_sees_everything_once_while_it_is_written(
             recorder.insert_events([stored(uuid4(), 1) for _ in range(size)])
 
     with ThreadPoolExecutor(1) as pool, recorder.subscribe() as subscription:
-        writing = pool.submit(write)
+        write_task = pool.submit(write)
         ids = [next(subscription).id for _ in range(batches * size)]
-        writing.result()
+        write_task.result()
     assert ids == list(range(1, batches * size + 1))
 
 
-def test_a_subscription_that_waits_is_stopped_by_another_thread(
+def test_another_thread_can_stop_a_waiting_subscription(
     factory: JetStreamFactory,
 ) -> None:
     recorder = application_recorder(factory)
@@ -78,9 +78,9 @@ def test_a_subscription_that_waits_is_stopped_by_another_thread(
     subscription = recorder.subscribe()
     with ThreadPoolExecutor(1) as pool, subscription:
         assert next(subscription).id == 1
-        waiting = pool.submit(lambda: [n.id for n in subscription])
+        pending = pool.submit(lambda: [n.id for n in subscription])
         subscription.stop()
-        assert waiting.result(10) == []
+        assert pending.result(10) == []
     subscription.stop()
 
 

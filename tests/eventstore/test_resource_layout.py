@@ -1,4 +1,4 @@
-"""The product's log under the library's recorders."""
+"""The library's recorders read and write the product's log."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -72,7 +72,7 @@ def _stored(event: LogEvent) -> StoredEvent:
     return StoredEvent(event.subject, event.resourceversion, event.type, encode_log(event))
 
 
-def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent]) -> None:
+def _append_like_the_product(factory: JetStreamFactory, events: list[LogEvent]) -> None:
     entries = [
         Entry(
             subjects.log_filter(event.key),
@@ -93,15 +93,17 @@ async def _append(factory: JetStreamFactory, entries: list[Entry]) -> None:
 
 
 def test_the_library_reads_what_the_product_wrote(factory: JetStreamFactory) -> None:
-    mine = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
-    others = [_log_event(OTHER, 1, HISTORY[0])]
-    _append_as_the_product_does(factory, mine + others)
+    own_events = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
+    other_events = [_log_event(OTHER, 1, HISTORY[0])]
+    _append_like_the_product(factory, own_events + other_events)
     recorder = application_recorder(factory)
 
-    assert recorder.select_events(str(KEY)) == [_stored(event) for event in mine]
-    assert recorder.select_events(str(KEY), desc=True, limit=1) == [_stored(mine[-1])]
-    assert recorder.select_events(str(KEY), gt=1, lte=3) == [_stored(e) for e in mine[1:3]]
-    assert [decode_log(n.state) for n in recorder.select_notifications(1, 10)] == mine + others
+    assert recorder.select_events(str(KEY)) == [_stored(event) for event in own_events]
+    assert recorder.select_events(str(KEY), desc=True, limit=1) == [_stored(own_events[-1])]
+    assert recorder.select_events(str(KEY), gt=1, lte=3) == [_stored(e) for e in own_events[1:3]]
+    assert [
+        decode_log(n.state) for n in recorder.select_notifications(1, 10)
+    ] == own_events + other_events
     topics = ["reconciler.resource.OutcomeRecorded"]
     assert [n.id for n in recorder.select_notifications(1, 10, topics=topics)] == [3]
     assert recorder.max_notification_id() == 5
@@ -126,13 +128,13 @@ def test_the_product_reads_what_the_library_wrote(factory: JetStreamFactory) -> 
     ]
 
 
-def test_both_write_one_resource_and_each_version_is_written_once(
+def test_the_product_and_the_library_write_each_version_of_a_resource_once(
     factory: JetStreamFactory,
 ) -> None:
     events = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
     recorder = application_recorder(factory)
     recorder.insert_events([_stored(events[0])])
-    _append_as_the_product_does(factory, [events[1]])
+    _append_like_the_product(factory, [events[1]])
 
     with pytest.raises(IntegrityError, match="already exists; the last version is 2"):
         recorder.insert_events([_stored(events[1])])
@@ -141,36 +143,36 @@ def test_both_write_one_resource_and_each_version_is_written_once(
     assert recorder.insert_events([_stored(events[2])]) == [3]
 
 
-def test_a_resource_begins_with_version_one(factory: JetStreamFactory) -> None:
+def test_a_resource_starts_at_version_one(factory: JetStreamFactory) -> None:
     event = _stored(_log_event(KEY, 2, HISTORY[0]))
     with pytest.raises(IntegrityError, match="would leave a gap; the next version is 1"):
         application_recorder(factory).insert_events([event])
 
 
-def test_a_hole_in_a_resources_history_is_not_read_over(factory: JetStreamFactory) -> None:
+def test_a_gap_in_a_resources_history_is_an_error(factory: JetStreamFactory) -> None:
     events = [_log_event(KEY, n, HISTORY[0]) for n in (1, 2, 4)]
-    _append_as_the_product_does(factory, events)
+    _append_like_the_product(factory, events)
     with pytest.raises(InternalError, match="expected event 3, found event 4"):
         application_recorder(factory).select_events(str(KEY))
     assert len(application_recorder(factory).select_events(str(KEY), lte=2)) == 2
 
 
-def test_what_contradicts_its_own_envelope_is_refused(factory: JetStreamFactory) -> None:
+def test_an_event_that_contradicts_its_envelope_is_refused(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
-    good = _stored(_log_event(KEY, 1, HISTORY[0]))
-    for wrong in (
-        replace(good, originator_id=str(OTHER)),
-        replace(good, originator_version=2),
-        replace(good, topic="reconciler.resource.SpecWithdrawn"),
-        replace(good, state=b"{}"),
-        replace(good, state=b"\xff"),
+    valid_event = _stored(_log_event(KEY, 1, HISTORY[0]))
+    for invalid_event in (
+        replace(valid_event, originator_id=str(OTHER)),
+        replace(valid_event, originator_version=2),
+        replace(valid_event, topic="reconciler.resource.SpecWithdrawn"),
+        replace(valid_event, state=b"{}"),
+        replace(valid_event, state=b"\xff"),
     ):
         with pytest.raises(DataError):
-            recorder.insert_events([wrong])
+            recorder.insert_events([invalid_event])
     assert recorder.max_notification_id() is None
 
 
-def test_the_log_is_neither_created_nor_tracked_in(factory: JetStreamFactory) -> None:
+def test_the_log_is_not_created_and_stores_no_tracking(factory: JetStreamFactory) -> None:
     with pytest.raises(NotSupportedError, match="cannot store tracking records in LOG_1"):
         factory.process_recorder()
     factory.env["CREATE_TABLE"] = "yes"

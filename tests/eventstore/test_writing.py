@@ -1,4 +1,4 @@
-"""Compare-and-set: who wins, what is stored, and what the loser is told."""
+"""Compare-and-set: the winner's events are stored, and the loser gets an error."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -30,18 +30,18 @@ def test_one_of_two_concurrent_writers_wins_each_version(environment: Environmen
         return won
 
     with ThreadPoolExecutor(2) as pool:
-        one, other_position = pool.map(write, (b"one", b"other"))
+        position, other_position = pool.map(write, (b"one", b"other"))
 
-    assert sorted(one + other_position) == list(range(1, versions + 1))
+    assert sorted(position + other_position) == list(range(1, versions + 1))
     with JetStreamFactory(environment) as factory:
         events = application_recorder(factory).select_events(originator_id)
         factory.close()
     assert {e.originator_version: e.state for e in events} == (
-        dict.fromkeys(one, b"one") | dict.fromkeys(other_position, b"other")
+        dict.fromkeys(position, b"one") | dict.fromkeys(other_position, b"other")
     )
 
 
-def test_a_writer_continues_after_anothers_events_without_reading_first(
+def test_a_writer_continues_after_another_writers_events_without_a_read(
     environment: Environment,
 ) -> None:
     originator_id = uuid4()
@@ -58,7 +58,7 @@ def test_a_writer_continues_after_anothers_events_without_reading_first(
         factory.close()
 
 
-def test_a_batch_of_many_aggregates_is_stored_whole_or_not_at_all(
+def test_a_batch_of_many_aggregates_is_stored_completely_or_not_at_all(
     factory: JetStreamFactory,
 ) -> None:
     recorder = application_recorder(factory)
@@ -78,7 +78,7 @@ def test_a_batch_of_many_aggregates_is_stored_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("versions", [(1, 1), (2, 1), (1, 3, 2)])
-def test_versions_in_one_insert_must_rise(
+def test_versions_in_one_insert_must_increase(
     factory: JetStreamFactory, versions: tuple[int, ...]
 ) -> None:
     recorder, originator_id = application_recorder(factory), uuid4()
@@ -94,7 +94,7 @@ def test_an_event_before_the_last_one_is_refused(factory: JetStreamFactory) -> N
         recorder.insert_events([stored(originator_id, 4)])
 
 
-def test_over_a_thousand_events_are_refused_with_advice(factory: JetStreamFactory) -> None:
+def test_more_than_a_thousand_events_are_refused_with_a_remedy(factory: JetStreamFactory) -> None:
     recorder = process_recorder(factory)
     events = [stored(uuid4(), 1) for _ in range(1_001)]
     with pytest.raises(DataError, match=r"1001 events .* at most 1000 .* in several steps"):
@@ -143,7 +143,7 @@ def test_a_tracking_recorder_shares_the_positions_of_its_application(
     assert process.max_tracking_id("upstream") == 8
 
 
-def test_snapshots_may_be_taken_in_any_order_but_each_once(factory: JetStreamFactory) -> None:
+def test_snapshots_may_be_written_in_any_order_but_only_once(factory: JetStreamFactory) -> None:
     recorder, originator_id = factory.aggregate_recorder("snapshots"), uuid4()
 
     def versions(**options: int | bool) -> list[int]:
@@ -167,7 +167,7 @@ def test_snapshots_may_be_taken_in_any_order_but_each_once(factory: JetStreamFac
     assert versions(gt=3, lte=9) == [4, 9]
 
 
-def test_topics_and_states_come_back_as_they_were(factory: JetStreamFactory) -> None:
+def test_topics_and_states_are_read_unchanged(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
     events: list[StoredEvent] = [
         stored("", 1, "a.b:C.D[x, y]", bytes(range(256))),

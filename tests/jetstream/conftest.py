@@ -26,7 +26,7 @@ async def stream(nc: Client, unique: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    """A server that the test may stop, kill and start again."""
+    """A server that the test may stop, kill and restart."""
     server = EmbeddedServer()
     await server.start(tmp_path / "own")
     yield server

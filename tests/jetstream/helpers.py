@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 60
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition, not for a time."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await condition():  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.02)

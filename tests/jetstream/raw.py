@@ -23,6 +23,6 @@ async def publish_raw(
         await reader.readline()  # INFO
         answer = await asyncio.wait_for(reader.readline(), 60)
         if not answer.startswith(b"PONG"):
-            raise AssertionError(f"the server says {answer!r}")
+            raise AssertionError(f"the server responded {answer!r}")
     finally:
         writer.close()

@@ -75,8 +75,8 @@ async def test_an_expectation_must_cover_the_subject(nc: Client, stream: str) ->
         await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.a.>", -1)])
 
 
-async def test_a_repeat_after_a_lost_acknowledgement_is_a_conflict(nc: Client, stream: str) -> None:
-    """With a stale expectation the repeat is a conflict, not a duplicate: the caller must read."""
+async def test_a_repeat_after_a_lost_acknowledgment_is_a_conflict(nc: Client, stream: str) -> None:
+    """The repeat has a stale expectation, so it is a conflict, and the caller must read."""
     once = OutgoingMessage(f"{stream}.a", b"1", {"Nats-Msg-Id": "m"}, f"{stream}.a", 0)
     assert await append(nc, [once]) == [1]
     with pytest.raises(AppendConflictError):
@@ -141,11 +141,11 @@ async def test_a_message_too_large_leaves_the_connection_alone(nc: Client, strea
         OutgoingMessage(f"{stream}.a", b"", {"name": "x" * 65_536}),
         OutgoingMessage(f"{stream}.{'a' * 4_000}", b""),
     ]
-    for one in too_large:
+    for single in too_large:
         with pytest.raises(MessageTooLargeError):
-            await append(nc, [one])
+            await append(nc, [single])
         with pytest.raises(MessageTooLargeError):
-            await append(nc, [message(f"{stream}.b"), one])
+            await append(nc, [message(f"{stream}.b"), single])
     largest = OutgoingMessage(f"{stream}.a", b"", {"name": "x" * (65_535 - 20)})
     assert await append(nc, [largest]) == [1]
     await ensure_stream(nc, {"name": stream, "max_msg_size": 100})
@@ -177,18 +177,18 @@ async def test_publish_many_returns_a_result_for_each_message(nc: Client, stream
 async def test_subjects_and_headers_that_break_the_protocol_are_refused(
     nc: Client, stream: str
 ) -> None:
-    good = message(f"{stream}.a")
-    wrong = [
+    valid = message(f"{stream}.a")
+    invalid = [
         message(f"{stream}.a 1\r\nPUB {stream}.b 0\r\n"),
         message(""),
         OutgoingMessage(f"{stream}.a", b"", {"na me": "value"}),
     ]
-    for one in wrong:
+    for single in invalid:
         with pytest.raises(ValueError, match=r"subject|header|Subject|Header"):
-            await append(nc, [one])
+            await append(nc, [single])
         with pytest.raises(ValueError, match=r"subject|header"):
-            await append(nc, [one, good])
-        [first, second] = await publish_many(nc, [one, good])
+            await append(nc, [single, valid])
+        [first, second] = await publish_many(nc, [single, valid])
         assert isinstance(first, BusRefusedError)
         assert isinstance(second, PublishAck)
     injected = OutgoingMessage(f"{stream}.b", b"", {"Name": "a\r\nNats-Msg-Id: b"})
@@ -234,7 +234,7 @@ async def test_each_message_of_a_batch_without_a_response_is_unknown(
     expected_messages = [message(f"{stream}.{i}") for i in range(60)]
     expected_messages[39] = message(
         f"nowhere-{stream}"
-    )  # it would have been the second batch's commit
+    )  # this would have been the commit of the second batch
     results = await publish_in_batches(nc, expected_messages, batch=20)
     kinds = [type(result) for result in results]
     assert kinds == [PublishAck] * 20 + [BusUnavailableError] * 20 + [PublishAck] * 20

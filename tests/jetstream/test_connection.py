@@ -136,7 +136,7 @@ async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path
     connections = _logged(server, "Client connection created")
     async with proxied(server.port) as proxy:
         proxy.held = {"to server"}  # connected, but not authenticated yet
-        connecting = asyncio.ensure_future(
+        connect_task = asyncio.ensure_future(
             connect(proxy.url.replace("//", "//u:p@"), name="test", timeout_seconds=60)
         )
         await _until_logged(server, "Client connection created", connections + 1)
@@ -145,7 +145,7 @@ async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path
         os.kill(server.pid, signal.SIGHUP)
         await _until_logged(server, "authentication error", 1)
         proxy.heal()
-        nc = await connecting
+        nc = await connect_task
         assert nc.is_connected
         await nc.close()
     await server.stop()
@@ -158,12 +158,12 @@ async def test_a_client_that_authenticates_too_slowly_retries(tmp_path: Path) ->
     await server.start(tmp_path, extra_config=f"debug: true\n{users}")
     async with proxied(server.port) as proxy:
         proxy.held = {"to server"}
-        connecting = asyncio.ensure_future(
+        connect_task = asyncio.ensure_future(
             connect(proxy.url.replace("//", "//u:p@"), name="test", timeout_seconds=60)
         )
         await _until_logged(server, "Authentication Timeout", 5)
         proxy.heal()
-        nc = await connecting
+        nc = await connect_task
         assert nc.is_connected
         await nc.close()
     await server.stop()
@@ -186,8 +186,8 @@ async def test_a_new_enough_server_is_accepted(nc: Client) -> None:
 
 
 async def test_an_old_server_is_refused(nc: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = property(lambda _: ServerVersion("2.11.4"))  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr(Client, "connected_server_version", old)
+    old_version = property(lambda _: ServerVersion("2.11.4"))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(Client, "connected_server_version", old_version)
     with pytest.raises(IncompatibleServerError, match=r"2\.11\.4.*2\.14"):
         await require_jetstream(nc)
 
@@ -196,8 +196,8 @@ async def test_a_server_that_accepts_only_short_messages_is_refused(
     nc: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results and rows would not fit; their retries would delay those of all tenants."""
-    short = property(lambda _: 1024 * 1024 - 1)  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr(Client, "max_payload", short)
+    limited_info = property(lambda _: 1024 * 1024 - 1)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(Client, "max_payload", limited_info)
     with pytest.raises(IncompatibleServerError, match=r"1048575 bytes.*max_payload"):
         await require_jetstream(nc)
 
@@ -276,11 +276,11 @@ async def test_a_lost_connection_ends_pending_requests(tmp_path: Path) -> None:
     url = await server.start(tmp_path)
     client = await connect(url, name="waiting")
     await subscribe(client, "silent", _never_answer)
-    waiting = asyncio.ensure_future(request(client, "silent", b"", timeout=60))
+    pending = asyncio.ensure_future(request(client, "silent", b"", timeout=60))
     await client.flush()
     await server.kill()
     with pytest.raises(BusUnavailableError, match="reconnecting"):
-        await asyncio.wait_for(waiting, 50)
+        await asyncio.wait_for(pending, 50)
     await client.close()
 
 
@@ -319,7 +319,7 @@ async def test_a_paused_server_causes_no_reconnections(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(connection, "_CHECK_SECONDS", 0.5)  # three pings without answer are 15 s
+    monkeypatch.setattr(connection, "_CHECK_SECONDS", 0.5)  # three unanswered pings take 15 s
     server = EmbeddedServer()
     url = await server.start(tmp_path)
     client = await connect(url, name="patient")
@@ -334,7 +334,7 @@ async def test_a_paused_server_causes_no_reconnections(
     server.resume()
     await api_request(client, "INFO", None, timeout=60)
     assert client.stats["reconnects"] == 0
-    assert caplog.text.count("no response, and") == 1  # and the next check is some seconds later
+    assert caplog.text.count("no response, and") == 1  # the next check follows some seconds later
     await client.close()
     await server.stop()
 
@@ -388,7 +388,7 @@ async def test_a_reconnection_that_fails_late_leaves_no_reader_behind(
         assert sum(f"Client.{each}" in task for task in tasks) == 1, each
 
 
-async def test_a_connection_closes_after_another_wait_for_its_end_was_cancelled(
+async def test_a_connection_closes_after_another_wait_for_its_end_was_canceled(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)

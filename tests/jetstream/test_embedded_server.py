@@ -40,15 +40,15 @@ async def test_acknowledged_messages_survive_a_kill(
     await other_server.stop()
 
 
-async def test_a_flood_without_acknowledgements_hardly_delays_other_clients(
+async def test_a_flood_without_acknowledgments_hardly_delays_other_clients(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
-    flooding, other_client = await connected(own_server), await connected(own_server)
+    flooding_client, other_client = await connected(own_server), await connected(own_server)
     await ensure_stream(other_client, {"name": "S", "subjects": ["s.>"], "discard": "new"})
     count = 40 * MAX_BUFFERED_MESSAGES
-    flood = [encode(flooding, "s.flood", b"x", {}) for _ in range(count)]
-    await write(flooding, flood, "flood")
-    await flooding.flush(60)
+    flood = [encode(flooding_client, "s.flood", b"x", {}) for _ in range(count)]
+    await write(flooding_client, flood, "flood")
+    await flooding_client.flush(60)
 
     async def is_stored() -> bool:
         try:
@@ -61,18 +61,20 @@ async def test_a_flood_without_acknowledgements_hardly_delays_other_clients(
     assert (await stream_state(other_client, "S")).messages < count // 2
 
 
-async def test_a_folder_has_one_server(own_server: EmbeddedServer) -> None:
+async def test_a_second_server_on_a_folder_is_refused(own_server: EmbeddedServer) -> None:
     port = own_server.port
     with pytest.raises(EmbeddedServerError, match="in use by another server"):
         await EmbeddedServer().start(own_server.data_dir)
     with pytest.raises(EmbeddedServerError, match="already running"):
         await own_server.start(own_server.data_dir)
-    nc = await connect(own_server.url, name="test")  # the first one is unharmed
+    nc = await connect(own_server.url, name="test")  # the first server is unaffected
     await nc.close()
     assert own_server.port == port
 
 
-async def test_a_port_has_one_server(own_server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_a_second_server_on_a_port_is_refused(
+    own_server: EmbeddedServer, tmp_path: Path
+) -> None:
     second = EmbeddedServer()
     with pytest.raises(EmbeddedServerError, match="another process is using the port"):
         await second.start(tmp_path / "second", port=own_server.port)

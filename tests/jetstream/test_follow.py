@@ -144,33 +144,33 @@ async def test_a_follower_of_given_consumers_continues_when_another_takes_its_co
     nc: Client, stream: str
 ) -> None:
     await _create_pull_consumers(nc, stream, "one", "two")
-    mine = f"{stream}.mine"
+    own_follower = f"{stream}.mine"
     for number in range(1_200):  # more than one request returns
-        await publish(nc, mine, str(number).encode())
+        await publish(nc, own_follower, str(number).encode())
     async with follow_with_consumers(
-        nc, stream, names=["one", "two"], subject_filter=mine, start_seq=1
-    ) as it:
-        payloads = [each.payload async for batch in it.replay() for each in batch]
+        nc, stream, names=["one", "two"], subject_filter=own_follower, start_seq=1
+    ) as iterator:
+        payloads = [each.payload async for batch in iterator.replay() for each in batch]
         assert payloads == [str(number).encode() for number in range(1_200)]
         for name in ("one", "two"):
             await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": 1})
-        await publish(nc, mine, b"new")
-        assert [each.payload for each in await collect(it, 1)] == [b"new"]
+        await publish(nc, own_follower, b"new")
+        assert [each.payload for each in await collect(iterator, 1)] == [b"new"]
 
 
 async def test_followers_of_given_consumers_use_one_each_and_start_with_new_messages(
     nc: Client, stream: str
 ) -> None:
     await _create_pull_consumers(nc, stream, "one", "two")
-    names, mine = ["one", "two"], f"{stream}.mine"
-    await publish(nc, mine, b"old")
+    names, own_names = ["one", "two"], f"{stream}.mine"
+    await publish(nc, own_names, b"old")
     async with (
-        follow_with_consumers(nc, stream, names=names, subject_filter=mine) as first,
-        follow_with_consumers(nc, stream, names=names, subject_filter=mine) as second,
+        follow_with_consumers(nc, stream, names=names, subject_filter=own_names) as first,
+        follow_with_consumers(nc, stream, names=names, subject_filter=own_names) as second,
     ):
         with pytest.raises(BusRefusedError, match="in use"):
-            async with follow_with_consumers(nc, stream, names=names, subject_filter=mine):
+            async with follow_with_consumers(nc, stream, names=names, subject_filter=own_names):
                 pass
-        await publish(nc, mine, b"new")
+        await publish(nc, own_names, b"new")
         for each in (first, second):
             assert [message.payload for message in await collect(each, 1)] == [b"new"]

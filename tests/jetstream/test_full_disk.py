@@ -1,4 +1,4 @@
-"""When a server is restarted after a full disk, according to the problem it reports."""
+"""Whether a server is restarted after a full disk depends on the problem that it reports."""
 
 from __future__ import annotations
 

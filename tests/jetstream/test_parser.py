@@ -1,4 +1,4 @@
-"""Our fast parser returns the same messages as nats-py's parser, however the bytes are split."""
+"""Our fast parser returns the same messages as nats-py's parser for any split of the bytes."""
 
 import pytest
 from nats.aio.client import Client
@@ -48,7 +48,7 @@ EXPECTED_MESSAGES = [parsed for _, parsed in MESSAGES.values()] + [(1, b"z", b""
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 50, 61, 100, len(STREAM)])
-async def test_however_the_bytes_are_split_each_message_is_parsed_once_and_in_order(
+async def test_each_message_is_parsed_once_and_in_order_for_any_split_of_the_bytes(
     size: int,
 ) -> None:
     client = ParserClient()
@@ -66,7 +66,7 @@ async def test_a_partial_message_is_dropped_with_its_connection() -> None:
     assert client.messages == [(1, b"c", b"", b"x", b"")]
 
 
-async def test_a_line_that_is_no_message_is_a_protocol_error() -> None:
+async def test_an_invalid_line_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         await ParserClient().parser.parse(b"MSG a one 3\r\nabc\r\nMSG\r\n")
 
@@ -83,7 +83,7 @@ async def test_a_line_that_is_no_message_is_a_protocol_error() -> None:
         b"",
     ],
 )
-def test_lazy_headers_equal_headers_that_are_parsed_at_once(lines: bytes) -> None:
+def test_lazy_headers_equal_headers_that_are_parsed_immediately(lines: bytes) -> None:
     expected = FastClient._parse_header_lines(lines)  # pyright: ignore[reportPrivateUsage]
     headers = Headers(b"NATS/1.0\r\n%b\r\n\r\n" % lines)
     assert headers == expected

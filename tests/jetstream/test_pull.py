@@ -90,7 +90,7 @@ async def test_the_number_of_prefetched_messages_is_bounded(nc: Client, stream: 
 async def test_the_waiting_reader_takes_over(
     nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
 ) -> None:
-    """The pinned reader vanishes; after `priority_timeout` the server pins the one that waits."""
+    """The pinned reader disappears; after `priority_timeout` the server pins the waiting one."""
     await create_pinned(nc, stream, ["p0", "p1"], seconds=1)
     first_nc = await connected(nats_server)
     first = PullGroup(first_nc, stream, ["p0", "p1"], group="g")
@@ -135,7 +135,7 @@ async def test_a_closed_reader_returns_its_unprocessed_messages(nc: Client, stre
     assert everything == list(range(1, 11))
     await other_reader.close()
     await other_reader.close()
-    assert vars(nc)["_subs"].keys() <= {1}  # only the client's own for requests
+    assert vars(nc)["_subs"].keys() <= {1}  # only the client's own subscription for requests
 
 
 async def test_a_nak_is_redelivered_and_a_termination_is_not(nc: Client, stream: str) -> None:
@@ -145,13 +145,13 @@ async def test_a_nak_is_redelivered_and_a_termination_is_not(nc: Client, stream:
     first, second, third = await pull(reader, 3)
     await terminate(nc, first, "of no use")
     await nak(nc, second, 0.3)
-    began = time.monotonic()
+    started_at = time.monotonic()
     await nak(nc, third)
-    [again] = await reader.next_batch()
-    assert (again.seq, again.delivered) == (3, 2)
-    [again] = await reader.next_batch()
-    assert (again.seq, again.delivered) == (2, 2)
-    assert time.monotonic() - began >= 0.25
+    [redelivered] = await reader.next_batch()
+    assert (redelivered.seq, redelivered.delivered) == (3, 2)
+    [redelivered] = await reader.next_batch()
+    assert (redelivered.seq, redelivered.delivered) == (2, 2)
+    assert time.monotonic() - started_at >= 0.25
     await reader.close()
 
 
@@ -214,15 +214,15 @@ async def test_a_deleted_stream_is_an_error(nc: Client, stream: str) -> None:
     await reader.close()
 
 
-async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
+async def test_a_canceled_wait_loses_nothing(nc: Client, stream: str) -> None:
     await create_consumer(nc, stream, "c", ack_wait=60 * SECOND)
     reader = PullReader(nc, stream, "c")
     for number in range(1, 20):
-        waiting = asyncio.ensure_future(reader.next_batch())
+        pending = asyncio.ensure_future(reader.next_batch())
         await asyncio.sleep(0.001 * (number % 4))
         await publish(nc, f"{stream}.a", b"")
-        waiting.cancel()
-        results = await asyncio.gather(waiting, return_exceptions=True)
+        pending.cancel()
+        results = await asyncio.gather(pending, return_exceptions=True)
         deliveries = results[0] if isinstance(results[0], list) else await reader.next_batch()
         assert [delivery.seq for delivery in deliveries] == [number]
     await reader.close()
@@ -250,12 +250,12 @@ async def test_an_added_consumer_is_read_although_another_one_is_full(
     await append(nc, [message(f"{stream}.slow") for _ in range(20)])
     group = PullGroup(nc, stream, ["slow"], keep_slots=True, max_batch=2)
     await pull(group, 2)
-    waiting = asyncio.ensure_future(group.next_batch())
+    pending = asyncio.ensure_future(group.next_batch())
     await asyncio.sleep(0)
     group.set_slots("fast", 2)
     await publish(nc, f"{stream}.fast", b"")
     async with asyncio.timeout(20):
-        [new] = await waiting
+        [new] = await pending
     assert (new.consumer, new.seq) == ("fast", 21)
     await group.close()
 

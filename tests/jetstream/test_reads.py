@@ -25,11 +25,13 @@ async def test_last_messages_of_more_subjects_than_one_request_may_name(
     await fill(nc, stream, 2_500)
     await append(nc, [message(f"{stream}.7.7", b"new")])
     filters = [f"{stream}.{i % 10}.{i}" for i in range(2_500)]
-    messages = {item.subject: item for item in await last_for_subjects(nc, stream, filters)}
+    messages = {
+        message_.subject: message_ for message_ in await last_for_subjects(nc, stream, filters)
+    }
     assert len(messages) == 2_500
     assert messages[f"{stream}.7.7"].payload == b"new"
     previous_messages = await last_for_subjects(nc, stream, [f"{stream}.7.7"], up_to=2_500)
-    assert [item.payload for item in previous_messages] == [b"7"]
+    assert [message_.payload for message_ in previous_messages] == [b"7"]
 
 
 async def test_wildcards_are_split_until_they_fit(nc: Client, stream: str) -> None:
@@ -51,9 +53,9 @@ async def test_reads_without_a_match_return_nothing(nc: Client, stream: str) -> 
 async def test_a_subject_is_read_in_pages(nc: Client, stream: str) -> None:
     await fill(nc, stream, 2_345)
     everything = await read_subject(nc, stream, f"{stream}.>")
-    assert [item.seq for item in everything] == list(range(1, 2_346))
-    part = await read_subject(nc, stream, f"{stream}.5.>", start_seq=100, limit=3)
-    assert [item.payload for item in part] == [b"105", b"115", b"125"]
+    assert [message_.seq for message_ in everything] == list(range(1, 2_346))
+    page = await read_subject(nc, stream, f"{stream}.5.>", start_seq=100, limit=3)
+    assert [message_.payload for message_ in page] == [b"105", b"115", b"125"]
     exactly_one_page = await read_subject(nc, stream, f"{stream}.>", start_seq=1_346)
     assert len(exactly_one_page) == 1_000
 

@@ -44,10 +44,10 @@ async def test_a_scheduled_message_is_delivered_once_and_not_early(nc: Client, t
         headers={"Why": "retry"},
     )
     async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
-        [one] = await collect(follower, 1)
-    assert (one.subject, one.payload) == (f"{timers}.fired.a", b"wake")
-    assert one.headers is not None
-    assert one.headers["Why"] == "retry"
+        [delivered] = await collect(follower, 1)
+    assert (delivered.subject, delivered.payload) == (f"{timers}.fired.a", b"wake")
+    assert delivered.headers is not None
+    assert delivered.headers["Why"] == "retry"
     assert 0 <= time.time() - at.timestamp() < 20
     assert await read_subject(nc, timers, f"{timers}.sched.>") == []
 

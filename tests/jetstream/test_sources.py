@@ -70,7 +70,7 @@ async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str)
 
 
 async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, unique: str) -> None:
-    """`partition(n, …)` hashes the tokens of the named wildcards, wherever they stand."""
+    """`partition(n, …)` hashes the tokens of the named wildcards at any position."""
     timers, intake = f"{unique}-timers", f"{unique}-intake"
     await ensure_stream(
         nc,
@@ -107,13 +107,13 @@ async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, uni
     assert origins == {"desired", "timer"}
     assert [len(found) for found in partitions_by_name.values()] == [1] * 20
     assert len({partition for found in partitions_by_name.values() for partition in found}) > 1
-    await _misfits_stay_readable(nc, intake, unique)
+    await _check_unmatched_messages_are_readable(nc, intake, unique)
     assert (await stream_state(nc, intake)).first_seq >= 500
     await delete_stream(nc, intake)
     await delete_stream(nc, timers)
 
 
-async def _misfits_stay_readable(nc: Client, intake: str, unique: str) -> None:
+async def _check_unmatched_messages_are_readable(nc: Client, intake: str, unique: str) -> None:
     """A message that the transform does not match is stored under its own subject."""
     wrong = [f"rec{unique}.foo", f"rec{unique}.a.b.c.d.e.f"]
     for subject in wrong:

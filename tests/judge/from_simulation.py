@@ -59,7 +59,7 @@ class Witness:
         self.turns = Turns()
         truth, traits = SimulatedTruth(api, listing_faults, vault, kinds, decisions), api.traits
         self.history = truth.history = History(
-            answers=decisions.answers,
+            answers=decisions.replies,
             objects=(),
             by_hand=None,
             secret_values=vault.all_values,

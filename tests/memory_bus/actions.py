@@ -11,7 +11,7 @@ from reconciler.ports import ActionDelivery, ResourceAppend, StoredEvent
 from tests.memory_bus.deliveries import Consumer
 from tests.memory_bus.log import LogStream
 from tests.memory_bus.network import Network
-from tests.memory_bus.reading import Answer, pull
+from tests.memory_bus.reading import Deliver, pull
 
 LEASE_SECONDS = 10.0
 _REQUEST_SECONDS = 5.0
@@ -38,7 +38,7 @@ class ActionQueue:
         self.consumers: dict[str, Consumer] = defaultdict(
             lambda: Consumer(LEASE_SECONDS, max_ack_pending=max_ack_pending)
         )
-        self._requests: list[tuple[str, FreeSlots, float, Answer[ActionDelivery]]] = []
+        self._requests: list[tuple[str, FreeSlots, float, Deliver[ActionDelivery]]] = []
         self._wake_at = 0.0
         log.after_store.append(self._stored)
 
@@ -54,9 +54,9 @@ class ActionQueue:
         """Whether every action was executed and acknowledged."""
         return all(consumer.is_idle for consumer in self.consumers.values())
 
-    def request(self, reader: str, rooms: FreeSlots, answer: Answer[ActionDelivery]) -> None:
+    def request(self, reader: str, rooms: FreeSlots, deliver: Deliver[ActionDelivery]) -> None:
         """Register a worker's request for actions; they are delivered as soon as there are some."""
-        self._requests.append((reader, rooms, self._time() + _REQUEST_SECONDS, answer))
+        self._requests.append((reader, rooms, self._time() + _REQUEST_SECONDS, deliver))
         self.serve()
 
     def forget_requests(self, reader: str) -> None:
@@ -70,13 +70,13 @@ class ActionQueue:
         now = self._time()
         self._requests = [each for each in self._requests if each[2] > now]
         for request in list(self._requests):
-            _, rooms, _, answer = request
+            _, rooms, _, deliver = request
             handed_out: list[tuple[int, int]] = []
             for config, room in rooms().items():
                 handed_out += self.consumers[config].deliver(room, now)
             if handed_out:
                 self._requests.remove(request)
-                answer([self._delivery(*each) for each in sorted(handed_out)])
+                deliver([self._delivery(*each) for each in sorted(handed_out)])
         dues = [consumer.next_redelivery() for consumer in self.consumers.values()]
         due = min((due for due in dues if due is not None), default=None)
         if due is not None and self._requests and self._wake_at <= now:
@@ -134,9 +134,9 @@ class MemoryActionReader:
                     self._leased[each.position] = _configuration(each.event) or ""
                 return batch
 
-    def _request(self, answer: Answer[ActionDelivery]) -> None:
+    def _request(self, deliver: Deliver[ActionDelivery]) -> None:
         most = self._random.choice((1, 2, 8))
-        self._queue.request(self._name, lambda: self._rooms(most), answer)
+        self._queue.request(self._name, lambda: self._rooms(most), deliver)
 
     def _rooms(self, most: int) -> Mapping[str, int]:
         leased = [name for at, name in self._leased.items() if at not in self._without_slot]

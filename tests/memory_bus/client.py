@@ -36,12 +36,12 @@ class MemoryClientBus:
         self._inboxes = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._handled: list[DeadLetterHandled] = []
-        bus.decisions.after_answer.append(self._take)
+        bus.decisions.after_reply.append(self._take)
 
-    def _take(self, subject: str, answer: Reply) -> None:
+    def _take(self, subject: str, reply: Reply) -> None:
         waiting = self._waiting.pop(subject, None)
         if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+            waiting.set_result(reply)
 
     # --- the intake
 
@@ -56,22 +56,22 @@ class MemoryClientBus:
     async def request(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
-        """Store messages and wait for the answers; None for one that does not arrive in time."""
+        """Store messages and wait for the replies; None for one that does not arrive in time."""
         requests = [(*self._outgoing(each), self._inbox()) for each in messages]
-        answers = [self._waiting[inbox] for *_, inbox in requests]
+        replies = [self._waiting[inbox] for *_, inbox in requests]
         await self._store(requests)
-        await asyncio.wait(answers, timeout=timeout_seconds)
-        return [each.result() if each.done() else None for each in answers]
+        await asyncio.wait(replies, timeout=timeout_seconds)
+        return [each.result() if each.done() else None for each in replies]
 
     async def ask_raw(
         self, subject: str, payload: bytes, *, message_id: str = "", reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store bytes; return their position, and the answer if it arrives in time."""
+        """Store bytes; return their position, and the reply if it arrives in time."""
         inbox = self._inbox()
-        answer = self._waiting[inbox]
+        reply = self._waiting[inbox]
         [position] = await self._store([(subject, payload, message_id, inbox)])
-        await asyncio.wait([answer], timeout=reply_timeout_seconds)
-        return position, answer.result() if answer.done() else None
+        await asyncio.wait([reply], timeout=reply_timeout_seconds)
+        return position, reply.result() if reply.done() else None
 
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, reply_timeout_seconds: float

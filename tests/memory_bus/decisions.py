@@ -1,4 +1,4 @@
-"""A decider's timers, answers, rejections and dead letters."""
+"""A decider's timers, replies, rejections and dead letters."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Decisions:
         self._timers: dict[tuple[ResourceKey, str], TimerRequest] = {}
         self._faults: list[TimersFail] = []
         self.dead_letter_capacity = Capacity("DEADLETTERS")
-        self.answers: list[tuple[str, Reply]] = []
-        self.after_answer: list[Callable[[str, Reply], object]] = []
+        self.replies: list[tuple[str, Reply]] = []
+        self.after_reply: list[Callable[[str, Reply], object]] = []
         self.rejections: dict[tuple[ResourceKey, int], tuple[Rejection, float]] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
         self._stored_contents: dict[tuple[str, str, str], str] = {}
@@ -93,12 +93,12 @@ class Decisions:
         except StreamFullError:
             self._network.call_later(_RETRY_SECONDS, lambda: self._store_fired(subject, payload))
 
-    def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
-        """Deliver answers to the publishers that wait for them, if any."""
-        self.answers += answers
-        for subject, answer in answers:
-            for hook in self.after_answer:
-                hook(subject, answer)
+    def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
+        """Deliver replies to the publishers that wait for them, if any."""
+        self.replies += replies
+        for subject, reply in replies:
+            for hook in self.after_reply:
+                hook(subject, reply)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Store each dead letter once; return those that do not fit."""
@@ -131,17 +131,17 @@ class Decisions:
 
 def rejected_event(rejection: Rejection) -> LogEvent:
     """Return a rejection as an event of the outcome stream."""
-    answer = rejection.reply
-    data = OutcomeRecorded("Rejected", answer.generation, answer.reason, answer.message)
+    reply = rejection.reply
+    data = OutcomeRecorded("Rejected", reply.generation, reply.reason, reply.message)
     return LogEvent(
-        id=f"{rejection.key}#rejected-{answer.position}",
+        id=f"{rejection.key}#rejected-{reply.position}",
         source=SOURCE,
         type=event_type(data),
         subject=str(rejection.key),
         time=rejection.at,
         resourceversion=0,
         data=data,
-        causationposition=answer.position,
+        causationposition=reply.position,
         actor=rejection.actor,
     )
 
@@ -159,7 +159,7 @@ class MemoryDecisionSink:
 
     async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
         if replies:
-            self._network.send("answer", lambda: self._decisions.answer(replies))
+            self._network.send("answer", lambda: self._decisions.send_replies(replies))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         await self._network.ask("dead letters", lambda: self._decisions.reject(rejections))

@@ -19,7 +19,7 @@ from tests.memory_bus.capacity import Capacity
 from tests.memory_bus.clock import Clock, date_of
 from tests.memory_bus.deliveries import Consumer
 from tests.memory_bus.network import Network
-from tests.memory_bus.reading import Answer, pull
+from tests.memory_bus.reading import Deliver, pull
 
 PARTITIONS = 3
 ACK_WAIT_SECONDS = 10.0
@@ -56,15 +56,15 @@ class StoredIntake:
 class _Request:
     """A reader's open request for messages."""
 
-    __slots__ = ("answer", "expires", "most", "reader")
+    __slots__ = ("deliver", "expires", "most", "reader")
 
     def __init__(
-        self, reader: str, most: int, expires: float, answer: Answer[IntakeDelivery]
+        self, reader: str, most: int, expires: float, deliver: Deliver[IntakeDelivery]
     ) -> None:
         self.reader = reader
         self.most = most
         self.expires = expires
-        self.answer = answer
+        self.deliver = deliver
 
 
 class IntakeStream:
@@ -163,19 +163,19 @@ class IntakeStream:
         return all(consumer.is_idle for consumer in self._consumers)
 
     def request(
-        self, reader: str, most: int, answer: Answer[IntakeDelivery], *, waits: bool = True
+        self, reader: str, most: int, deliver: Deliver[IntakeDelivery], *, waits: bool = True
     ) -> None:
         """Deliver messages to a reader as soon as there are some, or now if it does not wait."""
         now = self._time()
         for partition, (pinned, _) in list(self._pins.items()):
             if pinned == reader:
                 self._pins[partition] = (reader, now)
-        request = _Request(reader, most, now + _REQUEST_SECONDS, answer)
+        request = _Request(reader, most, now + _REQUEST_SECONDS, deliver)
         if waits:
             self._requests.append(request)
             self.serve()
         else:
-            answer([] if self._network.is_away else self._collect(request, now))
+            deliver([] if self._network.is_away else self._collect(request, now))
 
     def unpin(self, reader: str = "") -> None:
         """Release the partitions of one reader, or of all."""
@@ -200,7 +200,7 @@ class IntakeStream:
             batch = self._collect(request, now)
             if batch:
                 self._requests.remove(request)
-                request.answer(batch)
+                request.deliver(batch)
         self._wake_later(now)
 
     def _collect(self, request: _Request, now: float) -> list[IntakeDelivery]:
@@ -334,16 +334,16 @@ class MemoryIntakeReader:
             if batch:
                 return batch
 
-    def _request_available(self, answer: Answer[IntakeDelivery]) -> None:
+    def _request_available(self, deliver: Deliver[IntakeDelivery]) -> None:
         most = self._random.choice(self._batch_sizes)
-        self._stream.request(self._name, most, answer, waits=False)
+        self._stream.request(self._name, most, deliver, waits=False)
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:
             self._network.send("ack", lambda: self._stream.extend(deliveries))
 
-    def _request(self, answer: Answer[IntakeDelivery]) -> None:
-        self._stream.request(self._name, self._random.choice(self._batch_sizes), answer)
+    def _request(self, deliver: Deliver[IntakeDelivery]) -> None:
+        self._stream.request(self._name, self._random.choice(self._batch_sizes), deliver)
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:

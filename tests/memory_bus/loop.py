@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """Runs callbacks one by one; time jumps to the next timer when nothing is ready."""
 
     def __init__(self, seed: str) -> None:
-        # One for each loop: callbacks that a closed loop left would keep the next one from running.
+        # Separate for each loop: leftover callbacks of a closed loop would block the next one.
         self.outside = Process("outside")
         self._random = random.Random(seed).random
         self._now = 1_000.0

@@ -89,7 +89,7 @@ class Network:
         """
         fault = self.strike(what) if self._armed else None
         await self.before(fault)
-        answer: asyncio.Future[_T] = self._loop.create_future()
+        response: asyncio.Future[_T] = self._loop.create_future()
         going, coming = self.latency(), self.latency()
         if fault is not None and fault.strike == "delay":
             going += fault.seconds
@@ -101,20 +101,20 @@ class Network:
                 return
             try:
                 result = operation()
-            except Exception as error:  # noqa: BLE001 - the answer is an error
+            except Exception as error:  # noqa: BLE001 - the response is an error
                 reply(error, None)
             else:
                 reply(None, result)
 
         def reply(error: Exception | None, result: _T | None) -> None:
             if not reply_is_lost:
-                self.call_later(coming, lambda: _settle(answer, error, result))
+                self.call_later(coming, lambda: _settle(response, error, result))
 
         self.call_later(going, arrive)
         self.after(fault)
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                return await answer
+                return await response
         except TimeoutError:
             raise BusUnavailableError(f"{what}: no response before the timeout") from None
 
@@ -167,13 +167,13 @@ class Network:
             self.pause(current_process(), fault.seconds)
 
 
-def _settle(answer: asyncio.Future[_T], error: Exception | None, result: _T | None) -> None:
-    if answer.done():
+def _settle(response: asyncio.Future[_T], error: Exception | None, result: _T | None) -> None:
+    if response.done():
         return
     if error is not None:
-        answer.set_exception(error)
+        response.set_exception(error)
     else:
-        answer.set_result(result)  # pyright: ignore[reportArgumentType]
+        response.set_result(result)  # pyright: ignore[reportArgumentType]
 
 
 _outside = Context()

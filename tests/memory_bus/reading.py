@@ -11,7 +11,7 @@ from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
 
 _T = TypeVar("_T")
-Answer = Callable[[list[_T]], None]
+Deliver = Callable[[list[_T]], None]
 """Delivers messages to the reader that requested them."""
 
 _AWAY_SECONDS = 0.5
@@ -20,7 +20,7 @@ _AWAY_SECONDS = 0.5
 async def pull(
     network: Network,
     what: RequestType,
-    request: Callable[[Answer[_T]], object],
+    request: Callable[[Deliver[_T]], object],
     expires_seconds: float,
 ) -> list[_T]:
     """Request messages and wait; return none if none arrive in time.
@@ -40,10 +40,10 @@ async def pull(
     if fault is not None and fault.strike in ("delay", "lose reply"):
         way += fault.seconds
 
-    def answer(batch: list[_T]) -> None:
+    def deliver(batch: list[_T]) -> None:
         network.call_later(way, lambda: set_arrived(batch))
 
-    network.call_later(network.latency(), lambda: request(answer))
+    network.call_later(network.latency(), lambda: request(deliver))
     network.after(fault)
     try:
         async with asyncio.timeout(expires_seconds + 2 * way + 0.5):

@@ -89,14 +89,14 @@ async def load(bus: Bus, dice: random.Random) -> Any:
     keys = dice.sample(_SHAPES, dice.randint(1, 5))
     from_leader, states = dice.random() < 0.5, dice.random() < 0.7
     loaded = await bus.log.load(keys, from_leader=from_leader, use_cache=states)
-    answers: list[Any] = []
+    results: list[Any] = []
     for key in keys:
         shape = loaded[key]
         cached_version = 0 if shape.cached is None else int(shape.cached)
         versions = [event.resourceversion for event in shape.events]
         assert versions == list(range(cached_version + 1, cached_version + 1 + len(versions)))
-        answers.append((str(key), shape.last_position, max([cached_version, *versions])))
-    return answers
+        results.append((str(key), shape.last_position, max([cached_version, *versions])))
+    return results
 
 
 async def save_state(bus: Bus, dice: random.Random) -> Any:
@@ -226,16 +226,18 @@ _OPERATION_CHOICES: tuple[Callable[[Bus, random.Random], Any], ...] = (
 async def play(bus: Bus, seed: int) -> list[str]:
     await bus.actions.add_queue("default", 16)
     dice = random.Random(f"operations/{seed}")
-    answers: list[str] = []
+    results: list[str] = []
     for number in range(_OPERATION_COUNT):
         operation = dice.choice(_OPERATION_CHOICES)
         own_dice = random.Random(f"{seed}/{number}")
-        answer = await operation(bus, own_dice)
-        answers.append(f"{number} {operation.__name__}: {answer!r}")
+        result = await operation(bus, own_dice)
+        results.append(f"{number} {operation.__name__}: {result!r}")
     await publish(bus, dice)
-    redelivered = await read_without_acknowledging(bus)  # last, because it takes a whole lease
-    answers.append(f"redelivered: {redelivered!r}")
-    return answers
+    redelivered = await read_without_acknowledging(
+        bus
+    )  # at the end, because it takes a whole lease
+    results.append(f"redelivered: {redelivered!r}")
+    return results
 
 
 def _event(key: ResourceKey, version: int, dice: random.Random) -> LogEvent:

@@ -111,7 +111,7 @@ async def check_max_deliveries(bus: Bus, dice: random.Random) -> Any:
 
 
 async def check_leases(bus: Bus, dice: random.Random) -> Any:
-    """Actions take slots, too."""
+    """Actions occupy slots, too."""
     count = SLOTS + dice.randint(1, _MAX_EXTRA)
     await _append(bus, count)
     await bus.actions.reader.add_queue("default", 10 * SLOTS)  # slots are the limit
@@ -187,13 +187,13 @@ _CHECKS = (
 
 async def play(bus: Bus, seed: int) -> list[str]:
     dice = random.Random(f"limits/{seed}")
-    answers: list[str] = []
+    results: list[str] = []
     await bus.sink.store_dead_letters([_dead_letter(bus, -1)])
     for number in range(_OPERATIONS):
         operation = _CHECKS[number] if number < len(_CHECKS) else dice.choice(_CHECKS)
-        answer = await operation(bus, random.Random(f"{seed}/{number}"))
-        answers.append(f"{number} {operation.__name__}: {answer!r}")
-    return answers
+        result = await operation(bus, random.Random(f"{seed}/{number}"))
+        results.append(f"{number} {operation.__name__}: {result!r}")
+    return results
 
 
 def _messages(bus: Bus, count: int) -> list[IntakeMessageOut]:

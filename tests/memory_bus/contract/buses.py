@@ -60,7 +60,7 @@ QUIET_SECONDS = 0.3
 
 
 class Reading(Generic[Delivery]):
-    """The messages of a reader; a request without an answer in time stays open."""
+    """The messages of a reader; a request without a response in time stays open."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
@@ -149,7 +149,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
-        """Return a reply subject and a future of the answer to it."""
+        """Return a reply subject and a future of the reply to it."""
 
     @abstractmethod
     async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
@@ -228,14 +228,14 @@ class MemoryContractBus(Bus):
 
     async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
         subject = f"_INBOX.{self._name()}"
-        answer: asyncio.Future[Reply] = self._bus.loop.create_future()
+        future: asyncio.Future[Reply] = self._bus.loop.create_future()
 
-        def take(answered: str, reply: Reply) -> None:
-            if answered == subject:
-                answer.set_result(reply)
+        def take(replied_subject: str, reply: Reply) -> None:
+            if replied_subject == subject:
+                future.set_result(reply)
 
-        self._bus.decisions.after_answer.append(take)
-        return subject, answer
+        self._bus.decisions.after_reply.append(take)
+        return subject, future
 
     async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
         capacity = {
@@ -300,14 +300,14 @@ class JetStreamContractBus(Bus):
 
     async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
         subject = self._nc.new_inbox()
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         async def take(message: Any) -> None:
-            answer.set_result(msgspec.json.decode(message.data, type=Reply))
+            future.set_result(msgspec.json.decode(message.data, type=Reply))
 
         await self._nc.subscribe(subject, cb=take)  # pyright: ignore[reportUnknownMemberType]
         await self._nc.flush()
-        return subject, answer
+        return subject, future
 
     async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
         state = await stream_state(self._nc, stream)

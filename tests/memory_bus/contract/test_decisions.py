@@ -73,13 +73,13 @@ async def test_a_timer_in_the_past_fires_immediately(bus: Bus) -> None:
     assert await wait_for_timers(bus, 1) == [(key.tokens, "Retry")]
 
 
-async def test_an_answer_arrives_in_its_inbox(bus: Bus) -> None:
-    subject, answer = await bus.inbox()
-    other_inbox, other_answer = await bus.inbox()
+async def test_a_reply_arrives_in_its_inbox(bus: Bus) -> None:
+    subject, future = await bus.inbox()
+    other_inbox, other_future = await bus.inbox()
     reply = Reply(True, "Accepted", 1, 7, "")
     await bus.sink.send_replies([(subject, reply), (f"{other_inbox}.gone", reply)])
-    assert await answer == reply
-    assert not other_answer.done()
+    assert await future == reply
+    assert not other_future.done()
 
 
 async def test_each_rejection_is_stored_once(bus: Bus) -> None:
@@ -105,8 +105,8 @@ async def test_a_message_reported_once_is_not_repeated_while_its_content_is_unch
     bus: Bus,
 ) -> None:
     for position, content in enumerate(("a", "a", "b"), start=1):
-        same = dead_letter(position, dedup_key="x", content=content)
-        assert not await bus.sink.store_dead_letters([same])
+        unchanged = dead_letter(position, dedup_key="x", content=content)
+        assert not await bus.sink.store_dead_letters([unchanged])
     assert await bus.dead_letters() == [("intake", 1), ("intake", 3)]
 
 

@@ -50,7 +50,7 @@ async def test_no_message_is_dropped_because_of_the_id_of_another(bus: Bus) -> N
     assert await bus.writer.last_position() == 20 + 60 + 1
 
 
-async def test_only_an_inbox_is_answered(bus: Bus) -> None:
+async def test_only_an_inbox_receives_a_reply(bus: Bus) -> None:
     intake = reading(bus)
     expected = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
     for reply in expected:

@@ -46,7 +46,7 @@ async def test_an_unreadable_part_arrives_without_its_content(bus: Bus) -> None:
 
 
 async def test_each_reader_gets_every_part(bus: Bus) -> None:
-    both = [await start_reading(bus), await start_reading(bus)]
+    readers = [await start_reading(bus), await start_reading(bus)]
     await bus.publish_listing(SUBJECT, part(bus, "a"))
-    deliveries = await asyncio.gather(*(each.wait_for(1) for each in both))
-    assert [[each.position for each in some] for some in deliveries] == [[1], [1]]
+    deliveries = await asyncio.gather(*(each.wait_for(1) for each in readers))
+    assert [[each.position for each in deliveries_] for deliveries_ in deliveries] == [[1], [1]]
