@@ -130,7 +130,7 @@ async def test_scenario_25_a_resumed_decider_does_not_mistake_an_old_state_for_t
     await paused.handle([declaration(key, 1, "Red")])
     await decider(log, bus).handle([declaration(key, 2, "Blue")])
     await paused.handle([declaration(key, 3, "Red")])
-    assert [answer.generation for answer in bus.answers] == [1, 2, 3]
+    assert [answer.generation for answer in bus.replies] == [1, 2, 3]
     declared = every(SpecDeclared, [each.data for each in await history_of(log, key)])
     assert [each.fields["color"] for each in declared] == ["Red", "Blue", "Red"]
 

@@ -173,7 +173,7 @@ class Sweeper:
         damaged = self._models.damage
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in damaged]
-        held = [row for row in rows if row.hold is not None and row.hold.woken_by != "Message"]
+        held = [row for row in rows if row.hold is not None and row.hold.ended_by != "Message"]
         wake_messages = [
             self._wake(row.key, "ConfigChanged")
             for row in held
