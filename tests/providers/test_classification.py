@@ -211,9 +211,7 @@ async def test_a_success_about_another_object_is_not_accepted(
     await fails(proxied.create(create), cell_of(failure, 1))
 
 
-WAITS = re.compile(
-    r"does not exist \(yet\)|in use|declare\b|withdraw|unmount|is attached|set spec\."
-)
+WAITS = re.compile(r"does not exist yet|in use|declare\b|withdraw|unmount|is attached|set spec\.")
 """What a message says of an error that lasts until a tenant does something."""
 
 

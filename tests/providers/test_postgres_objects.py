@@ -476,7 +476,7 @@ async def test_a_role_with_dependents_is_kept_and_the_error_names_them(
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"owner": "nobody-of-this-name"}, r"does not exist \(yet\)"),
+        ({"owner": "nobody-of-this-name"}, r"does not exist yet"),
         ({"extensions": ["no_such_extension"]}, "install its package"),
         ({"encoding": "EUC_JP", "locale": "C.UTF-8"}, "EUC_JP"),
         ({"locale": "xx_XX.none"}, "xx_XX.none"),
@@ -793,7 +793,7 @@ async def test_privileges_on_all_tables_are_exact_and_partial_ones_are_detected(
     grant_name = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
     expected = GRANT.check_fields(fields)
-    with pytest.raises(NotDoneError, match=r"there is no object \(yet\) to grant privileges on"):
+    with pytest.raises(NotDoneError, match=r"there is no object yet to grant privileges on"):
         await create_object(grants, GRANT, grant_name, fields)
     with psycopg.connect(
         host=str(postgres_server.socket),
