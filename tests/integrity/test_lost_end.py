@@ -339,6 +339,37 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
     assert "incomplete" not in verified.out
 
 
+async def test_an_older_row_is_not_read_and_its_drift_is_corrected(
+    bare_world: World, operator: Operator
+) -> None:
+    """Its next event would not follow it, as if the log had lost the events in between."""
+    world, url = bare_world, bare_world.server.url
+    name = status_name(shape("foo"))
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged")
+    await world.stop_reconciler()
+    older = (await JetStreamRows(world.nc).get([name]))[name]
+    await world.start_reconciler()
+    await world.declare("foo", color="Blue")
+    await world.until_outcome("foo", "Converged", generation=2)
+    await world.stop_reconciler()
+    await publish(world.nc, ROWS_PREFIX + name, older)
+
+    shown = (await operator.run_ok(url, "get", "Shape", "foo", "-o", "json")).json
+    assert shown["status"]["generation"] == 2, shown
+    assert [row.generation for row in await world.client.statuses() if row.name == "foo"] == [2]
+    await world.human.update("foo", color="Green")
+    await world.start_reconciler()
+    await world.until_observed_again()
+    assert (await world.human.get("foo"))["color"] == "Blue"
+    await world.until_settled()
+    await world.stop_reconciler()
+    assert (await operator.diagnose(url, "stored rows"))["status"] == "ok"
+    await operator.run_ok(url, "replay", "--verify")
+
+
 @pytest.mark.parametrize("change", ["purged", "overwritten"])
 async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_rebuilt(
     bare_world: World, operator: Operator, change: str
