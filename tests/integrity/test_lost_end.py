@@ -18,6 +18,7 @@ from infra.bus.streams import (
     STATES,
     SUBJECTS,
     decider_consumers,
+    find_log,
     find_log_id,
 )
 from infra.jetstream.connection import api_request
@@ -403,10 +404,11 @@ async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_re
 
 
 async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
-    bare_world: World, operator: Operator
+    bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tool declared all streams and consumers again, without metadata. No event is missing."""
     world, url = bare_world, bare_world.server.url
+    monkeypatch.setattr(JetStreamLog, "epoch", "e2.e1")  # as after two restores
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     await world.declare("foo")
@@ -418,6 +420,7 @@ async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
     await world.until_outcome("bar", "Converged")
     await world.until_settled()
     await world.stop_reconciler()
+    monkeypatch.undo()
     await remove_metadata(world.nc, SUBJECTS)
     for consumer in decider_consumers():
         await delete_consumer(world.nc, INTAKE, consumer)
@@ -428,7 +431,8 @@ async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
         assert f"stream {LOG} lost its metadata" in refused.err, command
         assert "reconciler init" in refused.err, command
     await operator.run_ok(url, "init")
-    assert await find_log_id(world.nc) == log_id
+    identity = await find_log(world.nc)
+    assert (identity.log_id, identity.epoch.partition(".")[2]) == (log_id, "e2.e1")
     await operator.run_ok(url, "backup", "new")
     await world.start_reconciler()
     await world.until_observed_again()
