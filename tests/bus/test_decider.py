@@ -165,12 +165,12 @@ async def test_slow_decisions_of_one_namespace_do_not_delay_another(log: JetStre
     batch = [*flood, declaration(other_key, 21, "Red")]
     undecided = await slow.handle(batch, 0.05)
     assert undecided == flood[1:], "each namespace has at least one decision"
-    assert len(bus.answers) == bus.acknowledged == 2
+    assert len(bus.replies) == bus.acknowledged == 2
     while undecided:
         before = len(undecided)
         undecided = await slow.handle(undecided, 0.05)
         assert len(undecided) < before
-    assert len(bus.answers) == bus.acknowledged == 21
+    assert len(bus.replies) == bus.acknowledged == 21
     assert not await slow.handle([declaration(new_key(), 30 + at, "Red") for at in range(9)])
 
 

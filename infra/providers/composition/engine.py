@@ -148,7 +148,7 @@ class _Composer:
     def _compute(self, key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
         resource = {"spec": spec, "name": key.name, "namespace": key.namespace}
         observed_fields: Fields = {} if observed is None else observed.fields
-        are_many = {each.name: each.is_many for each in self._parts}
+        is_many_by_part = {each.name: each.is_many for each in self._parts}
         children = child_statuses(is_many_by_part, observed_fields, children_of(observed))
         budget, inputs = Budget(), Inputs({**resource, _CHILDREN: children})
         contents = [each.component(inputs, budget) for each in self._parts]

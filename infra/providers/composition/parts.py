@@ -40,7 +40,7 @@ _REFERENCE: Final = re.compile(
 
 
 class Budget:
-    """The resources of an object. Their time is limited by the ``Work`` of its inputs."""
+    """The remaining resources of an object. Their time is limited by the ``Work`` of its inputs."""
 
     def __init__(self) -> None:
         self._resources = MAX_RESOURCES

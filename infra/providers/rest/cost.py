@@ -104,7 +104,7 @@ class InputValue:
     def element(self) -> _Value:
         """Return the value of a loop's variable."""
         if self._element is None:
-            self._element = InputValue([element for each in self._values for element in _elements(each)])
+            self._element = InputValue([one for each in self._values for one in _elements(each)])
         return self._element
 
     def field(self, name: str) -> _Value:
@@ -120,7 +120,7 @@ class InputValue:
             maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
             lists = (cast("list[Any]", each) for each in self._values if isinstance(each, list))
             values = (*lists, *(each.values() for each in maps))
-            self._items = InputValue([one for each in values for item in each])
+            self._items = InputValue([item for each in values for item in each])
         return self._items
 
 
