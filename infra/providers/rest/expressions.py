@@ -305,7 +305,8 @@ def _check_pattern(call: Node, location: str) -> None:
 class _Matcher:
     """The function ``matches``.
 
-    ``error`` is the first error of an evaluation. The function does not raise it, because the library would log it.
+    ``error`` is the first error of an evaluation. The function does not raise it, because the
+    library would log it.
     """
 
     def __init__(self, work: Work) -> None:
