@@ -180,7 +180,7 @@ def test_messages_that_are_put_back_keep_their_order_and_are_counted_again(data:
         done = {
             name: data.draw(st.integers(0, count)) for name, count in count_namespaces(turn).items()
         }
-        undecided = []
+        undecided: list[IntakeDelivery] = []
         for each in turn:
             name = namespace_of(each.subject)
             if done[name]:

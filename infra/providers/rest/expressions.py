@@ -148,7 +148,7 @@ class Expression:
             )
         inputs.work.add(_MICROSECONDS_PER_EVALUATION + copies // COPIES_PER_MICROSECOND)
         matcher = inputs.matcher
-        matcher.error = None
+        matcher.reset()
         try:
             result = self._program.execute(inputs.context(self.variables))
         except LookupError as error:
@@ -304,7 +304,7 @@ def _check_pattern(call: Node, location: str) -> None:
 
 
 class _Matcher:
-    """The function ``matches`` of one evaluation.
+    """The function ``matches`` of an evaluation.
 
     ``error`` is its first error. The function does not raise it, because the library would log it.
     """
@@ -312,6 +312,10 @@ class _Matcher:
     def __init__(self, work: Work) -> None:
         self._work = work
         self.error: ValueError | None = None
+
+    def reset(self) -> None:
+        """Forget the error of an earlier evaluation."""
+        self.error = None
 
     def is_match(self, text: Any, pattern: Any) -> bool:
         """Return whether a text contains a match; False after an error."""
