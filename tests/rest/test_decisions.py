@@ -26,7 +26,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.resource.building import BLOCK, Story, every, names, only
 from tests.rest.kinds import KINDS, example, manifest
-from tests.rest.test_made_ids import memo
+from tests.rest.test_assigned_ids import memo
 
 KEY = ResourceKey("default", "Address", "shop")
 FIELDS: dict[str, Any] = {"addresses": ["192.0.2.2", "192.0.2.1"]}

@@ -180,7 +180,7 @@ def is_id_in_use(response: Response) -> bool:
 
 
 def build_caddy_error(response: Response) -> ProviderError:
-    """Classify a failed response that has no special meaning for the call."""
+    """Classify an error response that the caller does not handle itself."""
     message = " ".join(read_error_message(response).split())
     if _NO_SUCH_PATH in message and is_read(response.method):
         return NotDoneError(
@@ -202,7 +202,7 @@ def build_caddy_error(response: Response) -> ProviderError:
     return RefusedError(text, status=HTTPStatus.BAD_REQUEST)
 
 
-def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
+def build_partial_failure(description: str, error: ProviderError) -> UnknownResultError:
     """Return the error for an action that failed after its first call."""
     return UnknownResultError(
         f"{description}: {error.message}",

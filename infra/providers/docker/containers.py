@@ -24,7 +24,7 @@ from infra.providers.docker.engine import (
     EngineApi,
     build_engine_error,
     build_name_conflict,
-    build_partly_done_error,
+    build_partial_failure,
     checked_name,
     filters,
     gather_limited,
@@ -319,7 +319,7 @@ class ContainersProvider(NamedObjects[_Container]):
         except ProviderError as error:
             if not has_effect or isinstance(error, UnknownResultError):
                 raise
-            raise build_partly_done_error("the container was partly changed", error) from error
+            raise build_partial_failure("the container was partly changed", error) from error
 
     async def _post(self, path: str, body: object = None) -> None:
         response = await self._api.call("POST", path, body=body)

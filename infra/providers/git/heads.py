@@ -244,7 +244,7 @@ class Heads:
             self._has_changes |= not is_same
 
     async def _is_at(self, head: Head, namespace: str) -> bool:
-        reply = await self._read_source(head.source, namespace=namespace, reads=False)
+        reply = await self._read_source(head.source, namespace=namespace, read_content=False)
         return reply.commit == head.revision.get("commit")
 
     async def _read(self, spec: ComposedSetSpec, previous: Head | None, now: float) -> Head:
@@ -283,7 +283,7 @@ class Heads:
     ) -> Head:
         check, key = await self._check(), ResourceKey.parse(spec.parent)
         try:
-            reads = [each.as_read for each in documents]
+            reads = [each.read_result for each in documents]
             parts = await asyncio.to_thread(check_parts, reads, key, check)
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
@@ -303,13 +303,13 @@ class Heads:
         source: Fields,
         *,
         namespace: str,
-        reads: bool = True,
+        read_content: bool = True,
         known: list[str] | None = None,
         declared: str = "",
         source_digest: str = "",
     ) -> Reply:
         """Read a repository. Raises ``GitError`` for content that cannot be read or declared."""
-        credential, former = await self._credential(source, namespace)
+        credential, former_credentials = await self._credential(source, namespace)
         reply = await read_source(
             Request(
                 source,
@@ -318,11 +318,11 @@ class Heads:
                 self._timeout_seconds,
                 _MAX_SECONDS,
                 self._allow,
-                reads=reads,
+                read_content=read_content,
                 known=known or [],
                 declared=declared,
                 source_digest=source_digest,
-                former=former,
+                former_credentials=former_credentials,
             )
         )
         if reply.failure is None:

@@ -331,13 +331,13 @@ class Observer:
             deleted_ids=self._deletions.ids(
                 began.provider_config,
                 began.kind,
-                began=listing.began_monotonic,
+                started_at=listing.began_monotonic,
                 grace_seconds=config.consistency_grace_seconds,
             ),
             late_ids=self._deletions.ids(
                 began.provider_config,
                 began.kind,
-                began=None,
+                started_at=None,
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
