@@ -34,7 +34,7 @@ class Endings(NamedTuple):
     action: bool = False  # the action in flight
     wait: bool = False  # the wait of the resource; an action in flight keeps its own
     deadlines: bool = False  # the deadlines for renewal and for progress
-    plan: bool = False  # the plan that waits for approval
+    plan: bool = False  # the plan waiting for approval
     approval: bool = False  # the approval of a hold
 
 

@@ -85,7 +85,7 @@ def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datet
 def encode_listing_part(
     message_id: str, source: str, data: ListingPart, *, time: datetime
 ) -> bytes:
-    """Encode one message of a listing as a CloudEvent."""
+    """Encode one message in a listing as a CloudEvent."""
     return _encode(message_id, source, LISTING_TYPE, data, time)
 
 
@@ -205,7 +205,7 @@ def is_nested_deeper(payload: bytes, max_levels: int) -> bool:
 
 
 def decode_listing_part(payload: bytes) -> ListingPart:
-    """Decode one message of a listing. Raises ``InvalidMessageError``."""
+    """Decode one message in a listing. Raises ``InvalidMessageError``."""
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)

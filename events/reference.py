@@ -135,7 +135,7 @@ def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
 
 
 def has_reference(value: object) -> bool:
-    """Return whether a part of a spec contains a reference."""
+    """Return whether part of a spec contains a reference."""
     return _has(value, (_REF,))
 
 

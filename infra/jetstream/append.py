@@ -15,7 +15,7 @@ from infra.jetstream.wire import check_size, encode, fail_on_denial, request, wr
 
 MAX_BATCH: Final = 1_000  # the server's limit on messages in one atomic batch (10199)
 
-# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit of
+# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit on
 # 50 open batches. Nothing was stored, so it can be sent again.
 _INCOMPLETE: Final = 10176
 _INCOMPLETE_ATTEMPTS: Final = 5

@@ -123,7 +123,7 @@ class PullGroup:
             await self._wait()
 
     def set_slots(self, consumer: str, slots: int) -> None:
-        """Add a consumer with this number of slots, or change that of an existing one."""
+        """Add a consumer with this number of slots, or change the number for an existing one."""
         source = self._sources.get(consumer)
         if source is None:
             source = self._sources[consumer] = _Source(len(self._by_index), consumer, slots)

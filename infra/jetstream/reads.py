@@ -323,7 +323,7 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
             would report an empty stream.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
-    # A single server reports no cluster.
+    # A single server does not report a cluster.
     if not info.get("cluster", {"leader": "the only server"}).get("leader"):
         raise BusUnavailableError(
             f"stream {stream} has no leader at the moment, so its content is unknown"

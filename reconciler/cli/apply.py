@@ -94,7 +94,7 @@ def apply(
         the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
-        server: show the plan, like `reconciler plan`. With --set, both show the changes of the set.
+        server: show the plan, like `reconciler plan`. With --set, both show the changes to the set.
     validate
         Where to check the documents first. client: here, before `apply` sends anything. server:
         only in the decider, which may have newer kinds.
@@ -271,7 +271,7 @@ def _check_all(
     accept_unknown: bool = False,
     detect_typos: bool = True,
 ) -> None:
-    """Check every document as the decider does, and move invalid ones to ``documents.bad``.
+    """Check every document like the decider, and move invalid ones to ``documents.bad``.
 
     ``accept_unknown``: accept kinds that are not installed here, because the decider may have them,
     unless they look misspelled.

@@ -83,7 +83,7 @@ class LetterSelection(msgspec.Struct, frozen=True):
         if self.numbers and by_filter:
             raise UsageError("use either numbers, or --stage, --resource and --all")
         if self.resource is not None:
-            ResourceKey.parse(self.resource)  # an invalid key needs no server
+            ResourceKey.parse(self.resource)  # rejecting an invalid key does not need a server
 
     def select(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Return the selected letters; raises ``CommandError`` for an unexpected count."""

@@ -244,7 +244,7 @@ def _print(new_plan: Plan) -> None:
 
 
 def _is_unremarkable_part(each: PlannedResource) -> bool:
-    """Return whether a resource is a part that needs no attention, which is shown last."""
+    """Return whether a resource is a part that does not need attention, which is shown last."""
     return bool(each.part_of) and each.says not in ("Refused", "Unreadable", "Held", "Waiting")
 
 

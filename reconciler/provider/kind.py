@@ -227,7 +227,7 @@ class Kind:
 
     @property
     def extra(self) -> str:
-        """The extra of this distribution that its provider requires; empty if it requires none."""
+        """The extra that its provider requires; empty if it requires none."""
         return str(getattr(self.connect, "extra", ""))
 
     def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:

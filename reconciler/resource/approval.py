@@ -156,7 +156,7 @@ def _name(action: Action) -> str:
 
 
 def describe_plan(request: ApprovalRequested) -> str:
-    """Return a description of the plan that waits for approval, and of its changes."""
+    """Return a description of the plan waiting for approval, and of its changes."""
     what = f"{request.operation} {request.external_name!r}"
     if request.purpose != "Converge":
         what = f"{request.purpose}: {what}"

@@ -51,7 +51,7 @@ def declare(
     except (InvalidManifestError, InvalidNameError) as error:
         return refuse(state, command, "Invalid", str(error))
     desired, spec = state.desired, spec_of(event)
-    # A declaration that changes nothing records no event. A repeat therefore has the content of an
+    # A declaration that changes nothing is not recorded. A repeat therefore has the content of an
     # earlier generation.
     may_be_repeated = bool(desired.contents) and spec.digest in desired.contents
     if _repeats_older_message(command, state):

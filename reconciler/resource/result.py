@@ -227,7 +227,7 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
     same_uid = owned is not None and uid is not None and owned.uid == uid
     match action.operation:
         case "Create" if uid in ended.created_uids:
-            return False  # a listing showed the object first, and it may have been deleted since
+            return False  # a listing showed the object first, and it may since have been deleted
         case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
             # The object was owned before its report, and no longer is. If ids derive from names,
             # the call may have come later. A later listing then shows the object.

@@ -196,7 +196,7 @@ async def test_a_repeat_of_a_declaration_without_changes_reverts_nothing(
 async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
     log: JetStreamLog,
 ) -> None:
-    """All declarations of a new resource arrive together, so they need no read."""
+    """All declarations of a new resource arrive together, so no read is needed."""
     key, bus = new_key(), Bus()
     deliveries = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
     bus.declared = [*deliveries, republish(deliveries[1], 4)]
@@ -447,7 +447,7 @@ async def test_a_message_without_a_sent_reply_is_redelivered(
 async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
     log: JetStreamLog,
 ) -> None:
-    """Its sender gets no reply before the rejection is stored, because it may be accepted then."""
+    """No reply is sent before the rejection is stored, because the message may be accepted then."""
     configurations, messages = await one_of_each(log)
     bus = RecordingBus("rejections")
     own_decider = decider(log, bus, configurations)
@@ -564,7 +564,7 @@ async def test_a_namespace_has_a_share_of_the_slots_and_the_rest_is_discarded(
     )
     assert sorted(bus.waits) == [1, 2, 7, 8], "all namespaces together have two shares"
     await own_decider.handle([unreadable(1, delivered=2), unreadable(10)])
-    assert sorted(bus.waits) == [1, 2, 7, 8], "a redelivered message takes no second slot"
+    assert sorted(bus.waits) == [1, 2, 7, 8], "a redelivered message does not take a second slot"
     assert bus.acked == [3, 4, 5, 6, 9, 10]
 
 

@@ -349,7 +349,7 @@ def test_a_blocked_api_is_reported_and_not_called() -> None:
     assert throttled is not None
     assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.details) == ("warn", True)
     implausible = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
-    assert find_blocked_api(implausible, noon) is None, "the clock was set back since"
+    assert find_blocked_api(implausible, noon) is None, "the clock has since been set back"
     for until in (earlier, later):  # a breaker stays open until its probe succeeds
         broken = find_blocked_api(billing(breaker_until=until, message="open because"), noon)
         assert broken is not None

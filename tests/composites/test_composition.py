@@ -320,7 +320,7 @@ async def test_37_a_rollout_without_progress_stays_stalled_across_a_restart(
     await world.restart_reconciler()
     await world.until(is_stalled, "the rollout is stalled")
     assert "no progress since 20" in (await why_not_ready(world))[1]
-    assert "waits for default/Shape/warm-red" in (await why_not_ready(world))[1]
+    assert "waiting for default/Shape/warm-red" in (await why_not_ready(world))[1]
 
     await world.human.clear_faults()
     await until_ready(world, WARM)

@@ -144,7 +144,9 @@ def test_a_part_can_wait_until_another_is_ready():
 def test_a_part_waits_for_a_missing_value_and_existing_parts_stay():
     first = content(WITH_DEPENDENCY)
     assert "t-after" not in colors(first)
-    assert first["waiting"]["after"].startswith("waits for middle: 'children.middle.outputs.color'")
+    assert first["waiting"]["after"].startswith(
+        "waiting for middle: 'children.middle.outputs.color'"
+    )
     readiness = kind_from(WITH_DEPENDENCY).ready(first, build_provider_object(first))
     assert (readiness.is_ready, readiness.message) == (
         False,
@@ -512,7 +514,7 @@ def test_the_log_contains_the_content_and_the_digest_of_the_definition():
     story.succeed()
     assert observe_again(story) != []  # its parts have new outputs
     assert story.outcome == "Converged"
-    assert observe_again(story) == [], "an idle object writes no event"
+    assert observe_again(story) == [], "no event is written for an idle object"
 
 
 def test_an_invalid_value_is_refused_at_declaration():

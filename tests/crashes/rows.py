@@ -167,7 +167,7 @@ class WhiteStory(RowStory):
         super().__init__(lane, case, number)
         is_created = case.operation == "Create"
         self.methods = ["POST", "PUT"] if is_created else [METHODS[case.operation]]
-        # The lost response is that of the second call or that of the first.
+        # The lost response is the one to the second call or to the first.
         self.lost_methods = ["PUT"] if case.point.startswith("worker.called") else ["POST"]
 
 

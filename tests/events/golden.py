@@ -1,7 +1,7 @@
 """Golden messages: the exact bytes in a log of this format, and how to record them.
 
 ``python -m tests.events.golden`` writes a file for every class of message of which no golden file
-shows all fields. It changes no file of the same format, and removes those of older formats.
+shows all fields. It does not change files of the same format, and removes files of older formats.
 """
 
 from __future__ import annotations

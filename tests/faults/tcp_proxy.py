@@ -50,7 +50,7 @@ class TcpProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def cut(self) -> None:
-        """Close all connections, as the end of a server does."""
+        """Close all connections, as if the server had exited."""
         for each in self._connections:
             each.cancel()
 

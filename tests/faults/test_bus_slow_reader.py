@@ -1,4 +1,4 @@
-"""Fault 17: a reader that is 100,000 outcomes behind uses no memory elsewhere, and misses none."""
+"""Fault 17: a reader 100,000 outcomes behind uses no memory elsewhere, and misses none."""
 
 from __future__ import annotations
 

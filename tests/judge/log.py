@@ -221,7 +221,7 @@ def _includes(declared: Any, fields: Any) -> bool:
 
 
 def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
-    """Return whether a message repeats the declaration at its position, which makes no event."""
+    """Return whether a message repeats the declaration at its position, which is not recorded."""
     previous_declaration: SpecDeclared | None = None
     for _, _, event in ledger.history.log:
         if event.key == key and event.causationposition <= position:

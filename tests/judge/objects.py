@@ -278,7 +278,7 @@ def _is_being_deleted(of: JudgedEvent[ExternalObserved]) -> bool:
 def assumed_absence(of: JudgedEvent[OutcomeRecorded]) -> Iterator[str]:
     """An outcome reports an object as missing only after a proof since the declaration.
 
-    This includes resources that create no object (invariant 6).
+    This includes resources that do not create an object (invariant 6).
     """
     resource, outcome = of.resource, of.data
     reports_absence = outcome.reason == resource.policy.mode and outcome.reason in (

@@ -118,7 +118,7 @@ class Decisions:
         return waiting
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Count messages that get no dead letter."""
+        """Count messages for which no dead letter is stored."""
         for each in letters:
             self.discarded[namespace_of(each.delivery.subject), each.stage] += 1
             self.given_up.add(each.delivery.position)

@@ -80,7 +80,7 @@ async def test_16_with_adoption_an_omitted_object_is_adopted_again_immediately(w
 
 
 async def test_16_a_listing_started_before_our_write_proves_nothing(bare_world: World):
-    """The listing began before the creation and ends after it, so it proves no absence."""
+    """The listing began before the creation and ends after it, so it does not prove absence."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))

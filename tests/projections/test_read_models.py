@@ -154,8 +154,8 @@ def test_a_wait_for_another_resource_starts_when_that_resource_is_named():
     def waits_for(name: str, seconds: float) -> datetime | None:
         nonlocal at
         at += timedelta(seconds=seconds)
-        conditions = (Condition("Converged", "False", "NotReady", f"waits for {name}"),)
-        outcome = OutcomeRecorded("Waiting", 1, "NotReady", f"waits for {name}", conditions)
+        conditions = (Condition("Converged", "False", "NotReady", f"waiting for {name}"),)
+        outcome = OutcomeRecorded("Waiting", 1, "NotReady", f"waiting for {name}", conditions)
         event = LogEvent(f"e{at}", "r", "t", str(story.key), at, row.version + 1, outcome)
         fold_status(row, 1, event)
         return row.waiting_since

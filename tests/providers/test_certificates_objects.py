@@ -776,7 +776,9 @@ async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     (root / "web/tls.key").unlink()
     mended = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object
     assert mended is not None
-    assert mended.outputs == previous_certificate.outputs, "what needs no order is not held up"
+    assert mended.outputs == previous_certificate.outputs, (
+        "what does not need an order is not held up"
+    )
 
 
 @pytest.mark.pebble

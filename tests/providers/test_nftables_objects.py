@@ -215,7 +215,7 @@ async def test_without_backends_connections_are_refused_immediately(
 
     service = await routed.update_service(service, backend_addresses(net)[1])
     assert await asyncio.to_thread(count_answers, net, 10) == {"b1": 20}, (
-        "a removed backend gets no connection"
+        "a removed backend does not receive connections"
     )
     await routed.provider.delete(with_version_of(action("Delete", "web", {}), service))
     assert routed.place.nft("list map ip reconciler services").count("elements") == 0

@@ -232,7 +232,7 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert (story.idle, last_request(story).purpose) == (True, "Replace")
     approve(story)
     story.succeed()
-    assert not story.idle, "the other half needs no second approval"
+    assert not story.idle, "the other half does not need a second approval"
     story.succeed()
     assert story.outcome == "Converged"
     story.observe(changed(story.existing, fields=BLUE, version="by hand"))

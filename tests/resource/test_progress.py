@@ -1,4 +1,4 @@
-"""Deadlines for progress: kinds need no clock, and an unchanged object causes no event."""
+"""Deadlines for progress: kinds need no clock, and unchanged objects cause no events."""
 
 from __future__ import annotations
 

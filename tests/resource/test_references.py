@@ -72,7 +72,7 @@ def test_36_a_resource_waits_for_a_value_and_uses_it_once_it_is_known():
     report_target(story, **ready_target(ready=False))
     assert story.reason == "NotReady"
     assert story.state.outcome is not None
-    assert story.state.outcome.message == f"waits for {DATABASE}: it is not ready"
+    assert story.state.outcome.message == f"waiting for {DATABASE}: it is not ready"
     events = report_target(story, **ready_target())
     assert names(events)[:3] == ["TargetObserved", "SpecResolved", "ActionDecided"]
     assert story.action.fields == {"type": "db-1"}
@@ -269,7 +269,7 @@ def test_a_secret_is_represented_by_its_digest_and_a_rotation_is_a_write():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     assert (story.outcome, story.reason) == ("Waiting", "SecretMissing")
-    assert "waits for secret default/db-password (store files): " in story.outcome_message
+    assert "waiting for secret default/db-password (store files): " in story.outcome_message
     report_digest(story, "d1")
     assert story.action.fields["password"] == {"$secret": "db-password", "digest": "d1"}
     story.succeed()

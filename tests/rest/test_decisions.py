@@ -1,4 +1,4 @@
-"""Decisions about a kind of an HTTP API depend only on the log, so the tests need no API."""
+"""Decisions about a kind of an HTTP API depend only on the log, so the tests do not need an API."""
 
 from __future__ import annotations
 

@@ -516,7 +516,7 @@ def _is_certificate_of(uid: str, part: Part) -> bool:
 
 
 def _convert(struct: type[_T], content: Any) -> _T:
-    """Convert a part of the configuration. Raises ``NotDoneError`` for an unknown form."""
+    """Convert part of the configuration. Raises ``NotDoneError`` for an unknown form."""
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:

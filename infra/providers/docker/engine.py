@@ -155,7 +155,7 @@ class EngineApi:
         return response
 
     async def ping(self) -> Response:
-        """Check that the Engine responds. This call needs no API version."""
+        """Check that the Engine responds. This call does not need an API version."""
         response = await self._http.call("GET", "/_ping")
         if response.status_code != HTTPStatus.OK:
             raise build_engine_error(response)

@@ -145,7 +145,7 @@ class Heads:
                     await asyncio.wait({task})  # it began before the request
                     task = self._reads.get(
                         spec.parent
-                    )  # another request may have started one since
+                    )  # another request may have since started one
                 task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})
         except TimeoutError:

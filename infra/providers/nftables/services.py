@@ -135,7 +135,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
             yield await asyncio.to_thread(self._all_services, output)
 
     async def changes(self, after: str | None) -> str:
-        """Wait for the next event of the table."""
+        """Wait for the next event about the table."""
         return await self._monitor.changes(after)
 
     async def close(self) -> None:

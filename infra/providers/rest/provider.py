@@ -522,7 +522,7 @@ class RestProvider:
             raise UnknownResultError(f"{action.external_name!r} was written, but does not exist")
         if existing.object.written_by not in (None, action.idempotency_key):
             raise UnknownResultError(
-                f"{action.external_name!r} was written, but another client has written it since"
+                f"{action.external_name!r} was written, but another client has since written it"
             )
         return Effect(existing.object, replayed=is_replay)
 

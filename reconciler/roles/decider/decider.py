@@ -494,7 +494,7 @@ class Decider:
         return await self._decide_repeats(self._take_turns(open_work, resources))
 
     def _has_unknown_kinds_in(self, key: ResourceKey, item: _Work) -> bool:
-        """Return whether a configuration names unknown kinds, which may have been defined since."""
+        """Return whether a configuration names unknown kinds, which may since have been defined."""
         if not is_config(key):
             return False
         specs = [each.data.manifest.spec for each in item.commands if type(each.data) is Declared]
@@ -756,8 +756,8 @@ class Decider:
     async def _reject(self, results: _Results) -> set[int]:
         """Publish rejections. Return the positions of messages that could not be rejected.
 
-        Those are redelivered and processed again, so they get no reply yet. A message that gets no
-        free slot becomes a dead letter.
+        Those are redelivered and processed again, so no reply is sent yet. A message without a free
+        slot becomes a dead letter.
         """
         if not results.rejections:
             return set()

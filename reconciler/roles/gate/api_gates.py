@@ -138,7 +138,7 @@ class ApiGates:
             tasks.create_task(self._detect_pauses())
 
     async def close(self) -> None:
-        """Publish the remaining reports, including that this process makes no more probes."""
+        """Publish the remaining reports, including that this process will not start more probes."""
         for gate in self._gates.values():
             gate.stop()
         with suppress(Exception):  # if the bus is unreachable, the probe expires
@@ -240,7 +240,7 @@ class ApiGates:
 
 
 def _log_change(name: str, event: LogEvent) -> None:
-    """Log a change of an API's state."""
+    """Log a change in an API's state."""
     match event.data:
         case ApiThrottled(until=until, message=reason) | BreakerOpened(until=until, message=reason):
             _logger.warning(

@@ -1,7 +1,7 @@
 """Report to a ``ProviderConfig`` that listings of a kind fail, or complete again (ADR 0069).
 
 Reports are level-triggered: this process compares its observations with the log, so a lost report
-is repeated, and an unchanged fleet causes no events.
+is repeated, and an unchanged fleet does not cause events.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Observer:
         self.listings = 0
 
     async def run(self) -> None:
-        """List until canceled, following changes of the configurations."""
+        """List until canceled, following changes to the configurations."""
         self._configurations.listen(self._handle_config_change)
         try:
             async with asyncio.TaskGroup() as tasks:

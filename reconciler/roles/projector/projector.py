@@ -74,7 +74,7 @@ class _Stored(NamedTuple):
 
 
 class Projector:
-    """Writes changes of the read models. If several projectors run, only one of them writes."""
+    """Writes changes to the read models. If several projectors run, only one of them writes."""
 
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models

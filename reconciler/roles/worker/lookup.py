@@ -62,7 +62,7 @@ async def _search(
 ) -> LookupResult:
     """Return the object that the action created, or else another object with its name.
 
-    The idempotency key identifies the created object. So does its label if no other object has it.
+    The idempotency key identifies the created object, as does a label that no other object has.
     """
     own_label, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
     same_name: ExternalObject | None = None

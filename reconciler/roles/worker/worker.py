@@ -644,7 +644,7 @@ def _as_partly_done(error: ProviderError | ConfigurationError) -> UnknownResultE
 
 
 def _clean_text(text: str) -> str:
-    """Truncate a text, and replace invalid Unicode, such as half a surrogate pair."""
+    """Truncate text, and replace invalid Unicode, such as half a surrogate pair."""
     return text[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()
 
 
