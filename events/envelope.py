@@ -158,7 +158,7 @@ def _check_text(name: str, text: str) -> None:
 def _decode_bare_manifest(
     payload: bytes, expected: Intake, fallback_id: str, error: Exception
 ) -> IntakeMessage:
-    if expected == "desired" and b'"apiVersion"' in payload and _has(payload, "apiVersion"):
+    if expected == "desired" and b'"apiVersion"' in payload and _has_field(payload, "apiVersion"):
         try:
             manifest = _manifest_decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
@@ -172,7 +172,7 @@ def _describe_error(error: Exception, schema: Any) -> str:
     return field_error(error, schema) if is_validation else str(error)
 
 
-def _has(payload: bytes, field: str) -> bool:
+def _has_field(payload: bytes, field: str) -> bool:
     """Return whether a payload is a JSON object with this field."""
     try:
         return field in _parts_decoder.decode(payload)

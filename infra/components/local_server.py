@@ -116,7 +116,7 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _spawn(self) -> list[Child]:
-        """Start the server's processes. The last one must be the one that responds."""
+        """Start the server's processes. The last one must be the process that responds."""
 
     @abstractmethod
     def _is_ready(self) -> bool:

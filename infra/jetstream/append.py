@@ -113,7 +113,7 @@ async def _send_batch(
     commit["Nats-Batch-Commit"] = "1"
     # Detect a last message that is too long before the first one is sent.
     check_size(nc, last.subject, last.payload, commit)
-    async with fail_on_denial(nc, [one.subject for one in messages]):
+    async with fail_on_denial(nc, [message.subject for message in messages]):
         await write(nc, commands, f"append to {subjects_of(messages)}")
         if before_commit is not None:
             await before_commit()

@@ -158,7 +158,11 @@ async def _last_readable(
     """Return the last readable message of every subject under a filter."""
     messages = await read_subject(nc, stream, subject_filter)
     return list(
-        {one.subject: one for one in messages if up_to is None or one.seq <= up_to}.values()
+        {
+            message.subject: message
+            for message in messages
+            if up_to is None or message.seq <= up_to
+        }.values()
     )
 
 

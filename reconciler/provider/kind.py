@@ -537,7 +537,7 @@ REFERENCE = Kind(
     schema=ReferenceSpec,
     find_references=shape_reference,
 )
-"""The dependency of a client on a resource of another client."""
+"""The dependency of a client on another client's resource."""
 
 
 class KindRegistry(Mapping[str, Kind]):

@@ -110,11 +110,11 @@ def _reject_outdated(
     """
     desired = state.desired
     if command.position < desired.position:
-        late = "a newer declaration was accepted before this one arrived"
+        message = "a newer declaration was accepted before this one arrived"
         # Record the id: a redelivery would get a later position, and would not be recognized as
         # outdated.
         superseded = DeclarationSuperseded(by=desired.generation)
-        return refuse(state, command, "Superseded", late, superseded)
+        return refuse(state, command, "Superseded", message, superseded)
     if _repeats_older_message(command, state):
         return None
     if expected is not None and expected != desired.generation:

@@ -551,8 +551,8 @@ def _with_disowned(before: ResourceState, after: ResourceState, version: int) ->
     if before.owned is after.owned and before.retiring is after.retiring:
         return after
     owned_uids = {each.uid for each in (after.owned, after.retiring) if each is not None}
-    former = [each.uid for each in (before.owned, before.retiring) if each is not None]
-    disowned = {uid: version for uid in former if uid is not None and uid not in owned_uids}
+    previous_uids = [each.uid for each in (before.owned, before.retiring) if each is not None]
+    disowned = {uid: version for uid in previous_uids if uid is not None and uid not in owned_uids}
     if not disowned:
         return after
     older = {uid: at for uid, at in after.actions.disowned.items() if uid not in disowned}

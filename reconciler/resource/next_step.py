@@ -343,11 +343,11 @@ def _report_wait(situation: Situation) -> Conclusion | None:
     if failure is not None:
         return Conclusion("Degraded", failure.error_class, failure.message)
     if state.renewal is not None and state.renewal.is_written:
-        late = (
+        message = (
             "the object was written again, but is still due for renewal (since "
             f"{state.renewal.time:%Y-%m-%dT%H:%M:%SZ})"
         )
-        return Conclusion("Degraded", "RenewalOverdue", late)
+        return Conclusion("Degraded", "RenewalOverdue", message)
     return Conclusion("Degraded", "Waiting")
 
 
@@ -402,8 +402,8 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     if rejected is not None:
         return rejected
     if situation.comparison.is_kept_by_api:
-        keeps = "the API accepted the write but keeps " + _describe_differences(differences)
-        return Conclusion("Degraded", "NotAccepted", keeps)
+        message = "the API accepted the write but keeps " + _describe_differences(differences)
+        return Conclusion("Degraded", "NotAccepted", message)
     # Before the data guards: an operator is asked only when the write comes next.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
@@ -490,7 +490,7 @@ def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclu
 
 
 def _report_other_owner(situation: Situation) -> Conclusion:
-    """Report an object of another resource, without names from another namespace."""
+    """Report another resource's object, without names from another namespace."""
     owner_name = _name_other_owner(situation.state.observed.belongs_to, situation)
     return Conclusion(
         "Conflict",
@@ -856,7 +856,7 @@ def _delete(situation: Situation) -> Step:
         return Conclusion("Disputed", "OwnedByAnother", message)
     if situation.comparison.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.comparison.existing, situation)
-    # Checked again, because mode Absent gets here without a withdrawal.
+    # Checked again, because mode Absent reaches this point without a withdrawal.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting

@@ -41,9 +41,12 @@ def report(
     """
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != data.action_id:
-        late = _late_successes(data, command, state)
+        late_events = _late_successes(data, command, state)
         return CommandResult(
-            (*late, *_build_doubts(data, _ended_with_possible_effect(state, context), context))
+            (
+                *late_events,
+                *_build_doubts(data, _ended_with_possible_effect(state, context), context),
+            )
         )
     action = flight.action
     early = _error_if_too_early(data, action, command, state, context)

@@ -268,11 +268,11 @@ async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_ar
     original_append = log.append
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
-        for each in appends:
+        for resource_append in appends:
             colors = [
                 event.data.fields["color"]
-                for event in each.events
-                if isinstance(event.data, SpecDeclared) and each.key == poisoned
+                for event in resource_append.events
+                if isinstance(event.data, SpecDeclared) and resource_append.key == poisoned
             ]
             if "Blue" in colors:
                 refused.append(len(colors))
@@ -349,7 +349,7 @@ async def test_a_decider_with_a_stale_state_decides_a_timer_on_the_current_state
     await other_decider.handle([delivery("result", key, 2, result)])
     await other_decider.handle(
         [declaration(key, 3, "Blue")]
-    )  # held: this one knows no configuration
+    )  # held: this decider has no configuration
     await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
     assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
 

@@ -38,11 +38,11 @@ async def providers(cluster: EmbeddedCluster) -> AsyncIterator[dict[str, Provide
         provider="jetstream", endpoint=cluster.url, limits=Limits(request_timeout_seconds=3)
     )
 
-    def built(kind: Kind) -> Provider:
+    def build_provider(kind: Kind) -> Provider:
         assert kind.connect is not None
         return kind.connect(config, Secrets(), CallPermit())
 
-    providers_by_kind = {kind.name: built(kind) for kind in KINDS.values()}
+    providers_by_kind = {kind.name: build_provider(kind) for kind in KINDS.values()}
     yield providers_by_kind
     for each in providers_by_kind.values():
         await each.close()

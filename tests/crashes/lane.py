@@ -229,11 +229,11 @@ class Lane:
         payload = encode_intake(identity, ACTOR, data, time=datetime.now(UTC))
         subject = intake("approval" if isinstance(data, Approved) else "desired", of)
 
-        async def stored() -> bool:
+        async def is_stored() -> bool:
             await publish(self.nc, subject, payload, headers={MESSAGE_ID: identity})
             return True
 
-        await self.wait_until(stored, f"{of} is declared")
+        await self.wait_until(is_stored, f"{of} is declared")
         self.acknowledged.append(AcknowledgedMessage(of, identity))
         return identity
 

@@ -100,17 +100,19 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing(
             open_connection(cluster.url_of(minority)) as alone,
             open_connection(cluster.url_of(majority)) as others,
         ):
-            [first] = await append(others, [_after(0, b"first")])
+            [first] = await append(others, [_build_message(0, b"first")])
             routes.isolate(minority)
             with pytest.raises(BusUnavailableError):
-                await append(alone, [_after(first, b"of the minority")])
-            await until(lambda: _appends(others, first), lambda: "no new leader")
+                await append(alone, [_build_message(first, b"of the minority")])
+            await until(lambda: _append_on_majority_side(others, first), lambda: "no new leader")
             routes.rejoin(minority)
-            await until(lambda: _loses(alone, first), lambda: "the minority did not come back")
+            await until(
+                lambda: _is_minority_refused(alone, first), lambda: "the minority did not come back"
+            )
             await until(lambda: _holds_both(others), lambda: "no replica has both")
 
 
-def _after(position: int, payload: bytes) -> OutgoingMessage:
+def _build_message(position: int, payload: bytes) -> OutgoingMessage:
     return OutgoingMessage(SUBJECT, payload, None, "log.default.Shape.foo.>", position)
 
 
@@ -118,10 +120,10 @@ async def _is_led(nc: Client) -> bool:
     return await leader(nc, LOG) is not None
 
 
-async def _appends(nc: Client, position: int) -> bool:
+async def _append_on_majority_side(nc: Client, position: int) -> bool:
     """Append on the majority side; a conflict means that an earlier attempt was stored."""
     try:
-        await append(nc, [_after(position, b"from the majority")])
+        await append(nc, [_build_message(position, b"from the majority")])
     except BusUnavailableError:
         return False
     except AppendConflictError:
@@ -129,10 +131,10 @@ async def _appends(nc: Client, position: int) -> bool:
     return True
 
 
-async def _loses(nc: Client, position: int) -> bool:
+async def _is_minority_refused(nc: Client, position: int) -> bool:
     """Return whether the append of the minority is refused for good."""
     try:
-        await append(nc, [_after(position, b"of the minority")])
+        await append(nc, [_build_message(position, b"of the minority")])
     except BusUnavailableError:
         return False
     except AppendConflictError:

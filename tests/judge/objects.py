@@ -73,7 +73,7 @@ def unfounded_claim(of: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
 
 
 def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:
-    """Return whether the resource ever decided to create an object of a name."""
+    """Return whether the resource ever decided to create an object with a name."""
     return any(
         (each.key, each.action.operation, each.action.external_name)
         == (resource.key, "Create", name)

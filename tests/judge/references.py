@@ -47,8 +47,8 @@ def references(ledger: Ledger) -> Iterator[Breach]:
         spec = resource.spec
         if spec is None or key in damaged or not resource.is_in_effect:
             continue
-        for each in spec.references:
-            target = ResourceKey.parse(each.target)
+        for reference in spec.references:
+            target = ResourceKey.parse(reference.target)
             if not _permits(ledger, target, key.namespace):
                 continue
             if resource.is_declared or not _references_back(ledger, key, target):

@@ -384,7 +384,7 @@ async def test_a_wiped_image_or_another_file_type_is_never_formatted(case: Case)
 
 @pytest.fixture
 def small_root(tmp_path: Path, disk_root: Path) -> Path:
-    """A folder on a filesystem of its own, of 64 MiB."""
+    """A folder on its own filesystem of 64 MiB."""
     image, root = disk_root / "host.img", disk_root / "host"
     root.mkdir()
     with image.open("wb") as file:
@@ -1014,7 +1014,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Slo
 
 
 async def killed_within(case: Case, requested_call: Call, program: SlowProgram) -> None:
-    """Have a process make a call, and kill it while a program of its own runs."""
+    """Have a process make a call, and kill it while a program it started runs."""
     command = [sys.executable, "-m", "tests.providers.disk_call"]
     worker = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
     assert worker.stdin is not None

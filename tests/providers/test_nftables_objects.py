@@ -522,7 +522,7 @@ async def test_a_write_killed_at_any_time_has_full_effect_or_none(services: Serv
     assert (
         {"done", kill_error}
         <= outcomes.keys()
-        <= {"done", kill_error, f"the service was written, but reading it failed: {kill_error}"}
+        <= {"done", kill_error, f"the service was written, but it could not be read: {kill_error}"}
     )
 
 

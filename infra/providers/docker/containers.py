@@ -288,7 +288,7 @@ class ContainersProvider(NamedObjects[_Container]):
                 return await self._complete(inspection, action.fields)
         except UnknownResultError as error:
             if isinstance(error.__cause__, RefusedError):  # for example a missing command
-                with mark_partly_done("the container was created, but reading it failed"):
+                with mark_partly_done("the container was created, but it could not be read"):
                     incomplete = await self._container(await self._by_id(inspection.id))
                 raise RefusedError(
                     error.message, status=error.status, obstacle=incomplete.object
@@ -339,7 +339,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if not inspection.state.is_up:
             return await self._remove(inspection)
         await self._stop(inspection)
-        with mark_partly_done("the container was stopped, but its removal failed"):
+        with mark_partly_done("the container was stopped, but could not be removed"):
             await self._remove(inspection)
         return True
 

@@ -31,7 +31,7 @@ def check_parts(
 ) -> list[Part]:
     """Return manifests as parts with their locations. Raises ``GitError`` with the problems.
 
-    They must be in the source's namespace, unless that is the system namespace.
+    Manifests must be in the source's namespace, unless that is the system namespace.
     """
     problems: dict[Source, str] = {}
     declared: dict[ResourceKey, Source] = {}

@@ -165,7 +165,7 @@ class Heads:
         def on_end(_task: asyncio.Task[None]) -> None:
             del self._reads[spec.parent]
             if not task.cancelled() and (error := task.exception()) is not None:
-                _logger.info("reading a source failed", source=spec.parent, why=str(error))
+                _logger.info("failed to read a source", source=spec.parent, why=str(error))
             interim = self._interim_outputs.pop(spec.parent, None)
             self._has_changes |= interim is not None and interim != self.known_outputs(spec)
 
@@ -290,9 +290,9 @@ class Heads:
             message = f"{describe_revision(revision)}: {error}"
             raise GitError("BadCommit", message, revision) from None
         except Exception as error:
-            _logger.warning("reading a source failed", exc_info=True)
+            _logger.warning("failed to read a source", exc_info=True)
             reason = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
-            raise GitError("BadCommit", f"reading it failed: {reason}", revision) from None
+            raise GitError("BadCommit", f"it could not be read: {reason}", revision) from None
         changes = _changes(spec.generations, await self._parts(spec), parts)
         return replace(
             head, revision=revision, content=content.digest, changes=changes, stored=content
@@ -329,7 +329,7 @@ class Heads:
             return reply
         failure, hide = reply.failure, self._secrets.secrecy.hide
         if failure.trace:
-            _logger.warning("reading a source failed", trace=hide(failure.trace))
+            _logger.warning("failed to read a source", trace=hide(failure.trace))
         # Remove variable parts first, because a secret that contains one would not be found.
         message = hide(remove_variable_parts(failure.message))
         raise GitError(failure.reason, message, failure.revision)

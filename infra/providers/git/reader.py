@@ -93,7 +93,7 @@ def _failure(error: Exception, url: str) -> Failure:
         case ConfigurationError():
             return Failure("Unreachable", str(error))
         case _:
-            message = f"reading it failed: {type(error).__name__}: {error}"
+            message = f"it could not be read: {type(error).__name__}: {error}"
             return Failure("Unreachable", message, trace="".join(traceback.format_exception(error)))
 
 

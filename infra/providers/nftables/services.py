@@ -277,7 +277,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
             state = await self.find(action.external_name)
         except ProviderError as error:
             raise UnknownResultError(
-                f"the service was written, but reading it failed: {error.message}",
+                f"the service was written, but it could not be read: {error.message}",
                 status=HTTPStatus.CONFLICT,
             ) from error
         if state is None:

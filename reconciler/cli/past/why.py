@@ -130,11 +130,11 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
     if explanation.chain:
         out.print()
         print_lines(explanation.chain, wide=wide)
-    for each in explanation.parents:
-        has_reason = each.reason not in ("", f"part of {each.resource}")
-        reason = f" (reason: {each.reason})" if has_reason else ""
-        out.print_title(f"It is part of {each.resource}{reason}.")
-        print_lines(each.chain, wide=wide)
+    for parent in explanation.parents:
+        has_reason = parent.reason not in ("", f"part of {parent.resource}")
+        reason = f" (reason: {parent.reason})" if has_reason else ""
+        out.print_title(f"It is part of {parent.resource}{reason}.")
+        print_lines(parent.chain, wide=wide)
 
 
 def _print_values(why: Why) -> None:

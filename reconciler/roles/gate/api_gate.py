@@ -346,12 +346,12 @@ class ApiGate:
             return
         self._local_opening_until = self._clock() + LOCAL_OPENING_SECONDS
         self._may_be_closed = True
-        for each in broken or [member]:
+        for failing in broken or [member]:
             self._report(
                 GateReport(
-                    each.name,
+                    failing.name,
                     "Failing",
-                    each.breaker_version,
+                    failing.breaker_version,
                     failures=self._failures,
                     message=error.message,
                 )

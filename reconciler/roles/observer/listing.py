@@ -71,12 +71,12 @@ class ListingAssembler:
             ListingRefusedError: an object is outside the scope, or there are too many.
         """
         began = self.began
-        for each in objects:
-            if not is_within(began.prefix, began.labels, each.name, each.labels):
+        for item in objects:
+            if not is_within(began.prefix, began.labels, item.name, item.labels):
                 raise ListingRefusedError(
-                    f"the object {each.name!r} is outside the scope of the listing"
+                    f"the object {item.name!r} is outside the scope of the listing"
                 )
-            self._objects[self.object_key(each.name, each.uid)] = each
+            self._objects[self.object_key(item.name, item.uid)] = item
         if len(self._objects) > MAX_LISTED_OBJECTS:
             raise ListingRefusedError(
                 f"the listing has more than {MAX_LISTED_OBJECTS} objects; split the scope of its "

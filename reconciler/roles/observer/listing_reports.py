@@ -207,7 +207,7 @@ class ListingReports:
             await self._intake.publish([message])
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning(
-                "reporting the listings of a kind failed", config=name, kind=kind, error=str(error)
+                "failed to report the listings of a kind", config=name, kind=kind, error=str(error)
             )
             return False
         return True

@@ -460,7 +460,7 @@ async def _read_one(
     try:
         existing = await provider.read(external_name, uid)
     except ProviderError as error:
-        _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
+        _logger.warning("failed to read an object", resource=str(row.key), error=str(error))
         return []
     recorded = None
     if existing is not None:

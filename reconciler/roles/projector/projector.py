@@ -267,7 +267,7 @@ class Projector:
         try:
             await self._write_waiting()
         except Exception as error:  # noqa: BLE001 - the rows are a cache
-            _logger.warning("writing the read models failed; retrying", error=str(error))
+            _logger.warning("failed to write the read models; retrying", error=str(error))
             failed = True
         self._is_stuck = bool(self._waiting) and not self._has_progressed
         self._progress.set()
@@ -282,7 +282,7 @@ class Projector:
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - the next start rebuilds them from the log
             _logger.info(
-                "writing the read models at shutdown failed; the next start rebuilds them",
+                "failed to write the read models at shutdown; the next start rebuilds them",
                 error=repr(error),
             )
 

@@ -358,7 +358,7 @@ class Sweeper:
         if secret not in self._unreadable:
             self._unreadable.add(secret)
             context = {"secret": secret.path, "namespace": secret.reader}
-            _logger.warning("reading a secret failed", **context, **details)
+            _logger.warning("failed to read a secret", **context, **details)
 
     def _wake(
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]

@@ -68,14 +68,14 @@ async def _search(
     same_name: ExternalObject | None = None
     try:
         async for page in provider.pages(scope, page_size=page_size):
-            for each in page:
-                if each.name != action.external_name or each.uid in known_uids:
+            for candidate in page:
+                if candidate.name != action.external_name or candidate.uid in known_uids:
                     continue
-                if each.written_by == action.idempotency_key:
-                    return LookupResult(each)
-                if own_label is not None and each.labels.get(OWNER_LABEL) == own_label:
-                    labeled.append(each)
-                same_name = same_name or each
+                if candidate.written_by == action.idempotency_key:
+                    return LookupResult(candidate)
+                if own_label is not None and candidate.labels.get(OWNER_LABEL) == own_label:
+                    labeled.append(candidate)
+                same_name = same_name or candidate
     except UnreadableObjectsError as error:
         if error.may_have(action.external_name):
             raise

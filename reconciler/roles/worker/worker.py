@@ -349,7 +349,7 @@ class Worker:
                 lambda key: event.resourceversion if key == event.key else 0,
             )
         except Exception as comparison_error:  # noqa: BLE001 - such as an unreachable bus
-            _logger.warning("comparing an object with the log failed", error=str(comparison_error))
+            _logger.warning("failed to compare an object with the log", error=str(comparison_error))
             comparison = Comparison(must_wait=True)
         if comparison.allows(event.key):
             return error, reportable
@@ -407,7 +407,7 @@ class Worker:
                 break
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
-                    "reading the result of a redelivered action failed; retrying", error=str(error)
+                    "failed to read the result of a redelivered action; retrying", error=str(error)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
         for event in loaded[key].events:
@@ -505,7 +505,7 @@ class Worker:
         try:
             await self._reader.ack([delivery])
         except Exception as error:  # noqa: BLE001 - its redelivery ends the same way
-            _logger.warning("acknowledging an ended action failed", error=str(error))
+            _logger.warning("failed to acknowledge an ended action", error=str(error))
 
     def _begin_lease(self, delivery: ActionDelivery) -> None:
         """Date a lease from the second-to-last extension.
@@ -533,7 +533,7 @@ class Worker:
                 if leases:
                     await self._reader.extend_leases(leases)
             except Exception as error:  # noqa: BLE001 - the next extension may succeed
-                _logger.warning("extending leases failed", error=str(error))
+                _logger.warning("failed to extend leases", error=str(error))
             else:
                 starts = self._lease_starts
                 starts.update((each.position, now) for each in leases if each.position in starts)
