@@ -686,11 +686,11 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     kind = new_key().name
     bus, other_bus, configurations = Bus(), Bus(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec(kind, "http://127.0.0.1:1")
-    behind, other_decider = decider(log, bus, configurations), decider(log, other_bus)
+    outdated_decider, other_decider = decider(log, bus, configurations), decider(log, other_bus)
     await other_decider.handle([definition(1, kind, "Circle")])
     key = ResourceKey("default", kind, "welcome")
     badge = Manifest("badges/v1", kind, Metadata(key.name), {"color": "Red"})
-    await behind.handle([delivery("desired", key, 2, Declared(badge))])
+    await outdated_decider.handle([delivery("desired", key, 2, Declared(badge))])
     assert [reply.reason for reply in bus.replies] == ["Accepted"]
     await other_decider.handle([definition(3, kind, "Hexagon")])
     [created] = [
@@ -701,9 +701,9 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     created_object = ExternalObject("welcome", created.fields, "u1", "1", created.labels)
     now = datetime.now(UTC)
     report = Reported(created.action_id, 1, now, now, "w1", object=created_object)
-    await behind.handle([delivery("result", key, 4, report)])
+    await outdated_decider.handle([delivery("result", key, 4, report)])
     observed_report = DefinitionReported(2, "newer", 1, 1)
-    await behind.handle([delivery("reference", key, 5, observed_report)])
+    await outdated_decider.handle([delivery("reference", key, 5, observed_report)])
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
     assert resolved == ["Circle", "Hexagon"]
@@ -714,12 +714,12 @@ async def test_a_configuration_may_use_a_kind_that_another_decider_has_just_defi
 ) -> None:
     kind = new_key().name
     bus = Bus()
-    behind = decider(log, bus)
+    outdated_decider = decider(log, bus)
     await decider(log, Bus()).handle([definition(1, kind, "Circle")])
     key = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, new_key().name)
     spec = {"provider": kind, "endpoint": "http://127.0.0.1:1", "kinds": [kind]}
     config = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(key.name, key.namespace), spec)
-    await behind.handle([delivery("desired", key, 2, Declared(config))])
+    await outdated_decider.handle([delivery("desired", key, 2, Declared(config))])
     assert [reply.reason for reply in bus.replies] == ["Accepted"]
 
 

@@ -300,16 +300,16 @@ def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending:
 
 
 def test_the_remedy_for_an_outdated_replica_names_hanging_servers_and_disks() -> None:
-    behind = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
-    finding = judge_replicas([behind])
+    degraded_stream = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
+    finding = judge_replicas([degraded_stream])
     assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.details) == ("warn", True)
     assert "restart those that do not respond" in finding.remedy
     assert "disk" in finding.remedy
 
 
 def test_the_remedy_for_a_missing_leader_is_to_wait_for_an_election() -> None:
-    behind = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
-    finding = judge_replicas([behind, StreamReplicas("INTAKE", 3, 3, "", ())])
+    degraded_stream = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
+    finding = judge_replicas([degraded_stream, StreamReplicas("INTAKE", 3, 3, "", ())])
     assert (finding.verdict, finding.details) == (
         "fail",
         "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",

@@ -99,7 +99,7 @@ async def test_of_two_composites_with_the_same_part_one_owns_it_and_one_reports_
     await until_ready(world, WARM)
     await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
     outcome = await world.until_outcome(other_key, "Degraded")
-    assert "default/Shape/warm-red is already a part of default.Palette.warm" in outcome.message
+    assert "default/Shape/warm-red is already part of default.Palette.warm" in outcome.message
     assert "warm-blue" not in await colors(world), "no part of the other one is declared"
 
     await world.declare("mine", color="Green")

@@ -480,16 +480,16 @@ def build_declared_story(**fields: Any) -> Story:
     return story
 
 
-def redefine(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
-    told.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
-    assert told.kind.definition is not None
-    return list(told.turn(DefinitionReported(generation, told.kind.definition.digest, 1, 1)))
+def redefine(story: Story, definition: Fields, generation: int = 2) -> list[Any]:
+    story.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
+    assert story.kind.definition is not None
+    return list(story.turn(DefinitionReported(generation, story.kind.definition.digest, 1, 1)))
 
 
-def observe_again(told: Story, **standing: Child) -> list[Any]:
-    known_object = told.state.observed.object
+def observe_again(story: Story, **standing: Child) -> list[Any]:
+    known_object = story.state.observed.object
     assert known_object is not None
-    fresh = build_provider_object(known_object.fields, told.kind, **standing)
+    fresh = build_provider_object(known_object.fields, story.kind, **standing)
     observed_object = msgspec.structs.replace(
         fresh,
         name=known_object.name,
@@ -497,7 +497,7 @@ def observe_again(told: Story, **standing: Child) -> list[Any]:
         version=f"{known_object.version}+",
         labels=known_object.labels,
     )
-    return list(told.observe(observed_object, name=known_object.name))
+    return list(story.observe(observed_object, name=known_object.name))
 
 
 def test_the_log_contains_the_content_and_the_digest_of_the_definition():

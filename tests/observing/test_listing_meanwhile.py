@@ -273,7 +273,7 @@ async def test_observations_are_dated_at_the_start_of_the_listing() -> None:
 async def test_nothing_is_concluded_from_a_listing_of_another_configuration(
     changed: dict[str, str],
 ) -> None:
-    """The whole API was listed, but the new scope contains only a part of it."""
+    """The whole API was listed, but the new scope contains only part of it."""
     api = Api("x")
     stage = Stage(api, _nothing_new)
     scope = replace(EXCLUSIVE.scope, **changed)

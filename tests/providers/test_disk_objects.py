@@ -292,8 +292,10 @@ async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"resize.*CAP_SYS_RESOURCE"):
             await case.changes(disk, sizeBytes=16 * MIB)
-        half = await case.disk()
-        assert (case.image().stat().st_size, half) == (16 * MIB, disk), "half a growth is none"
+        unfinished = await case.disk()
+        assert (case.image().stat().st_size, unfinished) == (16 * MIB, disk), (
+            "half a growth is none"
+        )
 
     await case.deletes(attachment)
     assert (await case.changes(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
@@ -712,10 +714,10 @@ async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(
     create = new_attachment()
     with pytest.raises(RefusedError, match="check it with e2fsck") as caught:
         await case.attachments.create(create)
-    half = caught.value.obstacle
-    assert half is not None
-    assert (half.written_by, half.fields["mounted"]) == (create.idempotency_key, False)
-    await case.deletes(half)
+    unfinished = caught.value.obstacle
+    assert unfinished is not None
+    assert (unfinished.written_by, unfinished.fields["mounted"]) == (create.idempotency_key, False)
+    await case.deletes(unfinished)
     assert remaining_mounts(case.root) == ([], [])
 
 
@@ -902,12 +904,12 @@ async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(cas
     for step in range(1, 20):
         name = f"disk-{step:02}"
         create = new_disk(name, label=name)
-        half = case.root / "images" / temporary_name(create.idempotency_key)
+        unfinished = case.root / "images" / temporary_name(create.idempotency_key)
         died = call(case, "Disk", create, step) is None
         if not died:
             assert step > 6, "every step was killed"
             break
-        image = half if half.exists() else case.image(name)
+        image = unfinished if unfinished.exists() else case.image(name)
         if image.exists() and b"ext4" in _type_of(image):
             put_marker(image)
             formatted += 1
@@ -920,7 +922,7 @@ async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(cas
         assert again.object is not None, again.error
         assert has_marker(case.image(name)) == is_marked, "and never made twice"
         assert again.object == await case.disk(name)
-        assert not half.exists()
+        assert not unfinished.exists()
     assert formatted >= 2, "before the link, and after it"
 
 

@@ -516,7 +516,7 @@ async def test_a_write_killed_at_any_time_has_full_effect_or_none(services: Serv
             CALL_GATE.reset(token)
             await killer.wait_until_finished()
         current = await services.find_service("web")
-        assert current.fields in (expected, service.fields), "never a part of the change"
+        assert current.fields in (expected, service.fields), "never part of the change"
         service = current
     kill_error = "nft was killed by signal 9"
     assert (

@@ -48,19 +48,19 @@ def declared_story() -> Story:
     return story
 
 
-def redefined(told: Story, **rest: Any) -> list[Any]:
-    told.kind = address(2, **rest)
-    assert told.kind.definition is not None
-    return list(told.turn(DefinitionReported(2, told.kind.definition.digest, 1, 1)))
+def redefined(story: Story, **rest: Any) -> list[Any]:
+    story.kind = address(2, **rest)
+    assert story.kind.definition is not None
+    return list(story.turn(DefinitionReported(2, story.kind.definition.digest, 1, 1)))
 
 
-def observe_again(told: Story, **fields: Any) -> list[Any]:
-    known_object = told.state.observed.object
+def observe_again(story: Story, **fields: Any) -> list[Any]:
+    known_object = story.state.observed.object
     assert known_object is not None
     observed_object = replace_struct(
         known_object, fields={**known_object.fields, **fields}, version=f"{known_object.version}+"
     )
-    return list(told.observe(observed_object, name=known_object.name))
+    return list(story.observe(observed_object, name=known_object.name))
 
 
 def test_the_log_contains_the_desired_object_in_the_form_of_the_api():
