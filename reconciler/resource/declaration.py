@@ -41,11 +41,11 @@ def declare(
         return known
     if context.kind is None:
         hint = context.missing_hint(context.now)
-        missing = f"kind {context.key.kind!r} is not registered; {hint}"
-        return refuse(state, command, "UnknownKind", missing)
+        message = f"kind {context.key.kind!r} is not registered; {hint}"
+        return refuse(state, command, "UnknownKind", message)
     if isinstance(context.kind, DefinedKind) and context.kind.is_withdrawn:
-        gone = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
-        return refuse(state, command, "UnknownKind", gone)
+        message = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
+        return refuse(state, command, "UnknownKind", message)
     try:
         event = _build_spec_declared(data, context, context.kind, state.desired.generation + 1)
     except (InvalidManifestError, InvalidNameError) as error:

@@ -166,9 +166,9 @@ class ApiGates:
                 await self._intake.publish([self._message(each) for each in reports.values()])
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 if isinstance(error, NotStoredError):
-                    sent = list(reports.items())
-                    reports = dict(sent[index] for index in error.missing)
-                _logger.warning("reporting an API's health failed; retrying", error=str(error))
+                    entries = list(reports.items())
+                    reports = dict(entries[index] for index in error.missing)
+                _logger.warning("failed to report an API's health; retrying", error=str(error))
                 self._reports = reports | self._reports
                 self._has_reports.set()
                 await asyncio.sleep(_RETRY_SECONDS)
