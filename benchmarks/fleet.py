@@ -152,7 +152,7 @@ class _Intake:
     """Implements ``reconciler.ports.IntakeWriter``, and expects no messages."""
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        assert not messages, "an unchanged fleet needs no messages"
+        assert not messages, "an unchanged fleet does not need messages"
 
     async def last_position(self) -> int:
         return 0

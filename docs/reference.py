@@ -32,7 +32,7 @@ _HELP_COLUMNS: Final = "80"
 _COLUMNS: Final = ("field", "type", "default", "a change", "meaning")
 _EVENT_COLUMNS: Final = ("field", "type", "default", "meaning")
 _TAGS: Final = frozenset({"event", "part"})
-"""Fields that name the type of an event or of a part of a listing."""
+"""Fields that name the type of an event or of part of a listing."""
 _MAX_ALTERNATIVES: Final = 10
 _WIDTH: Final = 120
 """Maximum number of characters in a line of prose, as on the other pages."""
@@ -206,7 +206,7 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _type(part: Mapping[str, Any]) -> str:
-    """Return the type of a part of a JSON Schema in a few words."""
+    """Return the type of part of a JSON Schema in a few words."""
     if "$ref" in part:
         return str(part["$ref"]).rpartition("/")[2]
     if len(part.get("anyOf", ())) > _MAX_ALTERNATIVES:

@@ -122,7 +122,7 @@ def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -
     owner = labels.get(PART_OF_LABEL, "")
     if owner == part_of:
         return ""
-    conflict = f"is already a part of {owner}" if owner else "is already declared separately"
+    conflict = f"is already part of {owner}" if owner else "is already declared separately"
     return f"{name} {conflict}; withdraw that declaration, or choose another name"
 
 
@@ -131,7 +131,7 @@ def blocker(children: Mapping[str, Child]) -> str:
     for name, child in children.items():
         if not child.ready:
             why = ": ".join(each for each in (child.reason, child.message) if each)
-            return f"waits for {name}: {why or child.outcome}"
+            return f"waiting for {name}: {why or child.outcome}"
     return ""
 
 

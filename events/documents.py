@@ -51,7 +51,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadManifest:
+class ParsedManifest:
     """A manifest and its origin."""
 
     source: Source
@@ -70,8 +70,8 @@ class Problem:
         return f"{self.source}: {shorten(self.message)}"
 
 
-def read_documents(file: str, text: str, namespace: str) -> Iterator[ReadManifest | Problem]:
-    """Read the documents of a file, without empty ones.
+def read_documents(file: str, text: str, namespace: str) -> Iterator[ParsedManifest | Problem]:
+    """Read the documents in a file, skipping empty ones.
 
     ``namespace`` applies to documents without a namespace.
     """
@@ -80,7 +80,7 @@ def read_documents(file: str, text: str, namespace: str) -> Iterator[ReadManifes
 
 
 def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
-    """Return each document of a file, or the problem with it, without empty ones."""
+    """Yield each document in a file, or the problem with it, skipping empty ones."""
     number = 0
     for line, document in _parse(file, text):
         for item in [document] if isinstance(document, str) else _items(document):
@@ -97,7 +97,7 @@ def _parse(file: str, text: str) -> Iterator[tuple[int, Any]]:
         try:
             yield 1, msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            yield 1, f"not JSON: {error}"
+            yield 1, f"invalid JSON: {error}"
         except RecursionError:
             yield 1, _TOO_DEEP
         return
@@ -123,7 +123,7 @@ def _parse_yaml(text: str, first_line: int) -> Any:
     except RecursionError:
         return _TOO_DEEP
     except Exception as error:  # noqa: BLE001 - an invalid date, number or tag
-        return f"not YAML: invalid value: {error}"
+        return f"invalid value in YAML: {error}"
     return "a manifest must be a mapping, not a string" if isinstance(parsed, str) else parsed
 
 
@@ -146,7 +146,7 @@ def _items(document: Any) -> Sequence[Any]:
     return [document]
 
 
-def _read(source: Source, document: Any, namespace: str) -> ReadManifest | Problem:
+def _read(source: Source, document: Any, namespace: str) -> ParsedManifest | Problem:
     if not isinstance(document, dict):
         return Problem(source, f"a manifest must be a mapping, not {type(document).__name__}")
     try:
@@ -158,7 +158,7 @@ def _read(source: Source, document: Any, namespace: str) -> ReadManifest | Probl
         return Problem(source, str(error))
     except RecursionError:
         return Problem(source, _TOO_DEEP)
-    return ReadManifest(source, manifest, manifest.key)
+    return ParsedManifest(source, manifest, manifest.key)
 
 
 def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, Any]:
@@ -167,14 +167,14 @@ def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, An
     metadata: Any = document.get("metadata")
     if not isinstance(metadata, Mapping):
         return document
-    home = namespace_of_kind(str(document.get("kind")), namespace)
-    completed = {"namespace": home, **cast("Mapping[str, Any]", metadata)}
+    default_namespace = namespace_of_kind(str(document.get("kind")), namespace)
+    completed = {"namespace": default_namespace, **cast("Mapping[str, Any]", metadata)}
     completed.pop("generation", None)
     return {**document, "metadata": completed}
 
 
 def _plain(value: Any) -> Any:
-    """Convert the dates that YAML parsed to strings, as in JSON."""
+    """Convert dates parsed from YAML back to strings, as in JSON."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):

@@ -2,7 +2,7 @@
 
 ``reconciler.resource.evolve`` folds the log into states for decisions, and ``projections.status``
 folds it into rows for queries. With separate rules, a row could show a wait or a plan that the next
-decision does not find.
+decision no longer sees.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from events.log import (
 
 
 class Endings(NamedTuple):
-    """What an event ends, if the resource has it."""
+    """What an event ends, where the resource has one."""
 
     action: bool = False  # the action in flight
     wait: bool = False  # the wait of the resource; an action in flight keeps its own
-    deadlines: bool = False  # the deadlines of a renewal and of progress
-    plan: bool = False  # the plan that waits for approval
+    deadlines: bool = False  # the deadlines for renewal and for progress
+    plan: bool = False  # the plan waiting for approval
     approval: bool = False  # the approval of a hold
 
 
@@ -54,7 +54,7 @@ _OUTCOME_ENDINGS: Final = {
 
 def endings_of(data: ResourceEvent) -> Endings:
     """Return what an event ends, independently of the state."""
-    match data:  # the most frequent first
+    match data:  # most frequent first
         case OutcomeRecorded(outcome=outcome, reason=reason):
             return _OUTCOME_ENDINGS[outcome not in MAY_WAIT, reason not in PLAN_HOLDS]
         case ActionDecided() | SpecResolved():

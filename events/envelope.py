@@ -85,7 +85,7 @@ def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datet
 def encode_listing_part(
     message_id: str, source: str, data: ListingPart, *, time: datetime
 ) -> bytes:
-    """Encode one message of a listing as a CloudEvent."""
+    """Encode one message in a listing as a CloudEvent."""
     return _encode(message_id, source, LISTING_TYPE, data, time)
 
 
@@ -158,7 +158,7 @@ def _check_text(name: str, text: str) -> None:
 def _decode_bare_manifest(
     payload: bytes, expected: Intake, fallback_id: str, error: Exception
 ) -> IntakeMessage:
-    if expected == "desired" and b'"apiVersion"' in payload and _has(payload, "apiVersion"):
+    if expected == "desired" and b'"apiVersion"' in payload and _has_field(payload, "apiVersion"):
         try:
             manifest = _manifest_decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
@@ -172,7 +172,7 @@ def _describe_error(error: Exception, schema: Any) -> str:
     return field_error(error, schema) if is_validation else str(error)
 
 
-def _has(payload: bytes, field: str) -> bool:
+def _has_field(payload: bytes, field: str) -> bool:
     """Return whether a payload is a JSON object with this field."""
     try:
         return field in _parts_decoder.decode(payload)
@@ -205,7 +205,7 @@ def is_nested_deeper(payload: bytes, max_levels: int) -> bool:
 
 
 def decode_listing_part(payload: bytes) -> ListingPart:
-    """Decode one message of a listing. Raises ``InvalidMessageError``."""
+    """Decode one message in a listing. Raises ``InvalidMessageError``."""
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)

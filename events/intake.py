@@ -392,7 +392,7 @@ class ApiReported(_Intake, frozen=True):
             "ListingsResumed",
         ],
         description(
-            "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
+            "Throttled: the API rejects calls for a time. Failing: consecutive calls failed. "
             "Probing: the reporter requests permission for the call that decides whether an open "
             "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
             "stops and does not probe. Twin: the API has objects that are newer than the log. "
@@ -411,7 +411,8 @@ class ApiReported(_Intake, frozen=True):
         ),
     ] = 0
     retry_after_seconds: Annotated[
-        float, description("Time after `at` during which the API accepts no calls, for Throttled.")
+        float,
+        description("Time after `at` during which the API does not accept calls, for Throttled."),
     ] = 0.0
     failures: Annotated[int, description("Number of consecutive failures, for Failing.")] = 0
     message: ApiErrorText = ""
@@ -437,7 +438,7 @@ class TimerFired(_Intake, frozen=True):
         description(
             "Retry: the delay of a retry ended. Renewal: a renewal is due. Progress: the object "
             "should have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the "
-            "ProviderConfig or the kind that the resource waits for is available."
+            "ProviderConfig or the kind that the resource is waiting for is available."
         ),
     ]
 

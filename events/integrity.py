@@ -3,7 +3,7 @@
 Every event is stored with a digest of all events of its resource so far: a hash of the previous
 digest and of the stored bytes of the event. The digest is a header, so it does not depend on added
 fields (ADR 0010). The hash chain follows Haber and Stornetta, "How to Time-Stamp a Digital
-Document" (1991). It detects errors of disks, servers and operators, but is not a signature.
+Document" (1991). It detects errors by disks, servers and operators, but is not a signature.
 """
 
 from __future__ import annotations

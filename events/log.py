@@ -557,7 +557,7 @@ class ActionSucceeded(_Event, frozen=True):
         bool,
         description(
             "Whether another worker also received the attempt and may still make its call. For a "
-            "creation, set only if the API stores no keys."
+            "creation, set only if the API does not store keys."
         ),
     ] = False
     reported_at: _ReportedAt = None
@@ -751,9 +751,9 @@ class ProgressNoted(_Event, frozen=True):
 
 
 class ApiThrottled(_Event, frozen=True):
-    """The API of a ``ProviderConfig`` accepts no calls before ``until``."""
+    """The API of a ``ProviderConfig`` does not accept calls before ``until``."""
 
-    until: Annotated[datetime, description("Time until which Reconciler makes no calls.")]
+    until: Annotated[datetime, description("Time until which Reconciler does not call the API.")]
     delay_seconds: _Delay
     message: ApiErrorText = ""
 

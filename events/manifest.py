@@ -140,7 +140,7 @@ class Policy(ManifestStruct, frozen=True):
     approve: Annotated[
         ApprovalLevel,
         msgspec.Meta(
-            description="Actions that wait for an approval, in addition to those of the "
+            description="Actions that need approval, in addition to those of the "
             "ProviderConfig. Deletions: deletions and replacements. Always: all."
         ),
     ] = "Never"

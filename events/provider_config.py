@@ -345,7 +345,7 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     approve: Annotated[
         ApprovalLevel,
         msgspec.Meta(
-            description="Actions that wait for an approval. Deletions: deletions and "
+            description="Actions that need approval. Deletions: deletions and "
             "replacements. Always: all."
         ),
     ] = "Never"

@@ -1,6 +1,6 @@
 """References of a spec to other resources and to secrets.
 
-``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value of another resource in
+``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value from another resource in
 the namespace, and ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
 without a value: a service declares that it depends on a resource of another service.
 """
@@ -135,23 +135,23 @@ def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
 
 
 def has_reference(value: object) -> bool:
-    """Return whether a part of a spec contains a reference."""
-    return _has(value, (_REF,))
+    """Return whether part of a spec contains a reference."""
+    return _has_mark(value, (_REF,))
 
 
 def has_reference_or_secret(fields: Fields) -> bool:
     """Return whether a spec contains a reference or a secret. Most specs contain none."""
-    return _has(fields, (_REF, _SECRET))
+    return _has_mark(fields, (_REF, _SECRET))
 
 
-def _has(value: object, marks: tuple[str, ...]) -> bool:
+def _has_mark(value: object, marks: tuple[str, ...]) -> bool:
     if isinstance(value, dict):
         node = cast("dict[str, object]", value)
         return any(mark in node for mark in marks) or any(
-            _has(each, marks) for each in node.values()
+            _has_mark(each, marks) for each in node.values()
         )
     if isinstance(value, list):
-        return any(_has(each, marks) for each in cast("list[object]", value))
+        return any(_has_mark(each, marks) for each in cast("list[object]", value))
     return False
 
 

@@ -36,8 +36,8 @@ class Call(ManifestStruct, frozen=True):
     """One request, and the meaning of its responses.
 
     ``path`` and the values of ``query`` may contain ``{name}`` and ``{uid}``, which are
-    URL-encoded. ``shows`` is the path of the object in the response. Without it, the response
-    contains no object.
+    URL-encoded. ``shows`` is the path of the object in the response. If it is unset, the response
+    does not contain the object.
     """
 
     path: Annotated[

@@ -92,7 +92,7 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
 
 
 def find_part_problem(parent: ResourceKey, key: ResourceKey) -> str:
-    """Return why a resource cannot be a part of another one; empty if it can.
+    """Return why a resource cannot be part of another one; empty if it can.
 
     A permission to declare the set in one namespace must not apply to another one.
     """
@@ -104,7 +104,7 @@ def find_part_problem(parent: ResourceKey, key: ResourceKey) -> str:
     if parent.namespace not in (SYSTEM_NAMESPACE, key.namespace):
         return f"{key}: must be in the namespace of its set, {parent.namespace!r}"
     if key == parent:
-        return f"{key}: cannot be a part of itself; remove this manifest"
+        return f"{key}: cannot be part of itself; remove this manifest"
     return ""
 
 

@@ -15,8 +15,7 @@ import yaml
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 200_000
 MAX_CHARACTERS: Final = 16 * 1024 * 1024
-"""Maximum length of all values of a document. An alias of a long text costs nothing until it is
-expanded."""
+"""Maximum total length of values. An alias for long text costs nothing until it is expanded."""
 
 _MERGE: Final = "<<"
 

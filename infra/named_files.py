@@ -26,7 +26,7 @@ def check_size(content: bytes, limit: int, source: str) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, which gets its name only when it is complete; raises ``OSError``.
+    """Write a file, and give it its name only when it is complete; raises ``OSError``.
 
     A device or a pipe, such as /dev/stdout, is written to directly.
     """

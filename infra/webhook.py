@@ -78,7 +78,7 @@ class _Bodies:
         return bytes(body)
 
     def _add(self, limit: asyncio.Timeout, size: int) -> None:
-        if limit not in self._sizes:  # already rejected, but its task has not run since
+        if limit not in self._sizes:  # already rejected, but its task has not run yet
             return
         self._sizes[limit] += size
         self._total += size

@@ -144,7 +144,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     is_unconfirmed: bool = False
 
     # The action in flight. ``pending_digest`` is the digest of the written content, which counts as
-    # observed if the API returns no object. ``pending_name`` is the name of the created object.
+    # observed if the API does not return the object. ``pending_name`` is the name of the created
+    # object.
     action_id: str = ""
     operation: str = ""
     attempt: int = 0
@@ -162,7 +163,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     retry_seconds: float = 0.0
     renewal_at: datetime | None = None  # time of the next renewal
     progress_at: datetime | None = None  # deadline for the next progress
-    pending_plan: str = ""  # plan that waits for approval
+    pending_plan: str = ""  # plan waiting for approval
     pending_level: ApprovalLevel = "Never"  # least strict level that requires this approval
 
     # Dependencies of other services and resources on this one.

@@ -1,4 +1,4 @@
-"""Finds bytes that a text shows as numbers, such as a dumped request or a printed buffer."""
+"""Find bytes that text shows as numbers, such as a dumped request or a printed buffer."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ByteDump:
 
 
 def dumps_in(text: bytes) -> Generator[int, None, list[ByteDump]]:
-    """Return the bytes that a text shows as several consecutive numbers.
+    """Return the bytes that text shows as several consecutive numbers.
 
     There are at most three dumps, because searching these is cheaper than searching each run of
     numbers. Yields the cost of each step in bytes of plain text.

@@ -117,7 +117,7 @@ class UntrustedApiError(NotDoneError):
 
 
 class ThrottledError(ProviderError):
-    """The API requires fewer calls (429). A part of the action may have been executed."""
+    """The API requires fewer calls (429). Part of the action may have been executed."""
 
     error_class: ErrorClass = "Throttled"
 

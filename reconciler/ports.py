@@ -321,7 +321,7 @@ class DecisionSink(Protocol):
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Store dead letters; count those beyond the share of their namespace.
 
-        Returns those for which there is currently no room. Raises if it is unknown which are
+        Returns those for which there is currently no space. Raises if it is unknown which are
         stored.
         """
         ...
@@ -348,7 +348,7 @@ class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueRefusedError(Exception):
-    """The bus currently has no room for a configuration's queue. Other queues continue."""
+    """The bus currently has no space for a configuration's queue. Other queues continue."""
 
 
 class ActionReader(Protocol):

@@ -137,7 +137,7 @@ class Secrecy:
         return self._longest * MAX_CHARACTERS_PER_BYTE
 
     def is_in(self, text: str) -> bool:
-        """Return whether a text contains a secret."""
+        """Return whether text contains a secret."""
         return complete(self.search(text))
 
     def search(self, text: str) -> Search[bool]:
@@ -155,7 +155,7 @@ class Secrecy:
         return bool((yield from self._find(content, levels=_LEVELS + 1)))
 
     def hide(self, text: str) -> str:
-        """Return a text without secrets."""
+        """Return text with its secrets removed."""
         return complete(self._hide(text))
 
     def _hide(self, text: str) -> Search[str]:
@@ -166,7 +166,7 @@ class Secrecy:
         return _decode(_replace(content, found)) if found else text
 
     def hide_start(self, text: str, max_characters: int) -> str:
-        """Return the first characters of a text without secrets, and search little more of it.
+        """Return the first characters of text without its secrets, and search little more of it.
 
         A cut before the search would leave the beginning of a secret, which is not found.
         """

@@ -51,10 +51,10 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
             connection, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(target=_served, args=(connection, serve), daemon=True).start()
+        threading.Thread(target=_serve_connection, args=(connection, serve), daemon=True).start()
 
 
-def _served(connection: socket.socket, serve: Serve) -> None:
+def _serve_connection(connection: socket.socket, serve: Serve) -> None:
     with connection, suppress(OSError):  # a client that has read enough disconnects
         serve(connection)
 

@@ -54,7 +54,7 @@ def run_tests(folder: Path, *arguments: str, tests: str = TESTS) -> tuple[int, s
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without the variables of the run that this test is a part of."""
+    """Return the environment without the variables of the run that this test is part of."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }

@@ -61,12 +61,12 @@ class Api:
         await asyncio.gather(*(delete(name) for name in names))
 
 
-def writes(statistics: Statistics) -> int:
+def count_writes(statistics: Statistics) -> int:
     """Count the requests that could change an object, regardless of the response."""
     return sum(sum(statistics.requests.get(method, {}).values()) for method in _WRITES)
 
 
-def reads(statistics: Statistics) -> int:
+def count_reads(statistics: Statistics) -> int:
     """Count the read requests: listing pages and single resources."""
     return sum(statistics.requests.get("GET", {}).values())
 

@@ -18,7 +18,7 @@ _SCRATCH = "BENCHMARK"
 async def append_ceiling(nc: Client, payload_bytes: int) -> float:
     """Append batches one after another, and return the events per second.
 
-    The server is that of the case, with file storage and a sync before each acknowledgement.
+    The server is the case's server, with file storage and a sync before each acknowledgement.
     """
     await ensure_stream(
         nc, {"name": _SCRATCH, "subjects": ["benchmark.>"], "storage": "file", "allow_atomic": True}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.converge import settings
-from benchmarks.converge.api import Api, effect_time, last_effect_time, reads, writes
+from benchmarks.converge.api import Api, count_reads, count_writes, effect_time, last_effect_time
 from benchmarks.converge.client import TIMEOUT_SECONDS, Bus
 from benchmarks.converge.listings import read_listing_times
 from benchmarks.converge.results import Converge, Drift, Latency, Restart, Withdrawal
@@ -76,9 +76,9 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
         stop_seconds=round(stopped, 3),
         ready_seconds=round(ready, 3),
         settled_seconds=round(settled, 3),
-        external_writes=writes(statistics),
+        external_writes=count_writes(statistics),
         listing_requests=settings.pages(shapes),
-        resource_reads=reads(statistics) - settings.pages(shapes),
+        resource_reads=count_reads(statistics) - settings.pages(shapes),
         new_events=await bus.log_position() - events_before,
         usage=usage,
     )
@@ -187,7 +187,9 @@ async def _list_rarely(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
 
 
 async def _wait_until_read(api: Api, requests: int) -> None:
-    await _wait_until(api, lambda statistics: reads(statistics) >= requests, f"{requests} reads")
+    await _wait_until(
+        api, lambda statistics: count_reads(statistics) >= requests, f"{requests} reads"
+    )
 
 
 async def _wait_until(api: Api, holds: Callable[[Statistics], bool], what: str) -> None:

@@ -46,7 +46,7 @@ class Fleet(msgspec.Struct, frozen=True, rename="camel"):
     """A start with many converged resources: the time until it was idle, and its API requests.
 
     ``individual_reads_seconds``, for comparison: the time of a program that only reads each
-    resource individually, like a controller that keeps no history.
+    resource individually, like a controller that does not keep a history.
     """
 
     shapes: int

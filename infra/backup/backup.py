@@ -60,7 +60,7 @@ async def save_log(
 ) -> SavedLog:
     """Write a backup of the current log, or one without events if only an intake exists.
 
-    ``all_declarations``: include processed declarations that the intake still has, for a log that
+    ``all_declarations``: include processed declarations that the intake still holds, for a log that
     will be restored to an earlier state. If an error is raised, no file is left.
 
     Raises:

@@ -142,7 +142,7 @@ class BackupWriter:
 
 @contextmanager
 def new_backup(path: Path) -> Generator[BackupWriter]:
-    """Yield a writer for a backup, which gets its name only once it is complete and synced.
+    """Yield a writer for a backup, which is renamed to its path only once complete and synced.
 
     Raises:
         BackupFileError: the file exists, its directory does not exist, or the disk is full.

@@ -1,6 +1,6 @@
 """Restore a log from a backup to a server without one, or in place of a damaged one.
 
-The log keeps its id, so that owner labels stay valid, but gets a new epoch, because versions after
+The log keeps its id, so that owner labels stay valid, but its epoch changes, because versions after
 the backup are reused, and the keys of their actions must differ (ADR 0010). The intake is recreated
 with positions after all those in the log. Only declarations are restored to it, because old results
 and observations may refer to lost events.

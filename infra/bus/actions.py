@@ -96,7 +96,7 @@ class JetStreamActionReader:
 
         It is not terminated, because it was decided, and a newer release may support it.
         """
-        _logger.error("reading an action failed", position=unreadable.seq, error=reason)
+        _logger.error("failed to read an action", position=unreadable.seq, error=reason)
         letter = DeadLetter(
             "action",
             reason,
@@ -118,7 +118,7 @@ class JetStreamActionReader:
                     position=unreadable.seq,
                 )
         except BusError as error:  # the next delivery reports it again
-            _logger.warning("storing a dead letter failed", error=str(error))
+            _logger.warning("failed to store a dead letter", error=str(error))
         self._reader.free_slot(unreadable)
         await nak(self._nc, unreadable, _REDELIVERY_SECONDS)
 

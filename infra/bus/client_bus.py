@@ -257,7 +257,7 @@ class JetStreamClientBus:
     ) -> AsyncGenerator[FollowedOutcomes]:
         """Follow as an unrestricted user, or as a service with its namespace's consumers.
 
-        The first attempt determines which, because an unrestricted user needs no consumers.
+        The first attempt determines which, because an unrestricted user does not need consumers.
         """
         async with AsyncExitStack() as stack:
             feed = None

@@ -73,7 +73,7 @@ class _Outgoing(NamedTuple):
 
 
 async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-    """Store dead letters that were not yet reported, and return those that wait for room.
+    """Store dead letters not reported yet, and return those still waiting for space.
 
     A letter beyond its namespace's share is only counted, unless its message is usable. Raises the
     first failure, unless the stream is full.
@@ -96,7 +96,7 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
 
 
 async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
-    """Count messages that get no dead letter, with one compare-and-set write.
+    """Count messages for which no dead letter is stored, with one compare-and-set write.
 
     If it raises an error, the messages may or may not be counted.
     """

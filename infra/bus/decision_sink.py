@@ -42,7 +42,7 @@ class JetStreamDecisionSink:
         self._erasures: dict[str, _Erasures] = {}
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule timers, pipelined.
+        """Schedule timers in a pipeline.
 
         Timers beyond the stream's maximum age are omitted, because the sweeper wakes their
         resources.
@@ -94,22 +94,23 @@ class JetStreamDecisionSink:
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        """Store dead letters that were not yet reported, and return those that wait for room."""
+        """Store dead letters not reported yet, and return those still waiting for space."""
         waiting = await store_letters(self._nc, letters)
         positions = {each.delivery.position for each in waiting}
         await self._erase([each for each in letters if each.delivery.position not in positions])
         return waiting
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Count messages that get no dead letter."""
+        """Count messages for which no dead letter is stored."""
         await discard(self._nc, letters)
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase messages that may contain a secret from the intake, which would keep them.
+        """Erase messages that may contain a secret, which the intake would otherwise keep.
 
-        Each erasure takes the server about 20 ms. In `system`, where only operators declare, all
-        are erased. In other namespaces, most messages of a flood stay until the intake is trimmed.
+        Each erasure takes the server about 20 ms. In `system`, where only operators declare
+        resources, all are erased. In other namespaces, most messages in a flood remain until the
+        intake is trimmed.
         """
         skipped: Counter[str] = Counter()
         for letter in letters:
@@ -121,9 +122,9 @@ class JetStreamDecisionSink:
                 continue
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
-            except BusError as error:  # either an earlier attempt erased it, or an operator must
+            except BusError as error:  # an earlier attempt erased it, or an operator has to
                 text = str(error)
-                _logger.warning("erasing a refused message failed", position=position, error=text)
+                _logger.warning("failed to erase a refused message", position=position, error=text)
         for namespace, count in skipped.items():
             _logger.warning("refused messages were not erased", namespace=namespace, count=count)
 

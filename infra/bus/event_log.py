@@ -161,7 +161,7 @@ class JetStreamLog:
         ]
         for result in await publish_many(self._nc, messages):
             if isinstance(result, Exception):
-                _logger.info("storing a cached state failed", error=str(result))
+                _logger.info("failed to store a cached state", error=str(result))
 
     def _digest_header(self, key: ResourceKey, position: int) -> dict[str, str]:
         head = self._sequences.cached_head(log_filter(key), position)

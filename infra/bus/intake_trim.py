@@ -31,7 +31,7 @@ async def trim_periodically(nc: Client) -> None:
         try:
             await trim(nc)
         except Exception as error:  # noqa: BLE001 - the next interval retries
-            _logger.info("trimming the intake failed", error=str(error))
+            _logger.info("failed to trim the intake", error=str(error))
 
 
 async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:

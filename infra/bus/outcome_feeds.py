@@ -275,7 +275,7 @@ async def follow_service_outcomes(
         REJECTIONS,
         names=names,
         subject_filter=rejection_filter(namespace_tokens),
-        # A service may not read the storage time of a position, so it gets all rejections.
+        # A service may not read the storage time of a position, so it receives all rejections.
         start_seq=None if after is None else 1,
     )
     async with AsyncExitStack() as stack:
@@ -317,7 +317,7 @@ async def follow_durable(
     Raises:
         IncompatibleStreamError: the name is in use for other outcomes.
     """
-    # A new consumer gets all stored rejections, or none.
+    # A new consumer receives all stored rejections, or none.
     for stream, subject_filter, first_seq in (
         (LOG, outcome_filter(tokens), None if after is None else after + 1),
         (REJECTIONS, rejection_filter(tokens), None if after is None else 1),
@@ -417,4 +417,4 @@ def decode_readable(messages: Iterable[StoredMessage], stream: str) -> list[Stor
 
 
 def _log_unreadable(stream: str, position: int, error: InvalidMessageError) -> None:
-    _logger.error("reading an event failed", stream=stream, position=position, error=str(error))
+    _logger.error("failed to read an event", stream=stream, position=position, error=str(error))

@@ -72,7 +72,7 @@ PURPOSES: Final[dict[Principal, str]] = {
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
     "installer": "creates and upgrades the streams: `reconciler init`, and nothing else",
     "backup": "saves the log: reads it and the declarations in the intake, and writes nothing",
-    "restore": "restores a log on a server without one, and changes no existing log",
+    "restore": "restores a log on a server without one, and does not change an existing log",
     "service": "declares in one namespace, and reads its own replies and outcomes",
 }
 

@@ -51,7 +51,7 @@ class RequestBatch:
 
 
 class ReplyBox:
-    """The subscription for replies, open as long as the client, so that no reply is missed."""
+    """The subscription for replies, open for the life of the client, so that no reply is missed."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
@@ -63,7 +63,8 @@ class ReplyBox:
     async def open(self, user: str) -> None:
         """Subscribe.
 
-        The decider replies to a verified user only on an inbox that contains the user's name.
+        The decider replies to a verified user only to an inbox whose subject contains the user's
+        name.
 
         Raises:
             BusUnavailableError: the connection is closed.
@@ -92,7 +93,7 @@ class ReplyBox:
             number, index = map(int, message.subject.rpartition(".")[2].split("-"))
             reply = _decoder.decode(message.data)
         except (ValueError, msgspec.DecodeError) as error:
-            _logger.warning("reading a reply failed", error=str(error))
+            _logger.warning("failed to read a reply", error=str(error))
             return
         if number in self._batches:
             self._batches[number].set_reply(index, reply)

@@ -186,7 +186,7 @@ _OTHER_SERVER_REMEDY: Final = (
 _PAGE_MESSAGES: Final = 1_000
 
 _PLACEHOLDER_SUBJECT: Final = "restoring.intake"
-"""Subject of an intake that accepts no messages yet."""
+"""Subject of an intake that does not accept messages yet."""
 
 _COPIES: Final = (
     f"STREAM.INFO.{ROWS}",
@@ -224,8 +224,9 @@ class Topology(msgspec.Struct, frozen=True):
 def follower_names(namespace: str) -> list[str]:
     """Return the names of a service's consumers of outcomes and rejections.
 
-    They need no acknowledgements. Their names are fixed, because permissions match whole tokens.
-    Namespaces and durable names contain no =, and names of worker consumers do not start with it.
+    They do not need acknowledgements. Their names are fixed, because permissions match whole
+    tokens. Namespaces and durable names contain no =, and names of worker consumers do not start
+    with it.
     """
     return [f"={namespace}={number}" for number in range(FOLLOWERS)]
 
@@ -453,7 +454,7 @@ async def begin_restoration(
     """Create the log's stream, or mark the existing one, so that no other process opens it.
 
     The old intake, and streams derived from the log, are deleted. Dead letters and listings stay.
-    The intake is created first, to reserve its storage, and accepts no messages before
+    The intake is created first, to reserve its storage, and does not accept messages before
     ``ensure_topology``. Only existing streams are deleted, so an empty server requires no
     permission to delete.
 

@@ -1,7 +1,7 @@
 """Real systems that ``reconciler up --with`` and the tests start as child processes.
 
-Each keeps its data and log in its own directory, can be shut down gracefully, and ends with its
-parent, even if that is killed.
+Each keeps its data and log in its own directory, can be shut down gracefully, and exits with its
+parent, even if the parent is killed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Component(Protocol):
         ...
 
     async def start(self, data: Path) -> None:
-        """Start it on a directory, which is created if missing, and return once it responds.
+        """Start it with a data directory, created if missing, and return once it responds.
 
-        A directory can be reused after its last process was killed.
+        A directory can be reused even if its last process was killed.
 
         Raises:
-            ComponentError: it is not installed (the message contains what to install), or does not
-                start.
+            ComponentError: it is not installed (the message says what to install), or does not
+            start.
         """
         ...
 
@@ -48,5 +48,5 @@ class Component(Protocol):
         ...
 
     async def kill(self) -> None:
-        """Kill it immediately (SIGKILL), as a crash does."""
+        """Kill it immediately with SIGKILL, to simulate a crash."""
         ...

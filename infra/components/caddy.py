@@ -26,7 +26,7 @@ MAX_FOLDER_BYTES: Final = max_folder_bytes("/admin.sock")
 HTTP: Final = "http"
 HTTPS: Final = "https"
 
-_ENDING_SECONDS: Final = 2.0  # in addition to the time for requests
+_EXIT_SECONDS: Final = 2.0  # in addition to the time for requests
 _INSTALL: Final = f"run {install_command('caddy')}, or put caddy on the PATH"
 
 
@@ -86,7 +86,7 @@ class Caddy(LocalServer):
 
     @property
     def _saved(self) -> Path:
-        """The configuration that Caddy saves itself, including the private keys of certificates."""
+        """The configuration that Caddy itself saves, including the private keys of certificates."""
         return self._folder / "config" / "caddy" / "autosave.json"
 
     def _spawn(self) -> list[Child]:
@@ -111,7 +111,7 @@ class Caddy(LocalServer):
 
     def _prepare(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._wait_for_end(lambda: _process_on(self._folder), STOP_SECONDS + _ENDING_SECONDS)
+        self._wait_for_end(lambda: _find_process_using(self._folder), STOP_SECONDS + _EXIT_SECONDS)
         self._ports = self._load_ports()
         self._rename_damaged_configuration()
         (self._folder / "first.json").write_bytes(
@@ -119,7 +119,7 @@ class Caddy(LocalServer):
         )
 
     def _load_ports(self) -> _Ports:
-        """Return the ports of the first start, which are part of the saved configuration."""
+        """Return the ports chosen at the first start, which are part of the saved configuration."""
         ports_file = self._folder / "ports.json"
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
@@ -186,7 +186,7 @@ def _build_first_config(ports: _Ports) -> dict[str, object]:
     return {"apps": {"http": {"servers": servers}, "tls": tls}}
 
 
-def _process_on(folder: Path) -> int | None:
+def _find_process_using(folder: Path) -> int | None:
     """Return the id of the process whose command line names the directory's configuration."""
     config_path = bytes(folder / "first.json")
     for command in Path("/proc").glob("[0-9]*/cmdline"):

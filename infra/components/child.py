@@ -1,4 +1,4 @@
-"""A server process that logs to a file, and ends with its parent."""
+"""A server process that logs to a file, and exits with its parent."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill the process immediately (SIGKILL), as a crash does."""
+        """Kill the process immediately with SIGKILL, to simulate a crash."""
         self._process.kill()
         await asyncio.to_thread(self._process.wait)

@@ -66,7 +66,7 @@ class DockerEngine(LocalServer):
             await asyncio.to_thread(self._remove_all)
 
     async def kill(self) -> None:
-        """Kill dockerd and its containerd immediately (SIGKILL), as a crash does."""
+        """Kill dockerd and its containerd immediately with SIGKILL, to simulate a crash."""
         if self._children:
             await super().kill()
             await asyncio.to_thread(self._end_containerd)

@@ -101,7 +101,7 @@ class LocalServer(ABC):
         await asyncio.gather(*(each.stop(self.stop_seconds) for each in self._children))
 
     async def kill(self) -> None:
-        """Kill the server immediately (SIGKILL), as a crash does."""
+        """Kill the server immediately with SIGKILL, to simulate a crash."""
         await asyncio.gather(*(each.kill() for each in self._children))
 
     # --- implemented by subclasses; all except `_spawn` are called in a thread
@@ -116,7 +116,7 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _spawn(self) -> list[Child]:
-        """Start the server's processes. The last one must be the one that responds."""
+        """Start the server's processes. The last one must be the process that responds."""
 
     @abstractmethod
     def _is_ready(self) -> bool:

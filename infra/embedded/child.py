@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, even if it is killed."""
+"""Child processes that exit with their parent, even if it is killed."""
 
 from __future__ import annotations
 

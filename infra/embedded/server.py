@@ -72,8 +72,8 @@ class EmbeddedServer:
     """A `nats-server` with JetStream on 127.0.0.1, with its data in one directory.
 
     The directory can be reused after `stop` and after `kill`, by this object or another one. On
-    Linux, the server ends with the thread that started it, so start it from the main thread, or
-    from one that lives as long as the server is needed.
+    Linux, the server is killed when the thread that started it exits, so start it from the main
+    thread, or from one that lives as long as the server is needed.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class EmbeddedServer:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill the server immediately (SIGKILL), as a crash does."""
+        """Kill the server immediately with SIGKILL, to simulate a crash."""
         if self._process is None:
             return
         self._process.kill()

@@ -89,8 +89,8 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         """Read an aggregate's events by version; raises the same errors as `select_history`."""
         events = self.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
         return [
-            StoredEvent(one.originator_id, one.originator_version, one.topic, one.state)
-            for one in events
+            StoredEvent(event.originator_id, event.originator_version, event.topic, event.state)
+            for event in events
         ]
 
     def select_history(
@@ -182,7 +182,9 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
             page = await read_subject(
                 self.bus.nc, layout.stream, layout.events_filter, start_seq=start, limit=page_size
             )
-            decoded = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
+            decoded = (
+                layout.decode(message) for message in page if stop is None or message.seq <= stop
+            )
             notifications += [event for event in decoded if not topics or event.topic in topics]
             if len(page) < page_size or (stop is not None and page[-1].seq >= stop):
                 break

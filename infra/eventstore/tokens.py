@@ -1,7 +1,7 @@
 """Encode originator ids and names as subject tokens, and decode them.
 
 A token contains only letters, digits, `-` and `_`. A UUID becomes `u-` and its 32 hexadecimal
-digits. A text becomes `s-` and its UTF-8 bytes, with `_XX` for any byte except an ASCII letter, a
+digits. Text becomes `s-` and its UTF-8 bytes, with `_XX` for any byte except an ASCII letter, a
 digit or `-`. So each id has exactly one token.
 """
 

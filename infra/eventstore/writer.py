@@ -1,4 +1,4 @@
-"""Append by version: store each aggregate version once, and all events of an insert or none."""
+"""Append by version: store each aggregate version once, and an insert's events atomically."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -64,7 +64,7 @@ class EventWriter:
             ) from error
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries, which must follow the heads; raises `IntegrityError` if not."""
+        """Return the entries; raises `IntegrityError` unless they follow the heads."""
         last = {sequence: head.version for sequence, head in heads.items()}
         for entry in entries:
             self._check_version(entry, last[entry.sequence])

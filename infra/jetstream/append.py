@@ -15,7 +15,7 @@ from infra.jetstream.wire import check_size, encode, fail_on_denial, request, wr
 
 MAX_BATCH: Final = 1_000  # the server's limit on messages in one atomic batch (10199)
 
-# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit of
+# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit on
 # 50 open batches. Nothing was stored, so it can be sent again.
 _INCOMPLETE: Final = 10176
 _INCOMPLETE_ATTEMPTS: Final = 5
@@ -113,7 +113,7 @@ async def _send_batch(
     commit["Nats-Batch-Commit"] = "1"
     # Detect a last message that is too long before the first one is sent.
     check_size(nc, last.subject, last.payload, commit)
-    async with fail_on_denial(nc, [one.subject for one in messages]):
+    async with fail_on_denial(nc, [message.subject for message in messages]):
         await write(nc, commands, f"append to {subjects_of(messages)}")
         if before_commit is not None:
             await before_commit()

@@ -254,7 +254,7 @@ class _ServerCheck:
         except BusError as error:
             if problem:
                 _log.warning(
-                    "bus connection %s: %s, and opening another connection failed: %s",
+                    "bus connection %s: %s, and another connection could not be opened: %s",
                     self._name,
                     problem,
                     error,
@@ -459,7 +459,7 @@ def _address(url: str) -> str:
 def other_servers(urls: Sequence[str], client: Client) -> str:
     """Return the other servers that a client may use, or all if there are no others.
 
-    A server announced by the cluster gets the user and scheme of the first URL.
+    For a server announced by the cluster, the user and scheme of the first URL are used.
     """
     current_url = client.connected_url
     first = urlsplit(urls[0])

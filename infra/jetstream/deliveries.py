@@ -39,7 +39,7 @@ async def ack(nc: Client, deliveries: Sequence[Delivered]) -> None:
         BusUnavailableError: the connection is closed, or its buffer is full.
     """
     # One write for all of them: nats-py's `publish` would cost several times as much per message.
-    await write(nc, [f"PUB {one.reply}  0\r\n\r\n".encode() for one in deliveries], "ack")
+    await write(nc, [f"PUB {delivery.reply}  0\r\n\r\n".encode() for delivery in deliveries], "ack")
 
 
 async def nak(nc: Client, delivery: Delivered, delay_seconds: float = 0) -> None:
@@ -60,7 +60,7 @@ async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:
     Raises:
         BusUnavailableError: as for `ack`.
     """
-    commands = [f"PUB {one.reply}  4\r\n+WPI\r\n".encode() for one in deliveries]
+    commands = [f"PUB {delivery.reply}  4\r\n+WPI\r\n".encode() for delivery in deliveries]
     await write(nc, commands, "in progress")
 
 

@@ -1,7 +1,7 @@
 """Permission denials from the server, passed on to the requests that they concern.
 
-A denied publish or subscription gets no response: the server only sends an error to the connection.
-Without this module, each denied request would time out.
+The server does not respond to a denied publish or subscription: it only sends an error to the
+connection. Without this module, each denied request would time out.
 """
 
 import re

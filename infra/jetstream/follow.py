@@ -189,10 +189,16 @@ class Follower:
         if self._names or not is_clustered(self._nc):
             return True
         try:
-            last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
+            last = [
+                await last_from_leader(self._nc, self._stream, subject_filter)
+                for subject_filter in self._filters
+            ]
         except BusUnavailableError:
             return False  # the next call retries
-        return max((one.seq for one in last if one is not None), default=0) <= self.position
+        return (
+            max((message.seq for message in last if message is not None), default=0)
+            <= self.position
+        )
 
     def _mark_caught_up(self) -> None:
         self._position = max(self.position, self._target or 0)
@@ -393,7 +399,7 @@ class _PulledFeed(_Feed):
         """Reset an unused consumer, and start pulling."""
         if after is None:
             newest = await last_by_subject(self._nc, stream, filters)
-            after = max((one.seq for one in newest), default=0)
+            after = max((message.seq for message in newest), default=0)
         name = await self._find_unused_consumer(stream)
         response = await api_request(
             self._nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": after + 1}, _CREATE_SECONDS

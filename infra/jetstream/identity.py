@@ -1,6 +1,6 @@
 """The user of a connection, from a key file or from the URL.
 
-Each connection rereads the file, so a reconnection uses a replaced key or a renewed JWT. nats-py's
+Each connection rereads the file, so a reconnect picks up a replaced key or a renewed JWT. nats-py's
 own support reads an nkey only once, and loops endlessly over a half-written `.creds` file.
 """
 
@@ -109,7 +109,7 @@ class KeyFile:
         try:
             return bytes(_key_pair(seed).public_key).decode()
         except (binascii.Error, ValueError):
-            raise BusAccessError(f"{self.path}: its seed is damaged") from None
+            raise BusAccessError(f"{self.path}: the seed is invalid") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,8 @@ def parse_login(secret: str, *, what: str) -> Login:
     """Parse `user:password`, a token, or the content of a `.creds` or nkey file.
 
     Raises:
-        BusAccessError: the secret has another form. The message contains `what`, never the secret.
+        BusAccessError: the secret has none of these forms. The message contains `what`, never the
+        secret.
     """
     text, location = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
@@ -153,7 +154,7 @@ class Identity:
     """The user of a connection, for reply subjects and error messages.
 
     Attributes:
-        key_file: file with the key; None for a user in the URL, or without a user.
+        key_file: file with the key; None if the user is in the URL or there is no user.
         user: the name for error messages, from the URL or the key.
         inbox_prefix: first tokens of the reply subjects.
     """
@@ -173,8 +174,8 @@ class Identity:
         self.inbox_prefix = access.inbox_prefix or _inbox_of(user_name)
         if _INBOX.fullmatch(self.inbox_prefix) is None:
             raise BusAccessError(
-                f"inbox prefix {self.inbox_prefix[:80]!r}: invalid; it must start with _INBOX, "
-                "as in _INBOX.billing, and have no wildcards"
+                f"inbox prefix {self.inbox_prefix[:80]!r}: invalid; it must start with _INBOX "
+                "and have no wildcards, as in _INBOX.billing"
             )
 
     def __str__(self) -> str:
@@ -203,7 +204,7 @@ def _key_file(access: Access) -> KeyFile | None:
 
 
 def _user_of(urls: Sequence[str]) -> str:
-    """Return the first user in the URLs. A user without a password is a token, thus a secret."""
+    """Return the first user in the URLs. A user without a password is a token and thus secret."""
     for url in urls:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")

@@ -165,7 +165,7 @@ class _Pipeline:
             await self._wait_until(self._window - step)
             numbers = range(start, min(start + step, len(self._messages)))
             commands = [self._command(inbox, index) for index in numbers]
-            self._in_flight += sum(1 for one in commands if one)
+            self._in_flight += sum(1 for command in commands if command)
             self._sent_count = numbers.stop
             await write(self._nc, commands, "publish")
         await self._wait_until(0)

@@ -123,7 +123,7 @@ class PullGroup:
             await self._wait()
 
     def set_slots(self, consumer: str, slots: int) -> None:
-        """Add a consumer with this number of slots, or change that of an existing one."""
+        """Add a consumer with this number of slots, or change the number for an existing one."""
         source = self._sources.get(consumer)
         if source is None:
             source = self._sources[consumer] = _Source(len(self._by_index), consumer, slots)
@@ -143,7 +143,9 @@ class PullGroup:
         Raises:
             BusUnavailableError: a consumer has no leader.
         """
-        pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in deliveries}
+        pins = {
+            (delivery.consumer, (delivery.headers or {}).get(_PIN_ID)) for delivery in deliveries
+        }
         current_pins = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
         return all(pin in current for (_, pin), current in zip(pins, current_pins, strict=True))
 
@@ -168,8 +170,8 @@ class PullGroup:
             await unsubscribe(subscription)
         queued, self._queue = self._queue, []
         with contextlib.suppress(BusError):
-            for one in queued:
-                await nak(self._nc, one)
+            for delivery in queued:
+                await nak(self._nc, delivery)
             for source in self._by_index:
                 await self._unpin(source)
 
@@ -204,15 +206,15 @@ class PullGroup:
         batch = self._queue[: self._max_batch]
         del self._queue[: self._max_batch]
         if not self._keep_slots:
-            for one in batch:
-                self._sources[one.consumer].credit += 1
+            for delivery in batch:
+                self._sources[delivery.consumer].credit += 1
         return batch
 
     def _return_batch(self, batch: list[Delivered]) -> None:
         self._queue[:0] = batch
         if not self._keep_slots:
-            for one in batch:
-                self._sources[one.consumer].credit -= 1
+            for delivery in batch:
+                self._sources[delivery.consumer].credit -= 1
 
     async def _wait(self) -> None:
         try:

@@ -158,7 +158,11 @@ async def _last_readable(
     """Return the last readable message of every subject under a filter."""
     messages = await read_subject(nc, stream, subject_filter)
     return list(
-        {one.subject: one for one in messages if up_to is None or one.seq <= up_to}.values()
+        {
+            message.subject: message
+            for message in messages
+            if up_to is None or message.seq <= up_to
+        }.values()
     )
 
 
@@ -323,7 +327,7 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
             would report an empty stream.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
-    # A single server reports no cluster.
+    # A single server does not report a cluster.
     if not info.get("cluster", {"leader": "the only server"}).get("leader"):
         raise BusUnavailableError(
             f"stream {stream} has no leader at the moment, so its content is unknown"

@@ -63,7 +63,7 @@ async def schedule_many(nc: Client, schedules: Sequence[Schedule]) -> list[Publi
     Raises:
         ValueError: an `at` has no time zone; nothing was stored.
     """
-    return await publish_many(nc, [_outgoing(one) for one in schedules])
+    return await publish_many(nc, [_outgoing(schedule) for schedule in schedules])
 
 
 async def cancel(nc: Client, stream: str, subject: str) -> bool:

@@ -213,7 +213,7 @@ def _list_difference(
 
 
 def _is_unset(value: object) -> bool:
-    return any(value is one or value == one for one in _UNSET)
+    return any(value is unset or value == unset for unset in _UNSET)
 
 
 async def _existing_config(nc: Client, subject_suffix: str) -> dict[str, Any] | None:

@@ -378,7 +378,7 @@ class FastClient(Client):
         self._ps = MessageParser(self, self._dispatch)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Subscribe. The listener gets the messages one by one, in order."""
+        """Subscribe. The listener receives the messages one by one, in order."""
 
         async def deliver(message: Msg) -> None:
             listener(Incoming(message.subject, message.reply, message.data, message.headers))
@@ -702,7 +702,7 @@ def status_of(message: Msg | Incoming) -> str:
 
 
 async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscription:
-    """Subscribe. The listener gets the messages one by one, in order.
+    """Subscribe. The listener receives the messages one by one, in order.
 
     Raises:
         BusUnavailableError: the connection is closed.

@@ -371,8 +371,8 @@ class Connections:
     async def exchange(self, request: bytes, seconds: float) -> Received:
         """Send a request, and wait up to ``seconds`` for its complete response.
 
-        Raises the errors of ``Connection.exchange``, and ``ssl.SSLCertVerificationError``, which
-        also means that nothing was sent.
+        Raises the same errors as ``Connection.exchange``, and ``ssl.SSLCertVerificationError``,
+        which also means that nothing was sent.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         connection = await self._acquire()

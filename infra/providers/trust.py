@@ -15,7 +15,7 @@ def build_ssl_context(tls: Tls | None) -> ssl.SSLContext:
     Raises ``ConfigurationError``.
     """
     if tls is None or tls.ca_file is None:
-        import httpx  # noqa: PLC0415 - takes 0.2 s of CPU, and most processes need no TLS
+        import httpx  # noqa: PLC0415 - takes 0.2 s of CPU, and most processes do not need TLS
 
         context = httpx.create_ssl_context()
     else:

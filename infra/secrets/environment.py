@@ -80,7 +80,7 @@ class EnvironmentSecrets:
         return values
 
     async def write(self, key: SecretKey, value: str) -> None:
-        """Raise ``ConfigurationError``, because the environment ends with its process."""
+        """Raise ``ConfigurationError``, because a process's environment is lost when it exits."""
         del value
         raise ConfigurationError(
             f"secret {key.name!r} cannot be stored in the environment; use store 'files'"

@@ -73,7 +73,7 @@ class FileSecrets:
         return values
 
     async def write(self, key: SecretKey, value: str) -> None:
-        """Write a file atomically: a reader gets the old value or the new one."""
+        """Write a file atomically: a reader finds either the old or the new value."""
         self.put(key, value)
 
     def put(self, key: SecretKey, value: str) -> bool:

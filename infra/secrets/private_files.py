@@ -49,7 +49,7 @@ def read_private(path: Path) -> str | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader gets the old content or the new one."""
+    """Write a file atomically: a reader finds either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         create_private(temporary, content)

@@ -18,11 +18,11 @@ _LESS_THAN_ONE_INTERVAL = "less than 1 resync interval"
 
 
 def describe_throttling(row: StatusRow, now: datetime) -> str:
-    """Describe how long an API accepts no calls, or return ""."""
+    """Describe how long an API will not accept calls, or return ""."""
     until = row.throttled_until
     if until is None or is_over(until, row.throttled_seconds, now):
         return ""
-    return f"the API allows no calls before {time_text(until)}"
+    return f"the API does not accept calls before {time_text(until)}"
 
 
 def find_blocked_api(row: StatusRow | None, now: datetime) -> Finding | None:
@@ -60,7 +60,7 @@ def find_failed_listings(
     remedy = (
         "Fix the cause of the error in the API or in the ProviderConfig. Until a listing "
         "completes, Reconciler detects neither drift nor deletions of these objects. If you do not "
-        "use a kind, omit it from spec.kinds. The observer's log shows the error of each listing, "
+        "use a kind, omit it from spec.kinds. The observer's log shows the error for each listing, "
         f"and `reconciler history {row.key}` shows when they began to fail."
     )
     return Finding(f"API {row.name}", "fail", list_first(kinds, "; "), remedy)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from events.documents import Problem, ReadManifest
+from events.documents import ParsedManifest, Problem
 from events.excerpt import list_first
 from events.field_hints import closest_hint
 from events.manifest import InvalidManifestError
@@ -94,7 +94,7 @@ def apply(
         the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
-        server: show the plan, like `reconciler plan`. With --set, both show the changes of the set.
+        server: show the plan, like `reconciler plan`. With --set, both show the changes to the set.
     validate
         Where to check the documents first. client: here, before `apply` sends anything. server:
         only in the decider, which may have newer kinds.
@@ -161,7 +161,7 @@ def _status(documents: Documents, results: list[Result], good: tuple[str, ...] |
 
 async def _declare(
     connection: Connection,
-    good: list[ReadManifest],
+    good: list[ParsedManifest],
     reason: str,
     wait: bool,
     timeout_seconds: float,
@@ -180,7 +180,7 @@ async def _declare(
 
 
 async def _declare_group(
-    client: Client, group: list[ReadManifest], reason: str, timeout_seconds: float
+    client: Client, group: list[ParsedManifest], reason: str, timeout_seconds: float
 ) -> list[Result]:
     replies = await client.declare_many(
         [read.manifest for read in group], reason=reason, timeout_seconds=timeout_seconds
@@ -271,12 +271,12 @@ def _check_all(
     accept_unknown: bool = False,
     detect_typos: bool = True,
 ) -> None:
-    """Check every document as the decider does, and move invalid ones to ``documents.bad``.
+    """Check every document like the decider, and move invalid ones to ``documents.bad``.
 
     ``accept_unknown``: accept kinds that are not installed here, because the decider may have them,
     unless they look misspelled.
     """
-    usable: list[ReadManifest] = []
+    usable: list[ParsedManifest] = []
     for read in documents.good:
         try:
             kind = read.key.kind

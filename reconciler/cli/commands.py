@@ -26,7 +26,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("pause", MANAGE_GROUP, "Stop all actions on resources until `resume`."),
     ("resume", MANAGE_GROUP, "Resume paused resources, and correct drift."),
     ("approve", MANAGE_GROUP, "Approve the actions of held resources."),
-    ("reject", MANAGE_GROUP, "Reject plans that wait for approval."),
+    ("reject", MANAGE_GROUP, "Reject plans that are waiting for approval."),
     ("finalizer", MANAGE_GROUP, "Add a finalizer to a resource, or remove one from it."),
     ("release", MANAGE_GROUP, "Forcibly remove finalizers and references."),
     ("kinds", MANAGE_GROUP, "List the kinds that you can declare."),

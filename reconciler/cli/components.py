@@ -61,14 +61,14 @@ BUS_APIS: Final[Mapping[str, Allow]] = {
     "composition": Allow(addresses=("file:///srv/git/*",)),
     "jetstream": NOTHING,
 }
-"""Names without a component, because their API is the bus of `up`: composed kinds and streams.
+"""Names that need no component, because their API is the bus of `up`: composed kinds and streams.
 
-The values permit the access to this host that the examples need.
+The values permit the host access that the examples need.
 """
 
 
 def build_bus_api(name: str, nats_url: str) -> LocalApi:
-    """Return the bus of `up` as the API for the ProviderConfig ``name``."""
+    """Return the bus of `up` as the API for the ProviderConfig named ``name``."""
     return LocalApi(name, name, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5, BUS_APIS[name])
 
 

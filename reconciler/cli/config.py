@@ -41,7 +41,7 @@ def view(*, output: Output = "table", connection: Connection = DEFAULT_CONNECTIO
     from infra.jetstream.connection import redact_url  # noqa: PLC0415
 
     settings = connection.settings()
-    rows = [_shown(settings.get(name), name) for name in NAMES]
+    rows = [_to_shown_setting(settings.get(name), name) for name in NAMES]
     rows = [Setting(each.name, redact_url(each.value), each.source) for each in rows]
     if output == "table":
         print_table(
@@ -52,7 +52,7 @@ def view(*, output: Output = "table", connection: Connection = DEFAULT_CONNECTIO
     return 0
 
 
-def _shown(setting: Setting | None, name: str) -> Setting:
+def _to_shown_setting(setting: Setting | None, name: str) -> Setting:
     key = flag_name(name).removeprefix("--")
     if setting is not None:
         return Setting(key, setting.value, setting.source)

@@ -83,7 +83,7 @@ class LetterSelection(msgspec.Struct, frozen=True):
         if self.numbers and by_filter:
             raise UsageError("use either numbers, or --stage, --resource and --all")
         if self.resource is not None:
-            ResourceKey.parse(self.resource)  # an invalid key needs no server
+            ResourceKey.parse(self.resource)  # rejecting an invalid key does not need a server
 
     def select(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Return the selected letters; raises ``CommandError`` for an unexpected count."""
@@ -233,11 +233,13 @@ def print_letter(letter: DeadLetter, retry_number: int) -> None:
         ("Message id", record.message_id),
         ("Size", f"{record.size} bytes{', truncated' if record.payload_truncated else ''}"),
     ]
-    for each in letter.handled:
-        where = f" at intake position {each.position}" if each.position else ""
-        corrected = ", with a corrected payload" if each.corrected else ""
-        note = f": {each.note}" if each.note else ""
-        rows.append((each.resolution, f"{time_text(each.at)} by {each.by}{where}{corrected}{note}"))
+    for entry in letter.handled:
+        where = f" at intake position {entry.position}" if entry.position else ""
+        corrected = ", with a corrected payload" if entry.corrected else ""
+        note = f": {entry.note}" if entry.note else ""
+        rows.append(
+            (entry.resolution, f"{time_text(entry.at)} by {entry.by}{where}{corrected}{note}")
+        )
     if retry_number:
         rows.append(
             ("Failed", f"the retry failed too, and the message became dead letter {retry_number}")

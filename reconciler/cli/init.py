@@ -48,11 +48,11 @@ def init(
 
 
 def _check_namespaces(namespaces: Sequence[str]) -> None:
-    for each in namespaces:
+    for namespace in namespaces:
         try:
-            check_token(each, what="namespace")
+            check_token(namespace, what="namespace")
         except InvalidNameError as error:
-            raise UsageError(f"--namespace {each}: {error}") from None
+            raise UsageError(f"--namespace {namespace}: {error}") from None
 
 
 async def _init(

@@ -75,5 +75,5 @@ def reset_sending() -> None:
 
 def interruption_message() -> str:
     """Return the error that an interrupted command prints last."""
-    sent = "; requests that were sent may still take effect" if _Process.has_sent else ""
-    return f"error: interrupted{sent}"
+    suffix = "; requests that were sent may still take effect" if _Process.has_sent else ""
+    return f"error: interrupted{suffix}"

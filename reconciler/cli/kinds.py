@@ -70,7 +70,7 @@ def kinds(
     except (BusUnavailableError, NoBusError) as error:
         sys.stderr.write(f"kinds from KindDefinitions are not shown: {error}\n")
     found = [
-        _known(kind, explain_kind(kind))
+        _build_known_kind(kind, explain_kind(kind))
         for name, kind in sorted(known.items())
         if everything or name not in COMPOSED_KINDS
     ]
@@ -86,7 +86,7 @@ def kinds(
     return 0
 
 
-def _known(kind: Kind, explanation: KindExplanation) -> KnownKind:
+def _build_known_kind(kind: Kind, explanation: KindExplanation) -> KnownKind:
     return KnownKind(
         kind=kind.name,
         api_version=kind.api_version,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from events.documents import SUFFIXES, Problem, ReadManifest, Source, read_documents
+from events.documents import SUFFIXES, ParsedManifest, Problem, Source, read_documents
 from events.names import ResourceKey, system_rank
 from infra.named_files import check_size, read_at_most
 from reconciler.cli.errors import CommandError
@@ -22,9 +22,9 @@ MAX_MANIFEST_BYTES: Final = 64 << 20
 
 @dataclass(slots=True)
 class Documents:
-    """The valid documents of files, and the problems of the others."""
+    """The valid documents in files, and the problems with the others."""
 
-    good: list[ReadManifest] = field(default_factory=list[ReadManifest])
+    good: list[ParsedManifest] = field(default_factory=list[ParsedManifest])
     bad: list[Problem] = field(default_factory=list[Problem])
 
     def sort_by_dependency(self) -> None:
@@ -43,9 +43,9 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
     first: dict[ResourceKey, Source] = {}
     for file, text in _read_texts(paths):
         for read in read_documents(file, text, namespace):
-            if isinstance(read, ReadManifest) and read.key in first:
-                again = f"{read.key} is already declared in {first[read.key]}"
-                documents.bad.append(Problem(read.source, f"{again}; remove one of the two"))
+            if isinstance(read, ParsedManifest) and read.key in first:
+                conflict = f"{read.key} is already declared in {first[read.key]}"
+                documents.bad.append(Problem(read.source, f"{conflict}; remove one of the two"))
             elif isinstance(read, Problem):
                 documents.bad.append(read)
             else:

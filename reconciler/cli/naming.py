@@ -24,7 +24,7 @@ def parse_reference(resource: str, namespace: str | None, name: str | None = Non
     """Parse NAME, KIND/NAME or NAMESPACE/KIND/NAME, or a kind followed by the ``name``.
 
     Raises:
-        UsageError, InvalidNameError: the text is invalid. The check needs no server.
+        UsageError, InvalidNameError: the text is invalid. The check does not need a server.
     """
     text = resource if name is None else f"{resource}/{name}"
     parts = text.split("/")
@@ -49,7 +49,7 @@ def check_names(
 
 
 def is_same_kind(text: str, kind: str) -> bool:
-    """Return whether a text names a kind: ``shape``, ``Shape`` and ``shapes`` are equivalent."""
+    """Return whether text names a kind: ``shape``, ``Shape`` and ``shapes`` are equivalent."""
     return text.lower() in (kind.lower(), f"{kind.lower()}s")
 
 
@@ -78,5 +78,5 @@ def _parse_choice(known: Sequence[str], text: str, option: str, noun: str) -> st
 
 
 def resolve_kind(text: str) -> str:
-    """Return the installed kind for a text, or the text, as the kind may be installed elsewhere."""
+    """Return the installed kind for text, or the text, as the kind may be installed elsewhere."""
     return next((kind for kind in installed_kinds() if is_same_kind(text, kind)), text)

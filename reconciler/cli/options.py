@@ -125,10 +125,10 @@ _MAX_SHOWN_CHARACTERS = 80
 
 def _convert_integers(hint: Any, tokens: Any) -> int | tuple[int, ...]:
     """Convert integers. 1.5 is an error, but cyclopts would round it to 2."""
-    for each in tokens:
-        if _INTEGER.fullmatch(each.value) is None:
-            option = each.keyword or "NUMBER"
-            value = each.value[:_MAX_SHOWN_CHARACTERS]
+    for token in tokens:
+        if _INTEGER.fullmatch(token.value) is None:
+            option = token.keyword or "NUMBER"
+            value = token.value[:_MAX_SHOWN_CHARACTERS]
             raise UsageError(f"{option} {value!r}: must be an integer with at most 18 digits")
     integers = tuple(int(each.value) for each in tokens)
     return integers if get_origin(hint) is tuple else integers[0]

@@ -19,7 +19,7 @@ _NEEDS_ESCAPE = re.compile(r"[^\t\n -~]")
 
 
 def escape_text(text: str) -> str:
-    """Return a text as one line, with non-printable characters escaped.
+    """Return text as one line, with non-printable characters escaped.
 
     Tenants and APIs choose names, reasons and messages. Without escapes, a line break could forge a
     line of output, and other characters could control the terminal or reorder the text.
@@ -35,7 +35,7 @@ def escape_lines(text: str) -> str:
 
 
 def single_line(text: str) -> str:
-    """Return a text with each line break and run of spaces replaced by one space."""
+    """Return text with each line break and run of spaces replaced by one space."""
     return " ".join(text.split())
 
 

@@ -29,7 +29,7 @@ def permissions(
     Without PRINCIPAL, print all principals except restore, and a service for
     each --namespace. Users authenticate with nkeys (`nk -gen user`). The
     output has a placeholder for each missing key, and a NATS server does not
-    start until you replace it. The command needs no server.
+    start until you replace it. The command does not need a server.
 
     For example:
 

@@ -205,14 +205,14 @@ def _check_manifests(path: Path, stored: Plan) -> None:
         raise CommandError(
             f"{path}: the plan contains no manifest, so it declares nothing; plan again"
         )
-    for each in stored.resources:
-        if each.manifest is None:
+    for resource in stored.resources:
+        if resource.manifest is None:
             continue
-        metadata = each.manifest.metadata
-        name = f"{metadata.namespace}/{each.manifest.kind}/{metadata.name}"
-        if name != each.resource:
+        metadata = resource.manifest.metadata
+        name = f"{metadata.namespace}/{resource.manifest.kind}/{metadata.name}"
+        if name != resource.resource:
             raise CommandError(
-                f"{path}: {each.resource}: its manifest has the name {name}; plan again"
+                f"{path}: {resource.resource}: its manifest has the name {name}; plan again"
             )
 
 
@@ -223,11 +223,11 @@ def _print(new_plan: Plan) -> None:
     out = console()
     changed = [each for each in new_plan.resources if each.says != "NoChange"]
     parts_shown: Counter[str] = Counter()
-    for each in sorted(changed, key=_is_unremarkable_part):
-        if each.part_of:
-            parts_shown[each.part_of] += 1
-        if parts_shown[each.part_of] <= _MAX_PARTS_IN_FULL or not each.part_of:
-            _print_resource(each, new_plan.made_at)
+    for resource in sorted(changed, key=_is_unremarkable_part):
+        if resource.part_of:
+            parts_shown[resource.part_of] += 1
+        if parts_shown[resource.part_of] <= _MAX_PARTS_IN_FULL or not resource.part_of:
+            _print_resource(resource, new_plan.made_at)
     for parent, count in parts_shown.items():
         if count > _MAX_PARTS_IN_FULL:
             more = f"… and {count - _MAX_PARTS_IN_FULL} more parts of {parent}; -o json lists all"
@@ -244,7 +244,7 @@ def _print(new_plan: Plan) -> None:
 
 
 def _is_unremarkable_part(each: PlannedResource) -> bool:
-    """Return whether a resource is a part that needs no attention, which is shown last."""
+    """Return whether a resource is a part that does not need attention, which is shown last."""
     return bool(each.part_of) and each.says not in ("Refused", "Unreadable", "Held", "Waiting")
 
 
@@ -288,11 +288,11 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
         word = "Release" if name.endswith("(Orphaned)") else "Disown"
         out.print(Text(f"  = {word} {name}", "cyan"))
     if each.says in ("Refused", "Held", "Waiting", "Unreadable"):
-        why = ": ".join(one for one in (each.reason, each.message) if one)
+        why = ": ".join(text for text in (each.reason, each.message) if text)
         color = "red" if each.says in ("Refused", "Unreadable") else "yellow"
         out.print(Text(f"  ! {each.says.lower()}: {why}", color))
     elif not each.actions and each.outcome:
-        why = ": ".join(one for one in (each.reason, each.message) if one)
+        why = ": ".join(text for text in (each.reason, each.message) if text)
         out.print(Text(f"  → {each.outcome} {why}".rstrip(), "dim"))
 
 
@@ -306,15 +306,15 @@ def _print_action(action: PlannedAction) -> None:
     if action.needs_approval:
         text += " (requires approval)"
     console().print(Text(text, color))
-    for each in action.changes:
+    for change in action.changes:
         # The plan shows the content of a composed object part by part.
-        if not (action.parts and each.path.partition(".")[0] in (CHILDREN, MANIFESTS)):
-            console().print(f"      {_format_planned_change(action, each)}")
-    for each in action.parts[:_MAX_PARTS]:
-        sign, color = _STEPS[each.step]
-        text = ", ".join(f"{one.path}: {_format_change(one)}" for one in each.changes)
+        if not (action.parts and change.path.partition(".")[0] in (CHILDREN, MANIFESTS)):
+            console().print(f"      {_format_planned_change(action, change)}")
+    for part in action.parts[:_MAX_PARTS]:
+        sign, color = _STEPS[part.step]
+        text = ", ".join(f"{change.path}: {_format_change(change)}" for change in part.changes)
         text = f"  ({text})" if text else ""
-        console().print(Text(f"      {sign} {each.resource}{text}", color))
+        console().print(Text(f"      {sign} {part.resource}{text}", color))
     if len(action.parts) > _MAX_PARTS:
         more = Counter(each.step for each in action.parts[_MAX_PARTS:])
         text = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])
@@ -348,15 +348,15 @@ def _format_value(value: Any) -> str:
 def describe_plan_changes(before: Plan, after: Plan) -> Iterable[str]:
     """Yield a line for each declared resource whose planned result has changed."""
     resources = {each.resource: each for each in after.resources}
-    for each in before.resources:
-        if not each.is_declared or each.says in ("Refused", "Unreadable"):
+    for planned in before.resources:
+        if not planned.is_declared or planned.says in ("Refused", "Unreadable"):
             continue
-        current = resources[each.resource]
-        if current.version != each.version:
+        current = resources[planned.resource]
+        if current.version != planned.version:
             yield (
-                f"{each.resource}: planned at version {each.version}, but now at version "
+                f"{planned.resource}: planned at version {planned.version}, but now at version "
                 f"{current.version}"
             )
-        elif current.digest != each.digest:
+        elif current.digest != planned.digest:
             counts = _counts([current])
-            yield f"{each.resource}: the result would now differ from the plan: {counts}"
+            yield f"{planned.resource}: the result would now differ from the plan: {counts}"

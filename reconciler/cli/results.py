@@ -105,7 +105,7 @@ def print_results(
 ) -> None:
     """Print the results. On a terminal, many successes are only counted.
 
-    ``problems``: the problems of invalid documents.
+    ``problems``: the problems with invalid documents.
     """
     with tolerating_closed_output():
         _print(results, output, good)

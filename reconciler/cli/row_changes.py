@@ -1,4 +1,4 @@
-"""Follow changes of rows by folding new log events into the read models."""
+"""Follow changes to rows by folding new log events into the read models."""
 
 from __future__ import annotations
 

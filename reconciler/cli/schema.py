@@ -11,7 +11,7 @@ from reconciler.cli.output import print_structured
 def schema(form: Literal["json-schema", "asyncapi"] = "json-schema", /) -> int:
     """Print the JSON Schema of all messages, or the bus as AsyncAPI 3.
 
-    The command needs no server.
+    The command does not need a server.
 
     For example:
 

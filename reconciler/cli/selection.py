@@ -124,11 +124,15 @@ class ResolvedSelection(msgspec.Struct, frozen=True):
 
     def check_named(self, rows: Collection[StatusRow], when: Moment | None = None) -> None:
         """Raise ``CommandError`` if a named resource is missing from these rows."""
-        for each in self.named:
-            if any(_matches(each, row) for row in rows):
+        for reference in self.named:
+            if any(_matches(reference, row) for row in rows):
                 continue
-            kind = "" if each.kind is None else f"{each.kind} "
-            scope = "any namespace" if each.namespace is None else f"namespace {each.namespace}"
+            kind = "" if reference.kind is None else f"{reference.kind} "
+            scope = (
+                "any namespace"
+                if reference.namespace is None
+                else f"namespace {reference.namespace}"
+            )
             is_not, at = f"does not exist in {scope}", ""
             if when is not None:
                 is_not, at = (
@@ -136,19 +140,19 @@ class ResolvedSelection(msgspec.Struct, frozen=True):
                     f" --at {when.position}",
                 )
             raise CommandError(
-                f"{kind}{each.name!r} {is_not}; `reconciler get -A{at}` lists all resources"
+                f"{kind}{reference.name!r} {is_not}; `reconciler get -A{at}` lists all resources"
             )
 
     def check_unique(self, rows: Collection[StatusRow]) -> None:
         """Raise ``CommandError`` if a name matches several of these rows."""
-        for each in self.named:
-            matches = [str(row.key) for row in rows if _matches(each, row)]
+        for reference in self.named:
+            matches = [str(row.key) for row in rows if _matches(reference, row)]
             if len(matches) > 1:
                 names = ", ".join(matches[:_MAX_SHOWN_MATCHES]) + (
                     ", ..." if len(matches) > _MAX_SHOWN_MATCHES else ""
                 )
                 raise CommandError(
-                    f"{each.text!r} matches {len(matches)} resources ({names}); use "
+                    f"{reference.text!r} matches {len(matches)} resources ({names}); use "
                     "NAMESPACE/KIND/NAME"
                 )
 

@@ -32,10 +32,10 @@ class Selector(NamedTuple):
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether a resource with these labels is selected."""
-        return all(_holds(term, labels) for term in self.terms)
+        return all(_is_satisfied(term, labels) for term in self.terms)
 
 
-def _holds(term: Term, labels: Mapping[str, str]) -> bool:
+def _is_satisfied(term: Term, labels: Mapping[str, str]) -> bool:
     has = term.key in labels and (term.values is None or labels[term.key] in term.values)
     return has == term.wanted
 

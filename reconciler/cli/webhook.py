@@ -115,7 +115,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def build_server(app: Starlette) -> Server:
     """Return a server for an application, with limits on unverified clients.
 
-    The server reads at most 64 KiB of headers, and closes connections that send no request.
+    The server reads at most 64 KiB of headers, and closes connections that do not send a request.
     """
     import uvicorn  # noqa: PLC0415 - only for the server
 

@@ -42,8 +42,8 @@ class Part:
     ``state``: ``Present`` keeps the resource as the manifest declares, ``Absent`` withdraws it, and
     ``Created`` creates it once and then leaves it unchanged. The hooks are pure, and must not
     change the namespace, kind or name. ``before_create`` changes the manifest of a missing
-    resource. ``before_update`` changes that of an existing one, and also gets its declared
-    manifest. Their result is kept until the manifest changes.
+    resource. ``before_update`` changes the declaration of an existing one, and also receives its
+    declared manifest. Their result is kept until the manifest changes.
     """
 
     manifest: Manifest

@@ -207,7 +207,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
         )
         return Readiness(False, problem["reason"], f"{problem['message']}{applied}")
     if CONTENT not in fields:
-        return Readiness(False, "Progressing", "waits for the first read of the repository")
+        return Readiness(False, "Progressing", "waiting for the first read of the repository")
     return stored.ready(fields, existing)
 
 

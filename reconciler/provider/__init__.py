@@ -1,7 +1,7 @@
 """The provider interface: what Reconciler requires of a client of an external API.
 
 A *provider* is a thin client of one external API for one kind. It makes each call once, classifies
-every failure as one of the ``ProviderError`` classes, and holds no state that matters: the
+every failure as one of the ``ProviderError`` classes, and does not hold state that matters: the
 aggregate is responsible for retries, backoff and ownership (ADR 0003). APIs differ, so a provider
 declares its ``Capabilities``.
 """
@@ -28,7 +28,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     ``deterministic_names``: Reconciler chooses the name, and it is unique. ``labels``: objects
     carry the owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the
     API reports that something changed, and each provider of the kind is a ``WatchingProvider``.
-    Without ``listing``, the objects of resources are read one by one, at the interval of listings.
+    Without ``listing``, the objects of resources are read one by one, at the listing interval.
     Undeclared objects are then never observed. ``consistency_grace_seconds``: time until reads and
     listings show an effect; a ``ProviderConfig`` can raise it. A decision depends on each of these
     fields (ADR 0003).
@@ -104,8 +104,8 @@ class Provider(Protocol):
         that they do not hide the others. If the name of one is unknown, the listing does not prove
         that any object is missing.
 
-        If the kind declares no ``listing``, only scopes with one name and one owner label are
-        searched, and only if names are not unique. This finds the object of a creation whose
+        If the kind does not declare a ``listing``, only scopes with one name and one owner label
+        are searched, and only if names are not unique. This finds the object of a creation whose
         response was lost.
         """
         ...

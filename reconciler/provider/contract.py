@@ -207,7 +207,7 @@ class ContractCase:
     def needs_listing(self) -> None:
         """Skip the case if the kind's API cannot list."""
         if not self.kind.lists:
-            pytest.skip(f"{self.kind.name} declares no listing")
+            pytest.skip(f"{self.kind.name} does not declare a listing")
 
     def can(self, *capabilities: Capability) -> bool:
         """Return whether the kind declares at least one of these capabilities."""
@@ -216,7 +216,7 @@ class ContractCase:
     def needs(self, *capabilities: Capability) -> None:
         """Skip the case if the kind declares none of them."""
         if not self.can(*capabilities):
-            pytest.skip(f"{self.kind.name} declares no {' and no '.join(capabilities)}")
+            pytest.skip(f"{self.kind.name} does not declare {' or '.join(capabilities)}")
 
     def needs_change_in_place(self) -> None:
         """Skip the case if the API cannot change one of the specs into the other in place."""
@@ -229,7 +229,7 @@ class ContractCase:
             pytest.skip(f"{self.kind.name} cannot change {', '.join(sorted(immutable))} in place")
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
-        """Build an action as a decider does, with its own key and no preconditions."""
+        """Build an action like a decider, with its own key and no preconditions."""
         built = action(operation, name, {} if fields is None else self.object_fields(fields))
         return built if self.can("labels") else msgspec.structs.replace(built, labels={})
 
@@ -647,7 +647,7 @@ class _Interruption(BaseException):
 
 
 class _InterruptBefore:
-    """A permit that ends a call before one of its requests, as a crash does."""
+    """A permit that ends a call before one of its requests, to simulate a crash."""
 
     may_send_now = False
     interval_seconds = 0.0

@@ -118,12 +118,12 @@ def _type(path: str, name: str, field: DefinedField) -> Any:
     allowed = ", ".join(map(str, field.values))
     sentences = [field.about, f"Written to {field.to}." if field.to not in (None, name) else ""]
     sentences += [f"Allowed values: {allowed}." if allowed else ""]
-    sentences += [_form(field.normalize)] if field.normalize else []
+    sentences += [_describe_normalization(field.normalize)] if field.normalize else []
     about = " ".join(each for each in sentences if each)
     return Annotated[_plain_type(path, name, field), _bounds(field, about)]
 
 
-def _form(steps: tuple[Normalization, ...]) -> str:
+def _describe_normalization(steps: tuple[Normalization, ...]) -> str:
     """Return the sentence that describes how a value is normalized."""
     return f"{', '.join(_FORMS[step] for step in steps)}.".capitalize()
 

@@ -227,7 +227,7 @@ class Kind:
 
     @property
     def extra(self) -> str:
-        """The extra of this distribution that its provider requires; empty if it requires none."""
+        """The extra that its provider requires; empty if it requires none."""
         return str(getattr(self.connect, "extra", ""))
 
     def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:
@@ -537,7 +537,7 @@ REFERENCE = Kind(
     schema=ReferenceSpec,
     find_references=shape_reference,
 )
-"""The dependency of a client on a resource of another client."""
+"""The dependency of a client on another client's resource."""
 
 
 class KindRegistry(Mapping[str, Kind]):

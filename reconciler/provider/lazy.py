@@ -46,7 +46,7 @@ class LazyProvider:
 def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
     """Return the factory of a provider that is named as ``module:Class``.
 
-    ``extra``: the extra of this distribution whose libraries the provider imports. ``options``:
+    ``extra``: the extra that installs the libraries the provider imports. ``options``:
     keyword arguments of the class, in addition to those of a ``ProviderFactory``.
     """
     return LazyProvider(target, extra, tuple(options.items()))

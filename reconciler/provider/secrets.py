@@ -95,7 +95,8 @@ class Secrets:
     async def value(self, reference: SecretRef, namespace: str) -> str:
         """Read a secret for a resource in a namespace. All later output hides the value.
 
-        Raises ``ConfigurationError`` if it is missing or not granted, and the errors of its store.
+        Raises ``ConfigurationError`` if it is missing or not granted, and the errors from its
+        store.
         """
         value = await self._value(reference, namespace)
         if value is None:

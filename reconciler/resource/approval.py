@@ -33,8 +33,8 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
     """Return the command that approves a retry of an action in doubt, or abandons the action."""
-    ending = " --abandon" if abandon else ""
-    return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{ending}`"
+    suffix = " --abandon" if abandon else ""
+    return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{suffix}`"
 
 
 def require_approval(
@@ -57,11 +57,11 @@ def require_approval(
 
 
 def apply_decision(data: Approved, command: Command, state: ResourceState) -> CommandResult:
-    """Approve or reject the waiting plan, or refuse a decision about any other one."""
+    """Approve or reject the waiting plan, or refuse a decision about any other plan."""
     request, outcome = state.holds.approval, state.outcome
     is_waiting = outcome is not None and outcome.reason in PLAN_HOLDS
     if request is None or not is_waiting:
-        return refuse(state, command, "NotHeld", "no action of the resource waits for approval")
+        return refuse(state, command, "NotHeld", "the resource has no action waiting for approval")
     if data.decision == "Abandon":
         return refuse(
             state,
@@ -74,7 +74,7 @@ def apply_decision(data: Approved, command: Command, state: ResourceState) -> Co
             f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
         )
         outdated = (
-            f"plan {request.plan[:SHORT_PLAN]} waits for approval, {mismatch}; review it first"
+            f"plan {request.plan[:SHORT_PLAN]} is waiting for approval, {mismatch}; review it first"
         )
         return refuse(state, command, "PlanOutdated", outdated)
     if request.decision == data.decision:
@@ -86,7 +86,7 @@ def apply_decision(data: Approved, command: Command, state: ResourceState) -> Co
 
 
 def _needs_approval(action: Action, state: ResourceState, context: Context) -> bool:
-    """Return whether the policy or the ProviderConfig requires an approval of the action."""
+    """Return whether the policy or the ProviderConfig requires approval of the action."""
     config, level = context.configs.get(action.provider_config), _declared_level(state)
     if config is not None:
         level = stricter_level(config.approve, level)
@@ -140,7 +140,7 @@ def _digest(action: Action, state: ResourceState, context: Context) -> str:
     current = None
     if existing is not None and context.kind is not None:
         current = (context.kind.normalize(existing.fields), existing.labels, existing.uid)
-    # The approval of a deletion for a replacement includes the replacement's content.
+    # Approving the deletion in a replacement also approves the replacement's content.
     is_replacement_deletion = action.operation == "Delete" and action.purpose == "Replace"
     fields = state.desired.fields if is_replacement_deletion else action.fields
     content = (
@@ -156,7 +156,7 @@ def _name(action: Action) -> str:
 
 
 def describe_plan(request: ApprovalRequested) -> str:
-    """Return a description of the plan that waits for approval, and of its changes."""
+    """Return a description of the plan waiting for approval, and of its changes."""
     what = f"{request.operation} {request.external_name!r}"
     if request.purpose != "Converge":
         what = f"{request.purpose}: {what}"

@@ -138,9 +138,10 @@ def advance_action(
     # Before the rest: the next step depends on the result of the current attempt.
     if flight.failed is None:
         return _report_in_flight(flight, state)
-    # An operator who approves a retry wants this action, even after a newer declaration.
+    # An operator who approves a retry expects this action, even after a newer declaration.
     is_wanted = action.generation == generation or flight.failed == CHECKED_NOT_DONE
-    # Before everything that needs the API: an outdated action without an effect needs no call.
+    # Before everything that needs the API: an outdated action without an effect does not need a
+    # call.
     if not is_wanted and not flight.is_in_doubt:
         newer = f"generation {generation} replaces generation {action.generation}"
         return _abandon(flight, newer, context)

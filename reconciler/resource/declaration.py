@@ -41,17 +41,17 @@ def declare(
         return known
     if context.kind is None:
         hint = context.missing_hint(context.now)
-        missing = f"kind {context.key.kind!r} is not registered; {hint}"
-        return refuse(state, command, "UnknownKind", missing)
+        message = f"kind {context.key.kind!r} is not registered; {hint}"
+        return refuse(state, command, "UnknownKind", message)
     if isinstance(context.kind, DefinedKind) and context.kind.is_withdrawn:
-        gone = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
-        return refuse(state, command, "UnknownKind", gone)
+        message = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
+        return refuse(state, command, "UnknownKind", message)
     try:
         event = _build_spec_declared(data, context, context.kind, state.desired.generation + 1)
     except (InvalidManifestError, InvalidNameError) as error:
         return refuse(state, command, "Invalid", str(error))
     desired, spec = state.desired, spec_of(event)
-    # A declaration that changes nothing records no event. A repeat therefore has the content of an
+    # A declaration that changes nothing is not recorded. A repeat therefore has the content of an
     # earlier generation.
     may_be_repeated = bool(desired.contents) and spec.digest in desired.contents
     if _repeats_older_message(command, state):
@@ -110,11 +110,11 @@ def _reject_outdated(
     """
     desired = state.desired
     if command.position < desired.position:
-        late = "a newer declaration was accepted before this one arrived"
+        message = "a newer declaration was accepted before this one arrived"
         # Record the id: a redelivery would get a later position, and would not be recognized as
         # outdated.
         superseded = DeclarationSuperseded(by=desired.generation)
-        return refuse(state, command, "Superseded", late, superseded)
+        return refuse(state, command, "Superseded", message, superseded)
     if _repeats_older_message(command, state):
         return None
     if expected is not None and expected != desired.generation:

@@ -2,8 +2,8 @@
 
 A desired field differs if its observed value is not the desired one. A field that is no longer
 desired differs if it was applied and still exists. Fields of other clients and ignored fields never
-differ (invariant 8). Lists are compared as a whole, because only the kind's ``normalize`` knows the
-meaning of their order and length.
+differ (invariant 8). Lists are compared as a whole, because only the kind's ``normalize`` defines
+the meaning of their order and length.
 
 The rules are those of the three-way merge of ``kubectl apply``, without strategic list merges.
 """
@@ -111,7 +111,7 @@ class Comparison(msgspec.Struct, gc=False):
     def wanted(self) -> Wanted:
         """The desired content of the object. The resource must have a spec."""
         if self._wanted is None:
-            self._wanted = _wanted(self.desired, self.owned, self.existing, self.context)
+            self._wanted = _build_wanted(self.desired, self.owned, self.existing, self.context)
         return self._wanted
 
     @property
@@ -189,7 +189,7 @@ class Comparison(msgspec.Struct, gc=False):
         return None if self.owned is None else self.owned.applied
 
 
-def _wanted(
+def _build_wanted(
     desired: Desired, owned: Owned | None, existing: ExternalObject | None, context: Context
 ) -> Wanted:
     spec, kind = desired.spec, context.kind

@@ -433,7 +433,7 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         # The grace and the proof of absence belong to the previous API.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)
     older = tuple(each for each in desired.contents if each != spec.digest)
-    # A declaration after a withdrawal starts over, because the row may have been deleted since.
+    # A declaration after a withdrawal starts over, because the row may since have been deleted.
     is_new = not desired.is_declared
     return replace(
         state,
@@ -551,8 +551,8 @@ def _with_disowned(before: ResourceState, after: ResourceState, version: int) ->
     if before.owned is after.owned and before.retiring is after.retiring:
         return after
     owned_uids = {each.uid for each in (after.owned, after.retiring) if each is not None}
-    former = [each.uid for each in (before.owned, before.retiring) if each is not None]
-    disowned = {uid: version for uid in former if uid is not None and uid not in owned_uids}
+    previous_uids = [each.uid for each in (before.owned, before.retiring) if each is not None]
+    disowned = {uid: version for uid in previous_uids if uid is not None and uid not in owned_uids}
     if not disowned:
         return after
     older = {uid: at for uid, at in after.actions.disowned.items() if uid not in disowned}
@@ -745,7 +745,7 @@ def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) 
     in_doubt = data.redelivered or (flight is not None and flight.effect.may_arrive)
     if flight is not None and (data.operation == "Create" or in_doubt):
         # A suspended worker may still make its call. It may then change another object or, if the
-        # API stores no keys, create a second one.
+        # API does not store keys, create a second one.
         ended = _append_ended(state, flight, in_doubt=in_doubt, reported_by=event.causationid)
         if data.operation == "Create":
             ended = (*ended[:-1], _record_creation(ended[-1], data))

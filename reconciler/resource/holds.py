@@ -122,8 +122,8 @@ def request_reconcile(
             "NotDeclared",
             "the resource is not declared and owns no object; there is nothing to reconcile",
         )
-    reads = context.kind is not None and context.kind.is_external
-    return accept(state, command, ReconcileAccepted(reads, data.reason))
+    has_object = context.kind is not None and context.kind.is_external
+    return accept(state, command, ReconcileAccepted(has_object, data.reason))
 
 
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:

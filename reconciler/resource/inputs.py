@@ -27,7 +27,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
         if not desired.secrets.get(secret):
             ref = SecretRef.from_path(secret)
             label = ref.label(key.namespace)
-            message = f"waits for secret {label}: {_explain_missing(ref)}"
+            message = f"waiting for secret {label}: {_explain_missing(ref)}"
             return Conclusion("Waiting", "SecretMissing", message)
     fields = fill_references(spec.fields, key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
@@ -119,7 +119,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     name, target = reference.target, desired.targets.get(reference.target)
     if target is None:
         return Conclusion(
-            "Waiting", "ReferenceUnknown", f"waits for {name}: its state has not been read yet"
+            "Waiting", "ReferenceUnknown", f"waiting for {name}: its state has not been read yet"
         )
     if target.cycle:
         cycle = " → ".join(target.cycle)
@@ -128,12 +128,12 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
             "Waiting", "DependencyCycle", f"the references form a cycle, {cycle}; {remedy}"
         )
     if not target.declared:
-        return Conclusion("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
+        return Conclusion("Waiting", "ReferenceMissing", f"waiting for {name}: it is not declared")
     missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)
     if missing:
-        return Conclusion("Waiting", "ValueMissing", f"waits for {name}: it has no {missing} yet")
+        return Conclusion("Waiting", "ValueMissing", f"waiting for {name}: it has no {missing} yet")
     if desired.resolved is None and not target.ready:
-        return Conclusion("Waiting", "NotReady", f"waits for {name}: it is not ready")
+        return Conclusion("Waiting", "NotReady", f"waiting for {name}: it is not ready")
     return None
 
 

@@ -85,7 +85,7 @@ from reconciler.resource.turn import (
 _AWAITS_FIRST_LISTING = Conclusion(
     "Waiting",
     AWAITING_LISTING,
-    "waits for the first complete listing that begins after the declaration",
+    "waiting for the first complete listing that begins after the declaration",
 )
 
 
@@ -128,7 +128,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     if state.owned is not None and comparison.is_replaced:
         identity = (state.owned.external_name, state.owned.uid)
         return OwnershipReleased(*identity, "Replaced", state.owned.provider_config)
-    # Before holds and waits: a paused resource takes no action that they could delay.
+    # Before holds and waits: a paused resource does not act, so they could not delay it.
     if is_paused(state):
         return _claim_uncertain_creation(situation) or PAUSED
     # Before the withdrawal: this may be the wrong API. Before the waits: time does not resolve the
@@ -231,7 +231,7 @@ def _hold_for_changed_provider(
 def _hold_for_ended_permission(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Conclusion | None:
-    """Hold the retry of a write that is no longer permitted. Deletions need no permission."""
+    """Hold the retry of a write that is no longer permitted. Deletions do not need permission."""
     if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
@@ -343,11 +343,11 @@ def _report_wait(situation: Situation) -> Conclusion | None:
     if failure is not None:
         return Conclusion("Degraded", failure.error_class, failure.message)
     if state.renewal is not None and state.renewal.is_written:
-        late = (
+        message = (
             "the object was written again, but is still due for renewal (since "
             f"{state.renewal.time:%Y-%m-%dT%H:%M:%SZ})"
         )
-        return Conclusion("Degraded", "RenewalOverdue", late)
+        return Conclusion("Degraded", "RenewalOverdue", message)
     return Conclusion("Degraded", "Waiting")
 
 
@@ -402,8 +402,8 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     if rejected is not None:
         return rejected
     if situation.comparison.is_kept_by_api:
-        keeps = "the API accepted the write but keeps " + _describe_differences(differences)
-        return Conclusion("Degraded", "NotAccepted", keeps)
+        message = "the API accepted the write but keeps " + _describe_differences(differences)
+        return Conclusion("Degraded", "NotAccepted", message)
     # Before the data guards: an operator is asked only when the write comes next.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
@@ -490,7 +490,7 @@ def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclu
 
 
 def _report_other_owner(situation: Situation) -> Conclusion:
-    """Report an object of another resource, without names from another namespace."""
+    """Report another resource's object, without names from another namespace."""
     owner_name = _name_other_owner(situation.state.observed.belongs_to, situation)
     return Conclusion(
         "Conflict",
@@ -658,7 +658,7 @@ def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
     if not state.holds.finalizers:
         return None
     holders = list_first([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
-    return on_hold(Hold.FINALIZERS, f"waits for the removal of these finalizers: {holders}")
+    return on_hold(Hold.FINALIZERS, f"waiting for these finalizers to be removed: {holders}")
 
 
 def _conclude_unowned(situation: Situation) -> Step:
@@ -753,7 +753,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
     verb = "is" if unmanaged == 1 else "are"
     summary = f"{unmanaged} of {total} objects in the scope {verb} undeclared and would be deleted"
     if state.holds.approved == Hold.DELETION_GUARD:
-        # Another client may have declared the object since. Only a listing after the approval shows
+        # Another client may since have declared the object. Only a listing after the approval shows
         # that.
         if state.observed.position >= state.holds.approved_position:
             return None
@@ -856,7 +856,7 @@ def _delete(situation: Situation) -> Step:
         return Conclusion("Disputed", "OwnedByAnother", message)
     if situation.comparison.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.comparison.existing, situation)
-    # Checked again, because mode Absent gets here without a withdrawal.
+    # Checked again, because mode Absent reaches this point without a withdrawal.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting

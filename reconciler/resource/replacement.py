@@ -31,9 +31,9 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
         return Conclusion(
             "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.belongs_to}"
         )
-    held = hold_for_data_loss(None, situation)
-    if held is not None:
-        return held
+    hold = hold_for_data_loss(None, situation)
+    if hold is not None:
+        return hold
     name = _second_name(spec, existing.name, situation)
     # A third object would exist, so first delete the one that is neither desired nor replaced.
     if name is None or state.retiring is not None:

@@ -41,9 +41,12 @@ def report(
     """
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != data.action_id:
-        late = _late_successes(data, command, state)
+        late_events = _late_successes(data, command, state)
         return CommandResult(
-            (*late, *_build_doubts(data, _ended_with_possible_effect(state, context), context))
+            (
+                *late_events,
+                *_build_doubts(data, _ended_with_possible_effect(state, context), context),
+            )
         )
     action = flight.action
     early = _error_if_too_early(data, action, command, state, context)
@@ -227,7 +230,7 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
     same_uid = owned is not None and uid is not None and owned.uid == uid
     match action.operation:
         case "Create" if uid in ended.created_uids:
-            return False  # a listing showed the object first, and it may have been deleted since
+            return False  # a listing showed the object first, and it may since have been deleted
         case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
             # The object was owned before its report, and no longer is. If ids derive from names,
             # the call may have come later. A later listing then shows the object.

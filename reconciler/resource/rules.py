@@ -83,7 +83,7 @@ _WRITING_MODES = ("Present", "CreateOnly")
 def _is_base(fields: Fields, state: ResourceState) -> bool:
     """Return whether the fields equal those of the last write.
 
-    If so, only another client can have changed them since.
+    If so, only another client can have changed them after that write.
     """
     spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
     if spec is None or applied is None:

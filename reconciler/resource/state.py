@@ -243,7 +243,7 @@ PLAN_OUTDATED: Final = "PlanOutdated"
 
 
 class ApprovalState(msgspec.Struct, frozen=True, gc=False):
-    """The plan that waits for approval, and the decision about it."""
+    """The plan waiting for approval, and the decision about it."""
 
     plan: str
     decision: Literal["", "Proceed", "Reject"] = ""

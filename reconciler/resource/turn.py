@@ -109,7 +109,7 @@ class Context(msgspec.Struct, frozen=True):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the kind's API; all of them for an unknown kind, which makes no calls."""
+        """Capabilities of the kind's API; all of them for an unknown kind, as it is not called."""
         known = None if self.kind is None else self.kind.capabilities
         return _ALL_CAPABILITIES if known is None else known
 

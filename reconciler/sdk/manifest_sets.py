@@ -94,7 +94,7 @@ class ManifestSets:
     async def declare(
         self, change: SetChange, content: StoredContent, *, reason: str = ""
     ) -> Reply:
-        """Store the content, and declare the set unless another client has declared it since.
+        """Store the content, and declare the set unless another client has since declared it.
 
         Raises like a client's ``declare``.
         """

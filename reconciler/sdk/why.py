@@ -74,7 +74,7 @@ class Parent(msgspec.Struct, frozen=True, rename="camel"):
 class Why(msgspec.Struct, frozen=True, rename="camel"):
     """The explanation. ``chain``: versions of the history, from the first cause to the outcome.
 
-    ``parents``: the composed resources above it, the nearest first; `lineage` finds them.
+    ``parents``: the composed resources that contain it, innermost first; `lineage` finds them.
     """
 
     resource: str
@@ -88,7 +88,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
-    """Explain the newest outcome, or the changes of a field, with the newest value last."""
+    """Explain the newest outcome, or the changes to a field, with the newest value last."""
     values = _values(history, field) if field else ((), (), ())
     drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
     repeated = tuple(each for each in _repeated_drifts(drifts) if field in ("", each.path))

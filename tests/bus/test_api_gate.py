@@ -255,12 +255,12 @@ async def test_a_throttle_is_honored_by_all_configurations_and_reported_once(
     assert rejection is not None
     assert 30 < (rejection.retry_after_seconds or 0) <= 60
     assert rejection.error_class == "Throttled"
-    assert rejection.message.startswith("API 'second' accepts no call for ")
+    assert rejection.message.startswith("API 'second' does not accept calls for ")
     process.log("first", ApiThrottled(_now() + timedelta(seconds=90), 90.0, "slower"))
     rejection = process.gates.of("second").reject_long_wait("second")
     assert rejection is not None
     assert rejection.error_class == "Throttled"
-    assert rejection.message.startswith("API 'first' accepts no call before 20")
+    assert rejection.message.startswith("API 'first' does not accept calls before 20")
 
 
 async def test_a_call_refused_by_an_open_breaker_is_not_reported_as_throttled(

@@ -215,7 +215,7 @@ async def test_a_repeat_of_a_declaration_without_changes_reverts_nothing(
 async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
     log: JetStreamLog,
 ) -> None:
-    """All declarations of a new resource arrive together, so they need no read."""
+    """All declarations of a new resource arrive together, so no read is needed."""
     key, bus = new_key(), Bus()
     deliveries = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
     bus.declared = [*deliveries, republish(deliveries[1], 4)]
@@ -287,11 +287,11 @@ async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_ar
     original_append = log.append
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
-        for each in appends:
+        for resource_append in appends:
             colors = [
                 event.data.fields["color"]
-                for event in each.events
-                if isinstance(event.data, SpecDeclared) and each.key == poisoned
+                for event in resource_append.events
+                if isinstance(event.data, SpecDeclared) and resource_append.key == poisoned
             ]
             if "Blue" in colors:
                 refused.append(len(colors))
@@ -368,7 +368,7 @@ async def test_a_decider_with_a_stale_state_decides_a_timer_on_the_current_state
     await other_decider.handle([delivery("result", key, 2, result)])
     await other_decider.handle(
         [declaration(key, 3, "Blue")]
-    )  # held: this one knows no configuration
+    )  # held: this decider has no configuration
     await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
     assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
 
@@ -466,7 +466,7 @@ async def test_a_message_without_a_sent_reply_is_redelivered(
 async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
     log: JetStreamLog,
 ) -> None:
-    """Its sender gets no reply before the rejection is stored, because it may be accepted then."""
+    """No reply is sent before the rejection is stored, because the message may be accepted then."""
     configurations, messages = await one_of_each(log)
     bus = RecordingBus("rejections")
     own_decider = decider(log, bus, configurations)
@@ -583,7 +583,7 @@ async def test_a_namespace_has_a_share_of_the_slots_and_the_rest_is_discarded(
     )
     assert sorted(bus.waits) == [1, 2, 7, 8], "all namespaces together have two shares"
     await own_decider.handle([unreadable(1, delivered=2), unreadable(10)])
-    assert sorted(bus.waits) == [1, 2, 7, 8], "a redelivered message takes no second slot"
+    assert sorted(bus.waits) == [1, 2, 7, 8], "a redelivered message does not take a second slot"
     assert bus.acked == [3, 4, 5, 6, 9, 10]
 
 
@@ -705,11 +705,11 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     kind = new_key().name
     bus, other_bus, configurations = Bus(), Bus(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec(kind, "http://127.0.0.1:1")
-    behind, other_decider = decider(log, bus, configurations), decider(log, other_bus)
+    outdated_decider, other_decider = decider(log, bus, configurations), decider(log, other_bus)
     await other_decider.handle([definition(1, kind, "Circle")])
     key = ResourceKey("default", kind, "welcome")
     badge = Manifest("badges/v1", kind, Metadata(key.name), {"color": "Red"})
-    await behind.handle([delivery("desired", key, 2, Declared(badge))])
+    await outdated_decider.handle([delivery("desired", key, 2, Declared(badge))])
     assert [reply.reason for reply in bus.replies] == ["Accepted"]
     await other_decider.handle([definition(3, kind, "Hexagon")])
     [created] = [
@@ -720,9 +720,9 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     created_object = ExternalObject("welcome", created.fields, "u1", "1", created.labels)
     now = datetime.now(UTC)
     report = Reported(created.action_id, 1, now, now, "w1", object=created_object)
-    await behind.handle([delivery("result", key, 4, report)])
+    await outdated_decider.handle([delivery("result", key, 4, report)])
     observed_report = DefinitionReported(2, "newer", 1, 1)
-    await behind.handle([delivery("reference", key, 5, observed_report)])
+    await outdated_decider.handle([delivery("reference", key, 5, observed_report)])
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
     assert resolved == ["Circle", "Hexagon"]
@@ -733,12 +733,12 @@ async def test_a_configuration_may_use_a_kind_that_another_decider_has_just_defi
 ) -> None:
     kind = new_key().name
     bus = Bus()
-    behind = decider(log, bus)
+    outdated_decider = decider(log, bus)
     await decider(log, Bus()).handle([definition(1, kind, "Circle")])
     key = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, new_key().name)
     spec = {"provider": kind, "endpoint": "http://127.0.0.1:1", "kinds": [kind]}
     config = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(key.name, key.namespace), spec)
-    await behind.handle([delivery("desired", key, 2, Declared(config))])
+    await outdated_decider.handle([delivery("desired", key, 2, Declared(config))])
     assert [reply.reason for reply in bus.replies] == ["Accepted"]
 
 

@@ -27,7 +27,7 @@ LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
 @asynccontextmanager
-async def limit_to_additional(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
+async def allow_more_messages(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
     """Limit a stream to this number of additional messages."""
     state = await stream_state(bus, stream)
     limit = {"max_msgs": state.messages + messages, "discard": "new"}
@@ -39,16 +39,16 @@ async def limit_to_additional(bus: Client, stream: str, messages: int) -> AsyncG
 
 
 def rejection(key: ResourceKey, position: int) -> Rejection:
-    answer = Reply(False, "Invalid", 0, position, "of no use")
+    answer = Reply(False, "Invalid", 0, position, "not valid")
     return Rejection(key, answer, "test", datetime.now(UTC))
 
 
 async def build_dead_letter(bus: Client, key: ResourceKey) -> DeadLetter:
-    """Return a dead letter about a message that is in the intake."""
+    """Return a dead letter for a message in the intake."""
     at = (await publish(bus, f"rec.desired.{key.tokens}", b"x", msg_id=uuid.uuid4().hex)).seq
     subject = f"in.0.desired.{key.tokens}"
     delivery = IntakeDelivery(at, subject, b"x", "", None, 1, None)
-    return DeadLetter("intake", "of no use", delivery)
+    return DeadLetter("intake", "not valid", delivery)
 
 
 async def test_each_resource_has_its_own_timer(bus: Client) -> None:
@@ -68,24 +68,24 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
     sink, key = JetStreamDecisionSink(bus), new_key()
     refused = [rejection(key, position) for position in (1, 2, 3)]
     await publish(bus, f"rejection.{new_key().tokens}", b"x")
-    async with limit_to_additional(bus, REJECTIONS, 2):
+    async with allow_more_messages(bus, REJECTIONS, 2):
         with pytest.raises(StreamFullError):
             await sink.reject(refused)
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 2
 
 
-async def test_a_message_that_the_bus_cannot_store_blocks_nothing(bus: Client) -> None:
+async def test_a_message_that_the_bus_cannot_store_does_not_block_others(bus: Client) -> None:
     """It would fail each time, and a decider repeats a batch whose messages were not stored."""
     sink, key = JetStreamDecisionSink(bus), new_key()
-    endless = Reply(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
-    await sink.reject([Rejection(key, endless, "test", datetime.now(UTC)), rejection(key, 2)])
+    oversized = Reply(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
+    await sink.reject([Rejection(key, oversized, "test", datetime.now(UTC)), rejection(key, 2)])
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 1
 
     event_reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     inbox = bus.new_inbox()
     await subscribe(bus, inbox, lambda _answer: event_reported.set_result(None))
     short = Reply(True, "Accepted", 1, 1)
-    await sink.send_replies([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
+    await sink.send_replies([(f"_INBOX.{'a' * 4_000}", short), (inbox, oversized), (inbox, short)])
     await asyncio.wait_for(event_reported, TIMEOUT_SECONDS)
 
 
@@ -95,7 +95,7 @@ async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_i
     sink, key = JetStreamDecisionSink(bus), ResourceKey("system", "ProviderConfig", new_key().name)
     await sink.store_dead_letters([await build_dead_letter(bus, new_key())])
     refused = await build_dead_letter(bus, key)
-    async with limit_to_additional(bus, DEADLETTERS, 0):
+    async with allow_more_messages(bus, DEADLETTERS, 0):
         assert await sink.store_dead_letters([refused]) == [refused]
         assert await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")
     assert not await sink.store_dead_letters([refused])
@@ -103,7 +103,7 @@ async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_i
 
 
 async def test_a_flood_of_possible_secrets_does_not_block_the_decider(bus: Client) -> None:
-    """An erasure takes about 20 ms on the server, and only operators declare in `system`."""
+    """An erasure takes the server about 20 ms, and only operators declare resources in `system`."""
     namespace, name = new_key().namespace, new_key().name
     keys = {
         owner: [ResourceKey(owner, "ProviderConfig", f"{name}-{n}") for n in range(30)]

@@ -227,10 +227,10 @@ async def test_a_reader_from_before_a_restoration_delivers_nothing(bus: Client) 
     await JetStreamIntakeWriter(bus, "test").publish(
         [IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)]
     )
-    early = JetStreamIntakeReader(bus, identity)
+    intake_reader = JetStreamIntakeReader(bus, identity)
     with pytest.raises(StreamReplacedError, match="was restored while this process started"):
-        await early.next_batch()
-    await early.close()
+        await intake_reader.next_batch()
+    await intake_reader.close()
     late = JetStreamIntakeReader(bus, restored)
     assert await late.next_batch()
     await late.close()

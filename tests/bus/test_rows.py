@@ -42,7 +42,7 @@ async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStream
 
 
 async def test_a_read_returns_the_rows_of_one_save(bus: Client, store: JetStreamRows) -> None:
-    """While the server stores a batch, the stream's counts include a part of it."""
+    """While the server stores a batch, the stream's counts include part of it."""
     revision = await store.save({**rows_of(b"0"), "checkpoint": b"0"}, 0)
 
     async def write_repeatedly(revision: int) -> None:

@@ -123,7 +123,7 @@ def test_an_ambiguous_plan_or_hold_is_refused(live: Cli) -> None:
     result = live.run("approve", "Shape", "foo")
     assert (result.status, "missing option --hold" in result.err) == (2, True)
     result = live.run("reject", "Shape", "unheard-of", "--reason", "no")
-    assert (result.status, "no action of the resource waits for approval" in result.out) == (
+    assert (result.status, "the resource has no action waiting for approval" in result.out) == (
         1,
         True,
     )

@@ -300,16 +300,16 @@ def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending:
 
 
 def test_the_remedy_for_an_outdated_replica_names_hanging_servers_and_disks() -> None:
-    behind = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
-    finding = judge_replicas([behind])
+    degraded_stream = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
+    finding = judge_replicas([degraded_stream])
     assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.details) == ("warn", True)
     assert "restart those that do not respond" in finding.remedy
     assert "disk" in finding.remedy
 
 
 def test_the_remedy_for_a_missing_leader_is_to_wait_for_an_election() -> None:
-    behind = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
-    finding = judge_replicas([behind, StreamReplicas("INTAKE", 3, 3, "", ())])
+    degraded_stream = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
+    finding = judge_replicas([degraded_stream, StreamReplicas("INTAKE", 3, 3, "", ())])
     assert (finding.verdict, finding.details) == (
         "fail",
         "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",
@@ -349,7 +349,7 @@ def test_a_blocked_api_is_reported_and_not_called() -> None:
     assert throttled is not None
     assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.details) == ("warn", True)
     implausible = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
-    assert find_blocked_api(implausible, noon) is None, "the clock was set back since"
+    assert find_blocked_api(implausible, noon) is None, "the clock has since been set back"
     for until in (earlier, later):  # a breaker stays open until its probe succeeds
         broken = find_blocked_api(billing(breaker_until=until, message="open because"), noon)
         assert broken is not None

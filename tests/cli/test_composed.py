@@ -39,7 +39,7 @@ def test_33_why_of_a_container_includes_the_declaration_of_its_deployment(live: 
     apply(live, "why", reason="release 7 of the shop")
     name, *_ = wait_for_parts(live, "why")
     result = live.ok("why", f"Container/{name}")
-    own, _, above = result.out.partition("\nIt is a part of ")
+    own, _, above = result.out.partition("\nIt is part of ")
     assert own.startswith(f"default/Container/{name} is held (ProviderConfigMissing): ")
     assert above.startswith("default/Deployment/why.\n")
     assert "(reason: release 7 of the shop)" in above

@@ -168,7 +168,7 @@ async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await publish(world.nc, log(shape("bar"), "fact"), b"of a newer release")
+    await publish(world.nc, log(shape("bar"), "fact"), b"from a newer release")
     gap = event(shape("foo"), 9, OutcomeRecorded("Converged", 1, "AsDeclared"))
     await publish(world.nc, log(shape("foo"), "outcome"), msgspec.json.encode(gap))
 

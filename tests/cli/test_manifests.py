@@ -168,7 +168,7 @@ def test_an_endless_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reconciler.cli.manifests.MAX_MANIFEST_BYTES", 1 << 20)
     with pytest.raises(OSError, match="larger than 1 MiB"):
         read_all(["/dev/zero"], "team")
-    with Path("/dev/zero").open("rb") as endless:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+    with Path("/dev/zero").open("rb") as infinite_file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(infinite_file))
         with pytest.raises(OSError, match=r"larger than 1 MiB.*standard input"):
             read_all(["-"], "team")

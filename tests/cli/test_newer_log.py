@@ -1,4 +1,4 @@
-"""Every command refuses the data of a newer release in one line."""
+"""Every command refuses the data from a newer release in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All `reconciler secrets` commands, which need no server and print no value."""
+"""All `reconciler secrets` commands, which do not need a server or print values."""
 
 from __future__ import annotations
 

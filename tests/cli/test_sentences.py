@@ -238,7 +238,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ApiThrottled(AT, 7.0, "slow\ndown"),
-        "The API accepts no calls before 2026-01-02T03:04:05Z: slow down",
+        "The API does not accept calls before 2026-01-02T03:04:05Z: slow down",
     ),
     (
         BreakerOpened(AT, 2.0, 5, "refused"),

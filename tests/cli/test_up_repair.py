@@ -1,4 +1,4 @@
-"""`up` without roles, on data that a command has to repair."""
+"""`up` without roles, with data that a command has to repair."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ async def interrupt_restore(url: str, path: Path) -> None:
         raise InterruptedError
 
     nc, backup = await connect(url, name="test"), Backup(path)
-    knowledge = inspect(backup, lambda _: None)
-    plan = await plan_restore(nc, backup, knowledge, None)
+    inspection = inspect(backup, lambda _: None)
+    plan = await plan_restore(nc, backup, inspection, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(restoration, "end_restoration", stop)
         with pytest.raises(InterruptedError):
-            await restoration.restore_log(nc, backup, knowledge, plan, lambda _: None)
+            await restoration.restore_log(nc, backup, inspection, plan, lambda _: None)
     await nc.close()
 
 
 def read_refusal(cli: Cli) -> str:
-    """Return the error with which `up` refuses to start roles."""
+    """Return the error that `up` prints when it refuses to start roles."""
     process = cli.start("up", "--port", "0", "--api-port", "0")
     _, text = process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 1

@@ -72,8 +72,8 @@ def test_why_of_an_unknown_field_or_resource_is_an_error(live: Cli) -> None:
     assert (result.status, result.err) == (
         1,
         (
-            "error: default/Shape/why-bar never had a field 'colour'; `reconciler explain Shape` "
-            "lists the fields\n"
+            "error: default/Shape/why-bar has never had a field 'colour'; "
+            "`reconciler explain Shape` lists the fields\n"
         ),
     )
     result = live.run("why", "why-nobody")

@@ -111,13 +111,13 @@ class Fleet:
         process.start()
 
     async def watch(self) -> None:
-        """Restart each process that ended by itself, until cancelled."""
+        """Restart each process that exited on its own, until canceled."""
         while True:
-            for each in self.processes:
-                if each.status is not None:
-                    last = each.words.strip().splitlines()[-1:]
-                    self.gave_up.append(f"{each.role} ({each.status}): {' '.join(last)}")
-                    each.start()
+            for process in self.processes:
+                if process.status is not None:
+                    last = process.words.strip().splitlines()[-1:]
+                    self.gave_up.append(f"{process.role} ({process.status}): {' '.join(last)}")
+                    process.start()
             await asyncio.sleep(_LOOK_SECONDS)
 
 

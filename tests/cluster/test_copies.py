@@ -54,7 +54,7 @@ async def test_a_replica_of_several_blocks_recovers_after_its_node_was_killed(
                 return False
             return True
 
-        await until(is_appended, lambda: "the copy makes no majority with another one")
+        await until(is_appended, lambda: "the copy does not form a majority with another one")
         assert (await stream_state(nc, LOG)).messages == FIRST + MORE + 1
 
 

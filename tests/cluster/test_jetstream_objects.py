@@ -38,11 +38,11 @@ async def providers(cluster: EmbeddedCluster) -> AsyncIterator[dict[str, Provide
         provider="jetstream", endpoint=cluster.url, limits=Limits(request_timeout_seconds=3)
     )
 
-    def built(kind: Kind) -> Provider:
+    def build_provider(kind: Kind) -> Provider:
         assert kind.connect is not None
         return kind.connect(config, Secrets(), CallPermit())
 
-    providers_by_kind = {kind.name: built(kind) for kind in KINDS.values()}
+    providers_by_kind = {kind.name: build_provider(kind) for kind in KINDS.values()}
     yield providers_by_kind
     for each in providers_by_kind.values():
         await each.close()
@@ -94,9 +94,9 @@ async def test_an_object_on_an_unreachable_node_is_not_absent(
 ) -> None:
     created_object = await create(providers["Stream"], "Stream", 1)
     consumer = await create(providers["Consumer"], "Consumer", 0)
-    home = await leader(nc, NAMES["Stream"])
-    assert home is not None
-    await cluster.nodes[home].kill()
+    leader_name = await leader(nc, NAMES["Stream"])
+    assert leader_name is not None
+    await cluster.nodes[leader_name].kill()
 
     for kind in ("Stream", "Consumer"):
         with pytest.raises(NotDoneError):
@@ -104,7 +104,7 @@ async def test_an_object_on_an_unreachable_node_is_not_absent(
         with pytest.raises(NotDoneError):
             await listing(providers[kind], Scope())
 
-    await cluster.start_node(home)
+    await cluster.start_node(leader_name)
     for kind, previous_object in (("Stream", created_object), ("Consumer", consumer)):
         assert await retry_call(lambda kind=kind: listing(providers[kind], Scope())) == [
             previous_object

@@ -35,17 +35,17 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
         async def is_appended() -> bool:
             """Append again; a conflict means that an earlier attempt was stored."""
             try:
-                await append(nc, [_after(first)])
+                await append(nc, [_build_message(first)])
             except BusUnavailableError:
                 return False
             except AppendConflictError:
                 return True
             return True
 
-        [first] = await append(nc, [_after(0)])
+        [first] = await append(nc, [_build_message(0)])
         await asyncio.gather(*(cluster.nodes[index].kill() for index in (1, 2)))
         with pytest.raises(BusUnavailableError):
-            await append(nc, [_after(first)])
+            await append(nc, [_build_message(first)])
         await until(is_without_leader, lambda: "the node still reports a leader")
         with pytest.raises(BusUnavailableError, match="has no leader at the moment"):
             await stream_state(nc, LOG)
@@ -54,5 +54,5 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
         assert len(await read_subject(nc, LOG, SUBJECT)) == 2
 
 
-def _after(position: int) -> OutgoingMessage:
+def _build_message(position: int) -> OutgoingMessage:
     return OutgoingMessage(SUBJECT, b"{}", None, "log.default.Shape.foo.>", position)

@@ -143,7 +143,7 @@ async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
     folder: Path, server: Caddy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.start(folder)
-    monkeypatch.setattr(caddy, "STOP_SECONDS", -caddy._ENDING_SECONDS)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(caddy, "STOP_SECONDS", -caddy._EXIT_SECONDS)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ComponentError, match="in use by another server"):
         await Caddy().start(folder)
     monkeypatch.undo()

@@ -326,14 +326,14 @@ def test_an_object_is_not_ready_while_a_part_is_missing_or_being_deleted():
 def test_a_waiting_component_keeps_its_parts_and_names_what_it_waits_for():
     its = Object()
     content_before = its.compose_from(ONE, TWO)
-    waits = Component("one", lambda _values: [], waiting_for="waits for two")
+    waits = Component("one", lambda _values: [], waiting_for="waiting for two")
     content = its.compose_from(waits, TWO)
-    assert content == {**content_before, "waiting": {"one": "waits for two"}}
+    assert content == {**content_before, "waiting": {"one": "waiting for two"}}
     assert its.there is not None
     readiness = ready(content, its.there)
     assert (readiness.is_ready, readiness.message) == (
         False,
-        "3 of 3 parts are ready; one: waits for two",
+        "3 of 3 parts are ready; one: waiting for two",
     )
     new = Object().compose_from(waits, TWO)
     assert colors(new) == {"c": "Red"}

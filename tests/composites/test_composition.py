@@ -99,7 +99,7 @@ async def test_of_two_composites_with_the_same_part_one_owns_it_and_one_reports_
     await until_ready(world, WARM)
     await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
     outcome = await world.until_outcome(other_key, "Degraded")
-    assert "default/Shape/warm-red is already a part of default.Palette.warm" in outcome.message
+    assert "default/Shape/warm-red is already part of default.Palette.warm" in outcome.message
     assert "warm-blue" not in await colors(world), "no part of the other one is declared"
 
     await world.declare("mine", color="Green")
@@ -320,7 +320,7 @@ async def test_37_a_rollout_without_progress_stays_stalled_across_a_restart(
     await world.restart_reconciler()
     await world.until(is_stalled, "the rollout is stalled")
     assert "no progress since 20" in (await why_not_ready(world))[1]
-    assert "waits for default/Shape/warm-red" in (await why_not_ready(world))[1]
+    assert "waiting for default/Shape/warm-red" in (await why_not_ready(world))[1]
 
     await world.human.clear_faults()
     await until_ready(world, WARM)

@@ -106,7 +106,7 @@ def test_37_a_bad_template_stalls_with_all_old_containers_and_can_be_undone():
     readiness = ready(fleet.object.fields, fleet.object)
     assert (readiness.is_ready, readiness.reason) == (False, "Progressing")
     assert readiness.message.startswith(
-        "0 of 3 containers are ready, 3 with the old template remain; waits for d"
+        "0 of 3 containers are ready, 3 with the old template remain; waiting for d"
     )
 
     children = set(fleet.object.fields[CHILDREN])
@@ -194,13 +194,13 @@ def test_the_first_pending_container_is_named_with_its_reason():
     outputs = {CHILDREN: msgspec.to_builtins(children)}
     deployment = msgspec.structs.replace(fleet.object, outputs=outputs)
     assert ready(deployment.fields, deployment).message == (
-        f"1 of 2 containers are ready; waits for {second}: Starting: no health check has passed"
+        f"1 of 2 containers are ready; waiting for {second}: Starting: no health check has passed"
     )
     children[second] = Child()
     deployment = msgspec.structs.replace(
         deployment, outputs={CHILDREN: msgspec.to_builtins(children)}
     )
-    assert ready(deployment.fields, deployment).message.endswith(f"waits for {second}: Pending")
+    assert ready(deployment.fields, deployment).message.endswith(f"waiting for {second}: Pending")
 
 
 def test_37_a_new_or_newly_ready_container_is_progress_and_a_pause_has_no_deadline():

@@ -145,7 +145,9 @@ def test_a_part_can_wait_until_another_is_ready():
 def test_a_part_waits_for_a_missing_value_and_existing_parts_stay():
     first = content(WITH_DEPENDENCY)
     assert "t-after" not in colors(first)
-    assert first["waiting"]["after"].startswith("waits for middle: 'children.middle.outputs.color'")
+    assert first["waiting"]["after"].startswith(
+        "waiting for middle: 'children.middle.outputs.color'"
+    )
     readiness = kind_from(WITH_DEPENDENCY).ready(first, build_provider_object(first))
     assert (readiness.is_ready, readiness.message) == (
         False,
@@ -496,16 +498,16 @@ def build_declared_story(**fields: Any) -> Story:
     return story
 
 
-def redefine(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
-    told.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
-    assert told.kind.definition is not None
-    return list(told.turn(DefinitionReported(generation, told.kind.definition.digest, 1, 1)))
+def redefine(story: Story, definition: Fields, generation: int = 2) -> list[Any]:
+    story.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
+    assert story.kind.definition is not None
+    return list(story.turn(DefinitionReported(generation, story.kind.definition.digest, 1, 1)))
 
 
-def observe_again(told: Story, **standing: Child) -> list[Any]:
-    known_object = told.state.observed.object
+def observe_again(story: Story, **standing: Child) -> list[Any]:
+    known_object = story.state.observed.object
     assert known_object is not None
-    fresh = build_provider_object(known_object.fields, told.kind, **standing)
+    fresh = build_provider_object(known_object.fields, story.kind, **standing)
     observed_object = msgspec.structs.replace(
         fresh,
         name=known_object.name,
@@ -513,7 +515,7 @@ def observe_again(told: Story, **standing: Child) -> list[Any]:
         version=f"{known_object.version}+",
         labels=known_object.labels,
     )
-    return list(told.observe(observed_object, name=known_object.name))
+    return list(story.observe(observed_object, name=known_object.name))
 
 
 def test_the_log_contains_the_content_and_the_digest_of_the_definition():
@@ -530,7 +532,7 @@ def test_the_log_contains_the_content_and_the_digest_of_the_definition():
     story.succeed()
     assert observe_again(story) != []  # its parts have new outputs
     assert story.outcome == "Converged"
-    assert observe_again(story) == [], "an idle object writes no event"
+    assert observe_again(story) == [], "no event is written for an idle object"
 
 
 def test_an_invalid_value_is_refused_at_declaration():

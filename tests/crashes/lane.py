@@ -219,7 +219,7 @@ class Lane:
 
     async def publish(
         self,
-        of: ResourceKey,
+        resource: ResourceKey,
         data: Declared | Withdrawn | Approved,
         *,
         message_id: str | None = None,
@@ -227,14 +227,14 @@ class Lane:
         """Publish a message until it is acknowledged, and return its ID."""
         identity = message_id or uuid.uuid4().hex
         payload = encode_intake(identity, ACTOR, data, time=datetime.now(UTC))
-        subject = intake("approval" if isinstance(data, Approved) else "desired", of)
+        subject = intake("approval" if isinstance(data, Approved) else "desired", resource)
 
-        async def stored() -> bool:
+        async def is_stored() -> bool:
             await publish(self.nc, subject, payload, headers={MESSAGE_ID: identity})
             return True
 
-        await self.wait_until(stored, f"{of} is declared")
-        self.acknowledged.append(AcknowledgedMessage(of, identity))
+        await self.wait_until(is_stored, f"{resource} is declared")
+        self.acknowledged.append(AcknowledgedMessage(resource, identity))
         return identity
 
     async def withdraw_config(self, name: str) -> None:
@@ -335,10 +335,10 @@ class Lane:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def wait_for_outcome(
-        self, of: str | ResourceKey, expected: str, generation: int = 0
+        self, resource: str | ResourceKey, expected: str, generation: int = 0
     ) -> None:
         """Wait until the newest outcome is the expected one, for this or a later generation."""
-        shape = key(of) if isinstance(of, str) else of
+        shape = key(resource) if isinstance(resource, str) else resource
         outcomes: list[str] = []
 
         async def has_outcome() -> bool:
@@ -380,9 +380,9 @@ class Lane:
 
         await self.wait_until(is_idle, "everything is decided and executed")
 
-    async def history(self, of: str | ResourceKey) -> list[LogEvent]:
+    async def history(self, resource: str | ResourceKey) -> list[LogEvent]:
         """Return all events of a resource."""
-        shape = key(of) if isinstance(of, str) else of
+        shape = key(resource) if isinstance(resource, str) else resource
         messages = await read_subject(self.nc, LOG, log_filter(shape))
         return [decode_log(message.payload) for message in messages]
 

@@ -123,7 +123,7 @@ class KindLane(Lane):
 class KindStory(Story):
     """One resource of a kind, which is created, updated, or withdrawn."""
 
-    of: ClassVar[Kind]
+    installed_kind: ClassVar[Kind]
     has_data: ClassVar[bool] = False
     has_ids: ClassVar[bool] = True
     change: ClassVar[Fields] = {}
@@ -137,7 +137,7 @@ class KindStory(Story):
 
     @property
     def kind(self) -> str:
-        return self.of.name
+        return self.installed_kind.name
 
     @property
     def metadata(self) -> Metadata:
@@ -146,9 +146,9 @@ class KindStory(Story):
     # --- the operation
 
     async def declare(self, **more: Any) -> None:
-        config = {"providerConfigRef": {"name": self.of.provider}}
+        config = {"providerConfigRef": {"name": self.installed_kind.provider}}
         spec: Fields = {**config, **self.spec, **more, "policy": self.policy}
-        manifest = Manifest(self.of.api_version, self.kind, self.metadata, spec)
+        manifest = Manifest(self.installed_kind.api_version, self.kind, self.metadata, spec)
         await self.lane.publish(manifest.key, Declared(manifest))
 
     async def declare_existing(self) -> None:
@@ -156,14 +156,14 @@ class KindStory(Story):
             await self.declare()
 
     async def wait_until_prepared(self) -> None:
-        await self.lane.wait_for_outcome(config_key(self.of.provider), "Converged")
+        await self.lane.wait_for_outcome(config_key(self.installed_kind.provider), "Converged")
         if self.case.operation == "Create":
             return
-        of = key(self.name, self.kind)
-        await self.lane.wait_for_outcome(of, "Converged")
+        resource = key(self.name, self.kind)
+        await self.lane.wait_for_outcome(resource, "Converged")
         if self.case.operation == "Delete" and self.has_data:
-            await self.lane.publish(of, Withdrawn())
-            await self.lane.wait_for_outcome(of, "Held")
+            await self.lane.publish(resource, Withdrawn())
+            await self.lane.wait_for_outcome(resource, "Held")
 
     async def record_baseline(self) -> None:
         self._began = time.time()
@@ -171,15 +171,15 @@ class KindStory(Story):
         await self.record_event_baseline()
 
     async def trigger(self) -> None:
-        of = key(self.name, self.kind)
+        resource = key(self.name, self.kind)
         if self.case.operation == "Create":
             await self.declare()
         elif self.case.operation == "Update":
             await self.declare(**self.change)
         elif self.has_data:
-            await self.lane.publish(of, Approved("DataLoss"))
+            await self.lane.publish(resource, Approved("DataLoss"))
         else:
-            await self.lane.publish(of, Withdrawn())
+            await self.lane.publish(resource, Withdrawn())
 
     # --- the result
 
@@ -229,9 +229,9 @@ class KindStory(Story):
     async def assert_created_once(self) -> None:
         """Assert that no other object was created or is left."""
 
-    async def count_engine_events(self, what: str, **of: str) -> dict[str, int]:
+    async def count_engine_events(self, what: str, **resource: str) -> dict[str, int]:
         """Count the Engine's events since the operation."""
-        expected = {name: [value] for name, value in {"type": what, **of}.items()}
+        expected = {name: [value] for name, value in {"type": what, **resource}.items()}
         query = {
             "since": f"{self._began:.9f}",
             "until": f"{time.time():.9f}",
@@ -248,7 +248,7 @@ class KindStory(Story):
 class ContainerStory(KindStory):
     """A container whose memory is changed in place."""
 
-    of = CONTAINER
+    installed_kind = CONTAINER
     change: ClassVar[Fields] = {"memoryBytes": 128 << 20}
 
     def __init__(self, lane: KindLane, case: Case, number: int) -> None:
@@ -297,7 +297,7 @@ class ReplacedContainerStory(ContainerStory):
 class VolumeStory(KindStory):
     """A volume, which cannot be changed."""
 
-    of = VOLUME
+    installed_kind = VOLUME
     has_data = True
     has_ids = False
 
@@ -332,7 +332,7 @@ class _PostgresStory(KindStory):
 class DatabaseStory(_PostgresStory):
     """A database."""
 
-    of = DATABASE
+    installed_kind = DATABASE
     has_data = True
     uid_query = "SELECT oid FROM pg_database WHERE datname = {}"
     limit_query = "SELECT datconnlimit FROM pg_database WHERE datname = {}"
@@ -351,7 +351,7 @@ class DatabaseStory(_PostgresStory):
 class RoleStory(_PostgresStory):
     """A role with a generated password."""
 
-    of = DATABASE_ROLE
+    installed_kind = DATABASE_ROLE
     uid_query = "SELECT oid FROM pg_roles WHERE rolname = {}"
     limit_query = "SELECT rolconnlimit FROM pg_roles WHERE rolname = {}"
 
@@ -371,7 +371,7 @@ class RoleStory(_PostgresStory):
 class GrantStory(KindStory):
     """A role's privileges on a database; another client owns both."""
 
-    of = GRANT
+    installed_kind = GRANT
     has_ids = False
     change: ClassVar[Fields] = {"privileges": ["CREATE", "TEMPORARY"]}
 
@@ -416,7 +416,7 @@ class GrantStory(KindStory):
 class DiskStory(KindStory):
     """A disk, which grows."""
 
-    of = DISK
+    installed_kind = DISK
     has_data = True
     change: ClassVar[Fields] = {"sizeBytes": 16 * MIB}
 
@@ -451,7 +451,7 @@ class DiskStory(KindStory):
 class AttachmentStory(KindStory):
     """A mounted disk that becomes read-only."""
 
-    of = ATTACHMENT
+    installed_kind = ATTACHMENT
     change: ClassVar[Fields] = {"readOnly": True}
 
     def __init__(self, lane: KindLane, case: Case, number: int) -> None:
@@ -493,7 +493,7 @@ class AttachmentStory(KindStory):
 class CertificateStory(KindStory):
     """A certificate of our own CA; new names need a new order."""
 
-    of = CERTIFICATE
+    installed_kind = CERTIFICATE
     change: ClassVar[Fields] = {"dnsNames": ["other.test"]}
 
     def __init__(self, lane: KindLane, case: Case, number: int) -> None:

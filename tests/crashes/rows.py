@@ -22,7 +22,7 @@ from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, SEALED, TWIN, UNLI
 class RowStory(Story):
     """A story about one resource, in the configuration of its row."""
 
-    of: ClassVar[Kind]
+    installed_kind: ClassVar[Kind]
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -34,14 +34,16 @@ class RowStory(Story):
 
     @property
     def kind(self) -> str:
-        return self.of.name
+        return self.installed_kind.name
 
     async def declare(self, color: object = "Red", **spec: object) -> None:
         await self.lane.declare(self.name, color, kind=self.kind, **self.spec, **spec)
 
     async def declare_existing(self) -> None:
         if self.config not in self.lane.configured:
-            await self.lane.configure(self.config, f"{self.config}-", provider=self.of.provider)
+            await self.lane.configure(
+                self.config, f"{self.config}-", provider=self.installed_kind.provider
+            )
         if self.case.operation != "Create":
             await self.declare()
 
@@ -59,7 +61,7 @@ class RowStory(Story):
 class TwinStory(RowStory):
     """A replacement that is created under a second name before the old object is deleted."""
 
-    of = TWIN
+    installed_kind = TWIN
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -73,7 +75,7 @@ class TwinStory(RowStory):
 class FixedStory(RowStory):
     """A replacement under the same name: the old object is deleted first."""
 
-    of = FIXED
+    installed_kind = FIXED
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -87,7 +89,7 @@ class FixedStory(RowStory):
 class ExpiringStory(RowStory):
     """A renewal: the object has expired, but its fields are as declared."""
 
-    of = EXPIRING
+    installed_kind = EXPIRING
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -101,7 +103,7 @@ class ExpiringStory(RowStory):
 class ReferenceStory(RowStory):
     """A resource that references another one, which changes."""
 
-    of = FIXED
+    installed_kind = FIXED
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -126,7 +128,7 @@ class ReferenceStory(RowStory):
 class NumberedStory(RowStory):
     """An object with an API-assigned ID; unless it is created, another one has the same name."""
 
-    of = NUMBERED
+    installed_kind = NUMBERED
 
     async def wait_until_prepared(self) -> None:
         await super().wait_until_prepared()
@@ -137,7 +139,7 @@ class NumberedStory(RowStory):
 class UnlistedStory(RowStory):
     """An unlisted object that is deleted or changed out of band."""
 
-    of = UNLISTED
+    installed_kind = UNLISTED
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -161,20 +163,20 @@ class UnlistedStory(RowStory):
 class WhiteStory(RowStory):
     """An object that takes two calls to create."""
 
-    of = WHITE
+    installed_kind = WHITE
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
         is_created = case.operation == "Create"
         self.methods = ["POST", "PUT"] if is_created else [METHODS[case.operation]]
-        # The lost response is that of the second call or that of the first.
+        # The lost response is the one to the second call or to the first.
         self.lost_methods = ["PUT"] if case.point.startswith("worker.called") else ["POST"]
 
 
 class DefinedStory(RowStory):
     """A resource of a kind that is defined at run time, and then redefined."""
 
-    of = SHAPE
+    installed_kind = SHAPE
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)
@@ -190,7 +192,7 @@ class DefinedStory(RowStory):
         fields: Fields = {
             "apiVersion": "badges/v1",
             "provider": self.config,
-            "over": self.of.name,
+            "over": self.installed_kind.name,
             "fields": {"color": {}},
             "constants": {"type": kind},
         }
@@ -219,7 +221,7 @@ class DefinedStory(RowStory):
 class SealedStory(RowStory):
     """A resource that references a secret, which is changed."""
 
-    of = SEALED
+    installed_kind = SEALED
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:
         super().__init__(lane, case, number)

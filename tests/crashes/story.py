@@ -106,8 +106,8 @@ class Story:
             return (await self.new_effects())[-len(self.methods) :] == self.methods
 
         await self.lane.wait_until(has_effects, f"{self.methods} of {self.name}")
-        of = key(self.name, self.kind)
-        await self.lane.wait_for_outcome(of, self.outcome, self.generation)
+        resource = key(self.name, self.kind)
+        await self.lane.wait_for_outcome(resource, self.outcome, self.generation)
         await self.lane.wait_until_idle()
 
     async def record_baseline(self) -> None:

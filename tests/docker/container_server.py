@@ -21,7 +21,7 @@ jetstream {{ store_dir: /data, sync_interval: always }}
 max_payload: {DEFAULT_MAX_PAYLOAD_BYTES}
 """
 
-_START_SECONDS = 120  # on a slow disk, the server reads its streams for long before it listens
+_START_SECONDS = 120  # on a slow disk, reading streams before listening takes long
 
 
 class ContainerServer(EmbeddedServer):
@@ -59,15 +59,15 @@ class ContainerServer(EmbeddedServer):
         """Return the state and the last log lines of the container."""
         self._container.reload()
         lines = self._container.logs(tail=20).decode()
-        return f"the container is {self._container.attrs['State']}, its log ends with:\n{lines}"
+        return f"the container is {self._container.attrs['State']}; its log ends with:\n{lines}"
 
     async def kill(self) -> None:
         """Kill the server, and the container with it."""
-        from docker.errors import APIError  # noqa: PLC0415 - only where there is an engine
+        from docker.errors import APIError  # noqa: PLC0415 - needed only if there is an engine
 
-        with suppress(APIError):  # it does not run
+        with suppress(APIError):  # it is not running
             await asyncio.to_thread(self._container.kill)
-        # A container that still ends counts as running, and a start would do nothing.
+        # A container that is still stopping counts as running, so starting it would do nothing.
         await asyncio.to_thread(self._container.wait)
 
     async def stop(self) -> None:

@@ -146,10 +146,10 @@ async def test_the_secret_is_in_the_file_and_not_in_the_log(client: Client, root
     await client.declare(manifest)
     await until(path.exists, "it is made")
     assert (path.read_text(), path.stat().st_mode & 0o777) == (PLANTED, 0o600)
-    told = ""
+    output = ""
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.replay(follow=True)) as batches:
         async for batch in batches:
-            told += repr(batch)
-            if re.search(r"ActionSucceeded\(.*'app/password'", told):
+            output += repr(batch)
+            if re.search(r"ActionSucceeded\(.*'app/password'", output):
                 break
-    assert PLANTED not in told
+    assert PLANTED not in output

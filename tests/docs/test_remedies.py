@@ -13,7 +13,7 @@ REMOVES = re.compile(r"nats\s+(?:stream|s|kv)\s+(?:rm|del|delete|purge|rmm)\s+[\
 
 
 def removed(text: str) -> list[str]:
-    """Return the streams that a text tells to remove, or to remove messages from."""
+    """Return the streams that text tells users to remove, or to remove messages from."""
     joined = re.sub(r"\"\s*\n\s*f?\"", "", text)  # a message that is written over several lines
     return [
         name

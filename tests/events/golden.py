@@ -1,7 +1,7 @@
 """Golden messages: the exact bytes in a log of this format, and how to record them.
 
 ``python -m tests.events.golden`` writes a file for every class of message of which no golden file
-shows all fields. It changes no file of the same format, and removes those of older formats.
+shows all fields. It does not change files of the same format, and removes files of older formats.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _sample(info: inspect.Type) -> Any:
             return "text"
 
 
-def wanted(family: Family, kind: Class) -> set[str]:
+def current_fields(family: Family, kind: Class) -> set[str]:
     """Return the fields that a class has now."""
     content = msgspec.json.decode(_sample_of(family, kind))
     return set(fields(content[family.path] if family.path else content))
@@ -192,7 +192,7 @@ def missing() -> list[tuple[str, Class]]:
         (name, kind)
         for name, family in FAMILIES.items()
         for kind in family.classes
-        if wanted(family, kind) - fields_by_class.get((name, kind.__name__), set())
+        if current_fields(family, kind) - fields_by_class.get((name, kind.__name__), set())
         or (name, kind.__name__) not in fields_by_class
     ]
 

@@ -1,4 +1,4 @@
-"""Settings, and the errors of invalid ones."""
+"""Settings, and the errors for invalid ones."""
 
 import gc
 import threading
@@ -70,7 +70,7 @@ def test_a_wrong_recorder_topic_is_refused(environment: Environment) -> None:
     factory.close()
 
 
-def test_applications_with_one_prefix_have_their_own_streams(environment: Environment) -> None:
+def test_applications_that_share_a_prefix_have_their_own_streams(environment: Environment) -> None:
     other_environment = Environment("Other app.*", environment)
     factories = [JetStreamFactory(environment), JetStreamFactory(other_environment)]
     recorders = [application_recorder(factory) for factory in factories]

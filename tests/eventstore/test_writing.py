@@ -1,4 +1,4 @@
-"""Compare-and-set: the winner's events are stored, and the loser gets an error."""
+"""Compare-and-set: the winner's events are stored, and the loser receives an error."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

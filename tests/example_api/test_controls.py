@@ -42,7 +42,7 @@ async def test_requests_shapes_and_effects_are_counted(client: httpx.AsyncClient
     }
 
 
-async def test_reset_counts_start_from_zero(client: httpx.AsyncClient) -> None:
+async def test_counts_start_from_zero_after_a_reset(client: httpx.AsyncClient) -> None:
     await create(client, "a")
     assert (await client.delete("/_stats")).status_code == 204
     statistics = (await client.get("/_stats")).json()
@@ -73,7 +73,7 @@ async def test_the_journal_lists_the_effects_and_nothing_else(client: httpx.Asyn
     assert entries == sorted(entries, key=lambda entry: entry["time"])
 
 
-async def test_the_journal_is_read_in_parts(client: httpx.AsyncClient) -> None:
+async def test_the_journal_is_read_in_pages(client: httpx.AsyncClient) -> None:
     sequence_before = await last_sequence(client)
     for name in ("a", "b", "c"):
         await create(client, name)

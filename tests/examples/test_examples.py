@@ -1,4 +1,4 @@
-"""Every program of ``examples/`` is run as a process of its own, as people run it."""
+"""Every program in ``examples/`` runs in its own process, as users run it."""
 
 import asyncio
 import json

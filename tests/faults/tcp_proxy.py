@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
-Way = Literal["to server", "to client"]
+Direction = Literal["to server", "to client"]
 Filter = Callable[[bytes], bool]
 """Returns whether a frame of the NATS protocol may pass."""
 
@@ -24,7 +24,7 @@ class TcpProxy:
 
     def __init__(self, target_port: int, *, by_frames: bool = False) -> None:
         self.port = 0
-        self.held: set[Way] = set()
+        self.held: set[Direction] = set()
         self.delay_seconds = 0.0
         self.is_open = True
         self.swallowed: list[bytes] = []
@@ -50,7 +50,7 @@ class TcpProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def cut(self) -> None:
-        """Close all connections, as the end of a server does."""
+        """Close all connections, as if the server had exited."""
         for each in self._connections:
             each.cancel()
 
@@ -107,19 +107,19 @@ class TcpProxy:
             to_server[1].close()
 
     async def _pump(
-        self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        while chunk := await self._read(way, reader):
+        while chunk := await self._read(direction, reader):
             if self.delay_seconds:
                 await asyncio.sleep(self.delay_seconds)
-            while way in self.held:
+            while direction in self.held:
                 await self._released.wait()
             writer.write(chunk)
             await writer.drain()
 
-    async def _read(self, way: Way, reader: asyncio.StreamReader) -> bytes:
+    async def _read(self, direction: Direction, reader: asyncio.StreamReader) -> bytes:
         """Read the available bytes, or one frame that is not to be dropped."""
-        if way == "to server" or not self._by_frames:
+        if direction == "to server" or not self._by_frames:
             return await reader.read(_CHUNK_BYTES)
         while frame := await _frame(reader):
             if self._filter is None or self._filter(frame):

@@ -37,8 +37,8 @@ async def test_fault_6_an_append_whose_response_is_lost_is_found_and_not_repeate
     """The decider appends again, gets a conflict, and finds that the winner was itself."""
     async with (
         proxied(bus.port, by_frames=True) as proxy,
-        open_connection(proxy.url) as behind,
-        run_roles(behind, ["decider"]),
+        open_connection(proxy.url) as proxied_nc,
+        run_roles(proxied_nc, ["decider"]),
         connect(bus.url, source="test") as client,
     ):
         _swallow_an_acknowledgement(proxy)
@@ -88,15 +88,15 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
     subjects = [f"log.default.Shape.s{number}.fact" for number in range(20)]
     async with (
         proxied(bus.port, by_frames=True) as proxy,
-        open_connection(proxy.url) as behind,
+        open_connection(proxy.url) as proxied_nc,
         asyncio.timeout(reads.API_TIMEOUT_SECONDS),
     ):
-        await append(behind, [OutgoingMessage(each, each.encode()) for each in subjects])
+        await append(proxied_nc, [OutgoingMessage(each, each.encode()) for each in subjects])
         proxy.swallow_one(lambda frame: b"NATS/1.0 204" in frame)
-        starts = await read_starts(behind, LOG, [SubjectStart(each, 5) for each in subjects])
+        starts = await read_starts(proxied_nc, LOG, [SubjectStart(each, 5) for each in subjects])
         assert [[one.subject for one in each] for each in starts] == [[one] for one in subjects]
         proxy.swallow_one(lambda frame: b"s9.fact" in frame)
-        assert len(await last_by_subject(behind, LOG, subjects)) == len(subjects)
+        assert len(await last_by_subject(proxied_nc, LOG, subjects)) == len(subjects)
         assert len(proxy.swallowed) == 2
 
 
@@ -105,9 +105,9 @@ async def test_fault_6_a_lost_response_about_a_stream_of_a_cluster_is_requested_
 ) -> None:
     """A request to a leader that has just died gets no response, but its successor responds."""
     monkeypatch.setattr(connection, "is_clustered", bool)
-    async with proxied(bus.port, by_frames=True) as proxy, open_connection(proxy.url) as behind:
+    async with proxied(bus.port, by_frames=True) as proxy, open_connection(proxy.url) as proxied_nc:
         proxy.swallow_one(lambda frame: b"stream_info_response" in frame)
         async with asyncio.timeout(connection.API_TIMEOUT_SECONDS / 2):
-            info = await connection.api_request(behind, f"STREAM.INFO.{LOG}", None)
+            info = await connection.api_request(proxied_nc, f"STREAM.INFO.{LOG}", None)
         assert info["config"]["name"] == LOG
         assert len(proxy.swallowed) == 1

@@ -18,13 +18,13 @@ from reconciler.wiring import Role, initialize, open_connection, run_roles
 from tests.cluster.routes import Routes
 from tests.cluster.servers import NODES, leader
 from tests.cluster.story import until
-from tests.faults.tcp_proxy import Way, proxied
+from tests.faults.tcp_proxy import Direction, proxied
 from tests.faulty_api import FaultyApi
 from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config
 
 SUBJECT = "log.default.Shape.foo.event"
-FAULTS: list[tuple[str, set[Way]]] = [
+FAULTS: list[tuple[str, set[Direction]]] = [
     ("half-open", {"to server", "to client"}),
     ("nothing comes back", {"to client"}),
 ]
@@ -45,13 +45,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [ways for _, ways in FAULTS], ids=[name for name, _ in FAULTS])
 async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues(
-    world: World, ways: set[Way]
+    world: World, ways: set[Direction]
 ) -> None:
     """Its connection is silently dead; pings detect it, and the next connection works."""
     async with (
         proxied(world.server.port) as proxy,
-        open_connection(proxy.url) as behind,
-        run_roles(behind, ["decider"], kinds=world.kinds),
+        open_connection(proxy.url) as proxied_nc,
+        run_roles(proxied_nc, ["decider"], kinds=world.kinds),
     ):
         await world.configure(api_config(world.human.url))
         proxy.delay_seconds = 0.02
@@ -61,7 +61,7 @@ async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues
         await world.declare("foo")
 
         async def is_connection_lost() -> bool:
-            return not behind.is_connected or behind.stats["reconnects"] > 0
+            return not proxied_nc.is_connected or proxied_nc.stats["reconnects"] > 0
 
         await world.until(is_connection_lost, "the connection is closed", seconds=40)
         proxy.heal()
@@ -75,9 +75,9 @@ async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues
 
 
 async def _holds_both(nc: Client) -> bool:
-    """Return whether a read returns both messages; any copy responds, and may lag."""
+    """Return whether a read returns both messages; any replica may respond, and may lag."""
     stored = [each.payload for each in await read_subject(nc, LOG, SUBJECT)]
-    assert stored in ([], [b"first"], [b"first", b"of the majority"])
+    assert stored in ([], [b"first"], [b"first", b"from the majority"])
     return len(stored) == 2
 
 
@@ -100,17 +100,19 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing(
             open_connection(cluster.url_of(minority)) as alone,
             open_connection(cluster.url_of(majority)) as others,
         ):
-            [first] = await append(others, [_after(0, b"first")])
+            [first] = await append(others, [_build_message(0, b"first")])
             routes.isolate(minority)
             with pytest.raises(BusUnavailableError):
-                await append(alone, [_after(first, b"of the minority")])
-            await until(lambda: _appends(others, first), lambda: "no new leader")
+                await append(alone, [_build_message(first, b"of the minority")])
+            await until(lambda: _append_on_majority_side(others, first), lambda: "no new leader")
             routes.rejoin(minority)
-            await until(lambda: _loses(alone, first), lambda: "the minority did not come back")
-            await until(lambda: _holds_both(others), lambda: "no copy has both")
+            await until(
+                lambda: _is_minority_refused(alone, first), lambda: "the minority did not come back"
+            )
+            await until(lambda: _holds_both(others), lambda: "no replica has both")
 
 
-def _after(position: int, payload: bytes) -> OutgoingMessage:
+def _build_message(position: int, payload: bytes) -> OutgoingMessage:
     return OutgoingMessage(SUBJECT, payload, None, "log.default.Shape.foo.>", position)
 
 
@@ -118,10 +120,10 @@ async def _is_led(nc: Client) -> bool:
     return await leader(nc, LOG) is not None
 
 
-async def _appends(nc: Client, position: int) -> bool:
-    """Append in the majority; a conflict means that an earlier attempt was stored."""
+async def _append_on_majority_side(nc: Client, position: int) -> bool:
+    """Append on the majority side; a conflict means that an earlier attempt was stored."""
     try:
-        await append(nc, [_after(position, b"of the majority")])
+        await append(nc, [_build_message(position, b"from the majority")])
     except BusUnavailableError:
         return False
     except AppendConflictError:
@@ -129,10 +131,10 @@ async def _appends(nc: Client, position: int) -> bool:
     return True
 
 
-async def _loses(nc: Client, position: int) -> bool:
+async def _is_minority_refused(nc: Client, position: int) -> bool:
     """Return whether the append of the minority is refused for good."""
     try:
-        await append(nc, [_after(position, b"of the minority")])
+        await append(nc, [_build_message(position, b"of the minority")])
     except BusUnavailableError:
         return False
     except AppendConflictError:

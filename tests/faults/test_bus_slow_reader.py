@@ -1,4 +1,4 @@
-"""Fault 17: a reader that is 100,000 outcomes behind uses no memory elsewhere, and misses none."""
+"""Fault 17: a reader 100,000 outcomes behind uses no memory elsewhere, and misses none."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ async def test_fault_17_a_reader_that_reads_nothing_buffers_no_more_than_a_windo
         [lag] = [each["num_pending"] for each in listed["consumers"]]
         assert lag > COUNT // 2, "the lag must be visible"
         position = first.position
-        async for each in stream:
-            assert each.position == position + 1
-            position = each.position
+        async for outcome in stream:
+            assert outcome.position == position + 1
+            position = outcome.position
             if position == COUNT + 1:
                 break
 

@@ -124,7 +124,7 @@ async def log(tmp_path: Path) -> AsyncIterator[JetStreamLog]:
 async def test_scenario_25_a_resumed_decider_does_not_mistake_an_old_state_for_the_declared_one(
     log: JetStreamLog,
 ) -> None:
-    """It believes that Red is declared, and receives Red, so it could find nothing to do."""
+    """Its state says that Red is declared, and it receives Red, so it might find nothing to do."""
     key, bus = new_key(), Bus()
     paused = decider(log, bus)
     await paused.handle([declaration(key, 1, "Red")])

@@ -185,7 +185,7 @@ async def test_fault_28_valid_messages_for_a_damaged_resource_are_not_discarded(
     world: World,
 ) -> None:
     """The history of the resource is damaged, but its declarations are valid."""
-    await publish(world.nc, log(HOSTILE, "fact"), b"of a newer release")
+    await publish(world.nc, log(HOSTILE, "fact"), b"from a newer release")
     await world.restart_reconciler()
     await limit_dead_letters(world, 1)
     declared = replace(manifest(""), metadata=Metadata(HOSTILE.name, HOSTILE.namespace))

@@ -84,7 +84,7 @@ class Log:
         self._heads: dict[ResourceKey, int] = {}
 
     async def append_part(self, keys: Sequence[ResourceKey], part: int) -> None:
-        """Append a part of the histories of resources."""
+        """Append part of the histories of resources."""
         for start in range(0, len(keys), TOGETHER):
             appends = [
                 ResourceAppend(key, HISTORY.part(key, part), self._heads.get(key, 0))

@@ -1,4 +1,4 @@
-"""The contract suite on kinds with the peculiarities of real APIs, and their refusals."""
+"""The contract suite for kinds with the quirks of real APIs, and what those refuse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
     await api.stop()
 
 
-class WithOption(ProviderContract):
+class OptionContract(ProviderContract):
     fields: ClassVar[Fields] = {"type": "Square", "color": "Red"}
     other_fields: ClassVar[Fields] = {"type": "Square", "color": "Blue"}
     refused_fields: ClassVar[Fields] = {"type": "Impossible"}
@@ -42,7 +42,7 @@ class WithOption(ProviderContract):
         return api_url
 
 
-class TestFixed(WithOption):
+class TestFixed(OptionContract):
     kind = FIXED
 
     async def test_a_fixed_field_cannot_be_changed(self, provider: Provider, name: str) -> None:
@@ -54,7 +54,7 @@ class TestFixed(WithOption):
         assert await provider.read(name) == created_object
 
 
-class TestExpiring(WithOption):
+class TestExpiring(OptionContract):
     kind = EXPIRING
 
     async def test_a_write_renews_an_expired_object(
@@ -64,15 +64,15 @@ class TestExpiring(WithOption):
         assert self.kind.renewal_time(created_object.fields, created_object) > soon()  # type: ignore[operator]
         async with httpx.AsyncClient(base_url=api_url) as http:
             (await http.put("/_expired", params={"name": name})).raise_for_status()
-        ended = await provider.read(name)
-        assert ended is not None
-        assert self.kind.renewal_time(ended.fields, ended) < soon()  # type: ignore[operator]
-        renewed = (await provider.update(self.action_on("Update", ended, self.fields))).object
+        expired = await provider.read(name)
+        assert expired is not None
+        assert self.kind.renewal_time(expired.fields, expired) < soon()  # type: ignore[operator]
+        renewed = (await provider.update(self.action_on("Update", expired, self.fields))).object
         assert renewed is not None
         assert self.kind.renewal_time(renewed.fields, renewed) > soon()  # type: ignore[operator]
 
 
-class TestUnlisted(WithOption):
+class TestUnlisted(OptionContract):
     kind = UNLISTED
 
     async def test_there_is_no_listing(self, api_url: str) -> None:
@@ -80,16 +80,16 @@ class TestUnlisted(WithOption):
             assert (await http.get("/as/unlisted/shapes")).status_code == 405
 
 
-class TestWhite(WithOption, HttpFaultContract):
+class TestWhite(OptionContract, HttpFaultContract):
     kind = WHITE
 
-    async def test_what_is_new_is_white(self, api_url: str, name: str) -> None:
+    async def test_new_objects_must_be_white(self, api_url: str, name: str) -> None:
         async with httpx.AsyncClient(base_url=api_url) as http:
             body = {"name": name, "type": "Square", "color": "Red"}
             assert (await http.post("/as/white/shapes", json=body)).status_code == 422
 
     @pytest.mark.parametrize("broken", ["Unmarked", "Hasty"])
-    async def test_the_suite_detects_providers_that_break_between_calls(
+    async def test_the_suite_detects_providers_that_cannot_resume_between_calls(
         self, endpoint: str, name: str, broken: str
     ) -> None:
         provider_of = {"Unmarked": Unmarked, "Hasty": Hasty}[broken]
@@ -101,7 +101,7 @@ class TestWhite(WithOption, HttpFaultContract):
 
 
 class Unmarked(WhiteProvider):
-    """Marks the object only with the second call."""
+    """Marks the object only in the second call."""
 
     async def create(self, action: Action) -> Effect:
         white: Fields = {**action.fields, "color": "White"}
@@ -121,14 +121,18 @@ class Hasty(WhiteProvider):
     """Treats an unfinished object as finished when a creation is repeated."""
 
     async def create(self, action: Action) -> Effect:
-        half = await self.read(action.external_name)
-        return await super().create(action) if half is None else Effect(half, replayed=True)
+        unfinished = await self.read(action.external_name)
+        return (
+            await super().create(action)
+            if unfinished is None
+            else Effect(unfinished, replayed=True)
+        )
 
 
-class TestNumbered(WithOption, HttpFaultContract):
+class TestNumbered(OptionContract, HttpFaultContract):
     kind = NUMBERED
 
-    async def test_two_objects_of_one_name_are_distinguished_by_their_ids(
+    async def test_two_objects_with_the_same_name_are_distinguished_by_their_ids(
         self, provider: Provider, name: str
     ) -> None:
         first, second = await self.create_one(provider, name), await self.create_one(provider, name)

@@ -134,7 +134,7 @@ async def test_a_released_source_is_not_followed(world: World, repository: Repos
 
 
 def test_a_part_is_neither_its_own_parent_nor_an_internal_resource():
-    assert "cannot be a part of itself" in find_part_problem(SHOP, SHOP)
+    assert "cannot be part of itself" in find_part_problem(SHOP, SHOP)
     own = ResourceKey("default", COMPOSED_CONTENT_KIND, "x")
     assert "only Reconciler itself declares" in find_part_problem(SHOP, own)
     assert find_part_problem(SHOP, ResourceKey("default", "Shape", "a")) == ""

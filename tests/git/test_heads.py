@@ -9,7 +9,7 @@ import pytest
 
 from events.allow import NOTHING
 from events.composition import ComposedSetSpec
-from events.documents import ReadManifest, Source
+from events.documents import ParsedManifest, Source
 from events.manifest import Manifest, Metadata
 from events.stored_content import StoredContent
 from infra.providers.composition.contents import ContentRefusedError
@@ -70,7 +70,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
         if request.namespace == "hostile":
             await asyncio.Event().wait()
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", request.namespace), {})
-        read_result = ReadManifest(Source("a.yaml", 1, 1), manifest, manifest.key)
+        read_result = ParsedManifest(Source("a.yaml", 1, 1), manifest, manifest.key)
         place = (read_result.source.file, read_result.source.number, read_result.source.line)
         return Reply("main", COMMIT, {"commit": COMMIT}, [Document(*place, manifest)])
 
@@ -230,4 +230,4 @@ async def test_a_commit_is_searched_for_credentials_that_were_replaced(
     tokens.value = "the second token of the source"
     await looks.refresh(spec, is_requested=True)
     assert [each.credential for each in requests] == [Tokens.value, tokens.value]
-    assert Tokens.value in requests[1].former
+    assert Tokens.value in requests[1].former_credentials

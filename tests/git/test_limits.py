@@ -84,7 +84,7 @@ def pack_of(*objects: bytes) -> bytes:
 
 
 def packed(kind: int, size: int, content: bytes, base: bytes = b"") -> bytes:
-    """Write an object of a pack: its header with a size, and what it packs."""
+    """Write an object in a pack: its header with a size, and its content."""
     head = bytearray()
     first, size = size & 0x0F, size >> 4
     head.append(kind << 4 | first | (0x80 if size else 0))

@@ -173,7 +173,9 @@ def test_every_document_is_checked_and_the_first_few_problems_are_reported():
     with pytest.raises(GitError) as raised:
         parts_of(content)
     message = raised.value.message
-    assert message.startswith("b.yaml:4: a manifest must be a mapping, not int; c.json:1: not JSON")
+    assert message.startswith(
+        "b.yaml:4: a manifest must be a mapping, not int; c.json:1: invalid JSON"
+    )
     assert "d.yaml:1: not UTF-8 text" in message
     assert "e.yaml:1: default/Shape/a is already declared in a.yaml:1" in message
     assert "f.yaml:1: not YAML: line 2, column 1" in message
@@ -319,7 +321,9 @@ async def test_a_commit_that_contains_the_credential_of_its_server_is_refused(
     source = {"url": repository.url}
 
     async def failure_of(credential: str, *former: str) -> Failure | None:
-        request = Request(source, "default", credential, 10, 60, EVERYTHING, former=[*former])
+        request = Request(
+            source, "default", credential, 10, 60, EVERYTHING, former_credentials=[*former]
+        )
         return (await read_source(request)).failure
 
     for credentials in ((f"git:{PASSWORD}",), ("git:another token", f"git:{PASSWORD}")):

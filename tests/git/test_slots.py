@@ -34,14 +34,14 @@ class Reads:
         await self._settle()
 
     async def end(self, *sources: str, after: float) -> None:
-        """End reads after a time."""
+        """End reads after this many seconds."""
         self.now += after
         for source in sources:
             self._ends[source].set()
         await self._settle()
 
     async def prove(self, *sources: str) -> None:
-        """Complete quick reads of sources."""
+        """Start and quickly end a read of each source."""
         for source in sources:
             await self.start(source)
             await self.end(source, after=0.1)
@@ -74,7 +74,7 @@ def reads() -> Iterator[Reads]:
 HOSTILE = [f"{namespace}/{number}" for namespace in ("m1", "m2", "m3") for number in range(4)]
 
 
-async def test_a_namespace_has_a_share_of_the_slots(reads: Reads) -> None:
+async def test_a_namespace_is_limited_to_its_share_of_the_slots(reads: Reads) -> None:
     sources = [f"shop/{number}" for number in range(5)]
     await reads.prove(*sources)
     await reads.start(*sources)
@@ -113,7 +113,7 @@ async def test_a_new_source_of_another_namespace_is_served_next(reads: Reads) ->
     assert reads.running == [*others, "shop/new"]
 
 
-async def test_a_canceled_read_frees_its_slot_and_its_place(reads: Reads) -> None:
+async def test_a_canceled_read_frees_its_slot_or_its_place_in_the_queue(reads: Reads) -> None:
     await reads.start(*HOSTILE)
     running = list(reads.running)
     waiting = [each for each in HOSTILE if each not in running]

@@ -303,7 +303,7 @@ async def test_a_source_waits_for_its_dependencies(world: World, repository: Rep
     repository.commit()
     await world.declare_all([source(repository, dependsOn=["Shape/base"])])
     waiting = await world.until_outcome(SHOP, "Waiting", reason="ReferenceMissing")
-    assert waiting.message == "waits for default/Shape/base: it is not declared"
+    assert waiting.message == "waiting for default/Shape/base: it is not declared"
     await world.declare("base")
     await until_ready(world)
     assert sorted(await colors(world)) == ["a", "base"]

@@ -78,7 +78,7 @@ def test_a_push_is_read_immediately(folder: Cli, tmp_path: Path) -> None:
         assert answer.json() == {"lookedAt": ["default/GitSource/shop"]}
         answer = httpx.post(others_url, content=body, headers=token)
         assert answer.json() == {"lookedAt": []}, "nothing shows the source of another namespace"
-        wait_until(folder, ("get", "Shape"), lambda said: len(said) == 2)
+        wait_until(folder, ("get", "Shape"), lambda rows: len(rows) == 2)
         assert names(folder) == ["a", "b"]
     finally:
         for each in (server, others):

@@ -42,7 +42,7 @@ async def _fill(log: JetStreamLog, shapes: int = 20, length: int = 8) -> None:
 
 
 async def _contents(nc: Client) -> list[tuple[int, str, bytes, str | None]]:
-    return [_content(one) for one in await read_subject(nc, LOG, "log.>")]
+    return [_content(message) for message in await read_subject(nc, LOG, "log.>")]
 
 
 def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
@@ -99,7 +99,7 @@ def test_two_concurrent_backups_with_one_name_do_not_mix(tmp_path: Path) -> None
 
     with pytest.raises(BackupFileError, match="already exists"):
         write_slowly()
-    assert len([one for block in Backup(path).events() for one in block]) == 99
+    assert len([message for block in Backup(path).events() for message in block]) == 99
     assert list(tmp_path.iterdir()) == [path]
 
 

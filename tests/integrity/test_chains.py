@@ -45,8 +45,8 @@ def run_pass(
 ) -> PassResult:
     result = PassResult()
     chains = LogChains(result.damage.append, after=after, max_resources=most)
-    for one in stored:
-        event = chains.verify_next(one)
+    for record in stored:
+        event = chains.verify_next(record)
         if event is not None:
             result.sound.append(event.id)
     return result
@@ -132,7 +132,7 @@ def test_events_in_the_wrong_order_are_detected() -> None:
 
 def test_one_resource_is_damaged_and_the_others_are_not() -> None:
     foo, bar = records_of(events(FOO, 1, 4)), records_of(events(BAR, 1, 4))
-    mixed = [one for pair in zip(foo, bar, strict=True) for one in pair]
+    mixed = [record for pair in zip(foo, bar, strict=True) for record in pair]
     del mixed[2]
     result = run_pass(renumber(mixed))
     assert [each.resource for each in result.damage] == ["default/Shape/foo"]
@@ -146,8 +146,8 @@ def test_a_position_without_an_event_is_missing_even_if_its_resource_is_unknown(
     assert "events at positions 3 to 6" in str(result.damage[0])
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
-    for one in stored[:3]:
-        chains.verify_next(one)
+    for record in stored[:3]:
+        chains.verify_next(record)
     chains.end(3)
     assert damage == []
     chains.end(5)

@@ -61,12 +61,12 @@ async def log(nc: Client) -> JetStreamLog:
 
 async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
     backup = Backup(path)
-    knowledge = inspect(backup, lambda _: None)
-    plan = await plan_restore(nc, backup, knowledge, replace)
-    return await restore_log(nc, backup, knowledge, plan, lambda _: None)
+    inspection = inspect(backup, lambda _: None)
+    plan = await plan_restore(nc, backup, inspection, replace)
+    return await restore_log(nc, backup, inspection, plan, lambda _: None)
 
 
-async def way(nc: Client, path: Path) -> str:
+async def planned_mode(nc: Client, path: Path) -> str:
     """Return what the restore command would do."""
     backup = Backup(path)
     return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).mode
@@ -80,11 +80,14 @@ async def declare(nc: Client, name: str) -> None:
 async def waiting_names(nc: Client) -> list[str]:
     """Return the names of the waiting declarations, in the order of each partition."""
     stored = await read_subject(nc, INTAKE, "in.>")
-    return [one.subject.rsplit(".", 1)[1] for one in stored]
+    return [message.subject.rsplit(".", 1)[1] for message in stored]
 
 
 async def contents(nc: Client) -> list[tuple[int, str, bytes]]:
-    return [(one.seq, one.subject, one.payload) for one in await read_subject(nc, LOG, "log.>")]
+    return [
+        (message.seq, message.subject, message.payload)
+        for message in await read_subject(nc, LOG, "log.>")
+    ]
 
 
 def list_files(folder: Path) -> set[str]:
@@ -181,7 +184,7 @@ async def test_declarations_of_another_installation_are_only_saved(
     restored = await restore(other_client, tmp_path / "b", None)
     assert await waiting_names(other_client) == []
     [saved] = restored.replaced
-    [waiting] = [one for block in Backup(Path(saved)).declarations() for one in block]
+    [waiting] = [message for block in Backup(Path(saved)).declarations() for message in block]
     assert waiting.subject.endswith("foreign")
     await other_client.close()
 
@@ -250,12 +253,12 @@ async def test_a_log_that_has_changed_since_the_plan_is_not_removed(
     await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
     await save_log(nc, path, await find_log(nc), lambda _: None)
     backup = Backup(path)
-    knowledge = inspect(backup, lambda _: None)
-    plan = await plan_restore(nc, backup, knowledge, log.log_id)
+    inspection = inspect(backup, lambda _: None)
+    plan = await plan_restore(nc, backup, inspection, log.log_id)
     await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
     expected = await contents(nc)
     with pytest.raises(RestoreRefusedError, match="another client has changed stream LOG_1"):
-        await restore_log(nc, backup, knowledge, plan, lambda _: None)
+        await restore_log(nc, backup, inspection, plan, lambda _: None)
     assert await contents_if_usable(nc) == expected
     assert list_files(tmp_path) == {str(path)}
 
@@ -285,7 +288,7 @@ async def test_a_repeated_restore_recovers_saved_data_after_another_restore(
     assert await contents(nc) == expected[:3]
     assert await waiting_names(nc) == []
 
-    assert await way(nc, path) == "continue"
+    assert await planned_mode(nc, path) == "continue"
     await restore(nc, path, None)
     assert await contents(nc) == expected
     assert await waiting_names(nc) == ([] if saved == "events" else ["after"])

@@ -275,7 +275,7 @@ async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are
     assert (await world.human.get("foo"))["color"] == "Blue"
     assert (await world.human.get("bar"))["color"] == "Green"
     again = await operator.run_ok(url, "doctor", "-o", "json")
-    assert "intake positions" not in {one["check"] for one in again.json}
+    assert "intake positions" not in {finding["check"] for finding in again.json}
 
 
 async def test_a_deleted_log_is_not_replaced_by_an_empty_one(

@@ -328,7 +328,7 @@ async def test_a_paused_server_causes_no_reconnections(
     async def has_checked() -> bool:
         with contextlib.suppress(BusUnavailableError):
             await api_request(client, "INFO", None, timeout=0.1)
-        return "no response, and opening another connection failed" in caplog.text
+        return "no response, and another connection could not be opened" in caplog.text
 
     await until(has_checked)
     server.resume()

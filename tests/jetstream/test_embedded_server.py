@@ -34,7 +34,7 @@ async def test_acknowledged_messages_survive_a_kill(
     other_server = EmbeddedServer()
     await other_server.start(folder)
     nc = await connected(other_server)
-    assert [one.payload for one in await read_subject(nc, "S", "s.a")] == [
+    assert [message.payload for message in await read_subject(nc, "S", "s.a")] == [
         b"%d" % i for i in range(100)
     ]
     await other_server.stop()
@@ -129,7 +129,7 @@ async def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) 
     parent.kill()
     parent.wait()
 
-    async def ended() -> bool:
+    async def has_exited() -> bool:
         try:
             os.kill(server_pid, 0)
         except ProcessLookupError:
@@ -140,7 +140,7 @@ async def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) 
         threads = os.listdir(f"/proc/{server_pid}/task")  # noqa: PTH208
         return status == "Z" and len(threads) == 1
 
-    await until(ended)
+    await until(has_exited)
     server = EmbeddedServer()
     await server.start(tmp_path)
     await server.stop()

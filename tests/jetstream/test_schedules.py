@@ -29,12 +29,12 @@ async def timers(nc: Client, unique: str) -> AsyncIterator[str]:
     await delete_stream(nc, unique)
 
 
-def after(seconds: float) -> datetime:
+def seconds_from_now(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 async def test_a_scheduled_message_is_delivered_once_and_not_early(nc: Client, timers: str) -> None:
-    at = after(0.5)
+    at = seconds_from_now(0.5)
     await schedule(
         nc,
         subject=f"{timers}.sched.a",
@@ -58,21 +58,21 @@ async def test_schedules_are_replaced_canceled_and_delivered_late(nc: Client, ti
             nc,
             subject=f"{timers}.sched.a",
             target=f"{timers}.fired.a",
-            at=after(seconds),
+            at=seconds_from_now(seconds),
             payload=payload,
         )
     many = [
-        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", after(3), b"cancelled"),
-        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", after(5.5), b"last"),
-        Schedule(f"{timers}.sched.d", f"{timers}.fired.d", after(-60), b"overdue"),
+        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", seconds_from_now(3), b"cancelled"),
+        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", seconds_from_now(5.5), b"last"),
+        Schedule(f"{timers}.sched.d", f"{timers}.fired.d", seconds_from_now(-60), b"overdue"),
     ]
     results = await schedule_many(nc, many)
-    assert all(isinstance(one, PublishAck) for one in results)
+    assert all(isinstance(result, PublishAck) for result in results)
     assert await cancel(nc, timers, f"{timers}.sched.b")
     assert not await cancel(nc, timers, f"{timers}.sched.b")
     async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
         messages = await collect(follower, 3)
-    assert [one.payload for one in messages] == [b"overdue", b"second", b"last"]
+    assert [message.payload for message in messages] == [b"overdue", b"second", b"last"]
 
 
 async def test_a_delivered_message_is_deleted_after_its_time(nc: Client, timers: str) -> None:
@@ -80,7 +80,7 @@ async def test_a_delivered_message_is_deleted_after_its_time(nc: Client, timers:
         nc,
         subject=f"{timers}.sched.a",
         target=f"{timers}.fired.a",
-        at=after(0),
+        at=seconds_from_now(0),
         payload=b"",
         keep_seconds=1,
     )
@@ -95,7 +95,9 @@ async def test_a_delivered_message_is_deleted_after_its_time(nc: Client, timers:
 
 async def test_a_stream_without_schedules_refuses_them(nc: Client, stream: str) -> None:
     with pytest.raises(BusRefusedError):
-        await schedule(nc, subject=f"{stream}.a", target=f"{stream}.b", at=after(1), payload=b"")
+        await schedule(
+            nc, subject=f"{stream}.a", target=f"{stream}.b", at=seconds_from_now(1), payload=b""
+        )
 
 
 async def test_a_time_needs_a_zone(nc: Client) -> None:

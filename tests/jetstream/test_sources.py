@@ -57,7 +57,7 @@ async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str)
     assert await append(nc, batch) == [1_000, 1_001]  # the log starts at first_seq
     await publish(nc, f"outcome{unique}.Shape.ns.b", b"own")
     async with follow(nc, outcomes) as follower:
-        messages = {one.subject: one for one in await collect(follower, 2)}
+        messages = {message.subject: message for message in await collect(follower, 2)}
     sourced = messages[f"outcome{unique}.Shape.ns.a"]
     assert sourced.payload == b"2"
     assert sourced.headers is not None
@@ -98,11 +98,11 @@ async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, uni
     group = PullGroup(nc, intake, partitions)
     partitions_by_name: dict[str, set[str]] = {}
     origins: set[str] = set()
-    for one in await pull(group, 40):
-        _, partition, origin, _, _, name = one.subject.split(".")
+    for delivery in await pull(group, 40):
+        _, partition, origin, _, _, name = delivery.subject.split(".")
         partitions_by_name.setdefault(name, set()).add(partition)
         origins.add(origin)
-        await ack(nc, [one])
+        await ack(nc, [delivery])
     await group.close()
     assert origins == {"desired", "timer"}
     assert [len(found) for found in partitions_by_name.values()] == [1] * 20
@@ -119,7 +119,7 @@ async def _check_unmatched_messages_are_readable(nc: Client, intake: str, unique
     for subject in wrong:
         await publish(nc, subject, b"")
     reader = PullReader(nc, intake, "misfits")
-    assert [one.subject for one in await pull(reader, 2)] == wrong
+    assert [delivery.subject for delivery in await pull(reader, 2)] == wrong
     await reader.close()
 
 

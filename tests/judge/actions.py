@@ -24,52 +24,54 @@ _UNFINISHED_PROGRESS = ("under way", "failed", "not done")
 
 
 @on(ActionDecided, ActionRetried, LookupDecided)
-def changed_action(of: JudgedEvent[ActionDecided | ActionRetried | LookupDecided]) -> Iterator[str]:
+def changed_action(
+    context: JudgedEvent[ActionDecided | ActionRetried | LookupDecided],
+) -> Iterator[str]:
     """An action keeps its key and parameters, and shares its key with no other (invariant 3)."""
-    action = of.data.action
-    first = of.ledger.actions.get(action.action_id)
-    if not isinstance(of.data, ActionDecided):
+    action = context.data.action
+    first = context.ledger.actions.get(action.action_id)
+    if not isinstance(context.data, ActionDecided):
         if first is None or first.action != action:
             yield f"the parameters of {action.action_id} changed"
         return
-    if action.idempotency_key in of.ledger.by_key:
+    if action.idempotency_key in context.ledger.by_key:
         yield f"the key {action.idempotency_key} is reused"
-    if action.action_id != of.event.id:
+    if action.action_id != context.event.id:
         yield f"the action is called {action.action_id}"
 
 
 @on(ActionDecided)
-def parallel_action(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+def parallel_action(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """A resource has at most one action in flight (invariant 2)."""
-    if of.resource.in_flight is not None:
-        yield f"decided while {of.resource.in_flight.action.action_id} is in flight"
+    if context.resource.in_flight is not None:
+        yield f"decided while {context.resource.in_flight.action.action_id} is in flight"
 
 
 @on(ActionHeld, needs=("truth",))
-def needless_hold(of: JudgedEvent[ActionHeld]) -> Iterator[str]:
+def needless_hold(context: JudgedEvent[ActionHeld]) -> Iterator[str]:
     """A person decides only about a result that cannot be determined otherwise (invariant 13)."""
-    if of.ledger.history.promises.idempotency_keys:
+    if context.ledger.history.promises.idempotency_keys:
         yield "held for a person, though its key determines the result"
-    elif of.truth.shows_result(of.event.key, of.data.object):
-        yield f"held for a person, though {of.data.object} shows the result"
+    elif context.truth.shows_result(context.event.key, context.data.object):
+        yield f"held for a person, though {context.data.object} shows the result"
 
 
 @on(ActionRetried)
-def outdated_call(of: JudgedEvent[ActionRetried]) -> Iterator[str]:
+def outdated_call(context: JudgedEvent[ActionRetried]) -> Iterator[str]:
     """A refused call is not repeated after a newer declaration (invariant 4)."""
-    decided = of.ledger.actions.get(of.data.action.action_id)
+    decided = context.ledger.actions.get(context.data.action.action_id)
     if decided is None or decided.is_open or decided.is_checked:
         return
-    if decided.action.generation != of.resource.generation:
+    if decided.action.generation != context.resource.generation:
         yield f"{decided.action.action_id} is repeated for generation {decided.action.generation}"
 
 
 @on(ActionAbandoned)
-def abandoned_in_doubt(of: JudgedEvent[ActionAbandoned]) -> Iterator[str]:
+def abandoned_in_doubt(context: JudgedEvent[ActionAbandoned]) -> Iterator[str]:
     """Only a person ends an action that may be done, before a lookup (invariants 2, 13)."""
-    decided = of.ledger.actions.get(of.data.action_id)
+    decided = context.ledger.actions.get(context.data.action_id)
     if decided is not None and decided.is_open and not decided.is_given_up:
-        yield f"{of.data.action_id} may have been done, and no lookup was made"
+        yield f"{context.data.action_id} may have been done, and no lookup was made"
 
 
 # --- calls and effects

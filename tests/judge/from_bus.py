@@ -148,7 +148,7 @@ def read_message(
     stored_at: float = 0.0,
     reply_to: str | None = None,
 ) -> Message:
-    """Return a message of the intake; without key and data if it is unreadable."""
+    """Return a message from the intake; without key and data if it is unreadable."""
     try:
         what, key = parse_stored_intake(subject)
         read = decode_intake(payload, expected=what, fallback_id=name)

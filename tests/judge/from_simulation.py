@@ -102,15 +102,15 @@ class Witness:
         """Record what the bus has stored since the last call."""
         messages = self.history.messages
         assert messages is not None
-        for each in self._intake.messages[len(messages) :]:
+        for message in self._intake.messages[len(messages) :]:
             self.history.add(
                 read_message(
-                    each.position,
-                    each.subject,
-                    each.payload,
-                    each.message_id,
-                    stored_at=each.stored_at,
-                    reply_to=each.reply_to,
+                    message.position,
+                    message.subject,
+                    message.payload,
+                    message.message_id,
+                    stored_at=message.stored_at,
+                    reply_to=message.reply_to,
                 )
             )
         self.history.refused = {position for _, position in self._decisions.rejections}

@@ -134,6 +134,6 @@ class History:
         return None if self.messages is None else self.messages.get(position)
 
     def add(self, message: Message) -> None:
-        """Add a message of the intake."""
+        """Add a message from the intake."""
         assert self.messages is not None
         self.messages[message.position] = message

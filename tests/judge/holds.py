@@ -24,59 +24,65 @@ _LEVELS: tuple[ApprovalLevel, ...] = get_args(ApprovalLevel)
 
 
 @on(FinalizerAdded, FinalizerRemoved, ReleaseForced)
-def finalizers(of: JudgedEvent[FinalizerAdded | FinalizerRemoved | ReleaseForced]) -> Iterator[str]:
+def finalizers(
+    context: JudgedEvent[FinalizerAdded | FinalizerRemoved | ReleaseForced],
+) -> Iterator[str]:
     """A finalizer belongs to its holder, and only a withdrawn resource is forced (invariant 14)."""
-    actor = of.event.actor
-    match of.data:
+    actor = context.event.actor
+    match context.data:
         case FinalizerAdded(finalizer, holder):
             if holder != actor:
                 yield f"{finalizer} belongs to {actor}, not to {holder}"
         case FinalizerRemoved(finalizer):
-            holder = of.resource.finalizers.get(finalizer)
-            if holder != actor and not of.data.forced:
+            holder = context.resource.finalizers.get(finalizer)
+            if holder != actor and not context.data.forced:
                 yield f"{actor} removed {finalizer}, which belongs to {holder}"
         case ReleaseForced():
-            if of.resource.is_declared:
+            if context.resource.is_declared:
                 yield "a declared resource was released by force"
 
 
 @on(ActionDecided, OwnershipReleased)
-def unheeded_hold(of: JudgedEvent[ActionDecided | OwnershipReleased]) -> Iterator[str]:
+def unheeded_hold(context: JudgedEvent[ActionDecided | OwnershipReleased]) -> Iterator[str]:
     """Nothing is deleted or released that a finalizer or a reference keeps (invariant 14)."""
-    match of.data:
+    match context.data:
         case ActionDecided(action) if (action.operation, action.purpose) == ("Delete", "Converge"):
             what, keeping = "deleted", {"Keep", "Release"}
         case OwnershipReleased(reason="Orphaned"):
             what, keeping = "released", {"Keep"}
         case _:
             return
-    if of.resource.finalizers:
+    if context.resource.finalizers:
         yield f"{what}, though it has a finalizer"
-    is_free = of.resource.is_declared or of.resource.is_forced
-    if not is_free and keeping & set(of.resource.references.values()):
+    is_free = context.resource.is_declared or context.resource.is_forced
+    if not is_free and keeping & set(context.resource.references.values()):
         yield f"{what}, though it is referenced"
 
 
 @on(HoldApproved)
-def approvals(of: JudgedEvent[HoldApproved]) -> Iterator[str]:
+def approvals(context: JudgedEvent[HoldApproved]) -> Iterator[str]:
     """A person approves, and only the hold or the plan that was asked about (invariant 17)."""
-    people, hold, outcome = of.ledger.history.people, of.data.hold, of.resource.outcome
-    if people is not None and of.event.actor not in people:
-        yield f"{of.event.actor} is no person, but approved {hold}"
+    people, hold, outcome = (
+        context.ledger.history.people,
+        context.data.hold,
+        context.resource.outcome,
+    )
+    if people is not None and context.event.actor not in people:
+        yield f"{context.event.actor} is no person, but approved {hold}"
     if hold == "Approval":
-        if of.data.plan != of.resource.requested_approval[0]:
+        if context.data.plan != context.resource.requested_approval[0]:
             yield "a plan was approved without a request"
     elif outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
         yield f"{hold} was approved, which did not hold it"
 
 
 @on(ActionDecided)
-def unapproved_action(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
-    """An action that needs an approval has one, for what exists now (invariants 16, 17)."""
-    action, plan = of.data.action, of.resource.plan
-    settings = of.settings(action.provider_config)
+def unapproved_action(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
+    """An action that needs approval has it, for what exists now (invariants 16, 17)."""
+    action, plan = context.data.action, context.resource.plan
+    settings = context.settings(action.provider_config)
     min_level = min((_LEVELS.index(each.approve) for each in settings), default=0)
-    level = stricter_level(_LEVELS[min_level], of.resource.policy.approve)
+    level = stricter_level(_LEVELS[min_level], context.resource.policy.approve)
     is_deletion = action.operation == "Delete" or action.purpose == "Replace"
     if level == "Never" or action.purpose == "Retire":
         return
@@ -84,33 +90,33 @@ def unapproved_action(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
         return
     if action.operation == "Create" and plan == PREDECESSOR_DELETED:
         return
-    if plan != of.resource.content_to_approve:
+    if plan != context.resource.content_to_approve:
         yield f"{action.operation} that no person approved in its current form"
 
 
 @on(OwnershipClaimed)
-def unmanaged(of: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
+def unmanaged(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
     """Few undeclared objects are claimed for deletion, and none is referenced (invariant 17)."""
-    is_stray = of.data.reason in ("ExclusiveScope", "Label", "Prefix")
-    if of.resource.is_declared or not is_stray:
+    is_stray = context.data.reason in ("ExclusiveScope", "Label", "Prefix")
+    if context.resource.is_declared or not is_stray:
         return
-    is_allowed = _allows(of.settings(of.data.provider_config), of.resource.unmanaged)
-    if not is_allowed and of.resource.approved != "DeletionGuard":
-        yield f"one of {of.resource.unmanaged} unmanaged objects is deleted without approval"
-    if of.resource.references:
+    is_allowed = _allows(context.settings(context.data.provider_config), context.resource.unmanaged)
+    if not is_allowed and context.resource.approved != "DeletionGuard":
+        yield f"one of {context.resource.unmanaged} unmanaged objects is deleted without approval"
+    if context.resource.references:
         yield "a referenced stray is deleted"
-    if of.data.uid in of.ledger.released:
+    if context.data.uid in context.ledger.released:
         yield "an object that was released on purpose is deleted as a stray"
 
 
 @on(ActionDecided)
-def redefinitions(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+def redefinitions(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """A changed definition replaces few objects, or approved ones (invariant 17)."""
-    resource, action = of.resource, of.data.action
+    resource, action = context.resource, context.data.action
     is_present = resource.policy.mode == "Present" and resource.retiring is None
     if not is_present or not _is_replacement(action, resource):
         return
-    is_allowed = _allows(of.settings(action.provider_config), resource.redefined)
+    is_allowed = _allows(context.settings(action.provider_config), resource.redefined)
     if not is_allowed and resource.approved != "DefinitionGuard":
         yield f"{resource.redefined} are replaced without approval"
 

@@ -122,7 +122,7 @@ class Resource:
 
     @property
     def is_held_for_a_person(self) -> bool:
-        """Whether its newest outcome waits for an approval."""
+        """Whether its newest outcome waits for approval."""
         reasons = ("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval")
         return (
             self.outcome_name == "Held"

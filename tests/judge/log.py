@@ -24,20 +24,20 @@ _MAX_WAIT_SECONDS = 10.0
 
 
 @on()
-def versions(of: JudgedEvent[ResourceEvent]) -> Iterator[str]:
+def versions(context: JudgedEvent[ResourceEvent]) -> Iterator[str]:
     """The versions of a resource's events have no gap and no duplicate (invariant 5)."""
-    if of.event.resourceversion != of.resource.version + 1:
-        yield f"it follows version {of.resource.version}"
+    if context.event.resourceversion != context.resource.version + 1:
+        yield f"it follows version {context.resource.version}"
 
 
 @on()
-def secrets(of: JudgedEvent[ResourceEvent]) -> Iterator[str]:
+def secrets(context: JudgedEvent[ResourceEvent]) -> Iterator[str]:
     """No value of a secret is in the log, whatever an API returned (invariant 12).
 
     Neither in plain text, nor in Base64 or hexadecimal digits.
     """
-    values = of.ledger.history.secret_values
-    stored = encode_log(of.event) if values else b""
+    values = context.ledger.history.secret_values
+    stored = encode_log(context.event) if values else b""
     for value in map(str.encode, values):
         encoded = (value, base64.b64encode(value).rstrip(b"="), value.hex().encode())
         if any(each in stored for each in encoded):
@@ -45,31 +45,34 @@ def secrets(of: JudgedEvent[ResourceEvent]) -> Iterator[str]:
 
 
 @on(SpecDeclared, SpecWithdrawn)
-def generations(of: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
+def generations(context: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
     """One message creates at most one generation, even if it is redelivered (invariant 4).
 
     It may be decided again at its first position, after a message that it has overtaken.
     """
-    first = of.ledger.generations.get((of.event.key, of.event.actor, of.event.causationid))
-    if first not in (None, of.data.generation):
-        yield f"message {of.event.causationid} already created generation {first}"
+    first = context.ledger.generations.get(
+        (context.event.key, context.event.actor, context.event.causationid)
+    )
+    if first not in (None, context.data.generation):
+        yield f"message {context.event.causationid} already created generation {first}"
 
 
 @on(SpecDeclared, SpecWithdrawn, needs=("answers",))
-def repetitions(of: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
+def repetitions(context: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
     """A message whose answer reported no generation creates none when resent (invariant 4).
 
     Exception: it is handled before the message that it had overtaken is redelivered. The newest
     generation is then of an older message, and was stored after the answer.
     """
-    for inbox, answer in of.ledger.history.answers or ():
+    for inbox, answer in context.ledger.history.answers or ():
         is_its_own = (
-            inbox == f"_INBOX.{of.event.causationid}" and answer.reason in _NO_GENERATION_REASONS
+            inbox == f"_INBOX.{context.event.causationid}"
+            and answer.reason in _NO_GENERATION_REASONS
         )
-        is_older = of.resource.position < answer.position
-        has_overtaken = is_older and answer.generation < of.resource.generation
-        if is_its_own and answer.position < of.event.causationposition and not has_overtaken:
-            yield f"message {of.event.causationid} was {answer.reason} before"
+        is_older = context.resource.position < answer.position
+        has_overtaken = is_older and answer.generation < context.resource.generation
+        if is_its_own and answer.position < context.event.causationposition and not has_overtaken:
+            yield f"message {context.event.causationid} was {answer.reason} before"
 
 
 # --- each message
@@ -221,7 +224,7 @@ def _includes(declared: Any, fields: Any) -> bool:
 
 
 def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
-    """Return whether a message repeats the declaration at its position, which makes no event."""
+    """Return whether a message repeats the declaration at its position, which is not recorded."""
     previous_declaration: SpecDeclared | None = None
     for _, _, event in ledger.history.log:
         if event.key == key and event.causationposition <= position:

@@ -46,15 +46,19 @@ def foreign_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 
 
 @on(OwnershipClaimed)
-def unfounded_claim(of: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
+def unfounded_claim(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
     """An object becomes ours only as the policy or the configuration allows (invariant 7).
 
     A found object is one that we created, or has our label, which another client may have copied.
     """
-    uid, ledger, settings = of.data.uid, of.ledger, of.settings(of.data.provider_config)
-    match of.data.reason:
+    uid, ledger, settings = (
+        context.data.uid,
+        context.ledger,
+        context.settings(context.data.provider_config),
+    )
+    match context.data.reason:
         case "Adopted":
-            is_allowed = of.resource.policy.adoption == "Adopt"
+            is_allowed = context.resource.policy.adoption == "Adopt"
         case "ExclusiveScope":
             is_allowed = any(each.scope.mode == "Exclusive" for each in settings)
         case "Label" | "Prefix" as reason:
@@ -63,17 +67,17 @@ def unfounded_claim(of: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
             is_allowed = uid in ledger.ours
         case "Found":
             is_known = ledger.history.objects is not None and ledger.history.log_id is not None
-            second = of.data.object
-            is_marked = is_labeled(ledger, of.resource, second or of.resource.observed)
+            second = context.data.object
+            is_marked = is_labeled(ledger, context.resource, second or context.resource.observed)
             if second is not None:  # a label alone may be a copy, on any object
-                is_marked = is_marked and _has_created(ledger, of.resource, second.name)
+                is_marked = is_marked and _has_created(ledger, context.resource, second.name)
             is_allowed = uid in ledger.made or is_marked or not is_known
     if uid is not None and not is_allowed:
-        yield f"{uid} was claimed as {of.data.reason}"
+        yield f"{uid} was claimed as {context.data.reason}"
 
 
 def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:
-    """Return whether the resource ever decided to create an object of a name."""
+    """Return whether the resource ever decided to create an object with a name."""
     return any(
         (each.key, each.action.operation, each.action.external_name)
         == (resource.key, "Create", name)
@@ -82,54 +86,56 @@ def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:
 
 
 @on(ActionSucceeded, needs=("effects", "objects"))
-def foreign_success(of: JudgedEvent[ActionSucceeded]) -> Iterator[str]:
+def foreign_success(context: JudgedEvent[ActionSucceeded]) -> Iterator[str]:
     """An object that an action is recorded to have created was created by us (invariants 7, 13).
 
     An object that a lookup found may have a copy of our label.
     """
-    uid = None if of.data.object is None else of.data.object.uid
-    is_creation = of.data.operation == "Create" and of.data.found_by is None and uid is not None
-    is_creation = is_creation and uid not in of.ledger.history.misnamed
-    if is_creation and uid not in of.ledger.ours and uid not in of.ledger.made:
+    uid = None if context.data.object is None else context.data.object.uid
+    is_creation = (
+        context.data.operation == "Create" and context.data.found_by is None and uid is not None
+    )
+    is_creation = is_creation and uid not in context.ledger.history.misnamed
+    if is_creation and uid not in context.ledger.ours and uid not in context.ledger.made:
         yield f"{uid} was not created by us"
 
 
 @on(ActionDecided)
-def second_object(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+def second_object(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """No object is created while one that its resource released exists (invariants 2, 17)."""
-    released, observed_object = of.resource.released, of.resource.observed
+    released, observed_object = context.resource.released, context.resource.observed
     is_there = (
         released is not None and observed_object is not None and observed_object.uid == released.uid
     )
-    if of.data.action.operation == "Create" and is_there:
+    if context.data.action.operation == "Create" and is_there:
         yield f"created, although {observed_object} was released and still exists"
 
 
 @on(ActionDecided)
-def deletion_of_anothers_object(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+def deletion_of_anothers_object(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """No resource decides to delete an object that another one owns and keeps (invariant 7)."""
-    action = of.data.action
+    action = context.data.action
     if action.operation != "Delete" or action.uid is None:
         return
-    for other_resource in of.ledger.resources.values():
+    for other_resource in context.ledger.resources.values():
         is_owner = other_resource.owned is not None and other_resource.owned.uid == action.uid
         flight = other_resource.in_flight
-        if other_resource.key == of.resource.key or not is_owner:
+        if other_resource.key == context.resource.key or not is_owner:
             continue
         if flight is None or flight.action.operation != "Delete":
             yield f"{action.uid}, which {other_resource.key} owns"
 
 
 @on(OwnershipReleased)
-def leftover_label(of: JudgedEvent[OwnershipReleased]) -> Iterator[str]:
+def leftover_label(context: JudgedEvent[OwnershipReleased]) -> Iterator[str]:
     """A released object keeps our label only if nothing may be written to it (invariant 7)."""
-    resource, policy = of.resource, of.resource.policy
-    if of.data.reason != "Orphaned" or of.data.uid is None:
+    resource, policy = context.resource, context.resource.policy
+    if context.data.reason != "Orphaned" or context.data.uid is None:
         return
     may_write = not (resource.is_orphaned or policy.paused or policy.mode == "ObserveOnly")
-    has_label = is_labeled(of.ledger, resource, resource.observed)
+    has_label = is_labeled(context.ledger, resource, resource.observed)
     if may_write and not resource.is_troubled and has_label:
-        yield f"{of.data.uid} is released with our label"
+        yield f"{context.data.uid} is released with our label"
 
 
 def is_labeled(ledger: Ledger, resource: Resource, existing: ExternalObject | None) -> bool:
@@ -145,12 +151,12 @@ def owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
 
 
 @on(DriftDetected, needs=("effects",))
-def misattributed_deletion(of: JudgedEvent[DriftDetected]) -> Iterator[str]:
+def misattributed_deletion(context: JudgedEvent[DriftDetected]) -> Iterator[str]:
     """A deletion of our own is never recorded as a change by another client (invariant 13)."""
-    uid = None if of.resource.owned is None else of.resource.owned.uid
-    if uid is None or not of.data.missing or of.data.suspected_action:
+    uid = None if context.resource.owned is None else context.resource.owned.uid
+    if uid is None or not context.data.missing or context.data.suspected_action:
         return
-    for effect in of.ledger.effects:
+    for effect in context.ledger.effects:
         if effect.key is not None and (effect.operation, effect.uid) == ("Delete", uid):
             yield f"{uid} was deleted under the key {effect.key}"
 
@@ -182,51 +188,51 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
 
 
 @on(TwinDetected, needs=("truth",))
-def invented_twin(of: JudgedEvent[TwinDetected]) -> Iterator[str]:
+def invented_twin(context: JudgedEvent[TwinDetected]) -> Iterator[str]:
     """No object is considered newer than the log if no copy of the log writes (invariant 13)."""
-    if not of.truth.has_copies:
-        yield f"{of.data.objects[0].action} is reported as missing in the log"
+    if not context.truth.has_copies:
+        yield f"{context.data.objects[0].action} is reported as missing in the log"
 
 
 @on(ActionDecided, ActionRetried)
-def write_to_a_held_api(of: JudgedEvent[ActionDecided | ActionRetried]) -> Iterator[str]:
+def write_to_a_held_api(context: JudgedEvent[ActionDecided | ActionRetried]) -> Iterator[str]:
     """Nothing is written to an API while it has objects that are newer than the log (invariant 7).
 
     A decider may have read the log shortly before. Its clock may be wrong, so the time of the
     message that it processed counts.
     """
-    config = of.ledger.resources.get(config_key(of.data.action.provider_config))
+    config = context.ledger.resources.get(config_key(context.data.action.provider_config))
     if config is None or config.held_by is None:
         return
-    held = of.ledger.history.message(config.held_by.causationposition)
-    cause = of.ledger.history.message(of.event.causationposition)
+    held = context.ledger.history.message(config.held_by.causationposition)
+    cause = context.ledger.history.message(context.event.causationposition)
     if held is None or cause is None:
-        is_late = of.event.time > config.held_by.time + timedelta(seconds=_HOLD_DELAY_SECONDS)
+        is_late = context.event.time > config.held_by.time + timedelta(seconds=_HOLD_DELAY_SECONDS)
     else:
         is_late = cause.stored_at > held.stored_at + _HOLD_DELAY_SECONDS
     if is_late:
-        yield f"{of.data.action.action_id} was started while its API is held"
+        yield f"{context.data.action.action_id} was started while its API is held"
 
 
 @on(ExternalObserved)
-def late_observation(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+def late_observation(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     """An observation is accepted only if it began after our last effect (invariant 6)."""
-    if of.resource.in_flight is not None:
+    if context.resource.in_flight is not None:
         yield "an observation was accepted while an action is in flight"
-    if of.data.as_of < of.resource.effect_position:
-        yield f"as of {of.data.as_of}, before the effect at {of.resource.effect_position}"
+    if context.data.as_of < context.resource.effect_position:
+        yield f"as of {context.data.as_of}, before the effect at {context.resource.effect_position}"
 
 
 @on(ExternalObserved, needs=("messages",))
-def observation_within_grace(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+def observation_within_grace(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     """An observation is accepted only after the grace period of a lagging API (invariant 6)."""
-    observed, effect_at = of.ledger.observation(of.event), of.resource.effect_at
-    seconds = _grace_of(of.settings(of.data.provider_config))
+    observed, effect_at = context.ledger.observation(context.event), context.resource.effect_at
+    seconds = _grace_of(context.settings(context.data.provider_config))
     if observed is None or observed.began_at is None or effect_at is None or not seconds:
         return
     waited = (observed.began_at - effect_at).total_seconds()
-    shown_by = of.ledger.history.message(of.event.causationposition)
-    effect_by = of.ledger.history.message(of.resource.effect_position)
+    shown_by = context.ledger.history.message(context.event.causationposition)
+    effect_by = context.ledger.history.message(context.resource.effect_position)
     if observed.age_seconds is not None and shown_by is not None and effect_by is not None:
         # In bus time, because the reader's clock may be wrong.
         waited = shown_by.stored_at - observed.age_seconds - effect_by.stored_at
@@ -235,33 +241,37 @@ def observation_within_grace(of: JudgedEvent[ExternalObserved]) -> Iterator[str]
 
 
 @on(ExternalObserved, needs=("messages", "truth"))
-def false_absence(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     """An object that is recorded as missing was missing at some moment (invariant 6).
 
     A listing that omitted it is not the product's fault. A listed object that another resource is
     deleting is not the object of a resource that has none.
     """
-    name, owned = of.data.external_name, of.resource.owned or of.resource.observed
-    began = of.ledger.history.message(of.data.as_of)
-    cause = of.ledger.history.message(of.event.causationposition)
+    name, owned = context.data.external_name, context.resource.owned or context.resource.observed
+    began = context.ledger.history.message(context.data.as_of)
+    cause = context.ledger.history.message(context.event.causationposition)
     since = 0.0 if began is None else began.stored_at
-    if of.data.object is not None or cause is None or of.truth.was_hidden_since(name, since):
+    if (
+        context.data.object is not None
+        or cause is None
+        or context.truth.was_hidden_since(name, since)
+    ):
         return
-    if owned is None and of.data.evidence == "CompleteListing" and _is_being_deleted(of):
+    if owned is None and context.data.evidence == "CompleteListing" and _is_being_deleted(context):
         return
-    begin = since - _grace_of(of.settings(of.data.provider_config))
+    begin = since - _grace_of(context.settings(context.data.provider_config))
     uid = None if owned is None else owned.uid
-    if not of.truth.was_absent_within(name, uid, begin, cause.stored_at):
+    if not context.truth.was_absent_within(name, uid, begin, cause.stored_at):
         yield f"{name} was recorded as missing, but existed all the time"
 
 
-def _is_being_deleted(of: JudgedEvent[ExternalObserved]) -> bool:
+def _is_being_deleted(context: JudgedEvent[ExternalObserved]) -> bool:
     """Return whether another resource is deleting its object with the observed name."""
-    place = (of.data.provider_config, of.data.external_name)
-    for other_resource in of.ledger.resources.values():
+    place = (context.data.provider_config, context.data.external_name)
+    for other_resource in context.ledger.resources.values():
         flight, owned = other_resource.in_flight, other_resource.owned
         if (
-            other_resource.key == of.resource.key
+            other_resource.key == context.resource.key
             or other_resource.is_declared
             or flight is None
             or owned is None
@@ -275,12 +285,12 @@ def _is_being_deleted(of: JudgedEvent[ExternalObserved]) -> bool:
 
 
 @on(OutcomeRecorded)
-def assumed_absence(of: JudgedEvent[OutcomeRecorded]) -> Iterator[str]:
+def assumed_absence(context: JudgedEvent[OutcomeRecorded]) -> Iterator[str]:
     """An outcome reports an object as missing only after a proof since the declaration.
 
-    This includes resources that create no object (invariant 6).
+    This includes resources that do not create an object (invariant 6).
     """
-    resource, outcome = of.resource, of.data
+    resource, outcome = context.resource, context.data
     reports_absence = outcome.reason == resource.policy.mode and outcome.reason in (
         "Absent",
         "ObserveOnly",
@@ -296,11 +306,14 @@ def _grace_of(settings: list[ProviderConfigSpec]) -> float:
 
 
 @on(ExternalObserved, needs=("messages",))
-def implausible_loss(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
+def implausible_loss(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     """A listing without many of our objects is accepted only once approved (invariant 17)."""
-    observed, settings = of.ledger.observation(of.event), of.settings(of.data.provider_config)
-    losses = None if observed is None or of.data.object is not None else observed.losses
-    if losses is None or of.resource.owned is None or of.resource.approved == "LossGuard":
+    observed, settings = (
+        context.ledger.observation(context.event),
+        context.settings(context.data.provider_config),
+    )
+    losses = None if observed is None or context.data.object is not None else observed.losses
+    if losses is None or context.resource.owned is None or context.resource.approved == "LossGuard":
         return
     is_implausible = all(
         losses.missing >= each.loss_guard.min_count
@@ -312,19 +325,19 @@ def implausible_loss(of: JudgedEvent[ExternalObserved]) -> Iterator[str]:
 
 
 @on(ActionDecided, needs=("truth",))
-def early_renewal(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+def early_renewal(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """An object is renewed at its end, and not before (invariant 8)."""
-    if of.data.action.purpose != "Renew" or of.resource.observed is None:
+    if context.data.action.purpose != "Renew" or context.resource.observed is None:
         return
-    seconds_left = of.truth.seconds_to_expiry(of.resource.observed)
+    seconds_left = context.truth.seconds_to_expiry(context.resource.observed)
     if seconds_left is not None and seconds_left > 0.0:
         yield f"renewed {seconds_left:.2f} s before its end"
 
 
 @on(ActionDecided, needs=("truth",))
-def early_retirement(of: JudgedEvent[ActionDecided]) -> Iterator[str]:
+def early_retirement(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     """A replaced object is deleted only when the new one is ready (invariant 16)."""
-    uid = None if of.resource.owned is None else of.resource.owned.uid
-    is_replaced = of.data.action.purpose == "Retire" and of.resource.is_declared
-    if is_replaced and of.truth.is_starting(uid):
+    uid = None if context.resource.owned is None else context.resource.owned.uid
+    is_replaced = context.data.action.purpose == "Retire" and context.resource.is_declared
+    if is_replaced and context.truth.is_starting(uid):
         yield f"deleted before {uid} is ready"

@@ -15,9 +15,9 @@ from tests.judge.rule import Breach, JudgedEvent, on, rule
 
 
 @on(SpecResolved, needs=("effects", "truth"))
-def reference_value(of: JudgedEvent[SpecResolved]) -> Iterator[str]:
+def reference_value(context: JudgedEvent[SpecResolved]) -> Iterator[str]:
     """A reference has a value that its target had when it was ready (invariant 16)."""
-    fields = {} if of.resource.spec is None else of.resource.spec.fields
+    fields = {} if context.resource.spec is None else context.resource.spec.fields
     for name, value in fields.items():
         place = mark_of(value, "$ref")
         if place is None:
@@ -25,14 +25,14 @@ def reference_value(of: JudgedEvent[SpecResolved]) -> Iterator[str]:
         _, _, target = place["$ref"].partition("/")
         samples = [
             effect.at
-            for effect in of.ledger.effects
+            for effect in context.ledger.effects
             if effect.after is not None
             and is_named(effect.after.name, target)
-            and of.data.fields[name] == value_of(place["field"], effect.after)
+            and context.data.fields[name] == value_of(place["field"], effect.after)
         ]
         if not samples:
-            yield f"{place} never was {of.data.fields[name]!r}"
-        elif of.resource.resolved is None and of.truth.is_too_recent(samples[0]):
+            yield f"{place} never was {context.data.fields[name]!r}"
+        elif context.resource.resolved is None and context.truth.is_too_recent(samples[0]):
             yield f"{target} was not ready yet"
 
 
@@ -47,8 +47,8 @@ def references(ledger: Ledger) -> Iterator[Breach]:
         spec = resource.spec
         if spec is None or key in damaged or not resource.is_in_effect:
             continue
-        for each in spec.references:
-            target = ResourceKey.parse(each.target)
+        for reference in spec.references:
+            target = ResourceKey.parse(reference.target)
             if not _permits(ledger, target, key.namespace):
                 continue
             if resource.is_declared or not _references_back(ledger, key, target):

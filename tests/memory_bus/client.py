@@ -76,7 +76,7 @@ class MemoryClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store a message of the intake unchanged, under a new id."""
+        """Store a message in the intake unchanged, under a new id."""
         return await self.ask_raw(
             subject, payload, message_id=message_id, reply_timeout_seconds=reply_timeout_seconds
         )

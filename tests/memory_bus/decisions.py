@@ -103,22 +103,22 @@ class Decisions:
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Store each dead letter once; return those that do not fit."""
         waiting: list[DeadLetter] = []
-        for each in letters:
-            name = each.stage, each.delivery.position
-            about = each.stage, namespace_of(each.delivery.subject), each.dedup_key
-            if each.dedup_key and self._stored_contents.get(about) == each.content:
+        for letter in letters:
+            name = letter.stage, letter.delivery.position
+            about = letter.stage, namespace_of(letter.delivery.subject), letter.dedup_key
+            if letter.dedup_key and self._stored_contents.get(about) == letter.content:
                 continue  # the newest dead letter about it is identical
             try:
                 if name not in self.dead_letters:
                     self.dead_letter_capacity.reserve()
-                self.dead_letters[name] = each
-                self._stored_contents[about] = each.content
+                self.dead_letters[name] = letter
+                self._stored_contents[about] = letter.content
             except StreamFullError:
-                waiting.append(each)
+                waiting.append(letter)
         return waiting
 
     def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Count messages that get no dead letter."""
+        """Count messages for which no dead letter is stored."""
         for each in letters:
             self.discarded[namespace_of(each.delivery.subject), each.stage] += 1
             self.given_up.add(each.delivery.position)

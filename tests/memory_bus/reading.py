@@ -36,17 +36,17 @@ async def pull(
 
     fault = network.strike(what)
     await network.before(fault)
-    way = network.latency()
+    delay = network.latency()
     if fault is not None and fault.strike in ("delay", "lose reply"):
-        way += fault.seconds
+        delay += fault.seconds
 
     def deliver(batch: list[_T]) -> None:
-        network.call_later(way, lambda: set_arrived(batch))
+        network.call_later(delay, lambda: set_arrived(batch))
 
     network.call_later(network.latency(), lambda: request(deliver))
     network.after(fault)
     try:
-        async with asyncio.timeout(expires_seconds + 2 * way + 0.5):
+        async with asyncio.timeout(expires_seconds + 2 * delay + 0.5):
             return await arrived
     except TimeoutError:
         return []

@@ -245,7 +245,7 @@ async def test_a_feed_that_returns_immediately_without_a_change_causes_no_hot_lo
 async def test_a_failing_feed_is_retried_at_growing_intervals_and_affects_nothing_else(
     error: BaseException,
 ) -> None:
-    """Its failures open no breaker, so actions and listings continue."""
+    """Its failures do not open the breaker, so actions and listings continue."""
 
     async def fails(_after: str | None) -> str:
         raise error

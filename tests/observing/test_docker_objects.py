@@ -328,16 +328,16 @@ async def test_a_container_is_started_after_its_worker_died_between_create_and_s
     await docked.declare_all([manifest])
     await asyncio.wait_for(began.wait(), 30)
     await docked.stop_reconciler()
-    half = admin.inspect(name)
-    assert half is not None
-    assert half["State"]["Status"] == "created"
+    unfinished = admin.inspect(name)
+    assert unfinished is not None
+    assert unfinished["State"]["Status"] == "created"
 
     monkeypatch.undo()
     await docked.start_reconciler()
     await wait_until_converged(docked, manifest.key)
     whole = admin.inspect(name)
     assert whole is not None
-    assert (whole["Id"], whole["State"]["Running"]) == (half["Id"], True)
+    assert (whole["Id"], whole["State"]["Running"]) == (unfinished["Id"], True)
     successes = every(ActionSucceeded, await docked.facts(manifest.key))
     assert [each.operation for each in successes] == ["Create"]
 

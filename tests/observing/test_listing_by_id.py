@@ -265,7 +265,7 @@ async def test_a_late_object_is_reported_to_the_resource_whose_label_it_has() ->
     columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT)}
     foreign_row = row("todo", LATE_OBJECT, declared=False, **columns)
     assert await names_reported_for_late_object(row_with_second_name(), foreign_row) == {"mine"}, (
-        "even if it was seen before"
+        "even if it was listed before"
     )
 
 
@@ -328,7 +328,7 @@ async def test_a_possible_creation_under_another_id_is_reported_to_its_resource(
     foreign_row = row("todo", LATE_OBJECT_WITH_KEY, declared=False, **columns)
     assert set(await observe_objects([LATE_OBJECT_WITH_KEY], row_with_wrong_id(), foreign_row)) == {
         "mine"
-    }, "even if it was seen before"
+    }, "even if it was listed before"
     withdrawn_row = row("mine", declared=False, uncertain_names=("todo",))
     assert set(await observe_objects([LATE_OBJECT_WITH_KEY], withdrawn_row)) == {"mine"}, (
         "even if it was withdrawn before"
@@ -344,7 +344,7 @@ async def test_an_object_is_reported_to_the_resource_whose_creation_was_abandone
     found = await observe_objects(
         objects, row_with_wrong_id(uncertain_names=("todo",)), foreign_row
     )
-    assert found["mine"].object == LATE_OBJECT_WITH_KEY, "even if it was seen before"
+    assert found["mine"].object == LATE_OBJECT_WITH_KEY, "even if it was listed before"
 
 
 async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:

@@ -273,7 +273,7 @@ async def test_observations_are_dated_at_the_start_of_the_listing() -> None:
 async def test_nothing_is_concluded_from_a_listing_of_another_configuration(
     changed: dict[str, str],
 ) -> None:
-    """The whole API was listed, but the new scope contains only a part of it."""
+    """The whole API was listed, but the new scope contains only part of it."""
     api = Api("x")
     stage = Stage(api, _nothing_new)
     scope = replace(EXCLUSIVE.scope, **changed)
@@ -344,14 +344,14 @@ async def test_other_tasks_continue_while_a_long_listing_is_compared() -> None:
     stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
     turns = 0
 
-    async def others() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             await asyncio.sleep(0)
             turns += 1
 
     async with asyncio.TaskGroup() as tasks:
-        other_task = tasks.create_task(others())
+        other_task = tasks.create_task(count_turns())
         await stage.observer.list_once("default", "Shape")
         other_task.cancel()
     assert turns >= 10, "at least once for each slice"

@@ -217,7 +217,7 @@ async def test_all_newer_objects_are_in_one_report():
     ],
     ids=[
         "label and key on another object",
-        "label and key on a new object of the name",
+        "label and key on a new object with the name",
         "the label alone",
         "a label for a resource that the log does not know",
     ],

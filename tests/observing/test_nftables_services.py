@@ -112,7 +112,7 @@ async def test_the_documented_services_balance_follow_changes_and_are_deleted(
     await reconciling_world.declare_all([with_spec(declared["orders"], backends=[second])])
     await reconciling_world.until_outcome(key, "Converged", generation=2)
     assert {each.split()[0] for each in await count_responses(net, 80, 5)} == {"b1"}, (
-        "the removed backend gets no connection"
+        "the removed backend does not receive connections"
     )
 
     await reconciling_world.declare_all([with_spec(declared["orders"], backends=[])])

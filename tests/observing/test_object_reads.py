@@ -112,10 +112,10 @@ class Intake:
         self.has_arrived = asyncio.Event()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        for each in messages:
-            assert isinstance(each.data, Observed)
-            assert each.key == FOO
-            self.observed.append(each.data)
+        for message in messages:
+            assert isinstance(message.data, Observed)
+            assert message.key == FOO
+            self.observed.append(message.data)
             self.has_arrived.set()
 
     async def last_position(self) -> int:
@@ -323,7 +323,7 @@ async def test_a_released_object_is_read_by_its_uid_if_names_are_not_unique(
 
 
 async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> None:
-    """A read does not show its owner, so it could show an object of another namespace."""
+    """A read does not show its owner, so it could show an object from another namespace."""
     stage = Stage(replace(BLIND, labels=False, listing=True))
     stage.records(SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()))
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]

@@ -31,14 +31,14 @@ def deletions_after(clock: Clock, data: ResourceEvent) -> RecentDeletions:
 def recent_ids(
     deletions: RecentDeletions, began: float | None, *, grace: float = 0.0
 ) -> frozenset[str]:
-    return deletions.ids("notes", "Note", began=began, grace_seconds=grace)
+    return deletions.ids("notes", "Note", started_at=began, grace_seconds=grace)
 
 
 def test_a_deleted_id_is_recent_only_for_its_api_and_kind():
     deletions = deletions_after(Clock(), ActionDecided(ACTION))
     assert recent_ids(deletions, 100.0) == {"7"}
-    assert not deletions.ids("others", "Note", began=100.0, grace_seconds=0.0)
-    assert not deletions.ids("notes", "Draft", began=100.0, grace_seconds=0.0)
+    assert not deletions.ids("others", "Note", started_at=100.0, grace_seconds=0.0)
+    assert not deletions.ids("notes", "Draft", started_at=100.0, grace_seconds=0.0)
 
 
 def test_a_deleted_id_is_recent_for_a_listing_within_the_grace_of_the_api():

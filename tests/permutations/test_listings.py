@@ -18,12 +18,12 @@ from tests.scenarios.test_listings import BREAKER_NEVER_OPENS, CONFIG, declare_a
 
 
 async def test_16_an_object_that_a_complete_listing_omits_is_never_created_twice(world: World):
-    """A listing that claims to be complete and omits a resource looks like a correct one.
+    """A listing that claims to be complete but omits a resource looks like a correct one.
 
     Expected: the loss is recorded and the resource recreated, as after a deletion by a person
-    (scenario 3). The API refuses the creation because the name is taken, and the obstacle is read.
-    It has the uid of the released object, so it is ours again. From then on, no listing proves its
-    absence, only a read.
+    (scenario 3). The API refuses the creation because the name is taken, so the existing object is
+    read. It has the uid of the released object, so it is ours again. From then on, only a read
+    proves its absence, not a listing.
     """
     await declare_and_converge(world)
     original_shape = await world.human.get("foo-3")
@@ -79,8 +79,8 @@ async def test_16_with_adoption_an_omitted_object_is_adopted_again_immediately(w
     assert await world.human.effects() == ["POST"]
 
 
-async def test_16_a_listing_from_before_our_effect_proves_nothing(bare_world: World):
-    """The listing began before the creation and ends after it, so it proves no absence."""
+async def test_16_a_listing_started_before_our_write_proves_nothing(bare_world: World):
+    """The listing began before the creation and ends after it, so it does not prove absence."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
@@ -105,7 +105,7 @@ async def test_16_a_lagging_listing_counts_only_after_the_grace_period(
 ):
     """Listings lag by two seconds, which the configuration permits.
 
-    The name is unique to this test: a late listing shows objects of the previous test.
+    The name is unique to this test: a lagging listing shows objects from the previous test.
     """
     world = bare_world
     await world.start_reconciler()
@@ -149,7 +149,7 @@ async def advance(world: World, seconds: float) -> None:
     await world.until_settled()
 
 
-async def test_16_an_api_that_completes_no_listing_is_reported_once_and_on_time(
+async def test_16_an_api_that_never_completes_a_listing_is_reported_once_and_on_time(
     bare_world: World,
 ):
     world = bare_world
@@ -160,8 +160,8 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_and_on_time(
         each for each in await world.history(CONFIG) if isinstance(each.data, ListingsFailed)
     )
     failed = only(ListingsFailed, [event.data])
-    late = (event.time - failed.failure.since).total_seconds()
-    assert MIN_FAILED_SECONDS <= late < MIN_FAILED_SECONDS + 10
+    delay_seconds = (event.time - failed.failure.since).total_seconds()
+    assert MIN_FAILED_SECONDS <= delay_seconds < MIN_FAILED_SECONDS + 10
     position = await world.log_position()
     await world.restart_reconciler()
     await advance(world, 3 * MIN_FAILED_SECONDS)
@@ -181,7 +181,7 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_and_on_time(
     assert len(every(ListingsFailed, facts)) == 1
 
 
-async def test_16_a_breaker_that_failed_listings_open_is_the_only_report(bare_world: World):
+async def test_16_a_breaker_opened_by_failed_listings_is_the_only_report(bare_world: World):
     """There are no other calls, so each listing is the probe."""
     world = bare_world
     await start_with_failing_listings(world)

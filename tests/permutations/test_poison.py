@@ -49,7 +49,7 @@ async def test_a_message_that_always_fails_becomes_a_dead_letter_after_its_retri
     assert (letter.record.stage, letter.sender, letter.state) == ("decision", ACTOR, "Open")
     assert (
         letter.record.reason
-        == "processing the resource failed: ZeroDivisionError: purple is too much"
+        == "failed to process the resource: ZeroDivisionError: purple is too much"
     )
     declared = [
         each.fields["color"] for each in await world.facts("foo") if isinstance(each, SpecDeclared)

@@ -19,7 +19,7 @@ Log = list[tuple[int, LogEvent]]
 KEYS = [ResourceKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]
 
 
-def of(*stories: Story, seed: int = 0) -> Log:
+def interleave(*stories: Story, seed: int = 0) -> Log:
     """Interleave the histories of resources into one log; positions grow, with gaps."""
     waiting = [list(story.log) for story in stories]
     rng = random.Random(seed)
@@ -75,4 +75,4 @@ def random_life(seed: int) -> World:
 
 def log_of(lives: list[int], seed: int) -> Log:
     worlds = [random_life(life) for life in lives]
-    return of(*(renamed(w.story, KEYS[n]) for n, w in enumerate(worlds)), seed=seed)
+    return interleave(*(renamed(w.story, KEYS[n]) for n, w in enumerate(worlds)), seed=seed)

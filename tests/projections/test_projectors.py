@@ -25,7 +25,7 @@ from projections.read_models import (
 from reconciler.roles.projector import projector as projector_module
 from reconciler.roles.projector.projector import Projector, load_models
 from tests.memory_bus.rows import Rows
-from tests.projections.logs import Log, histories, log_of, of, quick, renamed
+from tests.projections.logs import Log, histories, interleave, log_of, quick, renamed
 from tests.resource.building import converged_story
 
 PORTION_ROWS = 3  # small, so that these logs have many portions
@@ -216,7 +216,7 @@ MANY = 20  # resources, whose rows fill several portions
 
 def log_of_many() -> Log:
     keys = [ResourceKey("default", "Block", f"foo-{number}") for number in range(MANY)]
-    return of(*(renamed(converged_story(), key) for key in keys))
+    return interleave(*(renamed(converged_story(), key) for key in keys))
 
 
 async def all_written(rows: Rows, log: Log) -> Process:

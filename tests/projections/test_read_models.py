@@ -35,7 +35,7 @@ from projections.read_models import (
 from projections.status import StatusRow, fold_status
 from reconciler.provider.kind import Kind
 from reconciler.resource.contention import CONTENTION_DRIFTS
-from tests.projections.logs import histories, log_of, of, quick
+from tests.projections.logs import histories, interleave, log_of, quick
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -100,7 +100,7 @@ def test_rows_written_step_by_step_equal_rebuilt_rows(lives: list[int], seed: in
 def test_a_completely_deleted_resource_has_no_row():
     story = converged_story()
     models = ReadModels()
-    for position, event in of(story):
+    for position, event in interleave(story):
         models.apply(position, event)
     assert status_name(story.key) in changed_rows(models)
 
@@ -120,13 +120,13 @@ def test_a_finalizer_that_outlives_its_object_is_shown():
     story.turn(FinalizerRequested("billing"))
     story.withdraw()
     story.observe(None)
-    assert list(rebuild(of(story)).status[str(story.key)].finalizers) == ["billing"]
+    assert list(rebuild(interleave(story)).status[str(story.key)].finalizers) == ["billing"]
     story.turn(FinalizerReleased("billing"))
-    assert not rebuild(of(story)).status
+    assert not rebuild(interleave(story)).status
 
 
 def row_of(story: Story) -> StatusRow:
-    return rebuild(of(story)).status[str(story.key)]
+    return rebuild(interleave(story)).status[str(story.key)]
 
 
 def test_a_row_shows_since_when_a_resource_is_not_as_declared():
@@ -154,8 +154,8 @@ def test_a_wait_for_another_resource_starts_when_that_resource_is_named():
     def waits_for(name: str, seconds: float) -> datetime | None:
         nonlocal at
         at += timedelta(seconds=seconds)
-        conditions = (Condition("Converged", "False", "NotReady", f"waits for {name}"),)
-        outcome = OutcomeRecorded("Waiting", 1, "NotReady", f"waits for {name}", conditions)
+        conditions = (Condition("Converged", "False", "NotReady", f"waiting for {name}"),)
+        outcome = OutcomeRecorded("Waiting", 1, "NotReady", f"waiting for {name}", conditions)
         event = LogEvent(f"e{at}", "r", "t", str(story.key), at, row.version + 1, outcome)
         fold_status(row, 1, event)
         return row.waiting_since
@@ -170,7 +170,7 @@ def test_a_wait_for_another_resource_starts_when_that_resource_is_named():
 def test_rows_show_the_status_of_a_resource():
     story = converged_story({"type": "Square", "color": "Purple"})
     story.observe(repaint(story.existing, color="Green"))
-    rows = dict(rebuild(of(story)).rows())
+    rows = dict(rebuild(interleave(story)).rows())
 
     status = decode_status(rows[status_name(story.key)])
     assert (status.declared, status.owned, status.drifts) == (True, True, 1)
@@ -193,7 +193,7 @@ def test_an_action_that_waits_for_its_next_attempt_waits_after_a_new_declaration
     story.fail("Unknown")
     waits_until = story.flight.retry_at
     story.declare({"color": "Blue"})
-    status = decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)])
+    status = decode_status(dict(rebuild(interleave(story)).rows())[status_name(story.key)])
     assert status.retry_at == waits_until is not None
 
 
@@ -202,14 +202,14 @@ def test_a_recreated_object_is_not_ready_because_its_predecessor_was():
     story.observe(None)
     story.report(existing=api_object(uid="u2"))
     length_before = len(story.log) - 1  # without the outcome that follows
-    previous_row = rebuild(of(story)[:length_before]).status[str(story.key)]
+    previous_row = rebuild(interleave(story)[:length_before]).status[str(story.key)]
     assert previous_row.outcome == "Converged"
     assert previous_row.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
 
 
 def test_a_row_shows_the_grace_that_a_reappeared_object_has_extended():
     story = returned_after(5)
-    status = decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)])
+    status = decode_status(dict(rebuild(interleave(story)).rows())[status_name(story.key)])
     assert status.grace_seconds == story.state.observed.grace_seconds == 10
 
 
@@ -217,10 +217,10 @@ def test_a_wait_for_a_deletion_ends_when_another_client_deletes_the_object():
     story = converged_story()
     story.withdraw()
     story.fail("Refused")
-    assert to_sweep(rebuild(of(story))) == {str(story.key)}
+    assert to_sweep(rebuild(interleave(story))) == {str(story.key)}
     story.observe(None)
     assert (story.outcome, story.state.waits.until) == ("Deleted", None)
-    assert not rebuild(of(story)).status, "it would be woken forever"
+    assert not rebuild(interleave(story)).status, "it would be woken forever"
 
 
 def test_a_wait_for_a_repair_ends_when_another_client_repairs_the_object():
@@ -230,28 +230,28 @@ def test_a_wait_for_a_repair_ends_when_another_client_repairs_the_object():
         story.observe(repaint(story.existing, color="Blue"))
         if not story.idle:
             story.succeed()
-    assert to_sweep(rebuild(of(story))) == {str(story.key)}
+    assert to_sweep(rebuild(interleave(story))) == {str(story.key)}
     story.observe(repaint(mended))
     assert story.outcome == "Converged"
-    assert not to_sweep(rebuild(of(story)))
+    assert not to_sweep(rebuild(interleave(story)))
 
 
 def test_a_row_shows_whether_a_resource_is_paused():
     story = converged_story()
     story.declare({"color": "Red"}, policy={"paused": True})
-    assert decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
+    assert decode_status(dict(rebuild(interleave(story)).rows())[status_name(story.key)]).paused
     story.withdraw()
-    assert not decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
+    assert not decode_status(dict(rebuild(interleave(story)).rows())[status_name(story.key)]).paused
 
 
 def test_an_object_possibly_created_before_a_crash_is_in_the_ownership_row():
     story = Story()
     story.declare()
-    [row] = rebuild(of(story)).ownership.values()
+    [row] = rebuild(interleave(story)).ownership.values()
     assert (row.owned, row.pending_create) == (False, story.action.action_id)
 
     story.fail("Conflict", existing=api_object())
-    assert not rebuild(of(story)).ownership
+    assert not rebuild(interleave(story)).ownership
 
 
 def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
@@ -306,7 +306,7 @@ def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missin
     assert row_of(story).released == ((kept_object.name, kept_object.uid),)
     story.observe(kept_object)
     story.observe(None, evidence="Read")
-    assert str(story.key) not in rebuild(of(story)).status
+    assert str(story.key) not in rebuild(interleave(story)).status
 
 
 def test_a_listing_counts_again_once_the_object_that_it_omitted_is_released():
@@ -368,7 +368,7 @@ def test_a_row_is_kept_if_a_late_object_would_be_attributed_to_another_resource(
     story.withdraw()
     story.succeed()
     assert story.outcome == "Deleted"
-    assert (str(story.key) in rebuild(of(story)).status) == is_kept
+    assert (str(story.key) in rebuild(interleave(story)).status) == is_kept
 
 
 @pytest.mark.parametrize("kind", [BLOCK, BY_ID], ids=["by name", "by id"])
@@ -388,7 +388,7 @@ def test_a_row_is_kept_if_only_a_key_identifies_the_created_object(kind: Kind, i
         story.withdraw()
         story.report_lookup(None)
     assert story.outcome == "Deleted"
-    assert (str(story.key) in rebuild(of(story)).status) == (kind is BY_ID)
+    assert (str(story.key) in rebuild(interleave(story)).status) == (kind is BY_ID)
 
 
 def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
@@ -396,11 +396,11 @@ def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
     story.withdraw()
     story.succeed()
     assert story.outcome == "Deleted"
-    assert str(story.key) in rebuild(of(story)).status
+    assert str(story.key) in rebuild(interleave(story)).status
     story.observe(created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
-    assert str(story.key) not in rebuild(of(story)).status
+    assert str(story.key) not in rebuild(interleave(story)).status
 
 
 def test_a_row_is_kept_while_its_creation_may_have_an_object_with_another_uid():
@@ -409,11 +409,11 @@ def test_a_row_is_kept_while_its_creation_may_have_an_object_with_another_uid():
     story.withdraw()
     story.report(absent=True)
     assert story.outcome == "Deleted"
-    assert str(story.key) in rebuild(of(story)).status
+    assert str(story.key) in rebuild(interleave(story)).status
     story.observe(created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
     story.succeed()
-    assert str(story.key) not in rebuild(of(story)).status
+    assert str(story.key) not in rebuild(interleave(story)).status
 
 
 def test_without_events_there_is_nothing_to_write():
@@ -438,7 +438,7 @@ def test_unusable_rows_are_reported(broken: dict[str, bytes]):
 
 
 def test_rows_are_incomplete_if_any_of_them_is_lost():
-    stored = dict(rebuild(of(converged_story())).rows())
+    stored = dict(rebuild(interleave(converged_story())).rows())
     assert len(stored) > 2
     for count in range(len(stored)):
         for names in itertools.combinations(stored, count):
@@ -485,7 +485,7 @@ def test_changes_that_only_mark_damage_store_complete_rows():
 
 def test_restored_rows_continue_from_their_checkpoint():
     story = converged_story()
-    stored = dict(rebuild(of(story)).rows())
+    stored = dict(rebuild(interleave(story)).rows())
     again = restore(stored)
     assert again.position == decode_checkpoint(stored[CHECKPOINT]).position
     assert dict(again.rows()) == stored
@@ -496,6 +496,6 @@ def test_a_row_has_the_requested_object_if_the_api_returns_none_after_a_write() 
     story = Story()
     story.declare()
     story.report(existing=None)
-    [row] = rebuild(of(story)).status.values()
+    [row] = rebuild(interleave(story)).status.values()
     assert story.state.observed.object is not None
     assert row.observed_digest == digest(story.state.observed.object)

@@ -1,4 +1,4 @@
-"""Fixtures: the API of each case in a process of its own, a proxy before it, and providers."""
+"""Fixtures: the API of each case in its own process, a proxy in front of it, and providers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One call of a provider of disks, in a process that ends before one of the call's steps.
 
-Reads what to do from standard input, prints the answer, or is killed by itself (SIGKILL).
+Reads what to do from standard input, prints the result, or kills itself (SIGKILL).
 """
 
 from __future__ import annotations

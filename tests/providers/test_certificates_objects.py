@@ -472,11 +472,11 @@ async def test_a_foreign_folder_is_never_written_and_nothing_is_ordered_for_it(
 
 
 @pytest.mark.parametrize(
-    ("namespace", "told"),
+    ("namespace", "described_owner"),
     [("default", "certificate 'default-secret'"), ("other", "another certificate")],
 )
 async def test_a_certificate_of_another_namespace_is_not_named(
-    root: Path, provider: CertificatesProvider, namespace: str, told: str
+    root: Path, provider: CertificatesProvider, namespace: str, described_owner: str
 ) -> None:
     def of(namespace: str, name: str) -> Action:
         return msgspec.structs.replace(
@@ -489,7 +489,9 @@ async def test_a_certificate_of_another_namespace_is_not_named(
     await provider.create(of("default", "default-secret"))
     with pytest.raises(RefusedError) as raised:
         await provider.create(of(namespace, "second"))
-    assert raised.value.message.startswith(f"directory 'one' contains the files of {told};")
+    assert raised.value.message.startswith(
+        f"directory 'one' contains the files of {described_owner};"
+    )
 
 
 async def test_nothing_is_created_within_the_directory_of_another_certificate(
@@ -776,7 +778,9 @@ async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     (root / "web/tls.key").unlink()
     mended = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object
     assert mended is not None
-    assert mended.outputs == previous_certificate.outputs, "what needs no order is not held up"
+    assert mended.outputs == previous_certificate.outputs, (
+        "what does not need an order is not held up"
+    )
 
 
 @pytest.mark.pebble

@@ -83,7 +83,7 @@ async def test_without_a_change_the_same_mark_is_returned_before_the_timeout(
 
     assert await feed.changes(mark) == mark
 
-    assert asyncio.get_running_loop().time() - began > 0.5, "it answered at once: a hot loop"
+    assert asyncio.get_running_loop().time() - began > 0.5, "it returned immediately: a hot loop"
 
 
 @watching

@@ -39,7 +39,7 @@ SCRIPTS: dict[str, Fault | bytes] = {
     "the connection ends before the response": Fault.LOSE_REPLY,
     "the connection ends within the response": Fault.CUT_REPLY,
     "the response is not HTTP": b"not http at all\r\n\r\n",
-    "207, the API executed a part of the request": answer(207, '{"done": "a part"}'),
+    "207, the API executed part of the request": answer(207, '{"done": "a part"}'),
     "307 or another redirect": answer(307, Location="http://elsewhere.example/"),
     "400": answer(400),
     "401": answer(401),

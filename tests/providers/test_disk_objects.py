@@ -71,7 +71,7 @@ class Case:
     def image(self, name: str = "data") -> Path:
         return self.root / "images" / f"{name}.img"
 
-    def place(self, name: str = "data") -> Path:
+    def mount_point(self, name: str = "data") -> Path:
         return self.root / "mounts" / name
 
     async def create_disk(
@@ -253,15 +253,15 @@ async def test_a_disk_grows_while_a_file_is_open(case: Case) -> None:
         pytest.skip(problem)  # nothing that could be installed gives it
     disk = await case.create_disk()
     await case.attached()
-    with (case.place() / "open").open("w") as file:
+    with (case.mount_point() / "open").open("w") as file:
         file.write("before")
         file.flush()
         grown = await case.changes(disk, sizeBytes=32 * MIB)
         assert grown.fields["sizeBytes"] == 32 * MIB
-        space = os.statvfs(case.place())
+        space = os.statvfs(case.mount_point())
         assert space.f_blocks * space.f_frsize > 20 * MIB
         file.write(" and after")
-    assert (case.place() / "open").read_text() == "before and after"
+    assert (case.mount_point() / "open").read_text() == "before and after"
     await case.deletes(await case.attachment())
     run("e2fsck", "-f", "-n", case.image())
 
@@ -288,18 +288,20 @@ async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_
     monkeypatch.setattr(disk_module, "_may_resize", lambda: True)
     disk = await case.create_disk()
     attachment = await case.attached()
-    (case.place() / "file").write_text("data")
+    (case.mount_point() / "file").write_text("data")
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"resize.*CAP_SYS_RESOURCE"):
             await case.changes(disk, sizeBytes=16 * MIB)
-        half = await case.disk()
-        assert (case.image().stat().st_size, half) == (16 * MIB, disk), "half a growth is none"
+        unfinished = await case.disk()
+        assert (case.image().stat().st_size, unfinished) == (16 * MIB, disk), (
+            "half a growth is none"
+        )
 
     await case.deletes(attachment)
     assert (await case.changes(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
     run("e2fsck", "-f", "-n", case.image())
     await case.attached()
-    assert (case.place() / "file").read_text() == "data"
+    assert (case.mount_point() / "file").read_text() == "data"
 
 
 async def test_a_label_is_changed_while_the_disk_is_mounted(case: Case) -> None:
@@ -313,7 +315,7 @@ async def test_a_label_is_changed_while_the_disk_is_mounted(case: Case) -> None:
 async def test_what_is_written_into_a_disk_is_no_other_version_of_it(case: Case) -> None:
     disk = await case.create_disk()
     await case.attached()
-    (case.place() / "file").write_bytes(b"x" * MIB)
+    (case.mount_point() / "file").write_bytes(b"x" * MIB)
     os.sync()
     assert (await case.disk()).version == disk.version
 
@@ -322,7 +324,7 @@ async def test_a_disk_that_is_attached_or_mounted_is_not_deleted(case: Case) -> 
     disk = await case.create_disk()
     attachment = await case.attached()
     with pytest.raises(
-        NotDoneError, match=rf"mounted at {case.place()}; Reconciler deletes it after"
+        NotDoneError, match=rf"mounted at {case.mount_point()}; Reconciler deletes it after"
     ):
         await case.deletes(disk)
 
@@ -384,7 +386,7 @@ async def test_a_wiped_image_or_another_file_type_is_never_formatted(case: Case)
 
 @pytest.fixture
 def small_root(tmp_path: Path, disk_root: Path) -> Path:
-    """A folder on a filesystem of its own, of 64 MiB."""
+    """A folder on its own filesystem of 64 MiB."""
     image, root = disk_root / "host.img", disk_root / "host"
     root.mkdir()
     with image.open("wb") as file:
@@ -415,7 +417,7 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
         for name in ("first", "second"):
             await case.create_disk(name, 16 * MIB)
             await case.attached(name)
-        (case.place("second") / "kept").write_text("kept")
+        (case.mount_point("second") / "kept").write_text("kept")
         too_large = new_disk("third", 40 * MIB)
         with pytest.raises(NotDoneError, match="41943040 more bytes are required, but only"):
             await case.disks.create(too_large)
@@ -428,10 +430,10 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
         assert (await case.disk("first")).fields["sizeBytes"] == 16 * MIB
 
         fill(small_root / "ballast")  # the folder is full to the last block
-        assert fill(case.place("first") / "all") > 9 * MIB
-        assert fill(case.place("second") / "all") > 9 * MIB
+        assert fill(case.mount_point("first") / "all") > 9 * MIB
+        assert fill(case.mount_point("second") / "all") > 9 * MIB
         os.sync()
-        assert (case.place("second") / "kept").read_text() == "kept"
+        assert (case.mount_point("second") / "kept").read_text() == "kept"
         for name in ("first", "second"):
             await case.deletes(await case.attachment(name))
             run("e2fsck", "-f", "-n", case.image(name))
@@ -448,25 +450,25 @@ async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_people
     await case.create_disk()
     attachment = await case.attached()
     (loop,) = remaining_mounts(case.root)[1]
-    mount = mount_at(str(case.place()), mounts())
+    mount = mount_at(str(case.mount_point()), mounts())
 
-    assert attachment.outputs == {"path": str(case.place()), "device": loop.path}
+    assert attachment.outputs == {"path": str(case.mount_point()), "device": loop.path}
     assert mount is not None
     assert (mount.source, mount.is_read_only) == (loop.path, False)
-    assert "nosuid,nodev" in run("findmnt", "-n", "-o", "OPTIONS", case.place())
+    assert "nosuid,nodev" in run("findmnt", "-n", "-o", "OPTIONS", case.mount_point())
     readings = await case.attachments.readings("data")
     assert readings is not None
     assert readings["totalBytes"] > readings["freeBytes"] > 0
     await case.deletes(attachment)
     assert remaining_mounts(case.root) == ([], [])
-    assert not case.place().exists()
+    assert not case.mount_point().exists()
     assert list((case.root / "attachments").iterdir()) == []
 
 
 async def test_a_disk_in_use_is_not_unmounted_and_the_user_is_named(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
-    with user_of(case.place()) as pid:
+    with user_of(case.mount_point()) as pid:
         busy = (
             f"is in use by cat \\(pid {pid}\\); Reconciler unmounts it when it is no longer in use"
         )
@@ -476,7 +478,7 @@ async def test_a_disk_in_use_is_not_unmounted_and_the_user_is_named(case: Case) 
         with pytest.raises(NotDoneError, match=rf"cat \(pid {pid}\); Reconciler remounts it"):
             await case.changes(attachment, readOnly=True)
         assert (await case.attachment()).fields == attachment.fields
-        (case.place() / "still").write_text("writable")
+        (case.mount_point() / "still").write_text("writable")
     await case.deletes(attachment)
     assert remaining_mounts(case.root) == ([], [])
 
@@ -484,9 +486,9 @@ async def test_a_disk_in_use_is_not_unmounted_and_the_user_is_named(case: Case) 
 async def test_a_nested_mount_counts_as_a_user(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
-    (case.place() / "inner").mkdir()
-    run("mount", "-t", "tmpfs", "none", case.place() / "inner")
-    with pytest.raises(NotDoneError, match=f"in use by a mount at {case.place()}/inner"):
+    (case.mount_point() / "inner").mkdir()
+    run("mount", "-t", "tmpfs", "none", case.mount_point() / "inner")
+    with pytest.raises(NotDoneError, match=f"in use by a mount at {case.mount_point()}/inner"):
         await case.deletes(attachment)
     assert len(remaining_mounts(case.root)[0]) == 2
 
@@ -497,25 +499,25 @@ async def test_a_disk_becomes_read_only_and_writable_in_place(case: Case) -> Non
     fixed = await case.changes(attachment, readOnly=True)
     assert (fixed.uid, fixed.fields["readOnly"]) == (attachment.uid, True)
     with pytest.raises(OSError, match="Read-only"):
-        (case.place() / "file").touch()
+        (case.mount_point() / "file").touch()
     await case.changes(fixed, readOnly=False)
-    (case.place() / "file").touch()
-    run("mount", "-o", "remount,ro", case.place())
+    (case.mount_point() / "file").touch()
+    run("mount", "-o", "remount,ro", case.mount_point())
     assert (await case.attachment()).fields["readOnly"], "what hands do is seen"
 
 
 async def test_a_restart_of_the_machine_leaves_a_difference_and_no_stranger(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
-    (case.place() / "kept").write_text("kept")
-    run("umount", case.place())
+    (case.mount_point() / "kept").write_text("kept")
+    run("umount", case.mount_point())
     run("losetup", "-d", attachment.outputs["device"])
 
     after = await case.attachment()
     assert (after.uid, after.fields["mounted"]) == (attachment.uid, False)
     mended = await case.changes(after, mounted=True)
     assert mended.fields == attachment.fields
-    assert (case.place() / "kept").read_text() == "kept"
+    assert (case.mount_point() / "kept").read_text() == "kept"
 
 
 async def test_a_disk_is_detached_and_mounted_again_by_a_field(case: Case) -> None:
@@ -588,8 +590,8 @@ async def test_a_disk_mounted_out_of_band_or_missing_is_waited_for(
 
 async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(case: Case) -> None:
     await case.create_disk()
-    case.place().mkdir(parents=True)
-    run("mount", "-t", "tmpfs", "theirs", case.place())
+    case.mount_point().mkdir(parents=True)
+    run("mount", "-t", "tmpfs", "theirs", case.mount_point())
     with pytest.raises(ConflictError) as caught:
         await case.attached()
     foreign_disk = caught.value.obstacle
@@ -605,7 +607,7 @@ async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(ca
 async def test_changes_wait_for_a_mount_over_ours(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
-    run("mount", "-t", "tmpfs", "theirs", case.place())
+    run("mount", "-t", "tmpfs", "theirs", case.mount_point())
     over = await case.attachment()
     assert (over.uid, over.fields["mounted"]) == (attachment.uid, False)
     for change in (case.deletes(over), case.changes(over, mounted=True)):
@@ -616,12 +618,12 @@ async def test_changes_wait_for_a_mount_over_ours(case: Case) -> None:
 
 async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
     await case.create_disk()
-    case.place().mkdir(parents=True)
-    (case.place() / "file").write_text("theirs")
+    case.mount_point().mkdir(parents=True)
+    (case.mount_point() / "file").write_text("theirs")
     with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
         await case.attached()
-    shutil.rmtree(case.place())
-    case.place().symlink_to(case.root / "images")
+    shutil.rmtree(case.mount_point())
+    case.mount_point().symlink_to(case.root / "images")
     with pytest.raises(RefusedError, match="symbolic link"):
         await case.attached()
     assert remaining_mounts(case.root) == ([], [])
@@ -630,11 +632,11 @@ async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
 async def test_files_that_came_while_it_was_not_mounted_are_not_hidden_either(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
-    run("umount", case.place())
-    (case.place() / "file").write_text("theirs")
+    run("umount", case.mount_point())
+    (case.mount_point() / "file").write_text("theirs")
     with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
         await case.changes(await case.attachment(), mounted=True)
-    (case.place() / "file").unlink()
+    (case.mount_point() / "file").unlink()
     assert (await case.changes(await case.attachment(), mounted=True)).uid == attachment.uid
 
 
@@ -656,7 +658,7 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
     case: Case,
 ) -> None:
     disk, attachment = await case.create_disk(), await case.attached()
-    (case.place() / "only-copy").write_text("precious")
+    (case.mount_point() / "only-copy").write_text("precious")
     case.image().unlink()
 
     lost_disk = await case.attachment()
@@ -671,14 +673,14 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
     ):
         with pytest.raises(NotDoneError, match=r"was deleted while it (is|was) attached"):
             await change
-    run("umount", case.place())
+    run("umount", case.mount_point())
     after = await case.attachment()
     with pytest.raises(NotDoneError, match="was deleted while it was attached"):
         await case.deletes(after)
     (loop,) = remaining_mounts(case.root)[1]
     assert loop.is_deleted
-    run("mount", loop.path, case.place())
-    assert (case.place() / "only-copy").read_text() == "precious"
+    run("mount", loop.path, case.mount_point())
+    assert (case.mount_point() / "only-copy").read_text() == "precious"
     assert await case.disks.read(disk.name) is None
 
 
@@ -712,10 +714,10 @@ async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(
     create = new_attachment()
     with pytest.raises(RefusedError, match="check it with e2fsck") as caught:
         await case.attachments.create(create)
-    half = caught.value.obstacle
-    assert half is not None
-    assert (half.written_by, half.fields["mounted"]) == (create.idempotency_key, False)
-    await case.deletes(half)
+    unfinished = caught.value.obstacle
+    assert unfinished is not None
+    assert (unfinished.written_by, unfinished.fields["mounted"]) == (create.idempotency_key, False)
+    await case.deletes(unfinished)
     assert remaining_mounts(case.root) == ([], [])
 
 
@@ -737,7 +739,7 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
         }
         admin.post("/containers/create", body, name=unique)
         admin.post(f"/containers/{unique}/start")
-        file = case.place() / "file"
+        file = case.mount_point() / "file"
 
         async def is_written() -> bool:
             return file.exists() and file.read_text() == "from a container\n"
@@ -902,12 +904,12 @@ async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(cas
     for step in range(1, 20):
         name = f"disk-{step:02}"
         create = new_disk(name, label=name)
-        half = case.root / "images" / temporary_name(create.idempotency_key)
+        unfinished = case.root / "images" / temporary_name(create.idempotency_key)
         died = call(case, "Disk", create, step) is None
         if not died:
             assert step > 6, "every step was killed"
             break
-        image = half if half.exists() else case.image(name)
+        image = unfinished if unfinished.exists() else case.image(name)
         if image.exists() and b"ext4" in _type_of(image):
             put_marker(image)
             formatted += 1
@@ -920,7 +922,7 @@ async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(cas
         assert again.object is not None, again.error
         assert has_marker(case.image(name)) == is_marked, "and never made twice"
         assert again.object == await case.disk(name)
-        assert not half.exists()
+        assert not unfinished.exists()
     assert formatted >= 2, "before the link, and after it"
 
 
@@ -943,7 +945,7 @@ async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_onc
         assert again is not None
         assert again.object is not None, again.error
         assert again.object == await case.attachment(name)
-        assert (case.place(name) / MARKER).is_dir()
+        assert (case.mount_point(name) / MARKER).is_dir()
     mounted, attached = remaining_mounts(case.root)
     assert len(mounted) == len(attached) > 4
 
@@ -1007,14 +1009,14 @@ class SlowProgram:
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SlowProgram]:
-    """Put a slow program in the place of a real one."""
+    """Put a slow program in place of a real one."""
     folder = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return lambda name: SlowProgram(name, folder)
 
 
 async def killed_within(case: Case, requested_call: Call, program: SlowProgram) -> None:
-    """Have a process make a call, and kill it while a program of its own runs."""
+    """Have a process make a call, and kill it while a program it started runs."""
     command = [sys.executable, "-m", "tests.providers.disk_call"]
     worker = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
     assert worker.stdin is not None
@@ -1063,7 +1065,7 @@ async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
         return False
 
     await until(is_free)
-    assert (case.place() / MARKER).is_dir()
+    assert (case.mount_point() / MARKER).is_dir()
     assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "it came to its end"
 
 

@@ -316,8 +316,8 @@ async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> N
             CALL_GATE.reset(token)
         if raised_error is None:
             break
-        half = case.admin.inspect(name)
-        is_made = half is not None
+        unfinished = case.admin.inspect(name)
+        is_made = unfinished is not None
         assert not is_made or not isinstance(raised_error, NotDoneError), (
             "that means: nothing was done"
         )
@@ -330,7 +330,7 @@ async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> N
         whole = (await case.containers.create(create)).object
         assert as_declared(whole, fields)
         assert whole == (await case.containers.create(create)).object
-        assert half is None or (whole is not None and whole.uid == half["Id"])
+        assert unfinished is None or (whole is not None and whole.uid == unfinished["Id"])
     assert states[0] == ("created", False)
     assert requests > 6
 
@@ -362,12 +362,12 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     with pytest.raises(UnknownResultError, match=r"already allocated|already in use") as caught:
         await case.containers.create(create)
     assert caught.value.status == 409, "no sign of an Engine that fails"
-    half = await case.containers.read(create.external_name)
-    assert half is not None
-    assert half.written_by == create.idempotency_key
+    unfinished = await case.containers.read(create.external_name)
+    assert unfinished is not None
+    assert unfinished.written_by == create.idempotency_key
     with pytest.raises(NotDoneError, match=r"already allocated|already in use"):
         await case.containers.update(
-            with_version_of(action("Update", half.name, create.fields), half)
+            with_version_of(action("Update", unfinished.name, create.fields), unfinished)
         )
     await case.containers.delete(with_version_of(action("Delete", first.name, {}), first))
     effect = await case.containers.create(create)
@@ -404,12 +404,14 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
     create = action("Create", case.prefix, case.fields(command=["/nope"]))
     with pytest.raises(RefusedError, match="/nope") as caught:
         await case.containers.create(create)
-    half = await case.containers.read(case.prefix)
-    assert half is not None
-    assert caught.value.obstacle == half, "what is there is said, so that it is ours"
+    unfinished = await case.containers.read(case.prefix)
+    assert unfinished is not None
+    assert caught.value.obstacle == unfinished, (
+        "the error contains the existing object, which is ours"
+    )
     with pytest.raises(RefusedError, match="/nope"):
         await case.containers.update(
-            with_version_of(action("Update", half.name, create.fields), half)
+            with_version_of(action("Update", unfinished.name, create.fields), unfinished)
         )
     small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})
     with pytest.raises(RefusedError, match=r"Minimum memory|minimum"):
@@ -586,10 +588,10 @@ async def test_the_output_of_a_container_is_read_and_followed(case: Case) -> Non
     script = "echo one; echo two >&2; while ! test -e /tmp/on; do sleep 0.02; done; echo three"
     container = await case.create_container(command=["sh", "-c", script], restart="no")
     assert container.uid is not None
-    told = b""
-    while told.count(b"\n") < 2:
-        told = await read_all(case.containers.logs(container.uid))
-    assert sorted(told.split()) == [b"one", b"two"]
+    output = b""
+    while output.count(b"\n") < 2:
+        output = await read_all(case.containers.logs(container.uid))
+    assert sorted(output.split()) == [b"one", b"two"]
     assert (await read_all(case.containers.logs(container.uid, tail=1))).count(b"\n") == 1
 
     chunks: list[bytes] = []
@@ -624,7 +626,7 @@ async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
 
 
 class _Answers:
-    """A server on a local socket that says what it is told to say."""
+    """A server on a local socket that sends the given response."""
 
     def __init__(self) -> None:
         self.responses: dict[str, tuple[int, str]] = {}

@@ -597,11 +597,11 @@ async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
 ) -> None:
     file, path, real = await create_file(files), root / "etc/app.ini", os.fchmod
 
-    def meanwhile(*args: Any) -> None:
+    def change_content_first(*args: Any) -> None:
         path.write_text("theirs\n")
         real(*args)
 
-    monkeypatch.setattr(os, "fchmod", meanwhile)
+    monkeypatch.setattr(os, "fchmod", change_content_first)
     with pytest.raises(ConflictError) as caught:
         await files.update(update(file, {"content": "two\n"}))
     monkeypatch.undo()

@@ -129,7 +129,7 @@ async def test_a_response_just_below_the_limit_is_read() -> None:
 
 
 async def test_too_many_large_responses_at_the_same_time_are_an_error() -> None:
-    """Each response is below the limit by itself."""
+    """Each response on its own is below the limit."""
     release, body = threading.Event(), bytes(24 * MIB)
 
     def serve(connection: socket.socket, _head: bytes) -> None:
@@ -214,7 +214,7 @@ async def test_a_response_that_never_ends_fails_at_the_timeout(first: bytes) -> 
 
 
 async def test_compressed_bodies_count_until_they_are_decompressed() -> None:
-    """Each body is below the limit by itself, and takes long to decompress to nothing."""
+    """Each body on its own is below the limit, and takes long to decompress to nothing."""
     empty_block = b"\0\0\0\xff\xff"  # a block of no bytes
     body = b"\x1f\x8b\x08" + bytes(7) + empty_block * (24 * MIB // len(empty_block))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -297,7 +297,8 @@ async def test_the_memory_of_a_listing_is_limited(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_the_memory_of_concurrent_calls_of_one_api_is_limited() -> None:
-    """Each call is below the limit by itself, and holds one response while it waits for another."""
+    """Each call on its own is below the limit, and holds one response while it waits for
+    another."""
     release = threading.Event()
     junk = b"[" + b"1," * (MIB // 2) + b"1]"
 

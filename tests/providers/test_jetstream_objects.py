@@ -94,7 +94,7 @@ def with_required_fields(kind: Kind, field: str, value: Any, subject: str) -> Fi
 
 
 @pytest.fixture
-async def place(nc: Client, unique: str) -> str:
+async def consumer_name(nc: Client, unique: str) -> str:
     """Create a stream, and return the name of a consumer of it."""
     config = {"name": f"{unique}on", "subjects": [f"{unique}on.>"]}
     await api_request(nc, f"STREAM.CREATE.{unique}on", config)
@@ -110,13 +110,13 @@ async def test_the_server_updates_all_but_immutable_fields_in_place(
     nats_server: EmbeddedServer,
     connect: Connect,
     unique: str,
-    place: str,
+    consumer_name: str,
     kind: Kind,
     change: tuple[str, Any, Any],
 ) -> None:
     field, before, after = change
     provider = connect(kind, nats_server.url)
-    object_name = place if kind is CONSUMER else unique
+    object_name = consumer_name if kind is CONSUMER else unique
     first = with_required_fields(kind, field, before, unique)
     second = with_required_fields(kind, field, after, unique)
     created_object = (await provider.create(action("Create", object_name, first))).object
@@ -142,9 +142,14 @@ def test_every_field_has_a_change(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 async def test_an_undeclared_field_with_the_servers_default_is_no_difference(
-    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
+    nats_server: EmbeddedServer,
+    nc: Client,
+    connect: Connect,
+    unique: str,
+    consumer_name: str,
+    kind: Kind,
 ) -> None:
-    name = place if kind is CONSUMER else unique
+    name = consumer_name if kind is CONSUMER else unique
     if kind is STREAM:
         config = {"name": name, "subjects": [unique]}
         await api_request(nc, f"STREAM.CREATE.{name}", config)
@@ -379,9 +384,9 @@ async def test_a_consumer_waits_for_its_stream(
 
 
 async def test_a_clients_consumer_is_neither_listed_nor_replaced(
-    nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, consumer_name: str
 ) -> None:
-    stream = place.partition("/")[0]
+    stream = consumer_name.partition("/")[0]
     config = {"name": "c", "inactive_threshold": 60_000_000_000, "ack_policy": "none"}
     body = {"stream_name": stream, "config": config}
     await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
@@ -389,18 +394,18 @@ async def test_a_clients_consumer_is_neither_listed_nor_replaced(
 
     assert await listing(provider, Scope(prefix=f"{stream}/")) == []
     with pytest.raises(NotDoneError, match="is an ephemeral consumer"):
-        await provider.create(action("Create", place, CONSUMER.check_fields({})))
+        await provider.create(action("Create", consumer_name, CONSUMER.check_fields({})))
 
 
 async def test_a_push_consumer_differs_and_is_not_changed(
-    nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, consumer_name: str
 ) -> None:
-    stream = place.partition("/")[0]
+    stream = consumer_name.partition("/")[0]
     config = {"durable_name": "c", "deliver_subject": "x", "ack_policy": "explicit"}
     body = {"stream_name": stream, "config": config}
     await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
     provider = connect(CONSUMER, nats_server.url)
-    existing = await provider.read(place)
+    existing = await provider.read(consumer_name)
     expected = CONSUMER.check_fields({})
 
     assert existing is not None
@@ -411,12 +416,17 @@ async def test_a_push_consumer_differs_and_is_not_changed(
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 async def test_a_listing_of_several_pages_is_complete(
-    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
+    nats_server: EmbeddedServer,
+    nc: Client,
+    connect: Connect,
+    unique: str,
+    consumer_name: str,
+    kind: Kind,
 ) -> None:
     """The server's pages have 256 entries."""
     numbers = [f"{number:03}" for number in range(300)]
     if kind is CONSUMER:
-        stream = place.partition("/")[0]
+        stream = consumer_name.partition("/")[0]
         names = [f"{stream}/{each}" for each in numbers]
         requests = [
             (
@@ -446,9 +456,9 @@ async def test_a_listing_of_several_pages_is_complete(
 
 
 async def test_a_deletion_between_two_pages_fails_the_listing(
-    nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, consumer_name: str
 ) -> None:
-    stream = place.partition("/")[0]
+    stream = consumer_name.partition("/")[0]
     for number in range(300):
         config = {"durable_name": f"{number:03}", "mem_storage": True}
         body = {"stream_name": stream, "config": config}
@@ -467,7 +477,12 @@ async def test_a_deletion_between_two_pages_fails_the_listing(
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 async def test_an_out_of_band_change_is_reported_while_a_call_waits(
-    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
+    nats_server: EmbeddedServer,
+    nc: Client,
+    connect: Connect,
+    unique: str,
+    consumer_name: str,
+    kind: Kind,
 ) -> None:
     feed = connect(kind, nats_server.url, timeout_seconds=60)
     assert isinstance(feed, WatchingProvider)
@@ -475,7 +490,7 @@ async def test_an_out_of_band_change_is_reported_while_a_call_waits(
     pending_call = asyncio.create_task(feed.changes(mark))
     await asyncio.sleep(0.1)
     if kind is CONSUMER:
-        stream = place.partition("/")[0]
+        stream = consumer_name.partition("/")[0]
         body = {"stream_name": stream, "config": {"durable_name": "c"}}
         await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
     else:

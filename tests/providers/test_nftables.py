@@ -24,7 +24,7 @@ pytestmark = pytest.mark.nftables
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Namespace]:
+def network_namespace() -> Iterator[Namespace]:
     with namespace() as created_namespace:
         yield created_namespace
 
@@ -51,8 +51,8 @@ class TestServices(ProviderContract):
     numbers: ClassVar[Iterator[int]] = count(int(IPv4Address("198.18.0.0")))
 
     @pytest.fixture
-    def endpoint(self, place: Namespace) -> str:
-        return place.endpoint()
+    def endpoint(self, network_namespace: Namespace) -> str:
+        return network_namespace.endpoint()
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Give each name its own virtual address, because no two services can share one."""

@@ -61,9 +61,9 @@ REFUSED_WITHIN_SECONDS = 0.5
 class Services:
     """A provider, with operations for tests."""
 
-    def __init__(self, place: Namespace, table: str = "reconciler") -> None:
-        self.place, self.table = place, table
-        self.provider = provider_at(place.endpoint(table))
+    def __init__(self, network_namespace: Namespace, table: str = "reconciler") -> None:
+        self.network_namespace, self.table = network_namespace, table
+        self.provider = provider_at(network_namespace.endpoint(table))
 
     def fields(self, *backends: tuple[str, int], **spec: Any) -> Fields:
         backend_fields = [{"address": address, "port": port} for address, port in backends]
@@ -105,14 +105,14 @@ def provider_at(endpoint: str, timeout_seconds: float = 10) -> ServicesProvider:
 
 
 @pytest.fixture
-def place() -> Iterator[Namespace]:
+def network_namespace() -> Iterator[Namespace]:
     with namespace() as created_namespace:
         yield created_namespace
 
 
 @pytest.fixture
-async def services(place: Namespace) -> AsyncIterator[Services]:
-    opened = Services(place)
+async def services(network_namespace: Namespace) -> AsyncIterator[Services]:
+    opened = Services(network_namespace)
     yield opened
     await opened.provider.close()
 
@@ -215,10 +215,10 @@ async def test_without_backends_connections_are_refused_immediately(
 
     service = await routed.update_service(service, backend_addresses(net)[1])
     assert await asyncio.to_thread(count_answers, net, 10) == {"b1": 20}, (
-        "a removed backend gets no connection"
+        "a removed backend does not receive connections"
     )
     await routed.provider.delete(with_version_of(action("Delete", "web", {}), service))
-    assert routed.place.nft("list map ip reconciler services").count("elements") == 0
+    assert routed.network_namespace.nft("list map ip reconciler services").count("elements") == 0
 
 
 async def test_datagrams_are_forwarded_or_refused(routed: Services, net: Network) -> None:
@@ -239,8 +239,8 @@ async def test_datagrams_are_forwarded_or_refused(routed: Services, net: Network
 
 
 async def test_other_tables_stay_the_same_byte_for_byte(services: Services) -> None:
-    place = services.place
-    place.nft(
+    network_namespace = services.network_namespace
+    network_namespace.nft(
         "add table inet filter\n"
         "add chain inet filter input { type filter hook input priority 0; policy accept; }\n"
         'add rule inet filter input tcp dport 22 counter accept comment "ssh"\n'
@@ -248,21 +248,21 @@ async def test_other_tables_stay_the_same_byte_for_byte(services: Services) -> N
         "add chain ip nat service-web\nadd rule ip nat service-web accept\n"
         "add element ip nat services { 198.18.0.1 : goto service-web }\n"
     )
-    rules_before = place.ruleset()
+    rules_before = network_namespace.ruleset()
     service = await services.create_service("web", ("10.0.0.1", 80))
     service = await services.update_service(service, ("10.0.0.2", 80))
-    place.nft("flush table ip reconciler")
+    network_namespace.nft("flush table ip reconciler")
     service = await services.update_service(await services.find_service("web"))
-    assert place.ruleset("reconciler") == rules_before
+    assert network_namespace.ruleset("reconciler") == rules_before
     await services.provider.delete(with_version_of(action("Delete", "web", {}), service))
-    assert place.ruleset("reconciler") == rules_before
+    assert network_namespace.ruleset("reconciler") == rules_before
 
 
 async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_service(
     services: Services,
 ) -> None:
     await services.create_service("web", ("10.0.0.1", 80))
-    services.place.nft(
+    services.network_namespace.nft(
         "add chain ip reconciler service-theirs\n"
         "add rule ip reconciler service-theirs meta l4proto tcp dnat to 10.0.0.7:70\n"
         "add element ip reconciler services { 198.18.0.7 . tcp . 70 : goto service-theirs }\n"
@@ -286,16 +286,16 @@ async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_ser
         with pytest.raises(NotDoneError, match=owner):
             await services.create_service("new", ("10.0.0.1", 80), address=port, port=70)
 
-    table = services.place.nft("list table ip reconciler")
+    table = services.network_namespace.nft("list table ip reconciler")
     web = await services.find_service("web")
     web = await services.update_service(web, ("10.0.0.2", 80))
     assert (
-        services.place.nft("list table ip reconciler")
+        services.network_namespace.nft("list table ip reconciler")
         .replace("10.0.0.2:80", "10.0.0.1:80")
         .split("chain service-web")[0]
         == table.split("chain service-web")[0]
     )
-    services.place.nft(
+    services.network_namespace.nft(
         "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
     )
     with pytest.raises(NotDoneError, match="another program refers to it"):
@@ -309,13 +309,13 @@ async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_ser
 
 
 async def test_a_table_of_another_client_is_refused(services: Services) -> None:
-    services.place.nft("add table ip reconciler; add chain ip reconciler theirs")
+    services.network_namespace.nft("add table ip reconciler; add chain ip reconciler theirs")
     with pytest.raises(
         ConfigurationError, match="is in use by another program, which created chain theirs"
     ):
         await services.create_service("web", ("10.0.0.1", 80))
     assert await services.list_services() == []
-    services.place.nft(
+    services.network_namespace.nft(
         "delete chain ip reconciler theirs;"
         "add map ip reconciler services { type ipv4_addr : verdict; }"
     )
@@ -395,8 +395,8 @@ async def test_every_out_of_band_change_of_a_service_is_a_difference_and_is_repa
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
     other_service = await services.create_service("other", ("10.0.0.1", 80), address="198.18.0.2")
-    table_before = services.place.nft("list table ip reconciler")
-    services.place.nft(CHANGES[change])
+    table_before = services.network_namespace.nft("list table ip reconciler")
+    services.network_namespace.nft(CHANGES[change])
     existing_services = [each for each in await services.list_services() if each.name == "web"]
     fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80))
     if change in OCCUPIED_ADDRESSES:
@@ -421,7 +421,7 @@ async def test_every_out_of_band_change_of_a_service_is_a_difference_and_is_repa
     else:
         await services.create_service("other", ("10.0.0.1", 80), address="198.18.0.2")
     assert (await services.find_service("other")).fields == other_service.fields
-    table_after = services.place.nft("list table ip reconciler")
+    table_after = services.network_namespace.nft("list table ip reconciler")
     if change == "element moved":
         table_after = table_after.replace(FOREIGN_ELEMENT, "")
     assert sorted_parts(table_after) == sorted_parts(table_before)
@@ -436,7 +436,7 @@ def sorted_parts(table: str) -> list[str]:
 
 async def test_a_shared_chain_with_another_hook_is_kept_and_named(services: Services) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    services.place.nft(
+    services.network_namespace.nft(
         "flush chain ip reconciler output; delete chain ip reconciler output;"
         "add chain ip reconciler output { type filter hook output priority 0; policy accept; }"
     )
@@ -459,8 +459,8 @@ async def test_labels_with_any_characters_are_kept_up_to_a_total_size(
     assert service.labels == labels
     assert service == await services.find_service("web")
     assert service.written_by == create.idempotency_key
-    ruleset = services.place.nft("list table ip reconciler")
-    services.place.nft(f"delete table ip reconciler\n{ruleset}")
+    ruleset = services.network_namespace.nft("list table ip reconciler")
+    services.network_namespace.nft(f"delete table ip reconciler\n{ruleset}")
     restored = await services.find_service("web")
     assert (restored.uid, restored.labels) == (service.uid, service.labels), (
         "nft accepts its own output"
@@ -472,21 +472,21 @@ async def test_labels_with_any_characters_are_kept_up_to_a_total_size(
     assert await services.find_service("web") == restored
 
 
-def test_a_comment_of_the_maximum_length_fits(place: Namespace) -> None:
+def test_a_comment_of_the_maximum_length_fits(network_namespace: Namespace) -> None:
     """nft sets the limit, and refuses one byte more instead of truncating the comment."""
-    place.nft("add table ip t; add chain ip t c")
-    place.nft(f'add rule ip t c continue comment "{"x" * MAX_COMMENT_BYTES}"')
+    network_namespace.nft("add table ip t; add chain ip t c")
+    network_namespace.nft(f'add rule ip t c continue comment "{"x" * MAX_COMMENT_BYTES}"')
     with pytest.raises(Exception, match="status 1"):
-        place.nft(f'add rule ip t c continue comment "{"x" * (MAX_COMMENT_BYTES + 1)}"')
+        network_namespace.nft(f'add rule ip t c continue comment "{"x" * (MAX_COMMENT_BYTES + 1)}"')
 
 
 async def test_a_damaged_mark_loses_the_labels_but_not_the_identity(
     services: Services,
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    chain = services.place.nft("list chain ip reconciler service-web", "-a")
+    chain = services.network_namespace.nft("list chain ip reconciler service-web", "-a")
     handle = chain.rpartition("# handle ")[2].split()[0]
-    services.place.nft(f"delete rule ip reconciler service-web handle {handle}")
+    services.network_namespace.nft(f"delete rule ip reconciler service-web handle {handle}")
     damaged = await services.find_service("web")
     assert (damaged.uid, damaged.labels, damaged.written_by) == (service.uid, {}, None)
     assert damaged == await services.provider.read("web")
@@ -516,13 +516,13 @@ async def test_a_write_killed_at_any_time_has_full_effect_or_none(services: Serv
             CALL_GATE.reset(token)
             await killer.wait_until_finished()
         current = await services.find_service("web")
-        assert current.fields in (expected, service.fields), "never a part of the change"
+        assert current.fields in (expected, service.fields), "never part of the change"
         service = current
     kill_error = "nft was killed by signal 9"
     assert (
         {"done", kill_error}
         <= outcomes.keys()
-        <= {"done", kill_error, f"the service was written, but reading it failed: {kill_error}"}
+        <= {"done", kill_error, f"the service was written, but it could not be read: {kill_error}"}
     )
 
 
@@ -574,14 +574,16 @@ async def test_a_change_between_the_read_and_the_write_is_not_overwritten(
     }
     for change, (script, expected) in changes.items():
         update = with_version_of(action("Update", "web", services.fields(port=81)), service)
-        token = CALL_GATE.set(RunBeforeWrite(lambda script=script: services.place.nft(script)))
+        token = CALL_GATE.set(
+            RunBeforeWrite(lambda script=script: services.network_namespace.nft(script))
+        )
         try:
             with pytest.raises(expected):
                 await services.provider.update(update)
         finally:
             CALL_GATE.reset(token)
         existing_services = await services.list_services()
-        ruleset = services.place.nft("list ruleset")  # its random ids may contain 81
+        ruleset = services.network_namespace.nft("list ruleset")  # its random ids may contain 81
         assert re.search(r"\b81\b", ruleset) is None, change
         if existing_services:
             service = await services.update_service(existing_services[0], ("10.0.0.1", 80))
@@ -607,7 +609,7 @@ class RunBeforeWrite:
 async def test_two_uncoordinated_clients_create_many_services_concurrently(
     services: Services,
 ) -> None:
-    other_services = Services(services.place)
+    other_services = Services(services.network_namespace)
 
     async def create_until_done(number: int) -> None:
         client, name = (services, other_services)[number % 2], f"web-{number}"
@@ -626,7 +628,7 @@ async def test_two_uncoordinated_clients_create_many_services_concurrently(
     existing_services = await services.list_services()
     assert len(existing_services) == 40
     assert all("address" in each.fields for each in existing_services)
-    assert services.place.nft("list chain ip reconciler prerouting").count("vmap") == 1
+    assert services.network_namespace.nft("list chain ip reconciler prerouting").count("vmap") == 1
 
 
 # --- cost
@@ -656,14 +658,14 @@ async def test_an_update_of_one_of_5_000_services_does_not_read_the_others(
         create = action("Create", f"web-{number}", fields)
         commands += rules.build_write_commands("reconciler", create, f"uid-{number}", None)
     await services.provider.nft.apply(commands)
-    table_before = services.place.nft("list table ip reconciler", "-a")
+    table_before = services.network_namespace.nft("list table ip reconciler", "-a")
 
     counter = CallCounter()
     token = CALL_GATE.set(counter)
     await services.update_service(service, ("10.0.0.1", 80), ("10.0.0.3", 80))
     CALL_GATE.reset(token)
     assert counter.call_count <= 5, "chain and elements, one transaction, chain and elements"
-    table_after = services.place.nft("list table ip reconciler", "-a")
+    table_after = services.network_namespace.nft("list table ip reconciler", "-a")
     changed_lines = set(table_before.splitlines()) ^ set(table_after.splitlines())
     assert 5 <= len(changed_lines) <= 8, (
         "only its own rules change; all other handles stay the same"
@@ -676,20 +678,20 @@ async def test_an_update_of_one_of_5_000_services_does_not_read_the_others(
 
 async def test_the_monitor_reports_changes_of_our_table_only(services: Services) -> None:
     await services.create_service("web", ("10.0.0.1", 80))
-    provider = provider_at(services.place.endpoint(), timeout_seconds=1)
+    provider = provider_at(services.network_namespace.endpoint(), timeout_seconds=1)
     pids_before = list_child_pids()
     try:
         mark = await provider.changes(None)
         assert await provider.changes(mark) == mark, "nothing has changed"
         for change in ("flush map", "rule added", "flush table", "policy", "delete table"):
-            services.place.nft("add table ip other; delete table ip other")
-            services.place.nft(CHANGES[change])
+            services.network_namespace.nft("add table ip other; delete table ip other")
+            services.network_namespace.nft(CHANGES[change])
             newer = await provider.changes(mark)
             assert newer != mark, change
             mark = newer
             while (newer := await provider.changes(mark)) != mark:
                 mark = newer  # the remaining reports
-        services.place.nft("add table ip reconciler2; delete table ip reconciler2")
+        services.network_namespace.nft("add table ip reconciler2; delete table ip reconciler2")
         assert await provider.changes(mark) == mark, "a change of another table is not reported"
 
         (process,) = list_child_pids() - pids_before
@@ -817,18 +819,18 @@ def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyP
         provider_at("nft:reconciler")
 
 
-async def test_a_table_named_like_a_reserved_word_is_refused(place: Namespace) -> None:
-    services = Services(place, "flush")
+async def test_a_table_named_like_a_reserved_word_is_refused(network_namespace: Namespace) -> None:
+    services = Services(network_namespace, "flush")
     with pytest.raises(ConfigurationError, match="flush is a reserved word of nft"):
         await services.create_service("web")
-    assert place.nft("list ruleset") == ""
+    assert network_namespace.nft("list ruleset") == ""
 
 
 async def test_nft_that_does_not_exit_is_killed_and_the_result_is_unknown(
     services: Services,
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
-    slow_provider = provider_at(services.place.endpoint(), timeout_seconds=0.3)
+    slow_provider = provider_at(services.network_namespace.endpoint(), timeout_seconds=0.3)
     program = slow_provider.nft.program
     slow_provider.nft.program = ("sh", "-c", "sleep 60", *program)
     with pytest.raises(NotDoneError, match="did not exit within"):
@@ -865,7 +867,7 @@ async def test_nft_output_that_is_too_large_is_an_error_that_names_the_limit(
     services: Services, script: str, error_text: str
 ) -> None:
     """Another program may have filled the table."""
-    provider = provider_at(services.place.endpoint(), timeout_seconds=30)
+    provider = provider_at(services.network_namespace.endpoint(), timeout_seconds=30)
     provider.nft.program = ("sh", "-c", script)
     children_before = list_child_pids()
     with measure_memory() as memory, pytest.raises(NotDoneError, match=error_text):

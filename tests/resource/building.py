@@ -198,8 +198,8 @@ class Story:
     def _check_replay(self) -> None:
         """Fold the log as another process reads it: with lists in place of tuples."""
         state, row = NEW, Agreement(str(self.key))
-        for each in self.log:
-            event = decode_log(encode_log(each))
+        for stored in self.log:
+            event = decode_log(encode_log(stored))
             state = evolve(state, event)
             disagreements = [*row.disagreements(event, state)]
             assert not disagreements, disagreements

@@ -21,7 +21,7 @@ from projections.read_models import rebuild
 from projections.status import StatusRow, fold_status
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.sweeper.sweeper import is_configuration_ready
-from tests.projections.logs import of
+from tests.projections.logs import interleave
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -108,10 +108,10 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     story = Story(configs={CONFIG: config})
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
     story.withdraw()
-    assert not rebuild(of(story)).status
+    assert not rebuild(interleave(story)).status
     story.observe_twice(api_object(uid="h1"), unmanaged=(1, 60))
     assert (last_request(story).operation, story.reason) == ("Delete", "Approval")
-    [row] = rebuild(of(story)).status.values()
+    [row] = rebuild(interleave(story)).status.values()
     assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
     kinds = KindRegistry([BLOCK])
     assert not is_configuration_ready(row, {CONFIG: config}, kinds)
@@ -232,7 +232,7 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert (story.idle, last_request(story).purpose) == (True, "Replace")
     approve(story)
     story.succeed()
-    assert not story.idle, "the other half needs no second approval"
+    assert not story.idle, "the other half does not need a second approval"
     story.succeed()
     assert story.outcome == "Converged"
     story.observe(changed(story.existing, fields=BLUE, version="by hand"))

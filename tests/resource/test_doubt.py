@@ -232,7 +232,7 @@ def test_a_zombies_update_is_recorded_and_corrected():
 
 
 def test_a_late_update_is_outdated_while_another_action_is_in_flight():
-    """The other action may have succeeded since, so the object's writer is unknown."""
+    """The other action may have since succeeded, so the object's writer is unknown."""
     story = converged_story({"color": "Red"})
     original = story.existing
     story.declare({"color": "Purple"})
@@ -347,7 +347,7 @@ def test_an_abandonment_by_a_person_is_in_doubt():
 
 
 def test_a_redelivered_deletion_is_suspected_once_the_next_object_is_missing():
-    """The first worker resumes, and its call deletes the object that was created since."""
+    """The first worker resumes, and its call deletes the object created in the meantime."""
     story = story_with_deletion()
     deletion = story.action
     succeeded = only(ActionSucceeded, story.report(redelivered=True))

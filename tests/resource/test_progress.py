@@ -1,4 +1,4 @@
-"""Deadlines for progress: kinds need no clock, and an unchanged object causes no event."""
+"""Deadlines for progress: kinds need no clock, and unchanged objects cause no events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from projections.read_models import rebuild
 from projections.status import StatusRow
 from reconciler.provider.kind import READY, Kind, Progress, Readiness
 from reconciler.resource.state import NEW
-from tests.projections.logs import of
+from tests.projections.logs import interleave
 from tests.resource.building import BLOCK, START, Story, names, only
 
 DEADLINE = 600.0
@@ -71,7 +71,7 @@ class Slow:
 
     @property
     def row(self) -> StatusRow:
-        return rebuild(of(self.story)).status[str(self.story.key)]
+        return rebuild(interleave(self.story)).status[str(self.story.key)]
 
 
 def test_37_a_resource_without_progress_is_stalled_and_reports_since_when():

@@ -21,7 +21,7 @@ from events.reference import MAX_SECRETS, secrets_in
 from events.secret import SecretRef
 from projections.read_models import ReadModels, rebuild
 from projections.status import StatusRow
-from tests.projections.logs import of
+from tests.projections.logs import interleave
 from tests.resource.building import BLOCK, CONFIG, EXCLUSIVE, Story, api_object, every, names, only
 
 DATABASE = "default/Block/Orders"
@@ -51,7 +51,7 @@ def declared_server(**fields: Any) -> Story:
 
 
 def row_of(story: Story) -> StatusRow:
-    return rebuild(of(story)).status[str(story.key)]
+    return rebuild(interleave(story)).status[str(story.key)]
 
 
 def report_target(story: Story, **state: Any) -> list[Any]:
@@ -72,7 +72,7 @@ def test_36_a_resource_waits_for_a_value_and_uses_it_once_it_is_known():
     report_target(story, **ready_target(ready=False))
     assert story.reason == "NotReady"
     assert story.state.outcome is not None
-    assert story.state.outcome.message == f"waits for {DATABASE}: it is not ready"
+    assert story.state.outcome.message == f"waiting for {DATABASE}: it is not ready"
     events = report_target(story, **ready_target())
     assert names(events)[:3] == ["TargetObserved", "SpecResolved", "ActionDecided"]
     assert story.action.fields == {"type": "db-1"}
@@ -91,7 +91,7 @@ def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing
     assert row_of(story).refers
     assert row_of(story).referenced_from
     story.withdraw()
-    assert (str(story.key) in rebuild(of(story)).status) is is_seen
+    assert (str(story.key) in rebuild(interleave(story)).status) is is_seen
     events = story.observe_twice(existing, unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
@@ -107,7 +107,7 @@ def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted
     assert story.action.operation == "Delete"
     assert row_of(story).refers
     story.succeed()
-    assert str(story.key) not in rebuild(of(story)).status
+    assert str(story.key) not in rebuild(interleave(story)).status
 
 
 def test_a_changed_output_is_a_changed_input():
@@ -269,7 +269,7 @@ def test_a_secret_is_represented_by_its_digest_and_a_rotation_is_a_write():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     assert (story.outcome, story.reason) == ("Waiting", "SecretMissing")
-    assert "waits for secret default/db-password (store files): " in story.outcome_message
+    assert "waiting for secret default/db-password (store files): " in story.outcome_message
     report_digest(story, "d1")
     assert story.action.fields["password"] == {"$secret": "db-password", "digest": "d1"}
     story.succeed()

@@ -289,7 +289,7 @@ def test_a_released_replacement_that_is_missing_causes_no_conflict(is_replaced: 
     story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": "ObserveOnly"})
     story.observe(api_object(CIRCLE, name=name) if is_replaced else None, name=name)
     check_rows(story)
-    assert story.state.observed.object is None, "an object of another client is not adopted"
+    assert story.state.observed.object is None, "another client's object is not adopted"
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     assert (story.action.operation, story.action.external_name) == ("Create", "Foo")
     story.succeed()

@@ -287,7 +287,7 @@ def test_the_label_of_another_log_names_no_resource_of_this_one():
 def test_an_unlabeled_object_in_the_way_of_a_creation_is_adopted_after_a_listing(
     config: ProviderConfigSpec,
 ):
-    """Otherwise a tenant could adopt, change and delete the object of another one."""
+    """Otherwise a tenant could adopt, change and delete another tenant's object."""
     story = Story(kind=UNLABELED, configs={CONFIG: config})
     story.declare(policy={"adoption": "Adopt"})
     events = story.fail("Conflict", existing=api_object(uid="theirs"))

@@ -208,7 +208,7 @@ def test_without_names_and_labels_a_creation_is_held_for_a_person():
     held = only(ActionHeld, story.report_lookup(None))
     assert held.action_id == story.action.action_id
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
-    assert story.wake(36_000) == [], "nothing happens by itself"
+    assert story.wake(36_000) == [], "nothing happens without an operator"
 
 
 def story_held_for_a_person() -> Story:
@@ -385,7 +385,7 @@ def test_a_redelivered_creation_that_finds_an_unclaimed_object_is_held():
     assert "uid u1" in held.reason
     assert f"reconciler/owner={FOO_OWNER}" in held.reason
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
-    assert story.wake(36_000) == [], "nothing happens by itself"
+    assert story.wake(36_000) == [], "nothing happens without an operator"
 
 
 def test_an_object_that_a_creation_finds_at_its_first_delivery_is_foreign():

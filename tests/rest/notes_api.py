@@ -22,7 +22,7 @@ class NotesApi:
     def __init__(self) -> None:
         self.notes: dict[int, Note] = {}
         self.before_page: Callable[[int], None] = lambda _number: None
-        self.largest_page = 1000
+        self.max_page_size = 1000
         self.next_page = ""
         self._ids = itertools.count(1)
         self._pages = 0
@@ -78,7 +78,7 @@ class NotesApi:
         self._pages += 1
         self.before_page(self._pages)
         query, notes = request.query, list(self.notes.values())
-        size = min(int(query.get("size", "1000")), self.largest_page)
+        size = min(int(query.get("size", "1000")), self.max_page_size)
         begin = int(query.get("offset", "0")) + (int(query.get("page", "1")) - 1) * size
         page: list[Note] = notes[begin : begin + size]
         headers: dict[str, str] = {}

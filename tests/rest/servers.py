@@ -45,10 +45,10 @@ def caddy(folder: Path) -> Generator[str]:
         "apps": {"http": {"servers": {"main": main}}},
     }
     (folder / "caddy.json").write_text(json.dumps(config))
-    home = {name: str(folder) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    environment = {name: str(folder) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     command = [program_path, "run", "--config", str(folder / "caddy.json")]
     url = f"http://127.0.0.1:{port}"
-    with _running(command, folder / "caddy.log", f"{url}/config/", env=home):
+    with _running(command, folder / "caddy.log", f"{url}/config/", env=environment):
         yield url
 
 

@@ -29,7 +29,7 @@ FIGURE, ROUTE = example("figure"), example("web-route")
 ROUTES = "/config/apps/http/servers/main/routes"
 
 
-def connected(kind: Kind, url: str):
+def connect_provider(kind: Kind, url: str):
     assert kind.connect is not None
     return kind.connect(ProviderConfigSpec(kind.provider, url), Secrets(None), CallPermit())
 
@@ -41,7 +41,7 @@ async def proxy(shapes_url: str) -> AsyncIterator[Proxy]:
 
 
 async def test_a_404_proves_nothing_if_the_collection_does_not_exist_either(proxy: Proxy):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     proxy.plan.extend([answer(404), answer(404)])
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
         await provider.read("foo")
@@ -51,7 +51,7 @@ async def test_a_404_proves_nothing_if_the_collection_does_not_exist_either(prox
 
 
 async def test_a_listed_object_is_not_absent(proxy: Proxy):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shape]}))])
     with pytest.raises(NotDoneError, match="'foo' is listed, but reading it returned 404"):
@@ -60,7 +60,7 @@ async def test_a_listed_object_is_not_absent(proxy: Proxy):
 
 
 async def test_an_html_page_from_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(200, json.dumps(shape)), answer(200, "<html>")])
     with pytest.raises(UnknownResultError, match="invalid body"):
@@ -70,7 +70,7 @@ async def test_an_html_page_from_a_gateway_is_no_success_of_a_deletion(proxy: Pr
 
 @pytest.mark.parametrize("body", ["null", "[]", "7", "[" * 100_000])
 async def test_a_response_without_an_object_does_not_prove_absence(proxy: Proxy, body: str):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
         await provider.read("foo")
@@ -79,7 +79,7 @@ async def test_a_response_without_an_object_does_not_prove_absence(proxy: Proxy,
 
 @pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}'])
 async def test_an_invalid_listing_raises_and_proves_nothing(proxy: Proxy, body: str):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
@@ -87,7 +87,7 @@ async def test_an_invalid_listing_raises_and_proves_nothing(proxy: Proxy, body: 
 
 
 async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Proxy):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     proxy.plan.append(answer(200, '{"items": [{"uid": "a"}]}'))
     with pytest.raises(UnreadableObjectsError, match="an object without a name") as caught:
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
@@ -97,7 +97,7 @@ async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Pr
 
 
 async def test_a_temporary_conflict_proves_nothing(proxy: Proxy):
-    provider = connected(FIGURE, proxy.url)
+    provider = connect_provider(FIGURE, proxy.url)
     create = action("Create", "foo", {"type": "Circle", "color": "Red"})
     for harm in (
         answer(409, '{"detail": "A request with this key is still running"}'),
@@ -127,7 +127,7 @@ async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
 
         (await human.patch(ROUTES, json=[])).raise_for_status()
         async with Between(caddy_url) as between:
-            provider = connected(ROUTE, between.url)
+            provider = connect_provider(ROUTE, between.url)
             created_object = (await provider.create(action("Create", "web", fields))).object
             assert created_object is not None
             update = with_version_of(

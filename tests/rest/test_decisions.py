@@ -1,4 +1,4 @@
-"""Decisions about a kind of an HTTP API depend only on the log, so the tests need no API."""
+"""Decisions about a kind of an HTTP API depend only on the log, so the tests do not need an API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.resource.building import BLOCK, Story, every, names, only
 from tests.rest.kinds import KINDS, example, manifest
-from tests.rest.test_made_ids import memo
+from tests.rest.test_assigned_ids import memo
 
 KEY = ResourceKey("default", "Address", "shop")
 FIELDS: dict[str, Any] = {"addresses": ["192.0.2.2", "192.0.2.1"]}
@@ -48,19 +48,19 @@ def declared_story() -> Story:
     return story
 
 
-def redefined(told: Story, **rest: Any) -> list[Any]:
-    told.kind = address(2, **rest)
-    assert told.kind.definition is not None
-    return list(told.turn(DefinitionReported(2, told.kind.definition.digest, 1, 1)))
+def redefined(story: Story, **rest: Any) -> list[Any]:
+    story.kind = address(2, **rest)
+    assert story.kind.definition is not None
+    return list(story.turn(DefinitionReported(2, story.kind.definition.digest, 1, 1)))
 
 
-def observe_again(told: Story, **fields: Any) -> list[Any]:
-    known_object = told.state.observed.object
+def observe_again(story: Story, **fields: Any) -> list[Any]:
+    known_object = story.state.observed.object
     assert known_object is not None
     observed_object = replace_struct(
         known_object, fields={**known_object.fields, **fields}, version=f"{known_object.version}+"
     )
-    return list(told.observe(observed_object, name=known_object.name))
+    return list(story.observe(observed_object, name=known_object.name))
 
 
 def test_the_log_contains_the_desired_object_in_the_form_of_the_api():

@@ -24,7 +24,7 @@ from reconciler.provider.contract import listing
 from reconciler.provider.listing import MAX_TOKEN_CHARACTERS
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import HEAD, MIB, hostile_server
-from tests.rest.test_made_ids import SPEC
+from tests.rest.test_assigned_ids import SPEC
 
 BODIES = {
     "characters that grow in lower case": "İ".encode() * (4 * MIB),

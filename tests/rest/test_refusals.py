@@ -11,7 +11,7 @@ import pytest
 from events.manifest import InvalidManifestError
 from infra.providers.rest import expressions
 from tests.rest.kinds import kind_from, manifest
-from tests.rest.test_made_ids import SPEC as MEMO
+from tests.rest.test_assigned_ids import SPEC as MEMO
 
 FIGURE: dict[str, Any] = manifest("figure")["spec"]
 LINES = "\n"

@@ -107,7 +107,7 @@ async def test_powerdns_records_are_created_repaired_and_deleted_but_foreign_one
     assert resolved.fields == {"ttl": 300, "records": records}, "in the API's own words"
     assert only(ActionDecided, facts).action.definition == resolved.definition
     await world.until_observed_again()
-    assert await world.facts(keys[0]) == facts, "an order that means nothing is no drift"
+    assert await world.facts(keys[0]) == facts, "a meaningless order is not drift"
 
     # An out-of-band change that keeps our comment.
     await zone.writes("shop", ["192.0.2.66"])

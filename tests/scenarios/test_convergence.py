@@ -113,7 +113,7 @@ async def test_24_the_newest_of_five_declarations_in_a_row_wins(world: World):
     await world.until_settled()
     facts = await world.facts("foo")
     declared = [each.fields["color"] for each in every(SpecDeclared, facts)]
-    # The bus may redeliver a message late: it is refused, and creates no generation.
+    # The bus may redeliver a message late: it is refused, and does not create a generation.
     assert len(declared) + len(every(DeclarationSuperseded, facts)) == len(colors)
     assert declared == [color for color in colors if color in declared]
     newest = len(declared)

@@ -23,7 +23,7 @@ FOO = shape("foo")
 
 @pytest.fixture(autouse=True)
 def short_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undecidable messages become dead letters within a second; logs are set up as usual."""
+    """Messages that cannot be decided become dead letters in a second; logs are set up as usual."""
     monkeypatch.setattr(decider, "_FIRST_DELAY_SECONDS", 0.05)
     configure_logs("error")
 
@@ -36,10 +36,10 @@ async def wait_for_dead_letters(world: World, count: int = 1, **filters: Any) ->
     return await world.until(are_stored, f"{count} dead letters")
 
 
-async def test_an_unreadable_history_delays_no_other_resource(world: World):
+async def test_an_unreadable_history_does_not_delay_other_resources(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    await publish(world.nc, log(FOO, "fact"), b"of a newer release")
+    await publish(world.nc, log(FOO, "fact"), b"from a newer release")
     await world.restart_reconciler()
 
     await world.declare_all([manifest("foo", color="Green"), manifest("neighbor")])
@@ -47,7 +47,7 @@ async def test_an_unreadable_history_delays_no_other_resource(world: World):
     await world.until_outcome("neighbor", "Converged")
 
 
-async def test_an_event_too_large_for_the_bus_is_dead_lettered_alone(
+async def test_only_an_event_too_large_for_the_bus_is_dead_lettered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     """A short message can lead to an event that is longer than the server allows."""
@@ -74,7 +74,7 @@ async def test_an_event_too_large_for_the_bus_is_dead_lettered_alone(
 async def test_an_unreadable_action_is_reported_once_and_left_to_other_workers(
     world: World,
 ):
-    await publish(world.nc, log(FOO, "action.default"), b"of a newer release")
+    await publish(world.nc, log(FOO, "action.default"), b"from a newer release")
     action = Action("default/Shape/bar@1", "key", "Delete", 1, "default", "bar", ())
     forged = encode_log(event(shape("bar"), 1, ActionDecided(action)))
     await publish(world.nc, log(shape("baz"), "action.default"), forged)

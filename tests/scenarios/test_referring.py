@@ -79,7 +79,7 @@ async def test_36_each_resource_waits_for_its_target_and_reports_it(example: Wor
     file, consumer, stream = (_manifest_of_kind(kind) for kind in ("File", "Consumer", "Stream"))
     await world.declare_all([file])
     waiting = await world.until_outcome(FILE_KEY, "Waiting", reason="ReferenceMissing")
-    assert waiting.message.startswith("waits for default/")
+    assert waiting.message.startswith("waiting for default/")
     await world.declare_all([consumer, stream])
     for key in KEYS:
         await world.until_outcome(key, "Converged")

@@ -125,14 +125,14 @@ async def test_14_a_throttle_that_one_worker_receives_applies_to_every_worker(
     assert held
     assert all(not each.error.attempted for each in held)
     assert {each.error.error_class for each in held} == {"Throttled"}
-    assert all("accepts no call " in each.error.message for each in held)
+    assert all("does not accept calls " in each.error.message for each in held)
 
 
 # --- scenario 15
 
 
 async def test_15_a_permanent_refusal_is_not_retried_until_a_new_generation(world: World) -> None:
-    """Scenario 15: 422 causes no hot loop; the outcome quotes the API's message."""
+    """Scenario 15: a 422 does not cause a hot loop; the outcome quotes the API's message."""
     await world.human.inject_faults(error_rate=1, error_status=422, methods=["POST"])
     await world.human.reset_counts()
     await world.declare("foo")
@@ -182,7 +182,7 @@ async def test_44_after_a_refused_creation_only_newer_declarations_are_applied(
     assert (await world.human.get("foo"))["color"] == ("Green" if status == 422 else "Blue")
     assert await world.human.find("bar") is None
     for name in ("foo", "bar"):
-        assert not every(LookupDecided, await world.facts(name)), "a refusal needs no lookup"
+        assert not every(LookupDecided, await world.facts(name)), "a refusal does not need a lookup"
 
 
 async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_lookup(

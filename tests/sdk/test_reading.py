@@ -59,12 +59,12 @@ async def test_an_earlier_state_is_read_at_any_position_and_time(client: Client,
     for at in (first.position, then.time):
         assert await client.status(key, at=at) == first
         found = await client.statuses("default", "Shape", at=at)
-        assert [one for one in found if one.name == name] == [first]
-        assert {(one.namespace, one.kind) for one in found} == {("default", "Shape")}
+        assert [row for row in found if row.name == name] == [first]
+        assert {(row.namespace, row.kind) for row in found} == {("default", "Shape")}
     assert await client.status(key, at=(await client.history(key))[0].position - 1) is None
     now = await client.statuses(at=rows[1].position)
-    assert [one for one in now if one.name == name] == [rows[1]]
-    assert any(one.kind == "ProviderConfig" for one in now)
+    assert [row for row in now if row.name == name] == [rows[1]]
+    assert any(row.kind == "ProviderConfig" for row in now)
     for when in (0, rows[1].position + 10_000, datetime(2000, 1, 1), datetime(2999, 1, 1)):  # noqa: DTZ001
         with pytest.raises(PositionNotFoundError):
             await client.statuses(at=when)

@@ -54,7 +54,7 @@ async def test_a_past_outcome_is_a_place_to_continue_from(client: Client, name: 
 
     past = await client.wait_for(shape(name).key, generation=1)
 
-    assert past.position == reported_outcomes[0].position  # not that of what was rejected after it
+    assert past.position == reported_outcomes[0].position  # not the position of the later rejection
     async with client.outcomes(name=name, after=past.position) as outcomes:
         assert await anext(outcomes) == reported_outcomes[1]
 

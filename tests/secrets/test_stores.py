@@ -265,11 +265,11 @@ def test_grants_that_are_added_at_the_same_time_are_all_kept(folder: Path) -> No
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "/etc/passwd", "x\0", ".grants.json", "x\n"])
 async def test_no_name_leaves_the_directory_of_its_namespace(folder: Path, name: str) -> None:
     store = FileSecrets(folder)
-    for each in (SecretKey("billing", name), SecretKey(name, "x")):
+    for key in (SecretKey("billing", name), SecretKey(name, "x")):
         with pytest.raises((ConfigurationError, InvalidNameError)):
-            await store.read(each, each.namespace)
+            await store.read(key, key.namespace)
         with pytest.raises((ConfigurationError, InvalidNameError)):
-            store.put(each, "s3cr3t-value")
+            store.put(key, "s3cr3t-value")
 
 
 async def test_a_link_out_of_its_namespace_is_refused(folder: Path, tmp_path: Path) -> None:

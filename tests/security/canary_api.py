@@ -63,19 +63,23 @@ class CanaryApi:
         self._record_token(request)
         if request.query.get("limit") == "1":  # as `doctor` asks
             encodings = [
-                way for secret in self.newest for way in encode_in_every_way(secret).values()
+                encoded
+                for secret in self.newest
+                for encoded in encode_in_every_way(secret).values()
             ]
             return _refuse(HTTPStatus.FORBIDDEN, encodings)
         self.listings[len(self.secrets)] += 1
         if self.listings[len(self.secrets)] == 1:
             encodings = [
-                way for secret in self.secrets for way in encode_in_every_way(secret).values()
+                encoded
+                for secret in self.secrets
+                for encoded in encode_in_every_way(secret).values()
             ]
             return _refuse(HTTPStatus.INTERNAL_SERVER_ERROR, encodings[::-1])
         labels = {
-            f"s{number}-{name} {way}": f"Bearer {way}"
+            f"s{number}-{name} {encoded}": f"Bearer {encoded}"
             for number, secret in enumerate(self.secrets)
-            for name, way in encode_in_every_way(secret).items()
+            for name, encoded in encode_in_every_way(secret).items()
         }
         unmanaged_shape = {
             "name": "stray",

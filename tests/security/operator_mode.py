@@ -51,7 +51,7 @@ class Operator:
         )
 
     def write_credentials(self, path: Path, name: str, *, seconds: int = 0) -> Path:
-        """Sign a user with a new key, valid for ``seconds`` (0: without expiry)."""
+        """Sign a user with a new key, valid for ``seconds`` (0: no expiry)."""
         user = Pair.of_user()
         user_claims = next(each for each in self._claims["users"] if each["name"] == name)
         issuer = self._accounts[user_claims["account"]]

@@ -196,9 +196,9 @@ def _files(folder: Path) -> Iterator[Path]:
 def _needles(secret: str) -> dict[str, bytes]:
     """Return the bytes that must not appear: every encoding, also within JSON, and the core."""
     needles: dict[str, bytes] = {}
-    for name, way in encode_in_every_way(secret).items():
-        escaped = json.dumps(way, ensure_ascii=False)[1:-1]
-        needles |= {name: way.encode(), f"{name}, escaped": escaped.encode()}
+    for name, encoded in encode_in_every_way(secret).items():
+        escaped = json.dumps(encoded, ensure_ascii=False)[1:-1]
+        needles |= {name: encoded.encode(), f"{name}, escaped": escaped.encode()}
         needles[f"{name}, escaped twice"] = json.dumps(escaped, ensure_ascii=False)[1:-1].encode()
     core = max("".join(each if each.isalnum() else " " for each in secret).split(), key=len)
     needles |= {"its core": core.encode(), "its core in hexadecimal": core.encode().hex().encode()}

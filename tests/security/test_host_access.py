@@ -246,11 +246,11 @@ def test_every_page_and_example_allows_its_host_access(page: Path):
     for each in manifests:
         if each.kind == "ProviderConfig":
             allowed[each.metadata.name] = msgspec.convert(each.spec, ProviderConfigSpec).allow
-    for each in manifests:
-        kind = kinds.find(each.kind)
+    for declared_manifest in manifests:
+        kind = kinds.find(declared_manifest.kind)
         if kind is None or not kind.is_external:
             continue
-        declared = split_manifest(each)
+        declared = split_manifest(declared_manifest)
         # Another manifest on the page declares the target of a reference.
         resolved_fields = {
             name: value for name, value in declared.fields.items() if not has_reference(value)
@@ -260,7 +260,7 @@ def test_every_page_and_example_allows_its_host_access(page: Path):
         except InvalidManifestError:
             continue  # a required field is a reference
         use = find_refused_use(kind.find_host_uses(fields), allowed[declared.provider_config])
-        assert use is None, f"{each.kind}/{each.metadata.name}: {use}"
+        assert use is None, f"{declared_manifest.kind}/{declared_manifest.metadata.name}: {use}"
 
 
 def test_permission_for_root_includes_every_user():

@@ -1,4 +1,4 @@
-"""No tenant can suppress a message of another by publishing under the same id (ADR 0059)."""
+"""No tenant can suppress another's message by publishing under the same id (ADR 0059)."""
 
 from __future__ import annotations
 

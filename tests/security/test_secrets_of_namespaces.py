@@ -121,5 +121,7 @@ async def test_a_secret_of_another_namespace_needs_a_grant(
         return (root / "own").read_text() == "planted-db-2"
 
     await world.until(is_rotated, "the owner's file has the new value")
-    assert (root / "foreign").read_text() == "planted-db-1", "a revoked reader gets no new value"
+    assert (root / "foreign").read_text() == "planted-db-1", (
+        "a revoked reader does not receive new values"
+    )
     assert not (root / "same").exists()

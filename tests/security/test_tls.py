@@ -193,7 +193,7 @@ async def test_a_failing_connection_ends_after_its_timeout(
 async def test_no_password_goes_to_a_server_without_tls(
     certificates: Certificates, tmp_path: Path, required_by: str
 ) -> None:
-    """An attacker in between who hides the server's TLS gets no password."""
+    """An attacker in between who hides the server's TLS does not receive the password."""
     server = EmbeddedServer()
     url = await server.start(tmp_path / "plain")
     with_password = url.replace("//", "//u:secret@")

@@ -145,7 +145,8 @@ class Api:
     def paint(
         self, action: Action, fields: Fields, created_object: ExternalObject
     ) -> tuple[StoredResponse, bool]:
-        """Apply the second call of a creation to the object of the first; raises like ``write``."""
+        """Apply the second call of a creation to the object from the first; raises like
+        ``write``."""
         self.calls += 1
         self.before_call(action)
         key = second_key(action)

@@ -217,7 +217,7 @@ class Publisher:
                 self.publish(key, Withdrawn())
 
     def approve_all(self) -> None:
-        """Approve every action that waits for an approval."""
+        """Approve every action that is waiting for approval."""
         for key, state in list(self._states.items()):
             if key.kind == "Shape" and is_held_for_a_person(state):
                 self._approve(p.Approve(at=0.0, shape=key.name))

@@ -31,7 +31,7 @@ from tests.simulation.vault import Vault
 
 _VERSIONS_AHEAD = 150  # more than our log adds in a run
 
-_BUS_ERRORS = frozenset({"storing dead letters failed; retrying later"})
+_BUS_ERRORS = frozenset({"failed to store dead letters; retrying later"})
 """Errors that a service may report because the bus is unavailable."""
 
 _DAMAGE_ERRORS = _BUS_ERRORS | {"a history is damaged; its resource is held", "the log is damaged"}

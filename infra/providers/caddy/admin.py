@@ -70,7 +70,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Part(NamedTuple):
-    """A part of the configuration: its current path, and the ETag that identifies its content."""
+    """Part of the configuration: its current path, and the ETag that identifies its content."""
 
     path: str
     etag: str
@@ -90,7 +90,7 @@ class AdminApi:
         )
 
     async def get(self, path: str) -> Part:
-        """Read a part of the configuration. The content of a missing part is None."""
+        """Read part of the configuration. The content of a missing part is None."""
         return _part(await self._read(path))
 
     async def find(self, object_id: str) -> Part | None:
@@ -120,7 +120,7 @@ class AdminApi:
     async def change(
         self, method: str, path: str, content: object = None, *, if_match: str | None = None
     ) -> Response:
-        """Change a part of the configuration. The status of the response is 200, 400 or 412.
+        """Change part of the configuration. The status of the response is 200, 400 or 412.
 
         Other statuses raise a ``ProviderError``. Only the caller can interpret a 400.
         """
@@ -180,7 +180,7 @@ def is_id_in_use(response: Response) -> bool:
 
 
 def build_caddy_error(response: Response) -> ProviderError:
-    """Classify a failed response that has no special meaning for the call."""
+    """Classify an error response that the caller does not handle itself."""
     message = " ".join(read_error_message(response).split())
     if _NO_SUCH_PATH in message and is_read(response.method):
         return NotDoneError(
@@ -202,7 +202,7 @@ def build_caddy_error(response: Response) -> ProviderError:
     return RefusedError(text, status=HTTPStatus.BAD_REQUEST)
 
 
-def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
+def build_partial_failure(description: str, error: ProviderError) -> UnknownResultError:
     """Return the error for an action that failed after its first call."""
     return UnknownResultError(
         f"{description}: {error.message}",

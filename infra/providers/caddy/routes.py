@@ -28,7 +28,7 @@ from infra.providers.caddy.admin import (
     AdminApi,
     Part,
     build_caddy_error,
-    build_partly_done_error,
+    build_partial_failure,
     is_id_in_use,
 )
 from infra.providers.caddy.certificate import Files, compare_certificate, read_checked_pair
@@ -516,7 +516,7 @@ def _is_certificate_of(uid: str, part: Part) -> bool:
 
 
 def _convert(struct: type[_T], content: Any) -> _T:
-    """Convert a part of the configuration. Raises ``NotDoneError`` for an unknown form."""
+    """Convert part of the configuration. Raises ``NotDoneError`` for an unknown form."""
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
@@ -616,4 +616,4 @@ def _mark_partly_done(description: str) -> Generator[None]:
     except UnknownResultError:
         raise
     except ProviderError as error:
-        raise build_partly_done_error(description, error) from error
+        raise build_partial_failure(description, error) from error

@@ -44,7 +44,7 @@ Balancing = Literal["round_robin", "least_conn", "random", "first", "ip_hash"]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A part of a route's spec."""
+    """Part of a route's spec."""
 
 
 class Backend(_Part, frozen=True):

@@ -269,7 +269,7 @@ class AcmeClient:
     def report_ready(self, challenge: Challenge) -> None:
         """Report that a challenge is ready. Its authorization contains the result."""
         response = challenges.HTTP01Response(key_authorization=self.key_authorization(challenge))
-        # Refused if an earlier attempt reported it, and the CA has validated it since.
+        # Refused if an earlier attempt reported it, and the CA has since validated it.
         with contextlib.suppress(RefusedError):
             self._post(challenge.url, response)
 

@@ -88,7 +88,7 @@ class AcmeOrder:
         """Return the chain of the order at ``url``, or of a new one that ``record_order`` records.
 
         ``register`` recreates an account that the CA has lost. ``record_limit`` records the instant
-        before which the CA accepts no order. Both are called in the step that detects it.
+        before which the CA does not accept an order. Both are called in the step that detects it.
         """
         self._record_limit = record_limit
         names = identifiers_of(fields)
@@ -204,7 +204,7 @@ class AcmeOrder:
                     return authorization
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
-            # The removal sends no request, and must also complete after a cancellation.
+            # The removal does not send a request, and must also complete after a cancellation.
             await asyncio.shield(asyncio.to_thread(self._remove_response, challenge, response))
 
     def _publish_response(self, challenge: Challenge, response: str) -> None:

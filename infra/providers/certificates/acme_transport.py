@@ -1,4 +1,4 @@
-"""HTTP transport of the ACME library, with the connections and limits of HTTP APIs (ADR 0057).
+"""HTTP transport for the ACME library, with the usual connections and limits (ADR 0057).
 
 ``requests`` limits neither the size of a body nor the duration of a slow response, which would
 occupy a thread of the provider.

@@ -384,7 +384,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         info = read_info(certificates[0]) if certificates else None
         if info is None or info.public_key != public_digest(key):
             raise RefusedError(
-                f"the CA returned a certificate for a key other than that of {name!r}",
+                f"the CA returned a certificate for a key other than the key of {name!r}",
                 status=424,
             )
         names = (action.fields["dnsNames"], action.fields["ipAddresses"])

@@ -43,7 +43,7 @@ class Bundle(NamedTuple):
 
     @property
     def files(self) -> Mapping[str, tuple[bytes, int]]:
-        """Content and mode of each file, in the order of writing."""
+        """Content and mode of each file, in the order in which they are written."""
         return {
             CA_FILE: (self.ca, PUBLIC_MODE),
             COMBINED_FILE: (self.key + self.chain, PRIVATE_MODE),
@@ -70,7 +70,7 @@ def check_folder(root: FileRoot, path: str, name: str, describe_owner: DescribeO
     """Raise ``RefusedError`` if the folder has another owner, before a certificate is ordered."""
     with root.open_parent(f"{path}/x") as folder:
         if folder is not None and _owns_folder(folder, path, name, describe_owner):
-            return  # valid even if another certificate has claimed an enclosing folder since
+            return  # valid even if another certificate has since claimed an enclosing folder
     other_folder = find_enclosing_folder(root, path, except_certificate=name)
     if other_folder is not None:
         raise _build_foreign_folder_error(*other_folder, describe_owner)
@@ -108,7 +108,7 @@ def deliver(
 
 
 def withdraw(root: FileRoot, path: str, name: str) -> None:
-    """Remove the files of a certificate, and its folder if that makes it empty."""
+    """Remove the files of a certificate, and its folder if it is then empty."""
     with root.open_parent(f"{path}/x") as folder:
         if folder is None:
             return
@@ -158,7 +158,7 @@ def _owns_folder(folder: int, path: str, name: str, describe_owner: DescribeOwne
         if stat_of(folder, file_name) is not None:
             raise RefusedError(
                 f"{path}/{file_name} already exists and Reconciler did not create it; move it "
-                "away, or set spec.folder to another directory"
+                "elsewhere, or set spec.folder to another directory"
             )
     return False
 

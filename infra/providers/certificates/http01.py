@@ -21,8 +21,8 @@ from reconciler.errors import NotDoneError, RefusedError
 PATH: Final = "/.well-known/acme-challenge/"
 
 MAX_CONNECTIONS: Final = 64
-"""Limit on connections, because any client may connect, and each connection uses a file descriptor
-and a thread of the worker. Above it, the oldest connection is closed."""
+"""Limit on connections: any client may connect, and each uses a file descriptor and a thread. Above
+this limit, the oldest connection is closed."""
 
 CONNECTION_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
@@ -113,10 +113,10 @@ def add_response(listen: str, token: str, response: str) -> None:
         if server is None:
             server = _start_server(address)
             _servers[address] = server
-            serve = threading.Thread(
+            thread = threading.Thread(
                 target=server.serve_forever, args=(_POLL_SECONDS,), name="http-01", daemon=True
             )
-            serve.start()
+            thread.start()
         server.responses[token] = response
 
 
@@ -138,8 +138,8 @@ def remove_response(listen: str, token: str) -> None:
 def write_response(root: FileRoot, path: str, token: str, response: str) -> None:
     """Write a response for an external web server.
 
-    Raises ``RefusedError`` if the directory has another file with the token's name, or belongs to a
-    certificate.
+    Raises ``RefusedError`` if the directory contains a different file with the token's name, or
+    belongs to a certificate.
     """
     if find_enclosing_folder(root, f"{path}/x") is not None:
         raise RefusedError(
@@ -159,7 +159,7 @@ def write_response(root: FileRoot, path: str, token: str, response: str) -> None
 
 
 def unlink_response(root: FileRoot, path: str, token: str, response: str) -> None:
-    """Remove a response. Keep another file with the token's name."""
+    """Remove a response, but not a different file with the token's name."""
     with root.open_parent(f"{path}/x") as folder:
         if folder is not None and read_file(folder, token) == response.encode():
             with contextlib.suppress(FileNotFoundError):
@@ -180,5 +180,5 @@ def _start_server(address: _Address) -> _Server:
 
 def _address(listen: str) -> _Address:
     address = address_of(listen)
-    assert address is not None, "the kind has checked it"
+    assert address is not None, "already validated by the kind"
     return address

@@ -1,6 +1,6 @@
 """A private CA: its certificate, and the certificates that it signs and revokes.
 
-All functions block, but make no requests, because the key is in a file in the store.
+All functions block, but do not send requests, because the key is in a file in the store.
 """
 
 from __future__ import annotations

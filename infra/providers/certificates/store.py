@@ -86,8 +86,8 @@ class IssuerRecord(Record, frozen=True, omit_defaults=True):
 class CertificateRecord(Record, frozen=True, omit_defaults=True):
     """A certificate: files with its key, its chain and its CA.
 
-    ``folders`` may contain its delivered files. The issuer ``limited_by`` accepts no order before
-    ``limited_until``.
+    ``folders`` may contain its delivered files. The issuer ``limited_by`` does not accept orders
+    before ``limited_until``.
     """
 
     key_file: str = ""

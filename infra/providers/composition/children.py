@@ -124,7 +124,7 @@ class Children:
             )
 
     async def wait_until_removed(self, names: Sequence[str]) -> None:
-        """Wait briefly for the deletion of all children.
+        """Wait briefly until all children are deleted.
 
         Raises ``NotDoneError``, which names those that remain.
         """
@@ -132,7 +132,7 @@ class Children:
         deadline = clock() + self._wait_seconds
         while True:
             declared = await self._state_reader.declarations(names)
-            # Resources that another client has declared since are kept.
+            # Resources that another client has since declared are kept.
             names = [
                 name for name, each in declared.items() if not (each.is_removed or each.is_declared)
             ]
@@ -142,7 +142,7 @@ class Children:
                 rows = await self._state_reader.rows(names)
                 remaining = [_describe_remaining(name, rows.get(name)) for name in names]
                 raise NotDoneError(
-                    f"waits for the deletion of {', '.join(_limit_names(remaining))}",
+                    f"waiting for {', '.join(_limit_names(remaining))} to be deleted",
                     status=HTTPStatus.CONFLICT,
                 )
             await asyncio.sleep(_POLL_SECONDS)
@@ -155,7 +155,7 @@ def message_of(action: Action, key: ResourceKey, data: IntakeData, step: str) ->
 
 
 def digest_of_text(text: str) -> str:
-    """Return a digest of a text that is too long for an id."""
+    """Return a digest of text that is too long for an id."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 

@@ -120,7 +120,7 @@ class PartTemplate:
             unready = sorted(each for each in referenced if not _is_ready(children[each]))
             if not unready:
                 raise InvalidManifestError(f"{self._location}: {error}") from None
-            waiting = f"waits for {list_first(unready)}: {error}"
+            waiting = f"waiting for {list_first(unready)}: {error}"
             return Component(self.name, _no_parts, waiting_for=waiting)
 
     def _component(self, inputs: Inputs, budget: Budget) -> Component:

@@ -261,7 +261,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     file, "losetup", "--nooverlap", "--show", "-f", "--", proc_path(file)
                 )
                 if result.code != 0:
-                    raise build_program_error(result, f"attaching disk {disk!r} failed")
+                    raise build_program_error(result, f"cannot attach disk {disk!r}")
 
     def _mount(self, action: Action) -> None:
         name, disk = action.external_name, action.fields["disk"]
@@ -296,7 +296,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                         raise build_waiting_error(f"disk {disk!r} was detached during the call")
                     raise _build_mount_error(
                         build_program_error(
-                            result, f"mounting disk {disk!r} at {attachment.mount_path} failed"
+                            result, f"cannot mount disk {disk!r} at {attachment.mount_path}"
                         ),
                         attachment,
                     )

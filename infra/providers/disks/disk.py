@@ -373,10 +373,10 @@ class DisksProvider(NamedObjects[_Disk]):
                 # A filesystem that was mounted must be checked before it is resized.
                 result = _run(file, "e2fsck", "-f", "-p", path)
                 if result.code not in (0, _FSCK_REPAIRED):
-                    raise build_program_error(result, f"growing disk {name!r} failed")
+                    raise build_program_error(result, f"cannot grow disk {name!r}")
             result = _run(file, "resize2fs", path)
             if result.code != 0:
-                raise build_program_error(result, f"growing disk {name!r} failed")
+                raise build_program_error(result, f"cannot grow disk {name!r}")
             if image.mark is not None:
                 size = action.fields["sizeBytes"]
                 images.write_mark(file, msgspec.structs.replace(image.mark, size_bytes=size))
@@ -387,7 +387,7 @@ class DisksProvider(NamedObjects[_Disk]):
             path = attached[0].path if attached else proc_path(file)
             result = _run(file, "tune2fs", "-L", action.fields["label"], path)
             if result.code != 0:
-                raise build_program_error(result, f"labeling disk {action.external_name!r} failed")
+                raise build_program_error(result, f"cannot label disk {action.external_name!r}")
 
     def _update_mark(self, action: Action) -> _Disk:
         name = action.external_name

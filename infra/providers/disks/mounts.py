@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
-_MAX_USERS_NAMED: Final = 5
+_MAX_NAMED_USERS: Final = 5
 
 
 class Mount(NamedTuple):
@@ -44,7 +44,7 @@ def _mount(line: bytes) -> Mount:
     fields = line.split(b" ")
     dash = fields.index(b"-", 6)
     filesystem, source, options = fields[dash + 1 : dash + 4]
-    # After an error, ext4 becomes read-only, which only its own options show.
+    # After an error, ext4 becomes read-only, and only its own options show this.
     read_only = {b"ro", b"emergency_ro"} & {*fields[5].split(b","), *options.split(b",")}
     return Mount(
         int(fields[0]),
@@ -64,14 +64,14 @@ def describe_users(mount_path: str, all_mounts: list[Mount]) -> str:
     """Describe the users of a mount: processes, and mounts below it."""
     users = [f"a mount at {each.mount_path}" for each in mounts_below(mount_path, all_mounts)]
     users += (f"{name} (pid {pid})" for pid, name in _processes_using(mount_path))
-    user_list = ", ".join(users[:_MAX_USERS_NAMED])
-    remainder = f" and {len(users) - _MAX_USERS_NAMED} more" if users[_MAX_USERS_NAMED:] else ""
+    user_list = ", ".join(users[:_MAX_NAMED_USERS])
+    remainder = f" and {len(users) - _MAX_NAMED_USERS} more" if users[_MAX_NAMED_USERS:] else ""
     return f"{user_list}{remainder}" or "a process that the worker cannot see"
 
 
 def _processes_using(mount_path: str) -> Generator[tuple[int, str]]:
     for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):  # it has exited, or must not be read
+        with contextlib.suppress(OSError):  # it has exited, or reading it is not permitted
             if _uses(process, mount_path):
                 yield int(process.name), (process / "comm").read_text().strip()
 

@@ -29,14 +29,14 @@ class Superblock(NamedTuple):
 
 
 def read_superblock(file: int) -> Superblock | None:
-    """Read the superblock of an open image or device; None if it has no such filesystem.
+    """Read the superblock of an open image or device; None if it contains no such filesystem.
 
     For a mounted filesystem, only the device has the kernel's current data.
     """
     data = os.pread(file, _BYTES, _OFFSET)
     if len(data) < _BYTES or _number("<H", data, 0x38) != _MAGIC:
         return None
-    # A damaged superblock would yield a number with half a gigabyte of digits.
+    # Without the limit, a damaged superblock could yield a number with half a gigabyte of digits.
     block_bits = min(_number("<I", data, 0x18), _MAX_BLOCK_BITS)
     incompatible = _number("<I", data, 0x60)
     blocks = _number("<I", data, 0x4)
@@ -51,5 +51,5 @@ def read_superblock(file: int) -> Superblock | None:
     )
 
 
-def _number(form: str, data: bytes, offset: int) -> int:
-    return int(struct.unpack_from(form, data, offset)[0])
+def _number(layout: str, data: bytes, offset: int) -> int:
+    return int(struct.unpack_from(layout, data, offset)[0])

@@ -24,7 +24,7 @@ from infra.providers.docker.engine import (
     EngineApi,
     build_engine_error,
     build_name_conflict,
-    build_partly_done_error,
+    build_partial_failure,
     checked_name,
     filters,
     gather_limited,
@@ -288,7 +288,7 @@ class ContainersProvider(NamedObjects[_Container]):
                 return await self._complete(inspection, action.fields)
         except UnknownResultError as error:
             if isinstance(error.__cause__, RefusedError):  # for example a missing command
-                with mark_partly_done("the container was created, but reading it failed"):
+                with mark_partly_done("the container was created, but it could not be read"):
                     incomplete = await self._container(await self._by_id(inspection.id))
                 raise RefusedError(
                     error.message, status=error.status, obstacle=incomplete.object
@@ -319,7 +319,7 @@ class ContainersProvider(NamedObjects[_Container]):
         except ProviderError as error:
             if not has_effect or isinstance(error, UnknownResultError):
                 raise
-            raise build_partly_done_error("the container was partly changed", error) from error
+            raise build_partial_failure("the container was partly changed", error) from error
 
     async def _post(self, path: str, body: object = None) -> None:
         response = await self._api.call("POST", path, body=body)
@@ -339,7 +339,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if not inspection.state.is_up:
             return await self._remove(inspection)
         await self._stop(inspection)
-        with mark_partly_done("the container was stopped, but its removal failed"):
+        with mark_partly_done("the container was stopped, but could not be removed"):
             await self._remove(inspection)
         return True
 

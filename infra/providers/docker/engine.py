@@ -155,7 +155,7 @@ class EngineApi:
         return response
 
     async def ping(self) -> Response:
-        """Check that the Engine responds. This call needs no API version."""
+        """Check that the Engine responds. This call does not need an API version."""
         response = await self._http.call("GET", "/_ping")
         if response.status_code != HTTPStatus.OK:
             raise build_engine_error(response)
@@ -288,10 +288,10 @@ def mark_partly_done(description: str) -> Generator[None]:
     except UnknownResultError:
         raise
     except ProviderError as error:
-        raise build_partly_done_error(description, error) from error
+        raise build_partial_failure(description, error) from error
 
 
-def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
+def build_partial_failure(description: str, error: ProviderError) -> UnknownResultError:
     """Return the error for an action that failed after part of it was done."""
     # Without a status, a call that was not sent would count against the Engine's health.
     status = HTTPStatus.CONFLICT if isinstance(error, NotCalledError) else error.status

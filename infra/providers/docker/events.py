@@ -1,4 +1,4 @@
-"""The Engine's events as hints that some client has changed containers or volumes."""
+"""Use the Engine's events as hints that a client has changed containers or volumes."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class EngineEvents:
         raise NotDoneError("the Engine closed its event stream")
 
     async def _now(self) -> str:
-        """Return the Engine's time. It may run on a machine with a different clock."""
+        """Return the Engine's time. The Engine may run on a machine with a different clock."""
         response = await self._api.ping()
         try:
             at = parsedate_to_datetime(response.headers.get("Date", ""))
         except ValueError:
-            raise NotDoneError("the Engine returned no time") from None
+            raise NotDoneError("the Engine's response has no valid Date header") from None
         return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)
 
 

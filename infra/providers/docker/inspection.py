@@ -42,7 +42,7 @@ _SECRET: Final = "$secret"  # noqa: S105 - a marker, not a secret
 
 
 class _ResponsePart(msgspec.Struct, frozen=True, rename="pascal"):
-    """A part of the Engine's response. Other fields in it are ignored."""
+    """Part of the Engine's response. Other fields in it are ignored."""
 
 
 class State(_ResponsePart, frozen=True):
@@ -173,7 +173,7 @@ class Inspection(_ResponsePart, frozen=True):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """All labels, including those of the image and the reserved ones."""
+        """All labels, including the image's and the reserved ones."""
         return self.config.labels or {}
 
     @property

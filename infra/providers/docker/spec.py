@@ -50,7 +50,7 @@ _Words = list[str]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
-"""The Engine accepts no shorter times, and treats 0 as unset."""
+"""The Engine does not accept shorter times, and treats 0 as unset."""
 _Network = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}(?!\n)$")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=4096)]
 
@@ -58,7 +58,7 @@ _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=40
 class _Part(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"
 ):
-    """A part of a container's spec."""
+    """Part of a container's spec."""
 
 
 class Mount(_Part, frozen=True):

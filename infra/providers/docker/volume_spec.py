@@ -26,14 +26,14 @@ class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     driver: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=255)],
-        msgspec.Meta(description="Volume driver: local, or a plugin of the Engine."),
+        msgspec.Meta(description="Volume driver: local, or an Engine plugin."),
     ] = DEFAULT_DRIVER
     options: Annotated[
         Annotated[
             dict[str, Annotated[str, msgspec.Meta(max_length=4096)]], msgspec.Meta(max_length=32)
         ],
         msgspec.Meta(
-            description="Options of the driver. local accepts type, device and o, as mount does."
+            description="Driver options. The local driver accepts type, device and o, like mount."
         ),
     ] = {}
 
@@ -52,7 +52,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
-    """Return which parts of the Engine's host a volume uses (ADR 0060).
+    """Return the parts of the Engine's host that a volume uses (ADR 0060).
 
     A plain volume or a tmpfs uses none.
     """
@@ -82,7 +82,7 @@ def find_host_uses(fields: Fields) -> Sequence[HostUse]:
 
 
 def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
-    """Describe the data that a deletion would lose; empty if the data is stored elsewhere."""
+    """Describe the data that would be lost in a deletion; empty if the data is stored elsewhere."""
     options: Fields = observed.fields.get("options") or {}
     if fields is not None or options.get("type") == "tmpfs" or "device" in options:
         return ""

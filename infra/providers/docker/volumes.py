@@ -41,7 +41,7 @@ from reconciler.provider.secrets import Secrets
 
 EVENTS: Final = ["create", "destroy"]
 
-_MAX_USERS_NAMED: Final = 5
+_MAX_NAMED_USERS: Final = 5
 
 
 class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
@@ -167,8 +167,8 @@ class VolumesProvider(NamedObjects[_Volume]):
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.get("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)
-        user_list = ", ".join(names[:_MAX_USERS_NAMED]) or "another client"
-        remainder = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
+        user_list = ", ".join(names[:_MAX_NAMED_USERS]) or "another client"
+        remainder = f" and {len(names) - _MAX_NAMED_USERS} more" if names[_MAX_NAMED_USERS:] else ""
         return NotDoneError(
             (
                 f"volume {name!r} is in use by {user_list}{remainder}; Reconciler deletes it when "

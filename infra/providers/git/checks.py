@@ -1,4 +1,4 @@
-"""Read the manifests in a commit's files, and check them: one invalid manifest rejects all."""
+"""Read and check the manifests in a commit's files: one invalid manifest makes all be rejected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from events.documents import SUFFIXES, Problem, ReadManifest, Source, read_documents
+from events.documents import SUFFIXES, ParsedManifest, Problem, Source, read_documents
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, system_rank
 from events.stored_content import Part, find_part_problem
@@ -27,11 +27,11 @@ _encoder = msgspec.json.Encoder()
 
 
 def check_parts(
-    reads: Sequence[ReadManifest | Problem], parent: ResourceKey, check: Check
+    reads: Sequence[ParsedManifest | Problem], parent: ResourceKey, check: Check
 ) -> list[Part]:
     """Return manifests as parts with their locations. Raises ``GitError`` with the problems.
 
-    They must be in the source's namespace, unless that is the system namespace.
+    Manifests must be in the source's namespace, unless that is the system namespace.
     """
     problems: dict[Source, str] = {}
     declared: dict[ResourceKey, Source] = {}
@@ -39,7 +39,7 @@ def check_parts(
         problem = _problem(read, parent, check, declared)
         if problem:
             problems[read.source] = f"{read.source.location}: {problem}"
-        elif isinstance(read, ReadManifest):
+        elif isinstance(read, ParsedManifest):
             declared[read.key] = read.source
     if problems:
         messages = [problems[read.source] for read in reads if read.source in problems]
@@ -53,26 +53,26 @@ def check_parts(
     return [
         Part(read.manifest, read.source.location)
         for read in reads
-        if isinstance(read, ReadManifest)
+        if isinstance(read, ParsedManifest)
     ]
 
 
-def check_credential(read: ReadManifest | Problem, secrecy: Secrecy) -> None:
+def check_credential(read: ParsedManifest | Problem, secrecy: Secrecy) -> None:
     """Raise ``GitError`` if a server put the credential that it received into a manifest.
 
-    The parsed manifest is searched, because YAML joins lines. So is its file name, which the log
-    contains as the origin of a part.
+    The parsed manifest is searched, because YAML joins lines. Its file name is searched too,
+    because the log records it as the origin of a part.
     """
     name = read.source.file
     if secrecy.is_in(name):
         raise GitError("BadCommit", "the name of a file contains the credential of this source")
-    if isinstance(read, ReadManifest) and secrecy.is_in_json(_encoder.encode(read.manifest)):
+    if isinstance(read, ParsedManifest) and secrecy.is_in_json(_encoder.encode(read.manifest)):
         raise GitError("BadCommit", f"{name} contains the credential of this source")
 
 
 def documents_in(
     files: Mapping[str, bytes], namespace: str, *, is_rendered: bool = False
-) -> Iterator[ReadManifest | Problem]:
+) -> Iterator[ParsedManifest | Problem]:
     """Read the manifests of a commit's files, each with its file and line."""
     for file, content in sorted(files.items()):
         if PurePosixPath(file).suffix.lower() not in SUFFIXES and not is_rendered:
@@ -85,13 +85,13 @@ def documents_in(
         yield from read_documents(file, text, namespace)
 
 
-def _rank(read: ReadManifest | Problem) -> int:
-    """Return the rank of a check: definitions precede the resources of their kinds."""
-    return system_rank(read.key.kind) if isinstance(read, ReadManifest) else 0
+def _rank(read: ParsedManifest | Problem) -> int:
+    """Return the order of checking a document: definitions precede the resources of their kinds."""
+    return system_rank(read.key.kind) if isinstance(read, ParsedManifest) else 0
 
 
 def _problem(
-    read: ReadManifest | Problem,
+    read: ParsedManifest | Problem,
     parent: ResourceKey,
     check: Check,
     declared: Mapping[ResourceKey, Source],

@@ -145,7 +145,7 @@ class Heads:
                     await asyncio.wait({task})  # it began before the request
                     task = self._reads.get(
                         spec.parent
-                    )  # another request may have started one since
+                    )  # another request may have since started one
                 task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})
         except TimeoutError:
@@ -165,7 +165,7 @@ class Heads:
         def on_end(_task: asyncio.Task[None]) -> None:
             del self._reads[spec.parent]
             if not task.cancelled() and (error := task.exception()) is not None:
-                _logger.info("reading a source failed", source=spec.parent, why=str(error))
+                _logger.info("failed to read a source", source=spec.parent, why=str(error))
             interim = self._interim_outputs.pop(spec.parent, None)
             self._has_changes |= interim is not None and interim != self.known_outputs(spec)
 
@@ -244,7 +244,7 @@ class Heads:
             self._has_changes |= not is_same
 
     async def _is_at(self, head: Head, namespace: str) -> bool:
-        reply = await self._read_source(head.source, namespace=namespace, reads=False)
+        reply = await self._read_source(head.source, namespace=namespace, read_content=False)
         return reply.commit == head.revision.get("commit")
 
     async def _read(self, spec: ComposedSetSpec, previous: Head | None, now: float) -> Head:
@@ -283,16 +283,16 @@ class Heads:
     ) -> Head:
         check, key = await self._check(), ResourceKey.parse(spec.parent)
         try:
-            reads = [each.as_read for each in documents]
+            reads = [each.read_result for each in documents]
             parts = await asyncio.to_thread(check_parts, reads, key, check)
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
             message = f"{describe_revision(revision)}: {error}"
             raise GitError("BadCommit", message, revision) from None
         except Exception as error:
-            _logger.warning("reading a source failed", exc_info=True)
+            _logger.warning("failed to read a source", exc_info=True)
             reason = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
-            raise GitError("BadCommit", f"reading it failed: {reason}", revision) from None
+            raise GitError("BadCommit", f"it could not be read: {reason}", revision) from None
         changes = _changes(spec.generations, await self._parts(spec), parts)
         return replace(
             head, revision=revision, content=content.digest, changes=changes, stored=content
@@ -303,13 +303,13 @@ class Heads:
         source: Fields,
         *,
         namespace: str,
-        reads: bool = True,
+        read_content: bool = True,
         known: list[str] | None = None,
         declared: str = "",
         source_digest: str = "",
     ) -> Reply:
         """Read a repository. Raises ``GitError`` for content that cannot be read or declared."""
-        credential, former = await self._credential(source, namespace)
+        credential, former_credentials = await self._credential(source, namespace)
         reply = await read_source(
             Request(
                 source,
@@ -318,18 +318,18 @@ class Heads:
                 self._timeout_seconds,
                 _MAX_SECONDS,
                 self._allow,
-                reads=reads,
+                read_content=read_content,
                 known=known or [],
                 declared=declared,
                 source_digest=source_digest,
-                former=former,
+                former_credentials=former_credentials,
             )
         )
         if reply.failure is None:
             return reply
         failure, hide = reply.failure, self._secrets.secrecy.hide
         if failure.trace:
-            _logger.warning("reading a source failed", trace=hide(failure.trace))
+            _logger.warning("failed to read a source", trace=hide(failure.trace))
         # Remove variable parts first, because a secret that contains one would not be found.
         message = hide(remove_variable_parts(failure.message))
         raise GitError(failure.reason, message, failure.revision)

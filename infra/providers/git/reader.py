@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from events.documents import ReadManifest
+from events.documents import ParsedManifest
 from infra.providers.git.checks import check_credential, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
@@ -93,7 +93,7 @@ def _failure(error: Exception, url: str) -> Failure:
         case ConfigurationError():
             return Failure("Unreachable", str(error))
         case _:
-            message = f"reading it failed: {type(error).__name__}: {error}"
+            message = f"it could not be read: {type(error).__name__}: {error}"
             return Failure("Unreachable", message, trace="".join(traceback.format_exception(error)))
 
 
@@ -102,7 +102,7 @@ def _read(request: Request) -> Reply:
     remote = Remote(str(source["url"]), request.credential, request.timeout_seconds, request.allow)
     _limit_memory(MAX_REFS_MEMORY_BYTES)
     resolved = find_commit(remote, source.get("ref") or {})
-    if not request.reads or resolved.commit in request.known:
+    if not request.read_content or resolved.commit in request.known:
         return Reply(resolved.ref, resolved.commit)
     _limit_memory(MAX_MEMORY_BYTES)
     with fetch(remote, resolved.commit) as checkout:
@@ -133,7 +133,7 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
     documents: list[Document] = []
     size = memory = 0
     secrecy = Secrecy(request.credential)
-    for each in request.former:
+    for each in request.former_credentials:
         secrecy.add(each)
     for read in documents_in(files, request.namespace, is_rendered=is_rendered):
         check_credential(read, secrecy)
@@ -141,7 +141,7 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
         location = (source.file, source.number, source.line)
         document = (
             Document(*location, read.manifest)
-            if isinstance(read, ReadManifest)
+            if isinstance(read, ParsedManifest)
             else Document(*location, None, read.message)
         )
         size += len(_encoder.encode(document))

@@ -1,7 +1,7 @@
 """Start the process that reads a repository, and kill it after a timeout (ADR 0057).
 
-Hostile data can exhaust only the memory of that process, which is limited. A hanging transfer ends
-with the process.
+Hostile data can exhaust only the memory of that process, which is limited. Killing the process also
+ends a hanging transfer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from events.allow import Allow
-from events.documents import Problem, ReadManifest, Source
+from events.documents import ParsedManifest, Problem, Source
 from events.manifest import Fields, Manifest
 from infra.providers.git.problems import GitError, Reason
 
@@ -32,9 +32,9 @@ class Request(msgspec.Struct, frozen=True):
     """A request to read a source within ``seconds``.
 
     ``allow`` lists the permitted uses of the host. ``known`` lists commits that need not be read
-    again, and ``declared`` is the declared commit. The revision contains ``source_digest``. Unless
-    ``reads`` is true, only the commit is found. ``former`` lists credentials that the server may
-    also have received.
+    again, and ``declared`` is the declared commit. ``source_digest`` is recorded in the revision.
+    If ``read_content`` is false, only the commit is resolved. ``former_credentials`` lists
+    credentials that the server may also have received.
     """
 
     source: Fields
@@ -43,11 +43,11 @@ class Request(msgspec.Struct, frozen=True):
     timeout_seconds: float
     seconds: float
     allow: Allow
-    reads: bool = True
+    read_content: bool = True
     known: list[str] = []
     declared: str = ""
     source_digest: str = ""
-    former: list[str] = []
+    former_credentials: list[str] = []
     folder: str = ""
 
 
@@ -61,12 +61,12 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
     problem: str = ""
 
     @property
-    def as_read(self) -> ReadManifest | Problem:
+    def read_result(self) -> ParsedManifest | Problem:
         """The document in the format that ``check_parts`` accepts."""
         source = Source(self.file, self.number, self.line)
         if self.manifest is None:
             return Problem(source, self.problem)
-        return ReadManifest(source, self.manifest, self.manifest.key)
+        return ParsedManifest(source, self.manifest, self.manifest.key)
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ async def _output_of(encoded: bytes, seconds: float) -> bytes:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # to kill it with the programs that it starts, such as ssh
+        start_new_session=True,  # so that programs it starts, such as ssh, are killed with it
     )
     try:
         async with asyncio.timeout(seconds):

@@ -81,14 +81,18 @@ def run_renderer(
         return {name: _run(name, command, directory, Path(folder))}
 
 
-def _run(name: str, command: Sequence[str], directory: Path, home: Path) -> bytes:
+def _run(name: str, command: Sequence[str], directory: Path, working_folder: Path) -> bytes:
     """Run a renderer. A leftover process cannot delay the read, because the output is in a file."""
-    output, errors = home / "output", home / "errors"
+    output, errors = working_folder / "output", working_folder / "errors"
     with output.open("wb") as stdout, errors.open("wb") as stderr:
         process = subprocess.Popen(  # noqa: S603 - the operator configured the command
             ["/bin/sh", "-c", _LIMITED_COMMAND, "sh", *command],
             cwd=directory,
-            env={"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LC_ALL": "C.UTF-8"},
+            env={
+                "PATH": os.environ.get("PATH", ""),
+                "HOME": str(working_folder),
+                "LC_ALL": "C.UTF-8",
+            },
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

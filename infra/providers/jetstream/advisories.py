@@ -63,7 +63,7 @@ class Advisories:
         return self._mark
 
     def close(self) -> None:
-        """Stop counting. The subscriptions end with the connection."""
+        """Stop counting. Closing the connection ends the subscriptions."""
         self._connection_callbacks.close()
 
     @property

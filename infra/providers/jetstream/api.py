@@ -124,7 +124,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     def outputs(self) -> Fields:
         """Stable values. A work queue that is currently empty counts as one with data.
 
-        So does a stream without a leader, because the responding server does not have its state.
+        A stream without a leader also counts, because the responding server does not have its
+        state.
         """
         is_led = has_leader(self.cluster)
         return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}

@@ -63,7 +63,7 @@ DEFAULT_MAX_ACK_PENDING = 1_000
 DEFAULT_MAX_WAITING = 512
 
 _SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
-"""The server sends no advisory for a consumer update, but one for its API request."""
+"""The server sends an advisory for the API request of a consumer update, not for the update."""
 
 _REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
 _STREAM_OF_ADVISORY = 5

@@ -60,7 +60,7 @@ CAPABILITIES = Capabilities(
 
 
 def to_milliseconds(field: str, value: float) -> float:
-    """Round a duration as the server does, but never to 0, which means no limit.
+    """Round a duration like the server, but never to 0, which means no limit.
 
     Raises ``InvalidManifestError`` for a duration below a millisecond.
     """

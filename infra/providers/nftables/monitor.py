@@ -1,4 +1,4 @@
-"""nftables events as hints that some client has changed the table."""
+"""Use nftables events as hints that a client has changed the table."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ _CHUNK_BYTES: Final = 65_536
 _MAX_LINE_BYTES: Final = 1024 * 1024
 _MAX_MESSAGE_BYTES: Final = 200
 _NETFILTER: Final = 12
-_EVENTS_OF_TABLES: Final = 1 << 6
-"""Bit of the group NFNLGRP_NFTABLES in the groups of a socket."""
+_NFTABLES_GROUP_BIT: Final = 1 << 6
+"""Bit of NFNLGRP_NFTABLES in a socket's group mask."""
 
 
 class Monitor:
-    """Follows ``nft monitor``, which the first call starts. A mark counts its events."""
+    """Follows ``nft monitor``, started on first use. A mark counts the events so far."""
 
     def __init__(self, nft: Nft, timeout_seconds: float) -> None:
         self._nft = nft
         self._program = nft.program
         table = re.escape(nft.table_ref.table.encode())
-        # Events about elements and rules have a field for the table, and those about a table its
-        # name.
+        # Events about elements and rules have a table field; events about a table have its name.
         self._own_event = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
         self._wait_seconds = min(timeout_seconds * MAX_WAIT_FRACTION, MAX_WAIT_SECONDS)
         self._process: asyncio.subprocess.Process | None = None
@@ -87,10 +86,10 @@ class Monitor:
                 stderr=asyncio.subprocess.STDOUT,  # reports lost events
             )
         except OSError as error:
-            raise NotDoneError(f"starting nft monitor failed: {error.strerror}") from None
+            raise NotDoneError(f"cannot start nft monitor: {error.strerror}") from None
         self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
         self._reader = asyncio.create_task(self._follow(process))
-        # The listing after the first mark must start after the monitor is listening.
+        # The listing that follows the first mark must not start before the monitor listens.
         for _ in range(round(self._wait_seconds / _POLL_SECONDS)):
             if self._reader.done() or _is_listening(process.pid):
                 break
@@ -126,6 +125,6 @@ def _is_listening(pid: int) -> bool:
         return False
     for line in sockets:
         _, family, port, groups, *_ = line.split()
-        if (int(family), int(port)) == (_NETFILTER, pid) and int(groups, 16) & _EVENTS_OF_TABLES:
+        if (int(family), int(port)) == (_NETFILTER, pid) and int(groups, 16) & _NFTABLES_GROUP_BIT:
             return True
     return False

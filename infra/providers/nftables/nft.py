@@ -161,7 +161,7 @@ class Nft:
                 env=_ENVIRONMENT,
             )
         except OSError as error:
-            raise NotDoneError(f"starting nft failed: {error.strerror}") from None
+            raise NotDoneError(f"cannot start nft: {error.strerror}") from None
         finally:
             os.close(file)
 

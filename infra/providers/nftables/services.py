@@ -135,7 +135,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
             yield await asyncio.to_thread(self._all_services, output)
 
     async def changes(self, after: str | None) -> str:
-        """Wait for the next event of the table."""
+        """Wait for the next event about the table."""
         return await self._monitor.changes(after)
 
     async def close(self) -> None:
@@ -277,7 +277,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
             state = await self.find(action.external_name)
         except ProviderError as error:
             raise UnknownResultError(
-                f"the service was written, but reading it failed: {error.message}",
+                f"the service was written, but it could not be read: {error.message}",
                 status=HTTPStatus.CONFLICT,
             ) from error
         if state is None:

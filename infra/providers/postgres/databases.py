@@ -295,7 +295,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     async def _database(self, row: _Row) -> _Database:
         """Read a database's extensions, if any were declared.
 
-        If it allows no connections, use the extensions that were last written.
+        If it does not allow connections, use the extensions that were last written.
         """
         recorded = self._database_with_recorded_extensions(row)
         if not recorded.extensions or not row.allow_connections or not row.may_connect:

@@ -129,7 +129,7 @@ def logins_to(host: str, port: int) -> Logins:
 
 
 async def _resolve_addresses(settings: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Resolve the host, because libpq would block. A local socket needs no address."""
+    """Resolve the host, because libpq would block. A local socket does not need an address."""
     host: str = settings["host"]
     if host.startswith(("/", "@")):
         return [{}]

@@ -23,7 +23,7 @@ SUPERUSER_EQUIVALENTS = frozenset(
 class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A secret of the role, created if it is missing and removed with the role.
 
-    ``is_set`` is read-only: whether the role has this password.
+    ``is_set`` is read-only and tells whether the role has this password.
     """
 
     name: Annotated[str, msgspec.Meta(description="Name of the secret.")]
@@ -36,9 +36,9 @@ class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     ] = msgspec.field(default=True, name="isSet")
 
     def __post_init__(self) -> None:
-        SecretRef(self.name, self.store)  # checks their characters
+        SecretRef(self.name, self.store)  # validates the characters of both
         if not self.is_set:
-            raise ValueError("isSet: must not be declared; omit it, because Reconciler sets it")
+            raise ValueError("isSet: must not be declared, because Reconciler sets it")
 
 
 class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -59,7 +59,7 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         ),
     ] = None
     superuser: Annotated[
-        bool, msgspec.Meta(description="Must be false: Reconciler creates no superusers.")
+        bool, msgspec.Meta(description="Must be false: Reconciler does not create superusers.")
     ] = False
     create_database: Annotated[
         bool, msgspec.Meta(description="Whether the role can create databases.")
@@ -99,7 +99,7 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if self.superuser:
             raise ValueError(
-                "superuser: must not be true, because no rule would restrict such a role"
+                "superuser: must not be true, because no restriction applies to a superuser"
             )
         if self.password is not None and self.generated_password is not None:
             raise ValueError("password and generatedPassword: set only one of them")
@@ -112,11 +112,12 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a role: its name, and the secret with its password."""
+    """Outputs of a role: its name, and the secret that holds its password."""
 
     name: Annotated[str, msgspec.Meta(description="Name of the role.")]
     password: Annotated[
-        SecretRef | None, msgspec.Meta(description="Reference to the secret with its password.")
+        SecretRef | None,
+        msgspec.Meta(description="Reference to the secret that holds the role's password."),
     ] = None
 
 
@@ -142,7 +143,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields with a keyed digest instead of the password, as in a role's object."""
+    """Return fields with a keyed digest instead of the password, as in an observed role."""
     password = fields.get("password")
     if isinstance(password, dict) and "$secret" in password:
         return {**fields, "password": {"secret": cast("Fields", password).get("digest", "")}}
@@ -150,10 +151,10 @@ def comparable(fields: Fields) -> Fields:
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
-    """Return the attributes that reach beyond the databases (ADR 0060).
+    """Return the attributes that grant access beyond the databases (ADR 0060).
 
-    Up to PostgreSQL 15, a role that can create roles can allow itself to run programs on the host.
-    A role that can start replication can read the server's files.
+    Up to PostgreSQL 15, a role that can create roles can grant itself the right to run programs on
+    the host. A role that can start replication can read the server's files.
     """
     return [
         HostUse(f"spec.{name}", "privileges", name, "set it to false")

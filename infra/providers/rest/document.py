@@ -1,7 +1,7 @@
 """The document of an object: its desired and observed fields in the API's format.
 
-The decider builds it from a spec, and the log contains the result. So the fields in the log have
-the API's names and structure, and a changed definition does not change their meaning.
+The decider builds it from a spec, and the log contains the result. The fields in the log therefore
+have the API's names and structure, and editing the definition does not change their meaning.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Document:
     def extract(self, content: Any) -> Fields:
         """Return an object's fields, each null if the object has no value for it.
 
-        An expression that fails gives null, so a managed object is written again. Other clients'
+        An expression that fails yields null, so a managed object is written again. Other clients'
         objects may have any structure, and must not make a listing fail.
         """
         result: Fields = {}

@@ -284,7 +284,7 @@ def _tree(text: str) -> tuple[Node | None, str]:
 
 
 def _insert(text: str, insertions: Mapping[int, str]) -> str:
-    """Return a text with other texts inserted at their positions."""
+    """Return text with other strings inserted at their positions."""
     for at, inserted in sorted(insertions.items(), reverse=True):
         text = f"{text[:at]}{inserted}{text[at:]}"
     return text
@@ -318,7 +318,7 @@ class _Matcher:
         self.error = None
 
     def is_match(self, text: Any, pattern: Any) -> bool:
-        """Return whether a text contains a match; False after an error."""
+        """Return whether text contains a match; False after an error."""
         if self.error is not None:
             return False
         if not isinstance(text, str) or not isinstance(pattern, str):

@@ -64,7 +64,7 @@ _decoder = msgspec.json.Decoder(Any)
 
 
 class SplitError(ValueError):
-    """A text is not JSON with a list at the given path."""
+    """The text is not JSON with a list at the given path."""
 
 
 class UndecodableItem(NamedTuple):

@@ -55,13 +55,13 @@ class Pattern(NamedTuple):
     size: int
 
     def work(self, text: str) -> int:
-        """Return the approximate maximum time for a text in microseconds."""
+        """Return the approximate maximum time to search text, in microseconds."""
         match_nanoseconds = len(text.encode("utf-8", "surrogatepass")) * self.size
         match_nanoseconds *= _NANOSECONDS_PER_BYTE
         return _CALL_MICROSECONDS + self.size + match_nanoseconds // 1000
 
     def is_in(self, text: str) -> bool:
-        """Return whether a text contains a match. Raises ``PatternError``."""
+        """Return whether text contains a match. Raises ``PatternError``."""
         try:
             return _MATCH.execute({"text": text, "pattern": self.text})
         except (RuntimeError, ValueError) as error:

@@ -514,7 +514,7 @@ class RestProvider:
             existing = await self._find(action.external_name, uid)
         except ProviderError as error:  # the write was executed, so `NotDoneError` would be wrong
             raise UnknownResultError(
-                f"{action.external_name!r} was written, but reading it failed: {error.message}",
+                f"{action.external_name!r} was written, but it could not be read: {error.message}",
                 status=error.status,
                 retry_after_seconds=error.retry_after_seconds,
             ) from error
@@ -522,7 +522,7 @@ class RestProvider:
             raise UnknownResultError(f"{action.external_name!r} was written, but does not exist")
         if existing.object.written_by not in (None, action.idempotency_key):
             raise UnknownResultError(
-                f"{action.external_name!r} was written, but another client has written it since"
+                f"{action.external_name!r} was written, but another client has since written it"
             )
         return Effect(existing.object, replayed=is_replay)
 

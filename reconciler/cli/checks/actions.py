@@ -121,7 +121,7 @@ async def _classify_actions(nc: Client, replay: LogReplay) -> _Actions:
     suspects = await _find_undelivered(nc, unscheduled)
     lost = await _confirm_lost(nc, replay, suspects) if suspects else frozenset[str]()
     # A held action is retried when its hold ends, not when it is due. A retry that has started
-    # since the first read of the log has no `retry_at`, and needs no timer.
+    # since the first read of the log has no `retry_at`, and does not need a timer.
     timed = [row for row in waiting if row.retry_at and row.outcome != "Held" and not row.paused]
     overdue, untimed = await _find_untimed(nc, timed)
     healthy = len(unscheduled) + len(waiting) - len(lost) - len(overdue) - len(untimed)

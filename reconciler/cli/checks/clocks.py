@@ -111,7 +111,7 @@ def read_clock_offset(message: StoredMessage) -> timedelta:
 
 
 def _clock_error(role: str, offsets: list[timedelta]) -> timedelta:
-    """Return the error of a role's clock, from the offsets of its messages.
+    """Return the error of a role's clock, computed from the offsets of its messages.
 
     A message that is stored late looks like a slow clock, so a process's message that is furthest
     ahead reflects its clock best. Messages from different deciders cannot be distinguished.

@@ -1,6 +1,6 @@
 """Build the sentence that answers `why`: the state of a resource or a field, and its reason.
 
-The functions are pure: like the causes below the sentence, it follows from the history alone.
+The functions are pure: like the causes listed below it, the sentence depends only on the history.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SOURCES: Final[Mapping[str, str]] = {
 
 
 def build_answer(key: ResourceKey, history: Sequence[StoredEvent], why: Why) -> str:
-    """Return the sentence for an explanation and the history that it explains."""
+    """Return the sentence that sums up an explanation of a history."""
     if why.field:
         return f"{key}: {_explain_field(why, history)}."
     text = _explain_resource(history, why)
@@ -100,14 +100,14 @@ def _explain_resource(history: Sequence[StoredEvent], why: Why) -> str:
 
 
 def _action_suffix(state: ResourceState) -> str:
-    flight = state.actions.in_flight
-    if flight is None:
+    in_flight = state.actions.in_flight
+    if in_flight is None:
         return ""
-    return f". An action is in progress ({flight.action.operation}, attempt {flight.attempt})"
+    return f". An action is in progress ({in_flight.action.operation}, attempt {in_flight.attempt})"
 
 
 def _explain_later_drift(later: Sequence[LogEvent], state: ResourceState) -> str:
-    """Return how the object has drifted since the newest outcome, or ""."""
+    """Describe how the object has drifted since the newest outcome, or return ""."""
     drift = _last(later, DriftDetected)
     return f"{_describe_drift(drift)}{_action_suffix(state)}" if drift is not None else ""
 
@@ -118,7 +118,7 @@ def _format_author(event: LogEvent, parent: str) -> str:
 
 
 def _explain_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
-    """Return why a resource is as declared, and if it is not ready, the reason."""
+    """Explain why a resource is as declared, and if it is not ready, why not."""
     ready = next((each for each in outcome.conditions if each.type == "Ready"), None)
     return f"{_explain_convergence(outcome, causes, parent)}{_unready_suffix(ready)}"
 
@@ -207,7 +207,7 @@ def _explain_field(why: Why, history: Sequence[StoredEvent]) -> str:
 
 
 def _resolved_fields(history: Sequence[StoredEvent]) -> Fields:
-    """Return the fields of the newest spec if it was resolved, or no fields."""
+    """Return the fields of the newest spec if it was resolved, or an empty mapping."""
     specs = (each.event.data for each in reversed(history))
     newest = next((each for each in specs if isinstance(each, (SpecDeclared, SpecResolved))), None)
     return newest.fields if isinstance(newest, SpecResolved) else {}

@@ -187,10 +187,10 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case DriftDetected():
             return describe_drift(data)
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
-            late = (
+            grace_suffix = (
                 f"; observations within {grace:g} s after a write no longer count" if grace else ""
             )
-            return f"Reconciler took ownership of {name}: {_CLAIM_REASONS[reason]}{late}"
+            return f"Reconciler took ownership of {name}: {_CLAIM_REASONS[reason]}{grace_suffix}"
         case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed):
             return _describe_release(name, reason) + (_POSSIBLE_DUPLICATE if unconfirmed else "")
         case FinalizerAdded(finalizer, holder):
@@ -271,7 +271,9 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 return f"The decider retries in {seconds:.1f} s, at {time_text(at)}: {reason}"
             return f"The decider waits {seconds:.1f} s, until {time_text(at)}: {reason}"
         case ApiThrottled(until, message=message):
-            return f"The API accepts no calls before {time_text(until)}{message_suffix(message)}"
+            return (
+                f"The API does not accept calls before {time_text(until)}{message_suffix(message)}"
+            )
         case BreakerOpened(until, _, failures, message):
             after = f"after {plural(failures, 'consecutive failure')}{message_suffix(message)}"
             return f"The circuit breaker blocks calls until {time_text(until)}, {after}"

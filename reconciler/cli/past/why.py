@@ -24,13 +24,13 @@ from reconciler.ports import StoredEvent
 from reconciler.resource.difference import format_value
 from reconciler.sdk.history import History, ResourceHistory
 from reconciler.sdk.why import Parent, RepeatedDrift, Why, lineage
-from reconciler.sdk.why import why as explained
+from reconciler.sdk.why import why as explain
 
 _MAX_SHOWN_VALUES = 5
 
 
 class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
-    """A composed resource above the explained one, its reason, and the lines of its causes."""
+    """A resource composed of the explained one, its reason, and the lines about its causes."""
 
     resource: str
     reason: str
@@ -40,7 +40,7 @@ class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """The structured output: the answer in one sentence, and the chain of causes.
 
-    ``parents``: the composed resources above the explained one, from the nearest to the top.
+    ``parents``: the composed resources that contain the explained one, innermost first.
     """
 
     answer: str
@@ -78,7 +78,7 @@ def why(
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
     key, field, past, ancestors = run_async(_read_past(connection, resource, words, namespace))
-    result = explained(str(key), past.events, field)
+    result = explain(str(key), past.events, field)
     result = msgspec.structs.replace(result, parents=tuple(each for each, _ in ancestors))
     lines = _lines(past.events, result.chain)
     parents = [
@@ -87,7 +87,8 @@ def why(
     ]
     if field and not (result.wanted or result.applied or result.observed):
         raise CommandError(
-            f"{key} never had a field {field!r}; `reconciler explain {key.kind}` lists the fields"
+            f"{key} has never had a field {field!r}; "
+            f"`reconciler explain {key.kind}` lists the fields"
         )
     explanation = Explanation(build_answer(key, past.events, result), result, lines, parents)
     if output in TABLES:
@@ -129,11 +130,11 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
     if explanation.chain:
         out.print()
         print_lines(explanation.chain, wide=wide)
-    for each in explanation.parents:
-        has_reason = each.reason not in ("", f"part of {each.resource}")
-        reason = f" (reason: {each.reason})" if has_reason else ""
-        out.print_title(f"It is a part of {each.resource}{reason}.")
-        print_lines(each.chain, wide=wide)
+    for parent in explanation.parents:
+        has_reason = parent.reason not in ("", f"part of {parent.resource}")
+        reason = f" (reason: {parent.reason})" if has_reason else ""
+        out.print_title(f"It is part of {parent.resource}{reason}.")
+        print_lines(parent.chain, wide=wide)
 
 
 def _print_values(why: Why) -> None:

@@ -117,7 +117,7 @@ def reject(
     output: Output = "table",
     connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
-    """Reject a plan that waits for approval.
+    """Reject a plan that is waiting for approval.
 
     The resource stays Held with the reason NotApproved until you approve
     the plan, or the plan changes. The log keeps the rejection with your name

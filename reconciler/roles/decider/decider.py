@@ -268,7 +268,7 @@ class Decider:
         try:
             await self._reader.extend(waiting)
         except Exception as error:  # noqa: BLE001 - redeliveries are deduplicated
-            _logger.info("extending the leases of waiting messages failed", reason=str(error))
+            _logger.info("failed to extend the leases of waiting messages", reason=str(error))
 
     def _resume(self) -> None:
         """Resume parked declarations of destinations that may start actions again."""
@@ -360,8 +360,8 @@ class Decider:
                 letters.append(build_intake_letter(delivery, str(error)))
                 continue
             except Exception as error:  # one message must never block the others
-                _logger.exception("reading a message failed", position=delivery.position)
-                reason = f"reading the message failed: {type(error).__name__}"
+                _logger.exception("failed to read a message", position=delivery.position)
+                reason = f"failed to read the message: {type(error).__name__}"
                 letters.append(build_intake_letter(delivery, reason))
                 continue
             item = work.get(key)
@@ -524,7 +524,7 @@ class Decider:
         return await self._decide_repeats(self._take_turns(open_work, resources))
 
     def _has_unknown_kinds_in(self, key: ResourceKey, item: _Work) -> bool:
-        """Return whether a configuration names unknown kinds, which may have been defined since."""
+        """Return whether a configuration names unknown kinds, which may since have been defined."""
         if not is_config(key):
             return False
         specs = [each.data.manifest.spec for each in item.commands if type(each.data) is Declared]
@@ -636,9 +636,9 @@ class Decider:
                 return decide(base.state, commands, context)
             except Exception as error:  # a defect in a kind must not block others
                 if len(commands) == 1:
-                    _logger.exception("processing a resource failed", resource=str(key))
+                    _logger.exception("failed to process a resource", resource=str(key))
                 self._decision_errors[key] = (
-                    f"processing the resource failed: {type(error).__name__}: {error}"
+                    f"failed to process the resource: {type(error).__name__}: {error}"
                 )
                 commands = commands[: len(commands) // 2]
         return None
@@ -681,7 +681,7 @@ class Decider:
                 held, rest = held.split()  # only the first message fails; the others are tried
             if rest.deliveries:
                 remaining[key] = rest
-            failed = self._decision_errors.pop(key, "processing the resource failed")
+            failed = self._decision_errors.pop(key, "failed to process the resource")
             reason = self._hold_reason(key) if is_held else failed
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
@@ -736,7 +736,7 @@ class Decider:
             dropped = set[int]()
         held = {each.delivery.position for each in waiting} - dropped
         _logger.error(
-            "storing dead letters failed; retrying later",
+            "failed to store dead letters; retrying later",
             reason=reason,
             count=len(held),
             given_up=len(dropped),
@@ -763,7 +763,7 @@ class Decider:
     def _hold_reason(self, key: ResourceKey) -> str:
         damage = self._repository.errors.get(key)
         if damage is None:
-            return "processing the resource failed; see the decider's logs"
+            return "failed to process the resource; see the decider's logs"
         return (
             f"the resource is held because its log is damaged: {damage}; restore the log, then "
             "send the message again"
@@ -802,8 +802,8 @@ class Decider:
     async def _reject(self, results: _Results) -> set[int]:
         """Publish rejections. Return the positions of messages that could not be rejected.
 
-        Those are redelivered and processed again, so they get no reply yet. A message that gets no
-        free slot becomes a dead letter.
+        Those are redelivered and processed again, so no reply is sent yet. A message without a free
+        slot becomes a dead letter.
         """
         if not results.rejections:
             return set()

@@ -225,7 +225,7 @@ def _try_to_encode(state: ResourceState) -> bytes | None:
     try:
         return encode_state(state)
     except (OverflowError, RecursionError) as error:
-        _logger.warning("caching a state failed", error=str(error))
+        _logger.warning("failed to cache a state", error=str(error))
         return None
 
 

@@ -64,8 +64,8 @@ class GateReport:
 class GateClosedError(NotCalledError):
     """The gate is closed.
 
-    ``throttled``: the API or a rate limit permits no call now. If false, the API is failing, or the
-    log is uncertain.
+    ``throttled``: the API or a rate limit does not permit a call now. If false, the API is failing,
+    or the log is uncertain.
     """
 
     def __init__(
@@ -260,11 +260,13 @@ class ApiGate:
         for member in self.members.values():
             if member.throttled_until > now:
                 end = _format_end(member.suspended_until)
-                why = f"API {member.name!r} accepts no call before {end}"
+                why = f"API {member.name!r} does not accept calls before {end}"
                 return GateClosedError(why, retry_after_seconds=wait, throttled=True)
         # The log has not recorded the throttling yet, so its end is unknown.
         if self._local_throttle_until > now:
-            why = f"API {config!r} accepts no call for {self._local_throttle_until - now:.0f} s"
+            why = (
+                f"API {config!r} does not accept calls for {self._local_throttle_until - now:.0f} s"
+            )
             return GateClosedError(why, retry_after_seconds=wait, throttled=True)
         why = f"calls to API {config!r} are suspended briefly after failures"
         return GateClosedError(why, retry_after_seconds=wait)
@@ -278,7 +280,7 @@ class ApiGate:
         turn = max(self._rejected_until, now + expected)
         self._rejected_until = turn + limiter.interval
         return GateClosedError(
-            f"waits for the rate limit ({limiter.per_second:g} per second)",
+            f"waiting for the rate limit ({limiter.per_second:g} per second)",
             retry_after_seconds=turn - now,
             throttled=True,
         )
@@ -308,7 +310,7 @@ class ApiGate:
             self._process_throttle(error, config, wait)
 
     def stop(self) -> None:
-        """Report that this process abandons a running probe, and makes no more probes."""
+        """Report that this process abandons a running probe, and will not start another one."""
         for member in self._open_breakers():
             self._report(GateReport(member.name, "Stopping"))
 
@@ -344,12 +346,12 @@ class ApiGate:
             return
         self._local_opening_until = self._clock() + LOCAL_OPENING_SECONDS
         self._may_be_closed = True
-        for each in broken or [member]:
+        for failing in broken or [member]:
             self._report(
                 GateReport(
-                    each.name,
+                    failing.name,
                     "Failing",
-                    each.breaker_version,
+                    failing.breaker_version,
                     failures=self._failures,
                     message=error.message,
                 )

@@ -138,7 +138,7 @@ class ApiGates:
             tasks.create_task(self._detect_pauses())
 
     async def close(self) -> None:
-        """Publish the remaining reports, including that this process makes no more probes."""
+        """Publish the remaining reports, including that this process will not start more probes."""
         for gate in self._gates.values():
             gate.stop()
         with suppress(Exception):  # if the bus is unreachable, the probe expires
@@ -166,9 +166,9 @@ class ApiGates:
                 await self._intake.publish([self._message(each) for each in reports.values()])
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 if isinstance(error, NotStoredError):
-                    sent = list(reports.items())
-                    reports = dict(sent[index] for index in error.missing)
-                _logger.warning("reporting an API's health failed; retrying", error=str(error))
+                    entries = list(reports.items())
+                    reports = dict(entries[index] for index in error.missing)
+                _logger.warning("failed to report an API's health; retrying", error=str(error))
                 self._reports = reports | self._reports
                 self._has_reports.set()
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -240,7 +240,7 @@ class ApiGates:
 
 
 def _log_change(name: str, event: LogEvent) -> None:
-    """Log a change of an API's state."""
+    """Log a change in an API's state."""
     match event.data:
         case ApiThrottled(until=until, message=reason) | BreakerOpened(until=until, message=reason):
             _logger.warning(

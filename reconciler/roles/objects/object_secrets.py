@@ -42,7 +42,7 @@ def hide_secrets(
         if not is_in_content:
             return existing
     known_strings = strings_in(*known)
-    # If the object's name is known, no new resource gets the derived name.
+    # If the object's name is known, the derived name is not given to a new resource.
     is_omitted = is_hidden_name and existing.name not in known_strings
     for each in (existing.name, existing.uid):
         if each and not is_omitted and each not in known_strings:

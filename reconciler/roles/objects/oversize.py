@@ -85,4 +85,4 @@ async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLe
         if waiting := await sink.store_dead_letters(letters):
             _logger.warning("stream DEADLETTERS is full; dropped dead letters", count=len(waiting))
     except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-        _logger.warning("storing dead letters failed", error=str(error), count=len(letters))
+        _logger.warning("failed to store dead letters", error=str(error), count=len(letters))

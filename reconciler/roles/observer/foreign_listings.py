@@ -79,7 +79,7 @@ class ForeignListings:
                     await self._reject(delivery, str(error))
                 except Exception as error:
                     _logger.debug(
-                        "processing a listing failed", subject=delivery.subject, exc_info=True
+                        "failed to process a listing", subject=delivery.subject, exc_info=True
                     )
                     await self._reject(delivery, f"{type(error).__name__}: {error}")
 
@@ -206,4 +206,4 @@ class ForeignListings:
                     "stream DEADLETTERS is full; dropped a dead letter", subject=subject
                 )
         except Exception as error:  # noqa: BLE001 - its observer will publish another listing
-            _logger.warning("storing a dead letter failed", subject=subject, error=str(error))
+            _logger.warning("failed to store a dead letter", subject=subject, error=str(error))

@@ -42,7 +42,7 @@ class ListingAssembler:
     ``began_at``: start time. ``began_monotonic``: start on the local monotonic clock, None if
     another process started the listing. If ``unique_names`` is false, the API assigns ids, and two
     objects may have the same name. ``has_unknown_names``: objects with unknown names exist, so the
-    listing proves no absence.
+    listing does not prove absence.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class ListingAssembler:
             ListingRefusedError: an object is outside the scope, or there are too many.
         """
         began = self.began
-        for each in objects:
-            if not is_within(began.prefix, began.labels, each.name, each.labels):
+        for item in objects:
+            if not is_within(began.prefix, began.labels, item.name, item.labels):
                 raise ListingRefusedError(
-                    f"the object {each.name!r} is outside the scope of the listing"
+                    f"the object {item.name!r} is outside the scope of the listing"
                 )
-            self._objects[self.object_key(each.name, each.uid)] = each
+            self._objects[self.object_key(item.name, item.uid)] = item
         if len(self._objects) > MAX_LISTED_OBJECTS:
             raise ListingRefusedError(
                 f"the listing has more than {MAX_LISTED_OBJECTS} objects; split the scope of its "
@@ -547,7 +547,7 @@ def _may_change_hold(
     """Return whether a changed configuration or count may change a hold."""
     if row.hold == Hold.DELETION_GUARD:
         if unmanaged is None or guard.allows(unmanaged.unmanaged, unmanaged.total):
-            return True  # the configuration has changed since
+            return True  # the configuration has since changed
         return (unmanaged.unmanaged, unmanaged.total) != (row.unmanaged, row.total)
     if not own_log_id or row.outcome != "Unowned" or row.belongs_to:
         return False

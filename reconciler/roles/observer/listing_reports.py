@@ -1,7 +1,7 @@
 """Report to a ``ProviderConfig`` that listings of a kind fail, or complete again (ADR 0069).
 
 Reports are level-triggered: this process compares its observations with the log, so a lost report
-is repeated, and an unchanged fleet causes no events.
+is repeated, and an unchanged fleet does not cause events.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ListingReports:
             await self._intake.publish([message])
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning(
-                "reporting the listings of a kind failed", config=name, kind=kind, error=str(error)
+                "failed to report the listings of a kind", config=name, kind=kind, error=str(error)
             )
             return False
         return True

@@ -231,11 +231,11 @@ class ObjectReads:
             with gate.calls(name, is_probe=is_probe):
                 existing = await provider.read(external_name, uid)
         except (ProviderError, ConfigurationError) as error:
-            _logger.info("reading an object failed", resource=str(row.key), reason=str(error))
+            _logger.info("failed to read an object", resource=str(row.key), reason=str(error))
             return None
         except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
             reason = f"{type(error).__name__}: {error}"
-            _logger.warning("reading an object failed", resource=str(row.key), reason=reason)
+            _logger.warning("failed to read an object", resource=str(row.key), reason=reason)
             return None
         if late_name is not None and not self._is_labeled(existing, row):
             return None

@@ -126,7 +126,7 @@ class Observer:
         self.listings = 0
 
     async def run(self) -> None:
-        """List until canceled, following changes of the configurations."""
+        """List until canceled, following changes to the configurations."""
         self._configurations.listen(self._handle_config_change)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -331,13 +331,13 @@ class Observer:
             deleted_ids=self._deletions.ids(
                 began.provider_config,
                 began.kind,
-                began=listing.began_monotonic,
+                started_at=listing.began_monotonic,
                 grace_seconds=config.consistency_grace_seconds,
             ),
             late_ids=self._deletions.ids(
                 began.provider_config,
                 began.kind,
-                began=None,
+                started_at=None,
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
@@ -460,7 +460,7 @@ async def _read_one(
     try:
         existing = await provider.read(external_name, uid)
     except ProviderError as error:
-        _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
+        _logger.warning("failed to read an object", resource=str(row.key), error=str(error))
         return []
     recorded = None
     if existing is not None:

@@ -11,10 +11,10 @@ MAX_DELETIONS: Final = 10_000
 """Limit on recorded deletions across all APIs."""
 
 DELETED_SECONDS: Final = 60.0
-"""Maximum age of a listing that another process has started.
+"""Maximum age of a listing started by another process.
 
-An API may also list a deleted object for this long. An object with the deleted id and an owner
-label then counts as the deleted one.
+An API may keep listing a deleted object for this long. During that time, an object with its id and
+an owner label counts as the deleted one.
 """
 
 
@@ -25,7 +25,7 @@ class _Deletion(NamedTuple):
 
 
 class RecentDeletions:
-    """The ids of deleted objects by ``ProviderConfig`` and kind, from events of the log."""
+    """The ids of deleted objects by ``ProviderConfig`` and kind, from log events."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,14 +48,16 @@ class RecentDeletions:
                 pass
 
     def ids(
-        self, provider_config: str, kind: str, *, began: float | None, grace_seconds: float
+        self, provider_config: str, kind: str, *, started_at: float | None, grace_seconds: float
     ) -> frozenset[str]:
         """Return the ids of deleted objects that a listing of one kind at one API may contain.
 
-        ``began``: start of the listing on the monotonic clock, None if another process started it.
-        After ``grace_seconds``, a listed object counts as new, because ids may be reused.
+        ``started_at``: when the listing started (monotonic clock), None if another process started
+        it. After ``grace_seconds``, a listed object counts as new, because ids may be reused.
         """
-        since = (self._clock() - DELETED_SECONDS if began is None else began) - grace_seconds
+        since = (
+            self._clock() - DELETED_SECONDS if started_at is None else started_at
+        ) - grace_seconds
         target = (provider_config, kind)
         return frozenset(
             each.uid

@@ -1,7 +1,7 @@
 """Predict the effects of declarations by running the roles' functions in memory.
 
 Resources are loaded from the log. Predicted events only change a copy of the read models. Each
-action gets a successful result, references are updated as the sweeper would, and the known objects
+action is given a successful result, references are updated as by the sweeper, and the known objects
 of a changed configuration are listed again (ADR 0038). An action of a composed resource declares
 and withdraws its parts, as its provider would.
 """
@@ -315,11 +315,13 @@ class Foresight:
             for resource in resources
             for digest in contents_in(resource.state.observed.object, resource.state.desired.fields)
         }
-        for index, stored in (await self._stored(indexes)).items():
+        for index, stored in (await self._load_contents(indexes)).items():
             chunks = [msgspec.structs.replace(index, name=each) for each in stored.chunks]
-            self._contents[index.name] = merge_chunks((await self._stored(chunks)).values())
+            self._contents[index.name] = merge_chunks((await self._load_contents(chunks)).values())
 
-    async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
+    async def _load_contents(
+        self, keys: Iterable[ResourceKey]
+    ) -> dict[ResourceKey, ComposedContentSpec]:
         loaded = await self._repository.get(list(keys))
         return {
             key: msgspec.convert(each.state.desired.fields, ComposedContentSpec)
@@ -411,23 +413,23 @@ class Foresight:
         """Declare and withdraw parts as the provider would, or describe a conflict over a part."""
         await self._load_resources({each.key: () for each in parts})
         messages: dict[ResourceKey, IntakeData] = {}
-        for each in parts:
-            part = self.resources.get(each.key)
+        for change in parts:
+            part = self.resources.get(change.key)
             if part is None:
                 continue
             desired = part.state.desired
             labels = {} if desired.spec is None else desired.spec.labels
             other_owner = (
-                describe_part_conflict(str(each.key), labels, resource.key.tokens)
+                describe_part_conflict(str(change.key), labels, resource.key.tokens)
                 if desired.is_declared
                 else ""
             )
-            if other_owner and each.step == "Declare":
+            if other_owner and change.step == "Declare":
                 return other_owner
-            if each.wanted is not None:
-                messages[each.key] = Declared(each.wanted)
+            if change.wanted is not None:
+                messages[change.key] = Declared(change.wanted)
             elif not other_owner:  # keep another resource's part
-                messages[each.key] = Withdrawn()
+                messages[change.key] = Withdrawn()
         for key, message in messages.items():
             self.resources[key].part_of = resource.key
             self.resources[key].is_withdrawn = isinstance(message, Withdrawn)

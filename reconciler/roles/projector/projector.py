@@ -74,7 +74,7 @@ class _Stored(NamedTuple):
 
 
 class Projector:
-    """Writes changes of the read models. If several projectors run, only one of them writes."""
+    """Writes changes to the read models. If several projectors run, only one of them writes."""
 
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models
@@ -271,7 +271,7 @@ class Projector:
         try:
             await self._write_waiting()
         except Exception as error:  # noqa: BLE001 - the rows are a cache
-            _logger.warning("writing the read models failed; retrying", error=str(error))
+            _logger.warning("failed to write the read models; retrying", error=str(error))
             failed = True
         self._is_stuck = bool(self._waiting) and not self._has_progressed
         self._progress.set()
@@ -286,7 +286,7 @@ class Projector:
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - the next start rebuilds them from the log
             _logger.info(
-                "writing the read models at shutdown failed; the next start rebuilds them",
+                "failed to write the read models at shutdown; the next start rebuilds them",
                 error=repr(error),
             )
 

@@ -118,7 +118,7 @@ def _stamp(file: str) -> _Stamp | None:
 
 
 def resolve_secret(reference: CredentialsRef | None) -> str | None:
-    """Read a secret. Only the client gets it (invariant 12).
+    """Read a secret. Only the client receives it (invariant 12).
 
     Raises:
         ConfigurationError: it cannot be read. The text names its location, never its content.

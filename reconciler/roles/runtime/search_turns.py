@@ -1,4 +1,4 @@
-"""Searches for secrets take turns, so that a hostile API gets no more than its share of a process.
+"""Searches for secrets take turns, so that a hostile API cannot exceed its share of a process.
 
 Searching a 256 KiB object takes up to 0.4 s of CPU, and an API may list thousands of them.
 """

@@ -164,7 +164,7 @@ def _mask(text: str, secrecy: Secrecy) -> str:
 
 
 def _may_leak(text: str, secrecy: Secrecy) -> bool:
-    """Return whether a text contains a secret, or is too long to search."""
+    """Return whether text contains a secret, or is too long to search."""
     return len(text) > MAX_ERROR_CHARACTERS or secrecy.is_in(text)
 
 

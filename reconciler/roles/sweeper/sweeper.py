@@ -268,7 +268,7 @@ class Sweeper:
                 pause = SWEEP_SECONDS
                 if wake_up is not None and wake_up.wait == wait:
                     # A guard is checked once per version of its configuration, and once more in
-                    # case the decider had not read it. So an idle fleet causes no messages.
+                    # case the decider had not read it. So an idle fleet does not cause messages.
                     doubled = min(2 * wake_up.pause_seconds, MAX_WAKE_UP_SECONDS)
                     pause = math.inf if key in guarded else doubled
                 wake_up = _WakeUp(wait, clock + pause, pause)
@@ -358,7 +358,7 @@ class Sweeper:
         if secret not in self._unreadable:
             self._unreadable.add(secret)
             context = {"secret": secret.path, "namespace": secret.reader}
-            _logger.warning("reading a secret failed", **context, **details)
+            _logger.warning("failed to read a secret", **context, **details)
 
     def _wake(
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]

@@ -62,20 +62,20 @@ async def _search(
 ) -> LookupResult:
     """Return the object that the action created, or else another object with its name.
 
-    The idempotency key identifies the created object. So does its label if no other object has it.
+    The idempotency key identifies the created object, as does a label that no other object has.
     """
     own_label, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
     same_name: ExternalObject | None = None
     try:
         async for page in provider.pages(scope, page_size=page_size):
-            for each in page:
-                if each.name != action.external_name or each.uid in known_uids:
+            for candidate in page:
+                if candidate.name != action.external_name or candidate.uid in known_uids:
                     continue
-                if each.written_by == action.idempotency_key:
-                    return LookupResult(each)
-                if own_label is not None and each.labels.get(OWNER_LABEL) == own_label:
-                    labeled.append(each)
-                same_name = same_name or each
+                if candidate.written_by == action.idempotency_key:
+                    return LookupResult(candidate)
+                if own_label is not None and candidate.labels.get(OWNER_LABEL) == own_label:
+                    labeled.append(candidate)
+                same_name = same_name or candidate
     except UnreadableObjectsError as error:
         if error.may_have(action.external_name):
             raise

@@ -227,10 +227,11 @@ class Worker:
             effect, error = None, _reject_long_wait(gate, action)
             if error is None:
                 async with self._get_slots(action.provider_config).slot():
-                    old = self._may_have_result(delivery)
-                    ending = await self._find_ending(delivery, action, attempt) if old else None
-                    if ending is not None:
-                        await self._finish_ended(delivery, action, attempt, ending)
+                    end_event = None
+                    if self._may_have_result(delivery):
+                        end_event = await self._find_end_event(delivery, action, attempt)
+                    if end_event is not None:
+                        await self._finish_ended(delivery, action, attempt, end_event)
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
@@ -349,7 +350,7 @@ class Worker:
                 lambda key: event.resourceversion if key == event.key else 0,
             )
         except Exception as comparison_error:  # noqa: BLE001 - such as an unreachable bus
-            _logger.warning("comparing an object with the log failed", error=str(comparison_error))
+            _logger.warning("failed to compare an object with the log", error=str(comparison_error))
             comparison = Comparison(must_wait=True)
         if comparison.allows(event.key):
             return error, reportable
@@ -392,7 +393,7 @@ class Worker:
         self._record_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed_positions
 
-    async def _find_ending(
+    async def _find_end_event(
         self, delivery: ActionDelivery, action: Action, attempt: int
     ) -> ResourceEvent | None:
         """Return the event that ended this attempt or its action, or None.
@@ -407,7 +408,7 @@ class Worker:
                 break
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
-                    "reading the result of a redelivered action failed; retrying", error=str(error)
+                    "failed to read the result of a redelivered action; retrying", error=str(error)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
         for event in loaded[key].events:
@@ -486,18 +487,20 @@ class Worker:
             self._forget_lease(delivery)
 
     async def _finish_ended(
-        self, delivery: ActionDelivery, action: Action, attempt: int, ending: ResourceEvent
+        self, delivery: ActionDelivery, action: Action, attempt: int, end_event: ResourceEvent
     ) -> None:
         """Acknowledge an ended action, unless another worker may have made an unreported call."""
-        is_known = isinstance(ending, (ActionSucceeded, ActionHeld))
-        if _may_be_created_again(delivery, action, ending):
+        is_known = isinstance(end_event, (ActionSucceeded, ActionHeld))
+        if _may_be_created_again(delivery, action, end_event):
             capabilities = self._providers.capabilities(delivery.event.key.kind)
             is_known = capabilities is None or capabilities.idempotency_keys
         is_call = not isinstance(delivery.event.data, LookupDecided)
         if is_call and not is_known and self._may_have_another_worker(delivery):
             now = self._now()
-            lost = ActionError("Unknown", "another worker started this call and reported no result")
-            reported = Reported(action.action_id, attempt, now, now, self._name, lost)
+            error = ActionError(
+                "Unknown", "another worker started this call and reported no result"
+            )
+            reported = Reported(action.action_id, attempt, now, now, self._name, error)
             self._report(delivery, reported)
             self._has_results.set()
             return
@@ -505,7 +508,7 @@ class Worker:
         try:
             await self._reader.ack([delivery])
         except Exception as error:  # noqa: BLE001 - its redelivery ends the same way
-            _logger.warning("acknowledging an ended action failed", error=str(error))
+            _logger.warning("failed to acknowledge an ended action", error=str(error))
 
     def _begin_lease(self, delivery: ActionDelivery) -> None:
         """Date a lease from the second-to-last extension.
@@ -533,7 +536,7 @@ class Worker:
                 if leases:
                     await self._reader.extend_leases(leases)
             except Exception as error:  # noqa: BLE001 - the next extension may succeed
-                _logger.warning("extending leases failed", error=str(error))
+                _logger.warning("failed to extend leases", error=str(error))
             else:
                 starts = self._lease_starts
                 starts.update((each.position, now) for each in leases if each.position in starts)
@@ -559,12 +562,14 @@ def _reject_long_wait(gate: ApiGate, action: Action) -> ProviderError | None:
     return None if gate.is_open else gate.reject_long_wait(action.provider_config)
 
 
-def _may_be_created_again(delivery: ActionDelivery, action: Action, ending: ResourceEvent) -> bool:
+def _may_be_created_again(
+    delivery: ActionDelivery, action: Action, end_event: ResourceEvent
+) -> bool:
     """Return whether a lost worker may have executed a creation again after its success.
 
     This is the case if the first delivery succeeded, and this is at least the third.
     """
-    has_succeeded_first = isinstance(ending, ActionSucceeded) and not ending.redelivered
+    has_succeeded_first = isinstance(end_event, ActionSucceeded) and not end_event.redelivered
     is_third = delivery.delivered > 2  # noqa: PLR2004
     return action.operation == "Create" and has_succeeded_first and is_third
 
@@ -602,8 +607,8 @@ def _without_oversized(existing: ExternalObject | None) -> ExternalObject | None
 
 def _result_id(reported: Reported) -> str:
     """Return the id of a result, which becomes the cause of the event that records it."""
-    ending = "Done" if reported.error is None else reported.error.error_class
-    return f"{reported.action_id}:{reported.attempt}:{reported.worker}:{ending}"
+    outcome = "Done" if reported.error is None else reported.error.error_class
+    return f"{reported.action_id}:{reported.attempt}:{reported.worker}:{outcome}"
 
 
 def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -> ActionError:
@@ -644,7 +649,7 @@ def _as_partly_done(error: ProviderError | ConfigurationError) -> UnknownResultE
 
 
 def _clean_text(text: str) -> str:
-    """Truncate a text, and replace invalid Unicode, such as half a surrogate pair."""
+    """Truncate text, and replace invalid Unicode, such as half a surrogate pair."""
     return text[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()
 
 

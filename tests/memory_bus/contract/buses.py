@@ -145,7 +145,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def publish_listing(self, subject: str, payload: bytes) -> None:
-        """Store a part of a listing."""
+        """Store part of a listing."""
 
     @abstractmethod
     async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:

@@ -22,7 +22,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 @pytest.fixture
 def bus_url(request: pytest.FixtureRequest) -> str | None:
-    """The URL of an empty bus; None for the bus in memory, which needs no server."""
+    """The URL of an empty bus; None for the bus in memory, which does not need a server."""
     is_in_memory = "memory" in request.node.callspec.id.split("-")
     return None if is_in_memory else request.getfixturevalue("fresh_bus_url")
 
