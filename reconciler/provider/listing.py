@@ -137,16 +137,21 @@ async def convert_by_size(function: Callable[[], _Item], size_bytes: int) -> _It
 
 
 class Turns:
-    """Work in short turns of the event loop, because an API may return any number of objects."""
+    """Work in short turns of the event loop, because an API may return any number of objects.
+
+    A single object can take much longer than a turn, if expressions examine it. A pause as long as
+    that turn leaves half of the time to other work.
+    """
 
     def __init__(self) -> None:
-        self._turn_end = time.monotonic() + _TURN_SECONDS
+        self._turn_start = time.monotonic()
 
     async def pause(self) -> None:
         """Yield to the event loop if the current turn has lasted long enough."""
-        if time.monotonic() >= self._turn_end:
-            await asyncio.sleep(0)
-            self._turn_end = time.monotonic() + _TURN_SECONDS
+        elapsed = time.monotonic() - self._turn_start
+        if elapsed >= _TURN_SECONDS:
+            await asyncio.sleep(elapsed if elapsed >= 2 * _TURN_SECONDS else 0)
+            self._turn_start = time.monotonic()
 
 
 async def convert_in_turns(

@@ -466,8 +466,8 @@ def test_rows_are_outdated_if_any_of_them_is_older(
 
 def test_rows_of_an_earlier_checkpoint_differ_in_number_or_version():
     story = converged_story()
-    stored = dict(rebuild(of(story)).rows())
-    earlier = dict(rebuild(of(story)[:-1]).rows())
+    stored = dict(rebuild(interleave(story)).rows())
+    earlier = dict(rebuild(interleave(story)[:-1]).rows())
     row = status_name(story.key)
     for names in ([row], [FLEET], [CHECKPOINT], [row, FLEET], [row, CHECKPOINT]):
         with pytest.raises(OutdatedRowsError):

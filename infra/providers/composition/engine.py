@@ -6,6 +6,7 @@ contains the result, so neither a replay nor a withdrawal evaluates an expressio
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,7 @@ PROBLEM: Final = "problem"
 _INPUTS: Final = "given"
 _CHILDREN: Final = "children"
 _MAX_SET_NAME: Final = 63
+_MAX_EVALUATED: Final = 10_000
 _LOCATION: Final = "spec.composition"
 _encoder = msgspec.json.Encoder()
 
@@ -159,7 +161,10 @@ class _Composer:
 
 
 class _DefinedOutputs:
-    """The outputs in a definition, computed by the provider and recorded with the object."""
+    """The outputs in a definition, computed by the provider and recorded with the object.
+
+    Every listing computes them again, so the values for the same inputs are kept.
+    """
 
     def __init__(
         self, name: str, spec: CompositionSpec, is_many_by_part: Mapping[str, bool]
@@ -183,14 +188,25 @@ class _DefinedOutputs:
         used_variables += [] if self._ready is None else [self._ready.variables]
         self.input_names = frozenset(RESOURCE_VARIABLES) & frozenset[str]().union(*used_variables)
         self.outputs = _struct(name, spec.outputs)
+        self._evaluated: dict[bytes, Fields] = {}  # by digest of the inputs, oldest first
 
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
         """Return the status of the components, and the values of the definition's expressions."""
-        result = components.summary(fields, children)
         statuses = child_statuses(self._is_many_by_part, fields, children)
         inputs: object = fields.get(_INPUTS)
         resource = cast("Fields", inputs) if isinstance(inputs, dict) else {}
         variables = {**resource, _CHILDREN: statuses}
+        digest = hashlib.blake2b(_encoder.encode(variables), digest_size=16).digest()
+        values = self._evaluated.get(digest)
+        if values is None:
+            values = self._evaluate(variables)
+            if len(self._evaluated) >= _MAX_EVALUATED:
+                del self._evaluated[next(iter(self._evaluated))]
+            self._evaluated[digest] = values
+        return {**components.summary(fields, children), **values}
+
+    def _evaluate(self, variables: Fields) -> Fields:
+        result: Fields = {}
         problems: list[str] = []
         expression_inputs = Inputs(variables)
         for name, (compiled, output) in self._outputs.items():

@@ -49,6 +49,7 @@ from reconciler.errors import (
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Turns
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
@@ -413,10 +414,12 @@ class CompositionProvider:
             }
         )
         additional = await self.read_additional_outputs([spec for _, spec in specs], reason)
-        return [
-            self._object(generation, spec, rows, additional_fields)
-            for (generation, spec), additional_fields in zip(specs, additional, strict=True)
-        ]
+        objects: list[ExternalObject] = []
+        turns = Turns()
+        for (generation, spec), additional_fields in zip(specs, additional, strict=True):
+            objects.append(self._object(generation, spec, rows, additional_fields))
+            await turns.pause()
+        return objects
 
     def _object(
         self,
