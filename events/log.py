@@ -423,6 +423,9 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     definition: Annotated[
         str, description("Digest of the definition of the kind, if a KindDefinition defines it.")
     ] = ""
+    epoch: Annotated[
+        str, description("Epoch of the log, which names its restores; empty if there was none.")
+    ] = ""
 
     @property
     def namespace(self) -> str:

@@ -7,7 +7,7 @@ compared byte for byte (invariant 1). Only changed rows are stored again.
 ``status.<namespace>.<kind>.<name>``   ``StatusRow``
 ``damage.<ns>.<kind>.<name>``          ``LogDamage``, only while the log is damaged there
 ``damage.position.<n>``                ``LogDamage`` of a message that belongs to no resource
-``fleet``                              ``FleetSummary``
+``fleet``                              ``FleetSummary``, with a checksum of the status rows
 ``checkpoint``                         ``Checkpoint``: last folded position of the log
 =====================================  ======================================================
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from zlib import crc32
 
 import msgspec
 
@@ -27,7 +28,7 @@ from events.names import ResourceKey
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 26
+SCHEMA = 27
 """Schema of the rows. Increase it when a row's meaning changes, so that stored rows are rebuilt."""
 
 STATUS = "status"
@@ -89,12 +90,30 @@ class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int = 0
 
 
-_FleetEntry = tuple[str, bool, bool]
-"""Properties that the fleet counts: outcome, ownership, and whether an action is in flight."""
+class FleetRow(FleetSummary, frozen=True, rename="camel"):
+    """The stored form of the counts, which reveals rows that do not belong to the checkpoint.
+
+    ``checksum``: the sum of the versions and positions of all status rows, each multiplied by a
+    hash of its name. Older rows result in another checksum. It does not include the content,
+    because damage may be stored before this row. ``position``: that of the checkpoint.
+    """
+
+    checksum: int = 0
+    position: int = 0
+
+
+_CHECKSUM_LIMIT = 2**53
+"""Modulus of the checksum, up to which all readers of JSON represent integers exactly."""
+
+
+_FleetEntry = tuple[str, bool, bool, int]
+"""Properties that the fleet counts: outcome, ownership, whether an action is in flight, and the
+row's version plus its position, for the checksum. A plain tuple, because it is created per event.
+"""
 
 
 def _fleet_entry(row: StatusRow) -> _FleetEntry:
-    return row.outcome, row.owned, row.action_id != ""
+    return row.outcome, row.owned, row.action_id != "", row.version + row.position
 
 
 class _FleetCounts:
@@ -104,9 +123,14 @@ class _FleetCounts:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._owned = 0
         self._in_flight = 0
+        self._checksum = 0
 
     def move(self, name: str, previous: _FleetEntry | None, after: _FleetEntry | None) -> None:
         """Move a resource from its earlier counts to its current ones; None if it has no row."""
+        change = (after[3] if after else 0) - (previous[3] if previous else 0)
+        self._checksum += crc32(name.encode()) * change
+        if previous is not None and after is not None and previous[:3] == after[:3]:
+            return
         namespace, kind, _ = name.split("/")
         if previous is not None:
             self._add(namespace, kind, previous, -1)
@@ -114,7 +138,7 @@ class _FleetCounts:
             self._add(namespace, kind, after, 1)
 
     def _add(self, namespace: str, kind: str, entry: _FleetEntry, sign: int) -> None:
-        outcome, owned, in_flight = entry
+        outcome, owned, in_flight, _ = entry
         bucket = (namespace, kind, outcome or "Pending")
         self._counts[bucket] += sign
         if not self._counts[bucket]:
@@ -122,10 +146,11 @@ class _FleetCounts:
         self._owned += sign * owned
         self._in_flight += sign * in_flight
 
-    def summary(self) -> FleetSummary:
-        """Return the current counts."""
+    def row(self, position: int) -> FleetRow:
+        """Return the current counts and checksum, with the position of the rows."""
         counts = tuple(FleetCount(*each, count) for each, count in sorted(self._counts.items()))
-        return FleetSummary(counts, self._owned, self._in_flight)
+        checksum = self._checksum % _CHECKSUM_LIMIT
+        return FleetRow(counts, self._owned, self._in_flight, checksum, position)
 
 
 _encoder = msgspec.json.Encoder()
@@ -133,10 +158,11 @@ _status = msgspec.json.Decoder(StatusRow)
 _damage = msgspec.json.Decoder(LogDamage)
 _checkpoint = msgspec.json.Decoder(Checkpoint)
 _fleet = msgspec.json.Decoder(FleetSummary)
+_fleet_row = msgspec.json.Decoder(FleetRow)
 
 
 class OutdatedRowsError(ValueError):
-    """Stored rows have another schema, or are incomplete, and must be rebuilt from the log."""
+    """Stored rows have another schema, or do not belong together. Rebuild them from the log."""
 
 
 class ReadModels:
@@ -307,7 +333,7 @@ class ReadModels:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
         # Even if the counts are unchanged: intermediate rows may have been stored, and rows without
         # counts are incomplete.
-        rows[FLEET] = _encoder.encode(self._fleet.summary())
+        rows[FLEET] = _encoder.encode(self._fleet.row(self.position))
         changes = RowChanges(self._last_checkpoint, self.checkpoint, rows, bool(self._dirty_damage))
         self._forget_changes()
         return changes
@@ -330,13 +356,18 @@ class ReadModels:
             yield _row_name(DAMAGE, name), _encoder.encode(damage)
         for name, row in self.status.items():
             yield _row_name(STATUS, name), _encoder.encode(row)
-        yield FLEET, _encoder.encode(self.fleet())
+        yield FLEET, _encoder.encode(self.fleet_row())
         yield CHECKPOINT, _encoder.encode(self.checkpoint)
 
     def fleet(self) -> FleetSummary:
         """Return the number of resources by namespace, kind and outcome."""
+        row = self.fleet_row()
+        return FleetSummary(row.counts, row.owned, row.in_flight)
+
+    def fleet_row(self) -> FleetRow:
+        """Return the stored form of the counts."""
         self._update_derived()
-        return self._fleet.summary()
+        return self._fleet.row(self.position)
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Set the checkpoint of the current rows, and discard recorded changes."""
@@ -353,7 +384,8 @@ class ReadModels:
 def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadModels:
     """Return read models from stored rows, or from a selection of them.
 
-    Raises ``OutdatedRowsError`` if they have another schema or are incomplete.
+    Raises ``OutdatedRowsError`` if they have another schema, are incomplete, or include rows that
+    are older or newer than the checkpoint.
     """
     models = ReadModels()
     try:
@@ -372,25 +404,28 @@ def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadMod
                 models.status[key.replace(".", "/")] = _status.decode(payload)
             elif model == DAMAGE:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
-        counted = None if is_selection else _fleet.decode(rows[FLEET])
+        stored = None if is_selection else _fleet_row.decode(rows[FLEET])
     except KeyError as error:
         raise OutdatedRowsError(f"stored rows are incomplete: {error} is missing") from None
     except msgspec.DecodeError as error:
         raise OutdatedRowsError(f"stored rows are unreadable: {error}") from None
     models.set_checkpoint(checkpoint)
-    if counted is not None:
-        _check_complete(models.fleet(), counted)
+    if stored is not None:
+        _check_complete(models.fleet_row(), stored)
     return models
 
 
-def _check_complete(found: FleetSummary, stored: FleetSummary) -> None:
-    """Raise ``OutdatedRowsError`` unless there are as many rows as the fleet row counts.
+def _check_complete(found: FleetRow, stored: FleetRow) -> None:
+    """Raise ``OutdatedRowsError`` unless the rows are those that the fleet row counts.
 
-    The bus loses rows if their stream has a limit. A resource without its row would look
-    undeclared. Outcomes may differ, because damage is stored before the fleet row.
+    The bus loses rows if their stream has a limit, and a full disk or a restored file may bring
+    back older ones. A resource without its row would look undeclared, and events after an older row
+    would look lost. Outcomes may differ, because damage is stored before the fleet row.
     """
     if _resources_by_kind(found) != _resources_by_kind(stored):
         raise OutdatedRowsError(f"{_total(found)} resource rows exist instead of {_total(stored)}")
+    if (found.checksum, found.position) != (stored.checksum, stored.position):
+        raise OutdatedRowsError("some stored rows are older or newer than the others")
 
 
 def _resources_by_kind(fleet: FleetSummary) -> Counter[tuple[str, str]]:

@@ -24,6 +24,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
+from events.epochs import next_epoch
 from events.excerpt import list_first
 from events.integrity import LogDamage, next_digest
 from events.subjects import ALL_STORED_INTAKE, REPLY_HEADER
@@ -269,11 +270,14 @@ def _services(*sources: Backup) -> list[str]:
 
 
 def _new_epoch(backup: Backup, existing: LogIdentity | None) -> str:
-    """Return a new epoch that contains earlier ones, which object keys still use (ADR 0065)."""
-    base = backup.header.identity
-    if existing is not None and existing.log_id == base.log_id and existing.epoch:
-        base = existing
-    return ".".join(filter(None, (new_id(), base.epoch)))
+    """Return a new epoch that contains earlier ones, which object keys still use (ADR 0065).
+
+    The existing log may have lost its earlier epochs together with its metadata.
+    """
+    log = backup.header.identity
+    saved = (Backup(path).header.identity for path in _unfinished_files(backup.path))
+    known = (each for each in (existing, log, *saved) if each and each.log_id == log.log_id)
+    return next_epoch(new_id(), *(each.epoch for each in known))
 
 
 def rename_saved_files(path: Path) -> list[str]:

@@ -19,9 +19,10 @@ LOG_REPLACED_REMEDY: Final = (
     "log from a backup with `reconciler restore`"
 )
 INTAKE_REMEDY: Final = (
-    "Do not delete anything. Stop all roles, and run `reconciler backup NAME.backup`, then "
-    "`reconciler restore NAME.backup`, which saves the stream to a file, recreates it with "
-    "positions after those in the log, and publishes its declarations again"
+    "Do not delete anything. Stop all roles. As the administrator of the account, run "
+    "`reconciler backup NAME.backup`, then `reconciler restore NAME.backup`, which saves the "
+    "stream to a file, recreates it with positions after those in the log, and publishes its "
+    "declarations again"
 )
 
 _RECENT_EVENTS: Final = 100

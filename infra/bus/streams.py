@@ -32,6 +32,7 @@ from nats.aio.client import Client
 
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
+from events.epochs import next_epoch
 from events.log import ActionDecided
 from events.names import ResourceKey
 from events.subjects import DISCARDED
@@ -639,30 +640,33 @@ async def _recover_metadata(nc: Client, log: StreamState) -> dict[str, str]:
     """Rebuild the metadata of a log from its events, because no copy exists.
 
     Only owner labels contain the id. If there are none, no object has one, so any id is valid. The
-    epoch is unknown. As after a restore, a new one keeps the keys of new actions unique.
+    newest epoch may have no action, so as after a restore, a new one keeps the keys apart.
     """
     try:
-        log_id = await _find_labeled_id(nc)
+        log_id, epochs = await _find_recorded_identity(nc)
     except BusDeniedError:
         raise _build_lost_metadata_error(log) from None
-    return {LOG_ID_METADATA: log_id or new_id(), EPOCH_METADATA: new_id()}
+    return {LOG_ID_METADATA: log_id or new_id(), EPOCH_METADATA: next_epoch(new_id(), *epochs)}
 
 
-async def _find_labeled_id(nc: Client) -> str:
-    """Return the log id in the owner label of an action, or ""."""
+async def _find_recorded_identity(nc: Client) -> tuple[str, list[str]]:
+    """Return the log id in the owner labels of actions, or "", and the epochs of all actions."""
+    log_id, epochs = "", dict[str, None]()
     actions = subjects.log(ResourceKey("*", "*", "*"), "action.*")
     start = 1
     while messages := await read_subject(nc, LOG, actions, start_seq=start, limit=_PAGE_MESSAGES):
         for message in messages:
             with suppress(InvalidMessageError):  # `doctor` reports damaged events
                 data = decode_log(message.payload).data
+                if not isinstance(data, ActionDecided):
+                    continue
+                epochs[data.action.epoch] = None
                 key = ".".join(message.subject.split(".")[1:4])
-                is_action = isinstance(data, ActionDecided)
-                label = data.action.labels.get(OWNER_LABEL, "") if is_action else ""
+                label = data.action.labels.get(OWNER_LABEL, "")
                 if label.endswith(f".{key}"):
-                    return label.removesuffix(f".{key}")
+                    log_id = log_id or label.removesuffix(f".{key}")
         start = messages[-1].seq + 1
-    return ""
+    return log_id, list(epochs)
 
 
 async def _states_after_log(nc: Client) -> list[StreamState]:

@@ -7,7 +7,6 @@ may be a secret.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -15,7 +14,6 @@ import re
 import stat
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from typing import Annotated, Final, NamedTuple, TypeVar, cast
@@ -31,12 +29,13 @@ from infra.providers.file_attributes import (
     Mark,
     mark_of,
     owner_of,
+    restored_mark,
     set_owner,
     uid_of_inode,
     version_of,
     write_mark,
 )
-from infra.providers.file_errors import mark_unknown_result, sync_folder, to_provider_error
+from infra.providers.file_errors import mark_unknown_result, sync_folder
 from infra.providers.file_root import (
     MAX_SEGMENTS,
     OWN_PREFIX,
@@ -49,13 +48,13 @@ from infra.providers.file_root import (
     stat_of,
     temporary_name,
 )
+from infra.providers.file_threads import FileThreads
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
     NotFoundError,
     ProviderError,
     RefusedError,
-    UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
@@ -71,7 +70,6 @@ _TOO_LARGE: Final = f"spec.content: must be at most {MAX_CONTENT_BYTES} bytes of
 _QUOTED_CHARACTERS: Final = 80
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
-_MAX_CONCURRENT_CALLS = 8
 
 _T = TypeVar("_T")
 _ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
@@ -208,9 +206,7 @@ class FileProvider:
         self._root = FileRoot(root_path(config.endpoint))
         self._secrets = secrets
         self._permit = permit
-        self._timeout_seconds = config.limits.request_timeout_seconds
-        # Separate threads, so that a hanging disk does not block other work.
-        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="files")
+        self._threads = FileThreads(self._root.path, config.limits.request_timeout_seconds, "files")
 
     async def create(self, action: Action) -> Effect:
         """Create a file, or return the one that an earlier attempt of this action created."""
@@ -256,21 +252,11 @@ class FileProvider:
 
     async def close(self) -> None:
         """Stop the threads."""
-        self._threads.shutdown(wait=False)
+        self._threads.close()
 
     async def _call(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
         await self._permit.before_request()
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, function)
-        except TimeoutError:
-            timeout_class = UnknownResultError if writes else NotDoneError
-            raise timeout_class(
-                f"the filesystem of {self._root.path} did not respond before the timeout"
-            ) from None
-        except OSError as error:
-            raise to_provider_error(error, writes=writes) from None
+        return await self._threads.run(function, writes=writes)
 
     async def _content(self, action: Action) -> _Content:
         """Return the content that the action writes. A digest keeps the file's content."""
@@ -350,6 +336,10 @@ class FileProvider:
     ) -> ExternalObject:
         """Write the whole file under a temporary name, and publish it in one step."""
         name, segment = action.external_name, action.external_name.rpartition("/")[2]
+        if existing is not None and content.data is None:
+            changed = self._change_large(folder, action, content, existing)
+            if changed is not None:
+                return changed
         temporary_file = temporary_name(action.idempotency_key)
         with open_temporary(folder, temporary_file) as file:
             _fill(file, content.data, folder, segment)
@@ -382,6 +372,38 @@ class FileProvider:
             sync_folder(folder)
             with mark_unknown_result():
                 return self._read_object(file, name)
+
+    def _change_large(
+        self, folder: int, action: Action, content: _Content, existing: ExternalObject
+    ) -> ExternalObject | None:
+        """Change the attributes of a file that is too large for a copy; None if it is not.
+
+        A crash leaves the mark of the action, and a retry reports the attributes that are left.
+        """
+        name = action.external_name
+        file = open_file(folder, name.rpartition("/")[2])
+        if file is None:
+            raise NotDoneError(f"{name!r} was deleted in the meantime")
+        try:
+            file_stat = os.fstat(file)
+            if file_stat.st_size <= MAX_CONTENT_BYTES:
+                return None
+            if file_stat.st_nlink > 1:
+                raise RefusedError(
+                    f"{name!r} has more than {MAX_CONTENT_BYTES} bytes, and is also a file of "
+                    "another name; remove the other hard links"
+                )
+            if version_of(file_stat) != existing.version:
+                raise _build_changed_error(self._read_object(file, name))
+            with restored_mark(file):
+                _mark(file, action, content, existing)
+                set_owner(file, action.fields.get("owner"), action.fields.get("group"))
+                os.fchmod(file, int(action.fields["mode"], 8))
+            with mark_unknown_result():
+                os.fsync(file)
+                return self._read_object(file, name)
+        finally:
+            os.close(file)
 
     def _find(self, folder: int, name: str) -> ExternalObject | None:
         file = open_file(folder, name.rpartition("/")[2])
@@ -448,10 +470,20 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
     if source is None:
         raise NotDoneError(f"{segment!r} was deleted in the meantime")
     try:
+        _check_kept_size(os.fstat(source).st_size, segment)
+        copied = 0
         for chunk in _chunks(source):
+            copied += len(chunk)
+            _check_kept_size(copied, segment)  # the file may be growing
             _write_all(file, chunk)
     finally:
         os.close(source)
+
+
+def _check_kept_size(size: int, segment: str) -> None:
+    """Raise ``ConflictError`` for a file that has grown beyond the size of a copy."""
+    if size > MAX_CONTENT_BYTES:
+        raise ConflictError(f"{segment!r} was changed by another program")
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -10,12 +10,14 @@ import errno
 import os
 import struct
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from infra.providers.responses import UNDECODABLE
-from reconciler.errors import RefusedError
+from reconciler.errors import RefusedError, UnknownResultError
 
 if sys.platform != "win32":
     import fcntl
@@ -71,6 +73,29 @@ def write_mark(file: int, mark: Mark) -> bool:
             raise
         return False
     return True
+
+
+@contextmanager
+def restored_mark(file: int) -> Generator[None]:
+    """Restore a file's mark after an error, so that nothing was changed.
+
+    Raises ``UnknownResultError`` if that fails.
+    """
+    previous: bytes | None = None
+    with contextlib.suppress(OSError):  # no mark, or no extended attributes
+        previous = os.getxattr(file, ATTRIBUTE)
+    try:
+        yield
+    except (OSError, RefusedError) as error:
+        try:
+            if previous is not None:
+                os.setxattr(file, ATTRIBUTE, previous)
+            else:
+                os.removexattr(file, ATTRIBUTE)
+        except OSError as failure:
+            if failure.errno not in {errno.ENODATA, errno.ENOTSUP}:
+                raise UnknownResultError(f"done in part: {error}") from None
+        raise
 
 
 def uid_of_inode(file: int, file_stat: os.stat_result) -> str:

@@ -116,9 +116,11 @@ def _console_for_help(tokens: Sequence[str]) -> Console | None:
 
 
 def _report_unknown_command(command: str) -> int:
+    from events.excerpt import shorten  # noqa: PLC0415 - only for errors
+
     close = difflib.get_close_matches(command, names(), n=1)
     hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(names())}"
-    print(f"error: unknown command {command!r}: {hint}", file=sys.stderr)
+    print(f"error: unknown command {shorten(command)!r}: {hint}", file=sys.stderr)
     return Exit.USAGE
 
 

@@ -6,7 +6,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
+from events.excerpt import shorten
 from reconciler.cli.commands import names
+from reconciler.cli.output import escape_text
 
 
 def describe_usage_error(error: CycloptsError, command: str) -> str:
@@ -22,7 +24,7 @@ def describe_usage_error(error: CycloptsError, command: str) -> str:
         else:
             what = "option" if name.startswith("-") else "argument"
             text = f"missing {what} {name}{_choices(error)}"
-    return f"{text} (see `{_help_command(error, command)}`)"
+    return f"{escape_text(shorten(text))} (see `{_help_command(error, command)}`)"
 
 
 def _choices(error: MissingArgumentError) -> str:

@@ -98,6 +98,7 @@ def new_action(
             version=None if replaces is None else replaces.version,
             purpose=purpose,
             definition=state.desired.resolved_by,
+            epoch=context.epoch,
         )
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from events.epochs import epochs_in
 from events.external import ExternalObject
 from events.hold import Hold
 from events.log import ActionDecided, ActionRetried, event_id
@@ -34,16 +35,10 @@ class KeySpaces(NamedTuple):
 
     @classmethod
     def of(cls, log_id: str, epoch: str, hold: TwinHold | None) -> KeySpaces:
-        """Return the key space of an API.
-
-        An epoch contains earlier ones: ``newest.older.oldest``.
-        """
+        """Return the key space of an API. An epoch contains earlier ones."""
         api_epoch = key_epoch(epoch, hold)
         epochs = [api_epoch] if api_epoch != epoch else []
-        while epoch:
-            epochs.append(epoch)
-            epoch = epoch.partition(".")[2]
-        return cls(log_id, (*epochs, ""))
+        return cls(log_id, (*epochs, *epochs_in(epoch), ""))
 
     def keys(self, resource: ResourceKey, version: int) -> Iterator[str]:
         """Return the possible keys of an action that was decided with this version."""

@@ -31,9 +31,11 @@ from projections.read_models import (
     FLEET,
     STATUS,
     FleetSummary,
+    OutdatedRowsError,
     decode_fleet,
     decode_status,
     rebuild,
+    restore,
     status_name,
 )
 from projections.status import StatusRow
@@ -455,13 +457,12 @@ class Client:
 
         ``at``: the status at a position of the log or at a time, which raises
         ``PositionNotFoundError``. If it precedes the read models' position, the log is read up to
-        it, limited to the namespace or kind.
+        it, limited to the namespace or kind. Without ``at``, the log is read if the stored rows of
+        all resources do not belong together. Those of a namespace or kind are not checked.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
-        if at is None:
-            stored = await self._bus.rows(f"{STATUS}.{tokens}")
-            rows = [decode_status(row) for row in stored.values()]
-        else:
+        rows = None if at is not None else await self._stored_statuses(tokens)
+        if rows is None:
             from reconciler.sdk.log_replay import replay_to  # noqa: PLC0415 - rarely used
 
             requested = await moment(self._nc, at)
@@ -472,6 +473,17 @@ class Client:
                     if namespace in (None, row.namespace) and kind in (None, row.kind)
                 ]
         return sorted(rows, key=lambda row: row.key)
+
+    async def _stored_statuses(self, tokens: str) -> list[StatusRow] | None:
+        """Return matching stored rows; None if all are requested and do not belong together."""
+        is_selection = tokens != _pattern("*", "*", "*")
+        stored = await self._bus.rows(f"{STATUS}.{tokens}" if is_selection else ">")
+        if is_selection or not stored:
+            return [decode_status(row) for row in stored.values()]
+        try:
+            return list(restore(stored).status.values())
+        except OutdatedRowsError:
+            return None
 
     async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
         """Return the external object that a resource owns or may own, or None."""

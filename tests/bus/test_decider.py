@@ -1,6 +1,7 @@
 """A decider on the real log: a wrong assumption about unread state is never written."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -123,6 +124,7 @@ def decider(
     configurations: Configurations | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     clock: Callable[[], float] = time.monotonic,
+    cpu_time: Callable[[], float] = time.thread_time,
 ) -> Decider:
     return Decider(
         reader=bus,
@@ -130,7 +132,7 @@ def decider(
         sink=bus,
         kinds=installed_kinds(),
         configurations=Configurations() if configurations is None else configurations,
-        runtime=Runtime(now=now, clock=clock),
+        runtime=Runtime(now=now, clock=clock, cpu_time=cpu_time),
     )
 
 
@@ -153,6 +155,23 @@ async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> N
     await decider(log, bus).handle([declaration(key, 1, "Red")])
     assert [(reply.reason, reply.generation) for reply in bus.replies] == [("Accepted", 1)]
     assert bus.acknowledged == 1
+
+
+async def test_slow_decisions_of_one_namespace_do_not_delay_another(log: JetStreamLog) -> None:
+    bus, seconds = Bus(), itertools.count()
+    slow = decider(log, bus, cpu_time=lambda: next(seconds) * 0.03)
+    flood = [declaration(new_key(), position, "Red") for position in range(1, 21)]
+    other_key = ResourceKey("other", "Shape", new_key().name)
+    batch = [*flood, declaration(other_key, 21, "Red")]
+    undecided = await slow.handle(batch, 0.05)
+    assert undecided == flood[1:], "each namespace has at least one decision"
+    assert len(bus.replies) == bus.acknowledged == 2
+    while undecided:
+        before = len(undecided)
+        undecided = await slow.handle(undecided, 0.05)
+        assert len(undecided) < before
+    assert len(bus.replies) == bus.acknowledged == 21
+    assert not await slow.handle([declaration(new_key(), 30 + at, "Red") for at in range(9)])
 
 
 async def test_an_existing_resource_gets_its_next_generation(

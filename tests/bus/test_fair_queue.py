@@ -144,3 +144,55 @@ def test_nothing_is_lost_and_each_namespace_keeps_its_order(
             each.position for each in deliveries if namespace_of(each.subject) == namespace
         ]
         assert own_positions == sorted(own_positions)
+
+
+def test_a_slow_namespace_continues_where_it_stopped_with_fewer_messages():
+    queue = filled_queue(
+        [message("slow", position) for position in range(1_000)]
+        + [message("quick", position) for position in range(2_000, 2_900)]
+    )
+    turn = queue.take()
+    undecided = [each for each in turn if namespace_of(each.subject) == "slow"][3:]
+    queue.put_back(undecided, turn)
+    for expected in (3, 6, 12):
+        turn = queue.take()
+        slow = [each for each in turn if namespace_of(each.subject) == "slow"]
+        assert len(slow) == expected
+        assert slow[0].position == expected, "in order"
+        queue.put_back([], turn)
+
+
+def test_a_namespace_without_a_decision_is_first_in_the_next_turn():
+    queue = filled_queue(message(name, at) for at in range(3) for name in ("a", "b", "c"))
+    turn = queue.take()
+    queue.put_back([each for each in turn if namespace_of(each.subject) == "c"], turn)
+    assert namespace_of(queue.take()[0].subject) == "c"
+
+
+@given(st.data())
+def test_messages_that_are_put_back_keep_their_order_and_are_counted_again(data: st.DataObject):
+    names = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
+    queue = filled_queue((message(name, at) for at, name in enumerate(names)), SMALL)
+    waiting = [each.position for each in queue]
+    decided: dict[str, list[int]] = {}
+    while queue:
+        turn = queue.take()
+        done = {
+            name: data.draw(st.integers(0, count)) for name, count in count_namespaces(turn).items()
+        }
+        undecided: list[IntakeDelivery] = []
+        for each in turn:
+            name = namespace_of(each.subject)
+            if done[name]:
+                done[name] -= 1
+                decided.setdefault(name, []).append(each.position)
+            else:
+                undecided.append(each)
+        if len(undecided) == len(turn):  # a turn decides at least one message
+            first = undecided.pop(0)
+            decided.setdefault(namespace_of(first.subject), []).append(first.position)
+        queue.put_back(undecided, turn)
+    assert all(positions == sorted(positions) for positions in decided.values())
+    assert sorted(each for positions in decided.values() for each in positions) == sorted(waiting)
+    queue.add(message("a", 1_000 + at) for at in range(10))
+    assert len(queue.take()) == 10, "nothing is counted as waiting any more"

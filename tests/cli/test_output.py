@@ -143,6 +143,8 @@ def test_every_command_has_help_with_examples_that_fits_a_terminal(
         (["get", "--outputt", "json"], "--outputt"),
         (["get", "-o", "xml"], 'Invalid value "xml"'),
         (["run", "cook"], 'Invalid value "cook"'),
+        (["run", "x\x1b[31m\x9b"], 'Invalid value "x\\x1b[31m\\x9b"'),
+        (["--x\x1b[31m"], 'Unknown command "--x\\x1b[31m"'),
         (["apply"], "reconciler apply --help"),
         (["apply", "-f", "x", "--timeout", "5x"], "'5x' is not a duration"),
         (["init", "--replicas", "9"], "--replicas 9: must be 1 to 5"),
@@ -158,6 +160,16 @@ def test_wrong_usage_is_reported_in_one_line(
     assert message in error_text
     assert error_text.startswith("error: ")
     assert error_text.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["x"], ["get", "-o", "x"], ["--x"], ["run", "worker", "x"]])
+def test_a_long_argument_is_shortened_in_the_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments[:-1], arguments[-1] + "y" * 100_000]) == Exit.USAGE
+    error_text = capsys.readouterr().err
+    assert "more characters" in error_text
+    assert len(error_text) < 5_000
 
 
 def _integers(app: App) -> Iterator[Argument]:

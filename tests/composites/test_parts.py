@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -451,15 +452,32 @@ def test_the_evaluation_time_of_expressions_is_limited():
     by_index = deepcopy(SPEC)
     labels = by_index["composition"]["parts"][2]["manifest"]["metadata"]["labels"]
     labels["first"] = "= spec.dots[0]"
-    content(by_index, dots=dots[:300])
+    content(by_index, dots=dots)
+    labels["first"] = "= (spec.dots + spec.dots + spec.dots + spec.dots)[0]"
+    content(by_index, dots=dots[:200])
     with pytest.raises(InvalidManifestError, match=r"parts\[2\] \(dots\): its expressions would"):
         content(by_index, dots=dots)
 
 
+def test_the_time_of_a_composition_is_proportional_to_its_parts():
+    """Each expression reads the whole spec, which is passed to the library only once."""
+    definition = deepcopy(SPEC)
+    labels = definition["composition"]["parts"][2]["manifest"]["metadata"]["labels"]
+    labels |= {f"x{number}": f"= spec.color + '{number}'" for number in range(3)}
+
+    def seconds(count: int) -> float:
+        began = time.process_time()
+        content(definition, dots=[str(number) for number in range(count)])
+        return time.process_time() - began
+
+    few, many = (min(seconds(count) for _ in range(3)) for count in (60, 480))
+    assert many < 16 * few
+
+
 def test_long_texts_and_patterns_count_for_each_item():
-    dots = [str(number) for number in range(200)]
+    dots = [str(number) for number in range(490)]
     for label, color in (
-        ("= spec.color + spec.color == '' ? 'a' : 'b'", "Red" * 50_000),
+        ("= spec.color + spec.color == '' ? 'a' : 'b'", "Red" * 80_000),
         ("= spec.color.matches('^(a|b){2,9}$') ? 'a' : 'b'", "Red" * 5_000),
         ("= 'a'.matches(spec.color) ? 'a' : 'b'", r"\w{9}\W{180}"),
     ):

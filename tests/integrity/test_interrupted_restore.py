@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from nats.aio.client import Client
 
+from events.epochs import epochs_in
 from infra.backup.backup import save_log
 from infra.backup.file import Backup
 from infra.backup.inspection import inspect
@@ -19,6 +21,7 @@ from infra.backup.restoration import (
 )
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.streams import (
+    EPOCH_METADATA,
     INTAKE,
     LISTINGS,
     LOG,
@@ -98,6 +101,23 @@ async def contents_if_usable(nc: Client) -> list[tuple[int, str, bytes]] | None:
     except (NotFoundOnBusError, IncompatibleStreamError):
         return None
     return await contents(nc)
+
+
+async def test_a_restored_log_keeps_the_epochs_of_the_backup_and_of_the_replaced_log(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    """A log that lost its metadata has a new epoch, but objects still have keys of earlier ones."""
+    await log.append([ResourceAppend(new_key(), events(new_key(), 1, 3), 0)])
+    identity = await find_log(nc)
+    await save_log(nc, tmp_path / "b", replace(identity, epoch="e2.e1"), lambda _: None)
+    config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
+    metadata = {**config["metadata"], EPOCH_METADATA: "e4.e3"}
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata})
+    await log.append([ResourceAppend(new_key(), events(new_key(), 1, 3), 0)])
+    restored = await restore(nc, tmp_path / "b", log.log_id)
+    assert {"e1", "e2.e1", "e3", "e4.e3", (await find_log(nc)).epoch} <= {
+        *epochs_in(restored.epoch)
+    }
 
 
 @pytest.mark.parametrize("server", ["the damaged log", "nothing"])

@@ -18,6 +18,7 @@ from infra.bus.streams import (
     STATES,
     SUBJECTS,
     decider_consumers,
+    find_log,
     find_log_id,
 )
 from infra.jetstream.connection import api_request
@@ -339,6 +340,37 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
     assert "incomplete" not in verified.out
 
 
+async def test_an_older_row_is_not_read_and_its_drift_is_corrected(
+    bare_world: World, operator: Operator
+) -> None:
+    """Its next event would not follow it, as if the log had lost the events in between."""
+    world, url = bare_world, bare_world.server.url
+    name = status_name(shape("foo"))
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged")
+    await world.stop_reconciler()
+    older = (await JetStreamRows(world.nc).get([name]))[name]
+    await world.start_reconciler()
+    await world.declare("foo", color="Blue")
+    await world.until_outcome("foo", "Converged", generation=2)
+    await world.stop_reconciler()
+    await publish(world.nc, ROWS_PREFIX + name, older)
+
+    shown = (await operator.run_ok(url, "get", "Shape", "foo", "-o", "json")).json
+    assert shown["status"]["generation"] == 2, shown
+    assert [row.generation for row in await world.client.statuses() if row.name == "foo"] == [2]
+    await world.human.update("foo", color="Green")
+    await world.start_reconciler()
+    await world.until_observed_again()
+    assert (await world.human.get("foo"))["color"] == "Blue"
+    await world.until_settled()
+    await world.stop_reconciler()
+    assert (await operator.diagnose(url, "stored rows"))["status"] == "ok"
+    await operator.run_ok(url, "replay", "--verify")
+
+
 @pytest.mark.parametrize("change", ["purged", "overwritten"])
 async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_rebuilt(
     bare_world: World, operator: Operator, change: str
@@ -372,10 +404,11 @@ async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_re
 
 
 async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
-    bare_world: World, operator: Operator
+    bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tool declared all streams and consumers again, without metadata. No event is missing."""
     world, url = bare_world, bare_world.server.url
+    monkeypatch.setattr(JetStreamLog, "epoch", "e2.e1")  # as after two restores
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     await world.declare("foo")
@@ -387,6 +420,7 @@ async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
     await world.until_outcome("bar", "Converged")
     await world.until_settled()
     await world.stop_reconciler()
+    monkeypatch.undo()
     await remove_metadata(world.nc, SUBJECTS)
     for consumer in decider_consumers():
         await delete_consumer(world.nc, INTAKE, consumer)
@@ -397,7 +431,8 @@ async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
         assert f"stream {LOG} lost its metadata" in refused.err, command
         assert "reconciler init" in refused.err, command
     await operator.run_ok(url, "init")
-    assert await find_log_id(world.nc) == log_id
+    identity = await find_log(world.nc)
+    assert (identity.log_id, identity.epoch.partition(".")[2]) == (log_id, "e2.e1")
     await operator.run_ok(url, "backup", "new")
     await world.start_reconciler()
     await world.until_observed_again()

@@ -29,6 +29,7 @@ from tests.memory_bus.rows import MemoryRows, Rows
 MAX_UNACKNOWLEDGED = 2_000
 MAX_ACTIONS_LEASED = 4_096
 ROWS_AT_ONCE = 900
+_SLOW_DECISIONS = 0.02
 
 
 class MemoryBus:
@@ -100,6 +101,7 @@ class MemoryBus:
             runtime=Runtime(
                 now=clock.now,
                 clock=self.loop.time,
+                cpu_time=_cpu_time(random.Random(f"{seed}/cpu_time")),
                 jitter=random.Random(f"{seed}/jitter").random,
                 new_id=new_id,
             ),
@@ -115,3 +117,15 @@ class MemoryBus:
     def is_idle(self) -> bool:
         """Whether every message is decided, and every action executed."""
         return self.intake.is_idle and self.actions.is_idle
+
+
+def _cpu_time(random_source: random.Random) -> Callable[[], float]:
+    """Return a clock by which a few decisions use up the time of a batch."""
+    seconds = 0.0
+
+    def read() -> float:
+        nonlocal seconds
+        seconds += 0.03 if random_source.random() < _SLOW_DECISIONS else 0.0
+        return seconds
+
+    return read

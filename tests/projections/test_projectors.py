@@ -269,7 +269,27 @@ async def test_rows_are_all_written_again_if_the_bus_lost_some() -> None:
     assert rows.content == expected(log)
 
 
-async def test_of_two_starting_projectors_the_one_with_all_rows_writes_them() -> None:
+async def test_rows_that_another_projector_continues_are_all_written_again() -> None:
+    """It does not read them, so it cannot notice that one is missing or older."""
+    log, rows = log_of_many(), Rows()
+    running = await all_written(rows, log[:-1])
+    lost = next(name for name in rows.content if name.startswith("status."))
+    del rows.content[lost]
+    running.follow(log)
+    restarted = Process(rows, log)
+    for each in (running, restarted):
+        each.store.is_watched = False
+    await restarted.start()
+    assert restarted.warm == [0]
+    await running.fold(1)
+    await running.write()
+    for each in (restarted, running):
+        await each.fold(len(log))
+        await each.write()
+        assert rows.content == expected(log)
+
+
+async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes_it_so() -> None:
     log, rows = log_of_many(), Rows()
     foremost = await all_written(rows, log[:-1])
     foremost.follow(log)

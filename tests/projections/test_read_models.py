@@ -447,6 +447,33 @@ def test_rows_are_incomplete_if_any_of_them_is_lost():
     assert restore(stored).position
 
 
+@quick
+@given(histories, st.integers(0, 99), st.data())
+def test_rows_are_outdated_if_any_of_them_is_older(
+    lives: list[int], seed: int, data: st.DataObject
+):
+    log = log_of(lives, seed)
+    stored = dict(rebuild(log).rows())
+    earlier = dict(rebuild(log[: data.draw(st.integers(0, len(log)), "earlier")]).rows())
+    names = stored.keys() | earlier.keys()
+    changed = sorted(name for name in names if stored.get(name) != earlier.get(name))
+    older = data.draw(st.sets(st.sampled_from(changed)), "older") if changed else set[str]()
+    if older and older != set(changed):
+        mixed = {name: (earlier if name in older else stored).get(name) for name in names}
+        with pytest.raises(OutdatedRowsError):
+            restore({name: row for name, row in mixed.items() if row is not None})
+
+
+def test_rows_of_an_earlier_checkpoint_differ_in_number_or_version():
+    story = converged_story()
+    stored = dict(rebuild(interleave(story)).rows())
+    earlier = dict(rebuild(interleave(story)[:-1]).rows())
+    row = status_name(story.key)
+    for names in ([row], [FLEET], [CHECKPOINT], [row, FLEET], [row, CHECKPOINT]):
+        with pytest.raises(OutdatedRowsError):
+            restore({**stored, **{name: earlier[name] for name in names}})
+
+
 def test_changes_that_only_mark_damage_store_complete_rows():
     models = ReadModels()
     models.fold_damage(LogDamage("Unreadable", 1, 0, "an event", "none"))

@@ -43,10 +43,12 @@ from infra.providers.file_root import (
     ROOT_MARKER,
     temporary_name,
 )
+from infra.providers.file_threads import MAX_CONCURRENT_CALLS
 from infra.secrets import open_stores
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
+    NotCalledError,
     NotDoneError,
     NotFoundError,
     ProviderError,
@@ -340,6 +342,68 @@ async def test_a_large_file_of_others_is_shown_without_being_read(
     with (root / "large").open("wb") as large:
         large.truncate(MAX_CONTENT_BYTES + 1)
     assert (await read_file(files, "large")).fields["content"] == {"bytes": MAX_CONTENT_BYTES + 1}
+
+
+def keep_content(file: ExternalObject, fields: Fields):
+    """An update that keeps the content, because other programs write it."""
+    kept = {**update(file, {"content": "x", **fields}).fields, "content": file.fields["content"]}
+    return msgspec.structs.replace(update(file, PLAIN), fields=kept)
+
+
+async def large_file(files: FileProvider, root: Path, size: int) -> ExternalObject:
+    with (root / "large").open("wb") as large:
+        large.truncate(size)
+    return await read_file(files, "large")
+
+
+@pytest.mark.parametrize("size", [MAX_CONTENT_BYTES + 1, 2**40])
+async def test_a_large_content_is_not_copied_to_keep_it(
+    files: FileProvider, root: Path, size: int
+) -> None:
+    file = await large_file(files, root, size)
+    write, began = keep_content(file, {"mode": "0600"}), time.monotonic()
+    effect = await files.update(write)
+    assert time.monotonic() - began < 5
+    assert effect.object is not None
+    assert (effect.object.fields["mode"], effect.object.uid) == ("0600", file.uid)
+    assert effect.object.written_by == write.idempotency_key
+    after = (root / "large").stat()
+    assert after.st_size == size
+    assert after.st_blocks < 100, "a copy has no holes"
+    assert (await files.update(write)).replayed
+
+
+async def test_a_large_file_that_cannot_be_changed_keeps_its_mark(
+    files: FileProvider, root: Path
+) -> None:
+    file = await large_file(files, root, MAX_CONTENT_BYTES + 1)
+    with pytest.raises(RefusedError, match="no-such-user"):
+        await files.update(keep_content(file, {"owner": "no-such-user"}))
+    assert os.listxattr(root / "large") == []
+    (root / "other").hardlink_to(root / "large")
+    file = await read_file(files, "large")
+    with pytest.raises(RefusedError, match="remove the other hard links"):
+        await files.update(keep_content(file, {"mode": "0600"}))
+    assert (root / "large").stat().st_mode == (root / "other").stat().st_mode
+    assert stat.S_IMODE((root / "large").stat().st_mode) != 0o600
+
+
+async def test_a_content_that_grows_while_it_is_copied_is_not_copied_further(
+    files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await create_file(files)
+    kept = keep_content(file, {"mode": "0600"})
+    really_read = os.pread
+
+    def growing(source: int, count: int, offset: int) -> bytes:
+        os.truncate(root / file.name, offset + 2 * count)
+        return really_read(source, count, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", growing)
+        with pytest.raises(ProviderError):
+            await files.update(kept)
+    assert (root / file.name).stat().st_size < 4 * MAX_CONTENT_BYTES
 
 
 # --- no link leads out of the root
@@ -796,6 +860,32 @@ async def test_a_disk_that_hangs_is_not_waited_for(
     with pytest.raises(UnknownResultError, match="did not respond before the timeout"):
         await files.create(create())
     go_on.set()
+
+
+async def test_a_call_that_no_thread_was_free_for_is_not_called(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows nothing about the health of the filesystem, and is never executed."""
+    limits = Limits(request_timeout_seconds=0.2)
+    files = FileProvider(
+        ProviderConfigSpec("file", root.as_uri(), limits=limits), Secrets(), CallPermit()
+    )
+    go_on = threading.Event()
+    really_write = os.write
+
+    def hanging(*arguments: Any) -> int:
+        go_on.wait(10)
+        return really_write(*arguments)
+
+    monkeypatch.setattr(os, "write", hanging)
+    calls = [files.create(create(f"f{number}")) for number in range(MAX_CONCURRENT_CALLS + 2)]
+    results = await asyncio.gather(*calls, files.read("other"), return_exceptions=True)
+    go_on.set()
+    classes = [type(each) for each in results]
+    assert classes == [UnknownResultError] * MAX_CONCURRENT_CALLS + [NotCalledError] * 3
+    assert "8 calls to the filesystem of" in str(results[-1])
+    assert await files.read("other") is None
+    assert await files.read(f"f{MAX_CONCURRENT_CALLS}") is None
 
 
 @is_root

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from events.epochs import epochs_in, next_epoch
 from events.external import ExternalObject
 from events.intake import ApiReported, Approved, Declared, NewerObject, Withdrawn
 from events.log import (
@@ -88,6 +89,32 @@ def test_a_restored_log_accepts_the_keys_of_earlier_epochs():
     assert newer_action(own_object(key_at(12, epoch="e2.e1")), restored, 7)
     assert newer_action(own_object(key_at(7, epoch="e1")), restored, 7) is None
     assert newer_action(own_object(key_at(12, epoch="e3")), restored, 7) is None
+
+
+def test_an_epoch_contains_all_earlier_ones_even_if_they_do_not_contain_each_other():
+    first, second = next_epoch("e2", "e1"), next_epoch("e3", "e1", "")
+    assert (first, second) == ("e2.e1", "e3.e1")
+    assert next_epoch("e4", first, "e1") == next_epoch("e4", "e1", first, first) == "e4.e2.e1"
+    joined = next_epoch("e5", next_epoch("e4", first, second), "e6.e1")
+    for epoch in (joined, "e4.e2.e1,e3.e1", "e2.e1", "e3.e1", "e6.e1", "e1"):
+        assert epoch in epochs_in(joined)
+        assert newer_action(
+            own_object(key_at(12, epoch=epoch)), KeySpaces.of(LOG_ID, joined, None), 7
+        )
+    assert next_epoch("e7", joined, first, second, "e1") == f"e7.{joined}"
+    assert next_epoch("e1") == "e1"
+
+
+def test_an_action_records_the_epoch_of_its_key():
+    """Without its metadata, only its events show the epochs of a log."""
+    story = Story()
+    story.declare()
+    assert story.action.epoch == ""
+    story = Story()
+    story.restored_as_of = "2026-11-25T03:00:00Z"
+    story.declare()
+    assert story.action.epoch == "e1"
+    assert story.action.idempotency_key == idempotency_key(LOG_ID, story.action.action_id, "e1")
 
 
 # --- the ProviderConfig

@@ -11,7 +11,7 @@ import cel
 import pytest
 
 from events.manifest import InvalidManifestError
-from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.expressions import Expression, ExpressionError, Inputs
 from infra.providers.rest.syntax import MAX_LEVELS, loops_in, parse
 
 DEEP = "loops are nested deeper than 2"
@@ -115,6 +115,55 @@ def _problem(expression: Expression, variables: Mapping[str, Any]) -> str:
     except ExpressionError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "item"),
+    [
+        ("item.l", {"l": [[number] * 20 for number in range(400)]}),
+        ("o.l[0][0]", 1),
+        ("[o, o, o].size() + item", 1),
+        ("{'a': o, 'b': o.l}.a.l[0][0] + item", 1),
+        ("o.l.map(x, item.l.size()).size()", {"l": [1] * 100}),
+        ("o.m.filter(k, k == 'x').size() + item", 1),
+        ("o.m.exists(k, o.m[k] == o.l) ? item : 2", 1),
+        ("dyn(o) == o ? item : 2", 1),
+        ("o", 1),
+        ("o.t + 'x'", 1),
+    ],
+)
+def test_the_work_that_is_counted_limits_the_time(text: str, item: Any):
+    """Including the conversion of variables and results, in any number of evaluations."""
+    large: dict[str, Any] = {
+        "l": [[number] * 10 for number in range(400)],
+        "m": {f"k{number}": {"x": [number]} for number in range(450)},
+        "t": "x" * 100_000,
+    }
+    inputs = Inputs({"o": large, "item": None})
+    expression = Expression(text, "here", {"o", "item"})
+
+    def evaluate() -> None:
+        for _ in range(20_000):
+            inputs.replace("item", item)
+            expression.evaluate(inputs)
+
+    began = time.process_time()
+    with pytest.raises(ExpressionError, match=r"would (take too long|copy more)"):
+        evaluate()
+    assert time.process_time() - began < 0.6
+
+
+def test_a_replaced_variable_has_its_new_value_also_in_and_beside_loops():
+    inputs = Inputs({"a": [1, 2], "item": 0})
+    texts = ["item", "a.map(x, item)", "a.map(item, item)", "a.filter(item, item == 2)", "a"]
+    expressions = [Expression(each, "here", {"a", "item"}) for each in texts]
+    for value in (7, None, [3], {"x": "y"}, False):
+        inputs.replace("item", value)
+        values = [each.evaluate(inputs) for each in expressions]
+        assert values == [value, [value, value], [1, 2], [2], [1, 2]]
+    inputs.replace("item", 2**64)
+    with pytest.raises(ExpressionError, match="integer of more than 64 bits"):
+        expressions[0].evaluate(inputs)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -27,11 +27,10 @@ from infra.providers.certificates.store import (
 )
 from infra.providers.file_errors import to_provider_error
 from infra.providers.file_root import FileRoot
+from infra.providers.file_threads import FileThreads
 from infra.providers.host_guard import HostGuard
 from reconciler.errors import NotCalledError, NotDoneError
 from reconciler.provider.call_permit import CallPermit
-
-MAX_CONCURRENT_READS: Final = 8
 
 _T = TypeVar("_T")
 
@@ -50,9 +49,7 @@ class CertificateFolder:
         self._actions = ThreadPoolExecutor(
             config.limits.concurrency, thread_name_prefix="certificates"
         )
-        self._reads = ThreadPoolExecutor(
-            MAX_CONCURRENT_READS, thread_name_prefix="certificate-reads"
-        )
+        self._reads = FileThreads(self.root.path, self.timeout_seconds, "certificate-reads")
         self._concurrency = config.limits.concurrency
         self._calls_by_namespace = Counter[str]()
 
@@ -61,29 +58,22 @@ class CertificateFolder:
 
         A CA may hang. Reads must not wait for it, so they use ``read_step``.
         """
-        return await self._run(self._actions, function, writes=True)
-
-    async def _run(
-        self, threads: ThreadPoolExecutor, function: Callable[[], _T], *, writes: bool = False
-    ) -> _T:
         await self._permit.before_request()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(threads, function)
+            return await loop.run_in_executor(self._actions, function)
         except OSError as error:
-            raise to_provider_error(error, writes=writes) from None
+            raise to_provider_error(error, writes=True) from None
         except (NoAccountError, NoOrderError) as error:
             raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 
     async def read_step(self, function: Callable[[], _T], /) -> _T:
         """Execute a step that only reads files. Raises ``NotDoneError`` if a disk hangs."""
+        await self._permit.before_request()
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                return await self._run(self._reads, function)
-        except TimeoutError:
-            raise NotDoneError(
-                f"the filesystem of {self.root.path} did not respond before the timeout"
-            ) from None
+            return await self._reads.run(function)
+        except (NoAccountError, NoOrderError) as error:
+            raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 
     @contextmanager
     def count_call(self, action: Action) -> Generator[None]:
@@ -112,7 +102,7 @@ class CertificateFolder:
     def close(self) -> None:
         """Stop the threads."""
         self._actions.shutdown(wait=False)
-        self._reads.shutdown(wait=False)
+        self._reads.close()
 
     # --- called in a thread
 

@@ -29,8 +29,7 @@ from infra.providers.composition.parts import (
     expression,
 )
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, name_problem
-from infra.providers.rest.cost import Work
-from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.expressions import Expression, ExpressionError, Inputs
 from infra.providers.rest.protocol import OUTPUT_TYPES
 from reconciler.composites import components
 from reconciler.composites.components import ComponentsOutputs
@@ -44,6 +43,7 @@ _INPUTS: Final = "given"
 _CHILDREN: Final = "children"
 _MAX_SET_NAME: Final = 63
 _LOCATION: Final = "spec.composition"
+_encoder = msgspec.json.Encoder()
 
 
 class _EmptySchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         name,
         spec.api_version,
         _EmptySchema,
-        compose=partial(_compose, parts, defined_outputs.input_names),
+        compose=_Composer(parts, defined_outputs.input_names).compose,
         summary=defined_outputs.summary,
         ready=_ready,
         outputs=defined_outputs.outputs,
@@ -123,29 +123,39 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     return parts
 
 
-def _compose(
-    parts: list[PartTemplate],
-    input_names: frozenset[str],
-    key: ResourceKey,
-    spec: Fields,
-    observed: ExternalObject | None,
-) -> Fields:
-    """Return the content: the parts, and the inputs of the outputs' expressions."""
-    resource = {"spec": spec, "name": key.name, "namespace": key.namespace}
-    observed_fields: Fields = {} if observed is None else observed.fields
-    is_many_by_part = {each.name: each.is_many for each in parts}
-    variables = {
-        **resource,
-        _CHILDREN: child_statuses(is_many_by_part, observed_fields, children_of(observed)),
-    }
-    budget = Budget()
-    contents = [each.component(variables, budget) for each in parts]
-    content = components.compose_components(contents, observed)
-    return (
-        {**content, _INPUTS: {name: resource[name] for name in input_names}}
-        if input_names
-        else content
-    )
+class _Composer:
+    """Computes the content of objects: the parts, and the inputs of the outputs' expressions.
+
+    A decision composes the same declaration again after each step, so the last content is kept.
+    """
+
+    def __init__(self, parts: list[PartTemplate], input_names: frozenset[str]) -> None:
+        self._parts = parts
+        self._input_names = input_names
+        self._last: tuple[ResourceKey, bytes, ExternalObject | None, Fields] | None = None
+
+    def compose(self, key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
+        """Return the content for a declaration and the observed object."""
+        encoded = _encoder.encode(spec)  # compared as JSON, because Python equates 1 and True
+        if self._last is not None:
+            last_key, last_spec, last_observed, content = self._last
+            if observed is last_observed and (key, encoded) == (last_key, last_spec):
+                return content
+        content = self._compute(key, spec, observed)
+        self._last = (key, encoded, observed, content)
+        return content
+
+    def _compute(self, key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
+        resource = {"spec": spec, "name": key.name, "namespace": key.namespace}
+        observed_fields: Fields = {} if observed is None else observed.fields
+        is_many_by_part = {each.name: each.is_many for each in self._parts}
+        children = child_statuses(is_many_by_part, observed_fields, children_of(observed))
+        budget, inputs = Budget(), Inputs({**resource, _CHILDREN: children})
+        contents = [each.component(inputs, budget) for each in self._parts]
+        content = components.compose_components(contents, observed)
+        if self._input_names:
+            content[_INPUTS] = {name: resource[name] for name in self._input_names}
+        return content
 
 
 class _DefinedOutputs:
@@ -182,17 +192,17 @@ class _DefinedOutputs:
         resource = cast("Fields", inputs) if isinstance(inputs, dict) else {}
         variables = {**resource, _CHILDREN: statuses}
         problems: list[str] = []
-        work = Work()
+        expression_inputs = Inputs(variables)
         for name, (compiled, output) in self._outputs.items():
             try:
-                value = compiled.value(variables, work)
+                value = compiled.evaluate(expression_inputs)
                 result[name] = msgspec.convert(value, OUTPUT_TYPES[output.type])
             except (ExpressionError, msgspec.ValidationError) as error:
                 problems.append(f"{_LOCATION}.outputs.{name}: {error}")
         if self._ready is not None:
             result[READY] = False
             try:
-                result[READY] = self._ready.value(variables, work) is True
+                result[READY] = self._ready.evaluate(expression_inputs) is True
             except ExpressionError as error:
                 problems.insert(0, f"{_LOCATION}.ready: {error}")
         return {**result, PROBLEM: problems[0]} if problems else result

@@ -17,8 +17,12 @@ from events.composition_definition import PartDefinition, PartState
 from events.excerpt import list_first
 from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
-from infra.providers.rest.cost import Work
-from infra.providers.rest.expressions import Expression, ExpressionError, ExpressionWorkError
+from infra.providers.rest.expressions import (
+    Expression,
+    ExpressionError,
+    ExpressionWorkError,
+    Inputs,
+)
 from infra.providers.rest.json_paths import Template
 from reconciler.composites.components import Component, CompositionRecord, Part, is_usable
 
@@ -36,11 +40,10 @@ _REFERENCE: Final = re.compile(
 
 
 class Budget:
-    """The resources and time that an object may still use, so that no definition delays others."""
+    """The remaining resources of an object. Their time is limited by the ``Work`` of its inputs."""
 
     def __init__(self) -> None:
         self._resources = MAX_RESOURCES
-        self.work = Work()
 
     def count_resources(self, location: str, resources: int) -> None:
         """Count resources. Raises ``InvalidManifestError`` if there are too many."""
@@ -99,20 +102,20 @@ class PartTemplate:
                 )
             yield part
 
-    def component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
+    def component(self, inputs: Inputs, budget: Budget) -> Component:
         """Return the part as a component.
 
         Raises ``InvalidManifestError``, which names the part and the expression.
         """
         try:
-            return self._component(variables, budget)
+            return self._component(inputs, budget)
         except ExpressionWorkError as error:
             raise InvalidManifestError(
                 f"{self._location}: its expressions would take too long, at {error.text!r}; read "
                 "fewer values, such as only item, or match simpler patterns"
             ) from None
         except ExpressionError as error:
-            children: Mapping[str, Any] = variables[CHILDREN]
+            children: Mapping[str, Any] = inputs.variables[CHILDREN]
             referenced = self._references.get(error.text, ())
             unready = sorted(each for each in referenced if not _is_ready(children[each]))
             if not unready:
@@ -120,25 +123,27 @@ class PartTemplate:
             waiting = f"waiting for {list_first(unready)}: {error}"
             return Component(self.name, _no_parts, waiting_for=waiting)
 
-    def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
-        work = budget.work
-        is_enabled: Any = True if self._when is None else self._when.value(variables, work)
+    def _component(self, inputs: Inputs, budget: Budget) -> Component:
+        is_enabled: Any = True if self._when is None else self._when.evaluate(inputs)
         if not isinstance(is_enabled, bool):
             raise self._build_type_error("when", self._when, is_enabled, "true or false")
         if not is_enabled or self._state == "Absent":
             return Component(self.name, _no_parts, enabled=False)
         items: list[Any] = [None]
         if self._for_each is not None:
-            value: Any = self._for_each.value(variables, work)
+            value: Any = self._for_each.evaluate(inputs)
             if not isinstance(value, list):
                 raise self._build_type_error("forEach", self._for_each, value, "a list")
             items = cast("list[Any]", value)
         budget.count_resources(self._location, len(items))
-        parts = [self._part({**variables, ITEM: item}, work) for item in items]
+        parts = [self._part(inputs, item) for item in items]
         return Component(self.name, lambda _values: parts)
 
-    def _part(self, variables: Mapping[str, Any], work: Work) -> Part:
-        fields: Fields = self._template.build(variables, work)
+    def _part(self, inputs: Inputs, item: Any) -> Part:
+        if self.is_many:
+            inputs.replace(ITEM, item)
+        variables = inputs.variables
+        fields: Fields = self._template.build(inputs)
         metadata: Fields = {**fields.get("metadata", {}), "namespace": variables["namespace"]}
         if self.is_named_by_part:
             metadata["name"] = f"{variables['name']}-{self.name}"

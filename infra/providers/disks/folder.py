@@ -9,21 +9,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.programs import build_waiting_error
-from infra.providers.file_errors import to_provider_error
 from infra.providers.file_root import FileRoot, is_named, root_path, stat_of
-from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
+from infra.providers.file_threads import FileThreads
+from reconciler.errors import RefusedError
 from reconciler.provider.call_permit import CallPermit
 
 if sys.platform != "win32":
@@ -36,7 +34,6 @@ IMAGE_SUFFIX: Final = ".img"
 ATTACHMENT_SUFFIX: Final = ".json"
 MAX_PAGE_SIZE: Final = 100
 
-_MAX_CONCURRENT_CALLS = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _T = TypeVar("_T")
 
@@ -55,8 +52,7 @@ class DiskFolder:
         self.root = FileRoot(root_path(config.endpoint))
         self._permit = permit
         self.timeout_seconds = config.limits.request_timeout_seconds
-        # Separate threads, so that a hanging disk does not block other work.
-        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="disks")
+        self._threads = FileThreads(self.root.path, self.timeout_seconds, "disks")
 
     async def step(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
         """Run one step in a thread when the permit allows it.
@@ -64,17 +60,7 @@ class DiskFolder:
         Each step is atomic or can be repeated.
         """
         await self._permit.before_request()
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._threads, function)
-        except TimeoutError:
-            timeout_class = UnknownResultError if writes else NotDoneError
-            raise timeout_class(
-                f"the filesystem of {self.root.path} did not respond before the timeout"
-            ) from None
-        except OSError as error:
-            raise to_provider_error(error, writes=writes) from None
+        result = await self._threads.run(function, writes=writes)
         if writes:
             self._permit.record_write()
         return result
@@ -95,7 +81,7 @@ class DiskFolder:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._threads.shutdown(wait=False)
+        self._threads.close()
 
     # --- called in a thread
 

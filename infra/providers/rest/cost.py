@@ -6,7 +6,7 @@ with all its contents, so a loop over n elements copies n²/2 results (ADR 0057)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
@@ -18,6 +18,12 @@ MAX_WORK: Final = 200_000
 """Approximate maximum time of expressions that belong together, in microseconds."""
 
 COPIES_PER_MICROSECOND: Final = 12
+
+COPIES_PER_CONVERSION: Final = 24
+"""Passing a value to the library takes as long as this many copies of it."""
+
+_COPIES_PER_RESULT: Final = 6
+"""The same for returning a value from the library."""
 
 CHARACTERS_PER_VALUE: Final = 256
 """Copying this many characters takes as long as copying a value."""
@@ -71,35 +77,51 @@ class _Value(Protocol):
         ...
 
 
-class _Input:
-    """Any of several values from the input."""
+class InputValue:
+    """Any of several values from the input, which expressions share.
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    Examining a large value is slow, so its parts are kept for the next expression. If
+    ``is_converted`` is true, each reference to the value converts it again.
+    """
+
+    def __init__(self, values: Sequence[Any], *, is_converted: bool = False) -> None:
         self._values = values
+        self.is_converted = is_converted
         self._size = 0
         self._fields: dict[str, _Value] = {}
+        self._element: InputValue | None = None
+        self._items: InputValue | None = None
 
     def size(self) -> int:
+        """Return the size of the largest value."""
         self._size = self._size or max(map(_size, self._values), default=1)
         return self._size
 
     def members(self) -> int:
-        return max((len([*_elements(each)]) for each in self._values), default=0)
+        """Return the number of members of the longest value."""
+        return max((len(_elements(each)) for each in self._values), default=0)
 
     def element(self) -> _Value:
-        return _Input([element for each in self._values for element in _elements(each)])
+        """Return the value of a loop's variable."""
+        if self._element is None:
+            self._element = InputValue([one for each in self._values for one in _elements(each)])
+        return self._element
 
     def field(self, name: str) -> _Value:
-        if name not in self._fields:  # determining the size of a large value is slow
+        """Return the value of a field."""
+        if name not in self._fields:
             maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
-            self._fields[name] = _Input([each[name] for each in maps if name in each])
+            self._fields[name] = InputValue([each[name] for each in maps if name in each])
         return self._fields[name]
 
     def items(self) -> _Value:
-        maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
-        lists = (cast("list[Any]", each) for each in self._values if isinstance(each, list))
-        containers = (*lists, *(each.values() for each in maps))
-        return _Input([item for each in containers for item in each])
+        """Return the value at any index or key."""
+        if self._items is None:
+            maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
+            lists = (cast("list[Any]", each) for each in self._values if isinstance(each, list))
+            values = (*lists, *(each.values() for each in maps))
+            self._items = InputValue([item for each in values for item in each])
+        return self._items
 
 
 class _ComputedValue:
@@ -159,9 +181,10 @@ def _combine(values: Sequence[_Value]) -> _Value:
 class Cost:
     """Counts the values that an expression copies; ``copies`` is the result."""
 
-    def __init__(self, tree: Node, variables: Mapping[str, Any]) -> None:
+    def __init__(self, tree: Node, variables: Mapping[str, InputValue]) -> None:
         self.copies = 0
-        self._count(tree, {name: _Input([each]) for name, each in variables.items()})
+        result = self._count(tree, variables)
+        self.copies += _COPIES_PER_RESULT * result.size()
 
     def _count(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         """Add the cost of a subexpression and of copying its result."""
@@ -174,7 +197,7 @@ class Cost:
             case "Literal":
                 return _ComputedValue(1 + len(node.name) // CHARACTERS_PER_VALUE)
             case "Name":
-                return variables.get(node.name.removeprefix(".")) or _ComputedValue(1)
+                return self._variable(variables.get(node.name.removeprefix(".")))
             case "Field":
                 return self._container(node.parts[0], variables).field(node.name)
             case "Index":
@@ -203,6 +226,11 @@ class Cost:
                     return _ComputedValue(size, members, [each.element() for each in values])
                 return _ComputedValue(size, len(values), values)
 
+    def _variable(self, value: _Value | None) -> _Value:
+        if isinstance(value, InputValue) and value.is_converted:
+            self.copies += COPIES_PER_CONVERSION * value.size()
+        return value or _ComputedValue(1)
+
     def _container(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         """Return the value of a container, which is copied unless it is a variable."""
         return (self._value if node.kind == "Name" else self._count)(node, variables)
@@ -220,12 +248,13 @@ class Cost:
         if node.name not in LISTING_LOOPS:
             return _ComputedValue(1)
         result = element if node.name == "filter" or not results else results[-1]
+        self.copies += _COPIES_PER_RESULT * items.size()  # sorting its keys in Python
         self.copies += count * count // 2 * result.size()
         return _ComputedValue(1 + count * result.size(), count, (result,))
 
 
-def _elements(value: Any) -> Iterable[Any]:
-    return cast("Iterable[Any]", value) if isinstance(value, list | dict) else ()
+def _elements(value: Any) -> Collection[Any]:
+    return cast("Collection[Any]", value) if isinstance(value, list | dict) else ()
 
 
 def _size(value: Any) -> int:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import cel
 
 from events.manifest import InvalidManifestError
 from infra.providers.rest.cost import (
-    CHARACTERS_PER_VALUE,
+    COPIES_PER_CONVERSION,
     COPIES_PER_MICROSECOND,
     MAX_COPIES,
     Cost,
+    InputValue,
     Work,
     WorkLimitError,
 )
@@ -45,7 +46,7 @@ FUNCTIONS: Final = frozenset(
 _MATCHES: Final = "matches"
 _SORT_FUNCTION: Final = "__ordered"
 _MATCH_FUNCTION: Final = f"__{_MATCHES}"
-_REFERENCES_PER_COPY: Final = 8
+_MICROSECONDS_PER_EVALUATION: Final = 50
 _INT64: Final = 2**63
 
 
@@ -94,9 +95,6 @@ class Expression:
         self._members = MAX_NESTED_MEMBERS if self._nesting >= MAX_NESTED_LOOPS else MAX_MEMBERS
         if problem := _find_problem(tree, len(loops), self._nesting):
             raise InvalidManifestError(f"{location}: {problem}")
-        self._copies = 1 + sum(len(each.parts) - 1 for each in tree.walk() if each.kind == "Sum")
-        references = sum(each.kind == "Name" for each in tree.walk())
-        self._copies *= 1 + references // _REFERENCES_PER_COPY
         calls = [each for each in tree.walk() if each.kind == "Call" and each.name == _MATCHES]
         for each in calls:
             _check_pattern(each, location)
@@ -125,24 +123,33 @@ class Expression:
             )
 
     def value(self, variables: Mapping[str, Any], work: Work | None = None) -> Any:
+        """Evaluate the expression once. See ``evaluate``."""
+        return self.evaluate(Inputs(variables, work))
+
+    def evaluate(self, inputs: Inputs) -> Any:
         """Evaluate the expression to JSON, and count its work. Raises ``ExpressionError``."""
-        inputs = {name: variables[name] for name in self.variables if name in variables}
-        values = _check_input(self.text, inputs, self._members)
         try:
-            return self._evaluate(inputs, values, work or Work())
+            return self._evaluate(inputs)
         except WorkLimitError:
             raise ExpressionWorkError(
                 f"{self.text!r} would take too long; read fewer values, or match simpler patterns",
                 self.text,
             ) from None
 
-    def _evaluate(self, inputs: dict[str, Any], values: int, work: Work) -> Any:
-        work.add(20 + values * self._copies)
-        self._count_loops(inputs, work)
-        matcher = _Matcher(work)
-        functions = {_SORT_FUNCTION: _sort_keys, _MATCH_FUNCTION: matcher.is_match}
+    def _evaluate(self, inputs: Inputs) -> Any:
+        self._check_size(inputs)
+        copies = Cost(self._tree, inputs.values_of(self.variables)).copies
+        if self._nesting and copies > MAX_COPIES:
+            raise ExpressionError(
+                f"{self.text!r} would copy more than {MAX_COPIES} values in loops; loop "
+                "over fewer items, or keep less of each",
+                self.text,
+            )
+        inputs.work.add(_MICROSECONDS_PER_EVALUATION + copies // COPIES_PER_MICROSECOND)
+        matcher = inputs.matcher
+        matcher.reset()
         try:
-            result = self._program.execute(cel.Context(variables=inputs, functions=functions))
+            result = self._program.execute(inputs.context(self.variables))
         except LookupError as error:
             raise MissingValueError(f"{self.text!r} has no value at {error}", self.text) from None
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
@@ -157,17 +164,115 @@ class Expression:
             raise ExpressionError(message, self.text)
         return result
 
-    def _count_loops(self, inputs: Mapping[str, Any], work: Work) -> None:
-        if not self._nesting:
-            return
-        copies = Cost(self._tree, inputs).copies
-        if copies > MAX_COPIES:
+    def _check_size(self, inputs: Inputs) -> None:
+        """Raise ``ExpressionError`` for an input that is too large."""
+        sizes = [inputs.size_of(name) for name in sorted(self.variables) if name in inputs]
+        if any(each.members > self._members or each.is_deep for each in sizes):
             raise ExpressionError(
-                f"{self.text!r} would copy more than {MAX_COPIES} values in loops; loop "
-                "over fewer items, or keep less of each",
+                f"{self.text!r}: its input exceeds the limit of {self._members} members or "
+                f"{MAX_DEPTH} levels",
                 self.text,
             )
-        work.add(copies // COPIES_PER_MICROSECOND)
+        if _is_too_large(
+            sum(each.values for each in sizes), sum(each.characters for each in sizes)
+        ):
+            raise ExpressionError(
+                f"{self.text!r}: its input exceeds the limit of {MAX_VALUES} values or "
+                f"{MAX_INPUT_CHARACTERS} characters",
+                self.text,
+            )
+        if any(each.is_long for each in sizes):
+            raise ExpressionError(
+                f"{self.text!r}: its input has an integer of more than 64 bits", self.text
+            )
+
+
+class Inputs:
+    """The variables of expressions that belong together, and their remaining work.
+
+    Each variable is examined once, and passed to the library once for all expressions with the same
+    variables. So the cost of many expressions over one large value is that of examining it once,
+    plus what each of them copies.
+    """
+
+    def __init__(self, variables: Mapping[str, Any], work: Work | None = None) -> None:
+        self.work = work or Work()
+        self._variables = dict(variables)
+        self._replaced: dict[str, Any] = {}
+        self._sizes: dict[str, _Size] = {}
+        self._values: dict[str, InputValue] = {}
+        self._contexts: dict[frozenset[str], cel.Context] = {}
+        self.matcher = _Matcher(self.work)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a variable has a value."""
+        return name in self._variables
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The current value of each variable."""
+        return self._variables
+
+    def replace(self, name: str, value: Any) -> None:
+        """Set a variable that changes often, such as the item of a loop.
+
+        Each reference to it converts its value, because a changed context is converted as a whole.
+        """
+        if name not in self._replaced:
+            self._contexts.clear()
+        self._variables[name] = self._replaced[name] = value
+        self._sizes.pop(name, None)
+        self._values.pop(name, None)
+
+    def size_of(self, name: str) -> _Size:
+        """Return the size of a variable."""
+        if name not in self._sizes:
+            self._sizes[name] = _measure(self._variables[name])
+        return self._sizes[name]
+
+    def values_of(self, names: Collection[str]) -> Mapping[str, InputValue]:
+        """Return variables in the form in which ``Cost`` examines them."""
+        for name in names:
+            if name not in self._values and name in self._variables:
+                self._values[name] = InputValue(
+                    [self._variables[name]], is_converted=name in self._replaced
+                )
+        return self._values
+
+    def context(self, names: frozenset[str]) -> cel.Context:
+        """Return a context with these variables. Raises the errors of the library."""
+        context = self._contexts.get(names)
+        if context is None:
+            constant = {
+                name: None if name in self._replaced else self._variables[name]
+                for name in names
+                if name in self._variables
+            }
+            copies = sum(
+                COPIES_PER_CONVERSION * self.values_of(names)[name].size() for name in constant
+            )
+            self.work.add(copies // COPIES_PER_MICROSECOND)
+            functions = {_SORT_FUNCTION: _sort_keys, _MATCH_FUNCTION: self.matcher.is_match}
+            context = cel.Context(variables=constant, functions=functions)
+            if not self._replaced.keys().isdisjoint(names):
+                # asked for each name first; for null, the library falls back to the constant
+                context.set_variable_resolver(self._replaced.get)
+            self._contexts[names] = context
+        return context
+
+
+class _Size(NamedTuple):
+    """The size of a value, counted up to the first limit that it exceeds.
+
+    ``members``: the most members of one list or map. ``is_deep`` and ``is_long``: whether its
+    levels or one of its integers exceed the limits.
+    """
+
+    values: int
+    characters: int
+    members: int
+    is_deep: bool
+    is_long: bool
 
 
 def _tree(text: str) -> tuple[Node | None, str]:
@@ -198,14 +303,19 @@ def _check_pattern(call: Node, location: str) -> None:
 
 
 class _Matcher:
-    """The function ``matches`` of one evaluation.
+    """The function ``matches``.
 
-    ``error`` is its first error. The function does not raise it, because the library would log it.
+    ``error`` is the first error of an evaluation. The function does not raise it, because the
+    library would log it.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self.error: ValueError | None = None
+
+    def reset(self) -> None:
+        """Forget the error of an earlier evaluation."""
+        self.error = None
 
     def is_match(self, text: Any, pattern: Any) -> bool:
         """Return whether text contains a match; False after an error."""
@@ -242,39 +352,34 @@ def _find_problem(tree: Node, loops: int, nesting: int) -> str:
     return f"{sums} operators +, but at most {MAX_SUMS} are allowed" if sums > MAX_SUMS else ""
 
 
-def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> int:
-    """Return the number of values. Raises ``ExpressionError`` for an input that is too large.
-
-    ``CHARACTERS_PER_VALUE`` characters count as a value.
-    """
-    values = characters = 0
-    pending: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
+def _measure(variable: Any) -> _Size:
+    """Return the size of a variable. Stops at the first limit that it exceeds."""
+    values = characters = most_members = 0
+    is_deep = is_long = False
+    pending: list[tuple[Any, int]] = [(variable, 1)]
     while pending:
         value, depth = pending.pop()
         values += 1
         if isinstance(value, str):
             characters += len(value)
+        elif isinstance(value, int):
+            is_long |= not -_INT64 <= value < _INT64
         elif isinstance(value, dict | list):
             members = cast("dict[str, Any] | list[Any]", value)
-            if len(members) > max_members or depth > MAX_DEPTH:
-                raise ExpressionError(
-                    (
-                        f"{text!r}: its input exceeds the limit of {max_members} members or "
-                        f"{MAX_DEPTH} levels"
-                    ),
-                    text,
-                )
+            most_members, is_deep = max(most_members, len(members)), depth > MAX_DEPTH
+            if most_members > MAX_MEMBERS or is_deep:
+                break
             if isinstance(members, dict):
                 characters += sum(map(len, members))
                 members = list(members.values())
             pending.extend((each, depth + 1) for each in members)
-        if values > MAX_VALUES or characters > MAX_INPUT_CHARACTERS:
-            raise ExpressionError(
-                f"{text!r}: its input exceeds the limit of {MAX_VALUES} values or "
-                f"{MAX_INPUT_CHARACTERS} characters",
-                text,
-            )
-    return values + characters // CHARACTERS_PER_VALUE
+        if _is_too_large(values, characters):
+            break
+    return _Size(values, characters, most_members, is_deep, is_long)
+
+
+def _is_too_large(values: int, characters: int) -> bool:
+    return values > MAX_VALUES or characters > MAX_INPUT_CHARACTERS
 
 
 def _is_json(value: Any) -> bool:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 from events.manifest import Fields, InvalidManifestError
-from infra.providers.rest.cost import Work
-from infra.providers.rest.expressions import Expression, MissingValueError
+from infra.providers.rest.expressions import Expression, Inputs, MissingValueError
 
 WHOLE_DOCUMENT: Final = "."
 MAX_NODES: Final = 256
@@ -121,27 +120,26 @@ class Template:
                 is_plain = _PLAIN_REFERENCE.fullmatch(node) is not None and names[0] not in required
                 self._compiled[node] = names if is_plain else expression
 
-    def build(self, variables: Mapping[str, Any], work: Work | None = None) -> Any:
+    def build(self, variables: Mapping[str, Any] | Inputs) -> Any:
         """Return the JSON, or ``MISSING`` if it has no value. Raises ``ExpressionError``."""
-        return self._build_node(self._tree, variables, work or Work())
+        inputs = variables if isinstance(variables, Inputs) else Inputs(variables)
+        return self._build_node(self._tree, inputs)
 
-    def _build_node(self, node: Any, variables: Mapping[str, Any], work: Work) -> Any:
+    def _build_node(self, node: Any, inputs: Inputs) -> Any:
         if isinstance(node, dict):
             mapping = cast("dict[str, Any]", node)
-            members = {
-                name: self._build_node(each, variables, work) for name, each in mapping.items()
-            }
+            members = {name: self._build_node(each, inputs) for name, each in mapping.items()}
             present = {name: each for name, each in members.items() if each is not MISSING}
             return present if present or not mapping else MISSING
         if isinstance(node, list):
-            items = [self._build_node(each, variables, work) for each in cast("list[Any]", node)]
+            items = [self._build_node(each, inputs) for each in cast("list[Any]", node)]
             return [each for each in items if each is not MISSING]
         if not isinstance(node, str) or not is_expression(node):
             return node
         compiled = self._compiled[node]
         if isinstance(compiled, Expression):
-            return compiled.value(variables, work)
-        return value_at(variables, compiled)
+            return compiled.evaluate(inputs)
+        return value_at(inputs.variables, compiled)
 
 
 def _nodes(tree: Any, location: str, depth: int) -> Iterator[tuple[str, int, Any]]:

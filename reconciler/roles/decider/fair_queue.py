@@ -8,7 +8,7 @@ resource's messages (ADR 0062).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,6 +78,7 @@ class FairQueue:
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._lanes: dict[str, deque[IntakeDelivery]] = {}  # in turn order
+        self._limits: dict[str, int] = {}  # messages per turn of a slow namespace
         self._partitions: dict[str, _Partition] = {}
         self._parked: dict[Destination, dict[int, IntakeDelivery]] = {}
         self._excess: list[IntakeDelivery] = []
@@ -152,23 +153,52 @@ class FairQueue:
         """Return the next messages to process, the same number for each namespace if available.
 
         A lane's turn ends when its share of the bytes is used up, because its next message may be
-        long.
+        long. A namespace whose last messages took too long has fewer.
         """
-        if len(self._lanes) == 1:
-            (namespace,) = self._lanes
-            return self._take_from(namespace, MAX_MESSAGES_PER_TURN, MAX_BYTES_PER_TURN)
         batch: list[IntakeDelivery] = []
         remaining_bytes = MAX_BYTES_PER_TURN
-        while self._lanes and len(batch) < MAX_MESSAGES_PER_TURN and remaining_bytes > 0:
-            messages = max(1, (MAX_MESSAGES_PER_TURN - len(batch)) // len(self._lanes))
-            size = remaining_bytes // len(self._lanes)
-            for namespace in list(self._lanes):
-                chunk = self._take_from(namespace, messages, size)
+        limits, lanes = dict(self._limits), list(self._lanes)
+        while lanes and len(batch) < MAX_MESSAGES_PER_TURN and remaining_bytes > 0:
+            messages = max(1, (MAX_MESSAGES_PER_TURN - len(batch)) // len(lanes))
+            size = remaining_bytes // len(lanes)
+            for namespace in lanes:
+                limit = limits.get(namespace, MAX_MESSAGES_PER_TURN)
+                chunk = self._take_from(namespace, min(messages, limit), size)
+                limits[namespace] = limit - len(chunk)
                 remaining_bytes -= sum(len(each.payload) for each in chunk)
                 batch += chunk
                 if len(batch) >= MAX_MESSAGES_PER_TURN or remaining_bytes <= 0:
                     break
+            lanes = [each for each in self._lanes if limits.get(each, 1) > 0]
         return batch
+
+    def put_back(
+        self, undecided: Sequence[IntakeDelivery], taken: Sequence[IntakeDelivery]
+    ) -> None:
+        """Return undecided messages to the front of their lanes.
+
+        In its next turn, such a namespace has as many messages as were decided, and then twice as
+        many. One without a decision comes first.
+        """
+        decided = Counter(namespace_of(each.subject) for each in taken)
+        decided.subtract(namespace_of(each.subject) for each in undecided)
+        returned: dict[str, list[IntakeDelivery]] = {}
+        for each in undecided:
+            returned.setdefault(namespace_of(each.subject), []).append(each)
+        for namespace in decided.keys() & self._limits.keys():
+            self._limits[namespace] *= 2
+            if self._limits[namespace] >= MAX_MESSAGES_PER_TURN or namespace not in self._lanes:
+                del self._limits[namespace]
+        for namespace, deliveries in returned.items():
+            lane = self._lanes.pop(namespace, deque[IntakeDelivery]())
+            lane.extendleft(reversed(deliveries))
+            for each in deliveries:
+                self._count(namespace, each)
+            self._limits[namespace] = max(1, decided[namespace])
+            if decided[namespace]:
+                self._lanes[namespace] = lane
+            else:
+                self._lanes = {namespace: lane, **self._lanes}
 
     def _take_from(self, namespace: str, messages: int, size: int) -> list[IntakeDelivery]:
         """Take at least one message from the front of a lane, and move the lane to the end."""

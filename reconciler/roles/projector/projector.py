@@ -190,6 +190,7 @@ class Projector:
         # First exclude other writers: the purge would delete rows that they write before it.
         await self._save_batch([], replace(EMPTY_CHECKPOINT, is_whole=False))
         await self._store.clear(self._stored.revision)
+        self._models.replaces = None
         self._stored = _Stored(EMPTY_CHECKPOINT, self._stored.revision)
         if self._waiting[0].after > EMPTY_CHECKPOINT:
             self._waiting.clear()
@@ -198,12 +199,15 @@ class Projector:
     # --- coordination with another projector
 
     async def _read_checkpoint(self) -> _Stored:
-        """Read the checkpoint. A checkpoint from a later release counts as newer."""
+        """Read the checkpoint. A checkpoint from a later release counts as newer.
+
+        Another projector may continue unusable rows, because it does not read them.
+        """
         payload, revision = await self._store.checkpoint()
-        checkpoint = read_checkpoint(payload)
+        checkpoint, replaces = read_checkpoint(payload), self._models.replaces
         if checkpoint is not None and (
             (checkpoint.schema, checkpoint.is_whole) < (SCHEMA, True)
-            or checkpoint == self._models.replaces
+            or (replaces is not None and checkpoint.schema == SCHEMA and checkpoint >= replaces)
         ):
             checkpoint = None
         self._stored = _Stored(checkpoint, revision)

@@ -13,10 +13,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The wall clock, a monotonic clock (seconds), jitter in [0, 1), and new ids."""
+    """The wall clock, a monotonic clock and CPU time (seconds), jitter in [0, 1), and new ids."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic
+    cpu_time: Callable[[], float] = time.thread_time
     jitter: Callable[[], float] = random.random
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex
 

@@ -1,0 +1,27 @@
+"""Epochs of a log, from which the idempotency keys of its actions are derived (ADR 0065).
+
+Each restore begins an epoch, whose text contains the earlier ones: ``newest.older.oldest``. Several
+earlier ones that do not contain each other are separated by a comma: ``newest.one,other``.
+"""
+
+from __future__ import annotations
+
+
+def epochs_in(epoch: str) -> list[str]:
+    """Return an epoch and all earlier ones that it contains, and harmless parts of joined ones."""
+    found: dict[str, None] = {}
+    waiting = [epoch]
+    while waiting:
+        each = waiting.pop(0)
+        if each and each not in found:
+            found[each] = None
+            without_newest = each.partition(".")[2]
+            waiting += [without_newest, each.rpartition(",")[0], each.partition(",")[2]]
+    return list(found)
+
+
+def next_epoch(new_id: str, *earlier: str) -> str:
+    """Return the epoch with a new id that contains all earlier ones, each once."""
+    known = [each for each in dict.fromkeys(earlier) if each]
+    joined = [each for each in known if not any(each in epochs_in(one)[1:] for one in known)]
+    return ".".join(filter(None, (new_id, ",".join(joined))))
