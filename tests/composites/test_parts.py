@@ -18,7 +18,7 @@ from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
-from infra.providers.rest.expressions import Expression
+from infra.providers.rest.expressions import Expression, Inputs
 from reconciler.cli.explain import explain_kind
 from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
@@ -226,6 +226,26 @@ def test_outputs_are_evaluated_when_an_object_is_read_and_stored_in_the_log():
     fields = {each.field: each.about for each in explain_kind(kind).outputs}
     assert fields["title"] == "What it is."
     assert {"ready", "problem", "components", "children", "leaving"} < fields.keys()
+
+
+def test_outputs_of_unchanged_inputs_are_evaluated_once(monkeypatch: pytest.MonkeyPatch):
+    evaluated: list[str] = []
+    evaluate = Expression.evaluate
+
+    def record_and_evaluate(self: Expression, inputs: Inputs) -> Any:
+        evaluated.append(self.text)
+        return evaluate(self, inputs)
+
+    kind = kind_from(WITH_OUTPUTS)
+    resolved_fields = content(WITH_OUTPUTS, dots=["a"], divisor=2)
+    monkeypatch.setattr(Expression, "evaluate", record_and_evaluate)
+    first = build_provider_object(resolved_fields, kind, t_side=Child("Pending"))
+    assert len(evaluated) == 4
+    assert build_provider_object(deepcopy(resolved_fields), kind, t_side=Child("Pending")) == first
+    assert len(evaluated) == 4
+    changed = build_provider_object(resolved_fields, kind, t_middle=Child("Degraded"))
+    assert changed.outputs["outcome"] == "Degraded"
+    assert len(evaluated) == 8
 
 
 def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():

@@ -9,7 +9,7 @@ import pytest
 from events.external import ExternalObject
 from events.provider_config import Scope
 from reconciler.errors import NotDoneError, UnreadableObjectsError
-from reconciler.provider.listing import Page, Unreadable, all_pages
+from reconciler.provider.listing import Page, Turns, Unreadable, all_pages
 
 
 def build_objects(*names: str) -> list[ExternalObject]:
@@ -70,3 +70,20 @@ def test_an_object_that_cannot_be_converted_hides_no_others() -> None:
         unreadable.check()
     assert list(raised.value.objects) == [("b", "uid-b")]
     Unreadable().check()
+
+
+async def test_a_long_turn_is_followed_by_a_pause_of_the_same_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    times = iter((0.0, 0.005, 0.011, 0.011, 0.013, 0.311, 0.611))
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("reconciler.provider.listing.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("reconciler.provider.listing.asyncio.sleep", sleep)
+    turns = Turns()
+    for _ in range(4):
+        await turns.pause()
+    assert pauses == [0, pytest.approx(0.3)]
