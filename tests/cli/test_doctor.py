@@ -263,3 +263,26 @@ def test_lagging_and_inactive_sources_are_reported() -> None:
     assert "is 9000 messages behind TIMERS" in check_sources(intake(9_000, 10**9)).details
     assert "receives nothing from TIMERS" in check_sources(intake(0, -1)).details
     assert check_sources(intake(0, 90 * 10**9)).verdict == "warn"
+
+
+async def test_a_missing_observer_is_a_failure_until_one_runs(bare_world: World) -> None:
+    world = bare_world
+    await world.start_reconciler(["decider", "worker", "projector"])
+    assert (await run_all_checks(world))["observers"].verdict == "warn", "there is no API"
+    await world.configure(api_config(world.human.url))
+
+    async def verdict() -> str:
+        return (await run_all_checks(world))["observers"].verdict
+
+    async def has_failed() -> bool:
+        return await verdict() == "fail"
+
+    async def is_ok() -> bool:
+        return await verdict() == "ok"
+
+    await world.until(has_failed, "the missing observer is a failure")
+    await world.stop_reconciler()
+    await world.start_reconciler()
+    await world.until(is_ok, "the observer is found")
+    await world.stop_reconciler()
+    await world.until(has_failed, "the stopped observer is a failure")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any, Final, Literal
 
 import msgspec
@@ -332,8 +333,10 @@ class CompositionProvider:
         if any(each.accepted for each in replies):
             self._api.permit.record_write()
         if len(replies) < len(messages):
+            # The breaker ignores this status: the messages may wait behind the tenant's own.
             raise UnknownResultError(
-                "no decider replied; the parts may or may not have been declared"
+                "no decider replied; the parts may or may not have been declared",
+                status=HTTPStatus.FAILED_DEPENDENCY,
             )
         return replies
 

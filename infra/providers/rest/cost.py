@@ -11,19 +11,22 @@ from typing import Any, Final, Protocol, cast
 
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
 
-MAX_COPIES: Final = 2_500_000
+MAX_COPIES: Final = 1_250_000
 """Limit on the values that an expression copies, which takes 0.2 s."""
 
 MAX_WORK: Final = 200_000
 """Approximate maximum time of expressions that belong together, in microseconds."""
 
-COPIES_PER_MICROSECOND: Final = 12
+COPIES_PER_MICROSECOND: Final = 6
 
-COPIES_PER_CONVERSION: Final = 24
+COPIES_PER_CONVERSION: Final = 12
 """Passing a value to the library takes as long as this many copies of it."""
 
-_COPIES_PER_RESULT: Final = 6
+_COPIES_PER_RESULT: Final = 3
 """The same for returning a value from the library."""
+
+_COPIES_PER_SEARCH: Final = 6
+"""Searching a text takes as long as this many copies of it."""
 
 CHARACTERS_PER_VALUE: Final = 256
 """Copying this many characters takes as long as copying a value."""
@@ -210,11 +213,10 @@ class Cost:
                 return _combine((self._value(if_true, variables), self._value(if_false, variables)))
             case "Loop":
                 return self._loop(node, variables)
-            case "Call" if node.name in _SCALAR_FUNCTIONS:
-                self._count_all(node.parts, variables)
-                return _ComputedValue(1)
-            case "Scalar":
-                self._count_all(node.parts, variables)
+            case "Scalar" | "Call" if node.kind == "Scalar" or node.name in _SCALAR_FUNCTIONS:
+                values = self._count_all(node.parts, variables)
+                if node.name == "contains":
+                    self.copies += _COPIES_PER_SEARCH * values[0].size()
                 return _ComputedValue(1)
             case "Call" if node.name in _SELECTING_FUNCTIONS:
                 return _combine(self._count_all(node.parts, variables))

@@ -157,12 +157,13 @@ def check_sync(nc: Client, data: Path = DATA_DIRECTORY) -> Finding:
 
 
 async def check_stages(nc: Client) -> list[Finding]:
-    """Check the progress of deciders, workers and projectors."""
+    """Check the progress of each role."""
     deciders = [await _read_consumer(nc, INTAKE, name) for name in decider_consumers()]
     workers = await worker_consumers(nc)
     return [
         check_stage("intake", "decider", deciders),
         await _check_worker_consumers(nc, workers) or check_stage("actions", "worker", workers),
+        check_observers(await consumer_infos(nc, LISTINGS), has_apis=bool(workers)),
         await _check_projection(nc),
         check_sources(await api_request(nc, f"STREAM.INFO.{INTAKE}", None)),
     ]
@@ -246,6 +247,19 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
         remedy = f"Start another {role}, unless the number of pending messages falls."
         return Finding(stage, "warn", text, remedy)
     return Finding(stage, "ok", text)
+
+
+def check_observers(consumers: Sequence[dict[str, Any]], *, has_apis: bool) -> Finding:
+    """Check that an observer runs: each one follows the listings of other teams' observers."""
+    running = sum(bool(each.get("push_bound")) for each in consumers)
+    if running:
+        return Finding("observers", "ok", f"{plural(running, 'observer')} running")
+    return Finding(
+        "observers",
+        "fail" if has_apis else "warn",
+        "no observer is running, so changes in the APIs are not detected",
+        "Start one: `reconciler run observer` or `reconciler up`.",
+    )
 
 
 def _find_unavailable_servers(consumer: dict[str, Any]) -> list[str]:

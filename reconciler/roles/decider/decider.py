@@ -213,8 +213,7 @@ class Decider:
         self._fresh_positions: set[int] = set()
         self._leases_extended_at = 0.0
         self._clock = runtime.clock
-        self._cpu_time = runtime.cpu_time
-        self._time = DecisionTime(runtime.cpu_time, math.inf, ())
+        self._time = DecisionTime(runtime.cpu_time)
         self._undecided: set[int] = set()
         self._newest_position = 0
         self._bus_time: datetime | None = None
@@ -317,8 +316,7 @@ class Decider:
     ) -> Sequence[IntakeDelivery]:
         """Process a batch, and return the messages for which its CPU time did not suffice."""
         reach(Failpoint.DECIDER_TOOK)
-        namespaces = {namespace_of(each.subject) for each in batch}
-        self._time = DecisionTime(self._cpu_time, seconds, namespaces)
+        self._time.begin(seconds, {namespace_of(each.subject) for each in batch})
         self._undecided = set()
         self._postponed.free_redelivered(batch)
         self._read_bus_clock(batch)
@@ -329,7 +327,8 @@ class Decider:
         # Definitions and configurations come first, because other resources in the batch may
         # require them.
         for rank in sorted({_rank(key) for key in work}):
-            ranked = {key: each for key, each in work.items() if _rank(key) == rank}
+            keys = [key for key in work if _rank(key) == rank]
+            ranked = {key: work[key] for key in self._time.order(keys)}
             if rank == system_rank(KIND_DEFINITION_KIND):
                 for key, each in ranked.items():  # each may depend on the previous ones
                     await self._decide_and_commit({key: each})

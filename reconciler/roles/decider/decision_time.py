@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+import math
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from events.names import ResourceKey
+
+_MIN_RECENT_SECONDS: Final = 0.03
+"""Recent time from which the resources of a namespace follow those of others."""
 
 
 class DecisionTime:
     """Measures decisions, and ends the turn of a namespace that has used its share.
 
-    Only the number of messages in a turn depends on it, and no decision (invariant 10).
+    Only the number and order of messages in a turn depend on it, and no decision (invariant 10).
     """
 
-    def __init__(
-        self, clock: Callable[[], float], seconds: float, namespaces: Collection[str]
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._seconds = self._share = math.inf
+        self._used_by_all = 0.0
+        self._used: dict[str, float] = {}
+        self._used_recently: dict[str, float] = {}
+        self.undecided: set[ResourceKey] = set()
+
+    def begin(self, seconds: float, namespaces: Collection[str]) -> None:
+        """Begin a batch with messages of these namespaces."""
+        names = self._used_recently.keys() | self._used.keys()
+        recent = {
+            name: self._used_recently.get(name, 0.0) / 2 + self._used.get(name, 0.0)
+            for name in names
+        }
+        self._used_recently = {
+            name: used for name, used in recent.items() if used >= _MIN_RECENT_SECONDS
+        }
         self._seconds = seconds
         self._share = seconds / max(1, len(namespaces))
         self._used_by_all = 0.0
-        self._used: dict[str, float] = {}
-        self.undecided: set[ResourceKey] = set()
+        self._used = {}
+        self.undecided = set()
+
+    def order(self, keys: Iterable[ResourceKey]) -> Sequence[ResourceKey]:
+        """Return the resources of namespaces that recently used the least time first.
+
+        A single decision may take longer than a turn. It must not precede those of others.
+        """
+        recent = self._used_recently
+        return sorted(keys, key=lambda key: recent.get(key.namespace, 0.0)) if recent else [*keys]
 
     def is_used_up(self, namespace: str) -> bool:
         """Return whether the resources of a namespace must wait for its next turn."""

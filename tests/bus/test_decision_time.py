@@ -1,0 +1,38 @@
+"""The CPU time that the decisions of a batch may take."""
+
+from __future__ import annotations
+
+from events.names import ResourceKey
+from reconciler.roles.decider.decision_time import DecisionTime
+
+SLOW, QUICK = (ResourceKey(namespace, "Shape", "foo") for namespace in ("slow", "quick"))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def spend(time: DecisionTime, clock: Clock, key: ResourceKey, seconds: float) -> None:
+    with time.measure(key.namespace):
+        clock.seconds += seconds
+
+
+def test_the_resources_of_a_namespace_that_used_much_time_follow_those_of_others():
+    clock = Clock()
+    time = DecisionTime(clock)
+    time.begin(0.03, ["slow", "quick"])
+    assert time.order([SLOW, QUICK]) == [SLOW, QUICK]
+    spend(time, clock, SLOW, 0.4)
+    spend(time, clock, QUICK, 0.0001)
+    assert time.is_used_up("quick")
+    for _ in range(4):
+        time.begin(0.03, ["slow", "quick"])
+        assert time.order([SLOW, QUICK]) == [QUICK, SLOW]
+        assert not time.is_used_up("quick")
+    for _ in range(4):
+        time.begin(0.03, ["slow", "quick"])
+    assert time.order([SLOW, QUICK]) == [SLOW, QUICK], "it has used none for a while"
