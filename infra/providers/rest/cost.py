@@ -213,11 +213,10 @@ class Cost:
                 return _combine((self._value(if_true, variables), self._value(if_false, variables)))
             case "Loop":
                 return self._loop(node, variables)
-            case "Scalar" | "Call" if node.kind == "Scalar" or node.name in _SCALAR_FUNCTIONS:
-                values = self._count_all(node.parts, variables)
-                if node.name == "contains":
-                    self.copies += _COPIES_PER_SEARCH * values[0].size()
-                return _ComputedValue(1)
+            case "Call" if node.name in _SCALAR_FUNCTIONS:
+                return self._scalar(node, variables)
+            case "Scalar":
+                return self._scalar(node, variables)
             case "Call" if node.name in _SELECTING_FUNCTIONS:
                 return _combine(self._count_all(node.parts, variables))
             case "Call" | "Sum" | "List" | "Map":
@@ -227,6 +226,12 @@ class Cost:
                     members = sum(each.members() for each in values)
                     return _ComputedValue(size, members, [each.element() for each in values])
                 return _ComputedValue(size, len(values), values)
+
+    def _scalar(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
+        values = self._count_all(node.parts, variables)
+        if node.name == "contains":
+            self.copies += _COPIES_PER_SEARCH * values[0].size()
+        return _ComputedValue(1)
 
     def _variable(self, value: _Value | None) -> _Value:
         if isinstance(value, InputValue) and value.is_converted:
