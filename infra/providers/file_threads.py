@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Final, TypeVar
 
 from infra.providers.file_errors import to_provider_error
@@ -30,12 +31,19 @@ class FileThreads:
         Raises ``NotCalledError`` if no thread was free before the timeout, because this proves
         nothing about the filesystem. Otherwise, raises the error of a filesystem that hangs.
         """
-        call = self._threads.submit(function)
+        begun = Lock()  # acquired once: by the thread, or by the timeout that abandons the call
+
+        def call() -> _T:
+            if not begun.acquire(blocking=False):
+                raise TimeoutError
+            return function()
+
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await asyncio.wrap_future(call)
+                return await loop.run_in_executor(self._threads, call)
         except TimeoutError:
-            if call.cancel():  # impossible for one that has started
+            if begun.acquire(blocking=False):
                 raise NotCalledError(
                     f"not called: {MAX_CONCURRENT_CALLS} calls to the filesystem of {self._path} "
                     "are in progress; this one is retried",

@@ -45,8 +45,8 @@ async def test_a_reader_continues_once_the_deleted_stream_exists_again(bus: Clie
             await is_read("listing.default.Shape.b")
             with capture_logs() as warnings:
                 await delete_stream(bus, LISTINGS)
-                while not warnings:  # noqa: ASYNC110 - nothing else reports it
-                    await asyncio.sleep(0.05)
+                while not warnings:  # nothing else reports it
+                    await asyncio.wait([reading], timeout=0.05)
             assert "`reconciler init`" in warnings[0]["event"]
             await ensure_topology(bus)
             await is_read("listing.default.Shape.c")

@@ -37,6 +37,7 @@ class MemoryBus:
 
     ``max_unacknowledged`` and ``max_actions_leased`` limit how many messages a consumer delivers at
     the same time, as ``max_ack_pending`` does. ``may_be_damaged`` stores bytes and digests.
+    ``slow_decisions``: the fraction of decisions that use up the time of a batch.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class MemoryBus:
         batch_sizes: Sequence[int] = BATCH_SIZES,
         max_delay_seconds: float = MAX_DELAY_SECONDS,
         may_be_damaged: bool = False,
+        slow_decisions: float = _SLOW_DECISIONS,
     ) -> None:
         time = loop.time
         self.loop = loop
@@ -68,6 +70,7 @@ class MemoryBus:
         self._rows_at_once = rows_per_save
         self._batch_sizes = batch_sizes
         self._max_actions = max_actions
+        self._slow_decisions = slow_decisions
 
     def ports(
         self,
@@ -101,7 +104,7 @@ class MemoryBus:
             runtime=Runtime(
                 now=clock.now,
                 clock=self.loop.time,
-                cpu_time=_cpu_time(random.Random(f"{seed}/cpu_time")),
+                cpu_time=_cpu_time(random.Random(f"{seed}/cpu_time"), self._slow_decisions),
                 jitter=random.Random(f"{seed}/jitter").random,
                 new_id=new_id,
             ),
@@ -119,13 +122,13 @@ class MemoryBus:
         return self.intake.is_idle and self.actions.is_idle
 
 
-def _cpu_time(random_source: random.Random) -> Callable[[], float]:
+def _cpu_time(random_source: random.Random, slow_decisions: float) -> Callable[[], float]:
     """Return a clock by which a few decisions use up the time of a batch."""
     seconds = 0.0
 
     def read() -> float:
         nonlocal seconds
-        seconds += 0.03 if random_source.random() < _SLOW_DECISIONS else 0.0
+        seconds += 0.03 if random_source.random() < slow_decisions else 0.0
         return seconds
 
     return read

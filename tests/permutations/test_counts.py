@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 CREATION = Cost(
     messages={
         "row status": (100, 736),
-        "row fleet": (1, 189),
+        "row fleet": (1, 230),
         "row checkpoint": (1, 54),
         "Declared": (100, 286),
         "Reported": (100, 547),
@@ -60,7 +60,7 @@ CREATION = Cost(
 UPDATE = Cost(
     messages={
         "row status": (100, 736),
-        "row fleet": (1, 189),
+        "row fleet": (1, 230),
         "row checkpoint": (1, 54),
         "Declared": (100, 287),
         "Reported": (100, 548),
@@ -77,7 +77,7 @@ RESTART = Cost(messages={}, calls={"GET": 1}, steps=1)
 DRIFT = Cost(
     messages={
         "row status": (10, 749),
-        "row fleet": (1, 189),
+        "row fleet": (1, 230),
         "row checkpoint": (1, 54),
         "Observed": (10, 407),
         "Reported": (10, 550),

@@ -68,7 +68,13 @@ class MemoryWorld(World):
 
     def __init__(self, loop: VirtualLoop, human: Human) -> None:
         super().__init__("memory", human)
-        self.bus = MemoryBus(loop, "permutations", batch_sizes=(BATCH_SIZE,), max_delay_seconds=0.0)
+        self.bus = MemoryBus(
+            loop,
+            "permutations",
+            batch_sizes=(BATCH_SIZE,),
+            max_delay_seconds=0.0,
+            slow_decisions=0.0,
+        )
         self._loop = loop
         self._client = MemoryClient(self.bus, ACTOR)
         self.client = self._client

@@ -7,6 +7,7 @@ the run. A defect that no seed detects shows that the simulation is too lenient.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -113,9 +114,11 @@ def _no_events_count_as_no_news(patch: Patch) -> None:
 def _intake_acknowledged_before_the_append(patch: Patch) -> None:
     original = Decider.handle
 
-    async def handle(self: Any, batch: Sequence[IntakeDelivery]) -> None:
+    async def handle(
+        self: Any, batch: Sequence[IntakeDelivery], seconds: float = math.inf
+    ) -> Sequence[IntakeDelivery]:
         await self._reader.ack(batch)
-        await original(self, batch)
+        return await original(self, batch, seconds)
 
     patch.setattr(Decider, "handle", handle)
 
