@@ -15,6 +15,7 @@ import msgspec
 
 from events.intake import Withdrawn
 from events.provider_config import DeletionGuard
+from projections.read_models import STATUS
 from tests.permutations.world import MemoryWorld
 from tests.scenarios.harness import api_config, manifest, shape
 
@@ -44,9 +45,7 @@ class Cost(NamedTuple):
 
 CREATION = Cost(
     messages={
-        "row status": (100, 736),
-        "row fleet": (1, 230),
-        "row checkpoint": (1, 54),
+        "row": (100, 736),
         "Declared": (100, 286),
         "Reported": (100, 547),
         "SpecDeclared": (100, 479),
@@ -59,9 +58,7 @@ CREATION = Cost(
 )
 UPDATE = Cost(
     messages={
-        "row status": (100, 736),
-        "row fleet": (1, 230),
-        "row checkpoint": (1, 54),
+        "row": (100, 736),
         "Declared": (100, 287),
         "Reported": (100, 548),
         "SpecDeclared": (100, 481),
@@ -76,9 +73,7 @@ REPEATED_DECLARATION = Cost(messages={"Declared": (100, 287)}, calls={}, steps=0
 RESTART = Cost(messages={}, calls={"GET": 1}, steps=1)
 DRIFT = Cost(
     messages={
-        "row status": (10, 749),
-        "row fleet": (1, 230),
-        "row checkpoint": (1, 54),
+        "row": (10, 749),
         "Observed": (10, 407),
         "Reported": (10, 550),
         "ExternalObserved": (10, 438),
@@ -93,9 +88,7 @@ DRIFT = Cost(
 )
 WITHDRAWAL = Cost(
     messages={
-        "delete row status": (100, 0),
-        "row fleet": (1, 114),
-        "row checkpoint": (1, 55),
+        "deleted row": (100, 0),
         "Withdrawn": (100, 164),
         "Reported": (100, 353),
         "SpecWithdrawn": (100, 350),
@@ -147,8 +140,8 @@ class _Meter:
 
         def save_and_count(changes: Mapping[str, bytes | None], revision: int) -> int:
             for name, row in changes.items():
-                verb = "delete row" if row is None else "row"
-                self._count(f"{verb} {name.partition('.')[0]}", row or b"")
+                if name.startswith(f"{STATUS}."):  # the others are written once for many resources
+                    self._count("deleted row" if row is None else "row", row or b"")
             return save(changes, revision)
 
         world.bus.rows.save = save_and_count
