@@ -10,8 +10,8 @@ start: ``NAME[/OPERATION][:ARRIVAL][=ACTION]``.
   another process, such as the NATS server, at exactly this step), ``stop`` (SIGSTOP to itself, so
   that other processes consider it dead) or ``error`` (``OSError`` is raised).
 
-For example ``worker.called/Delete:2=stop``. An invalid value raises ``ConfigurationError`` at the
-start. A failpoint that is reached writes a line to standard error.
+For example ``worker.called/Delete:2=stop``. An invalid value raises ``ConfigurationError`` at
+startup. A failpoint that is reached writes a line to standard error.
 
 If none is armed, a step costs a call and one comparison with None. As in FreeBSD's fail(9) and
 etcd's gofail, a crash at a step can be tested because the step has a name.
@@ -33,7 +33,7 @@ VARIABLE = "RECONCILER_FAILPOINT"
 
 
 class Failpoint(StrEnum):
-    """Every named step, in the order in which a declaration passes it."""
+    """Every named step, in the order in which a declaration passes through them."""
 
     INIT_STEP = "init.step"
     """``init`` has created or upgraded one stream or consumer; more follow."""
@@ -42,13 +42,13 @@ class Failpoint(StrEnum):
     """``restore`` has completed one more step; ``INIT_STEP`` occurs in between."""
 
     DECIDER_TOOK = "decider.took"
-    """A batch was pulled from the intake; nothing is decided yet."""
+    """A batch was pulled from the intake; nothing has been decided yet."""
 
     DECIDER_DEAD_LETTERED = "decider.dead-lettered"
     """Dead letters are stored; their messages are not acknowledged."""
 
     DECIDER_DECIDED = "decider.decided"
-    """Turns are decided; nothing is appended."""
+    """Turns have been decided; nothing has been appended."""
 
     DECIDER_BETWEEN_EVENTS = "decider.between_events"
     """The first event of a turn of two is in the log, the second is not."""
@@ -60,13 +60,13 @@ class Failpoint(StrEnum):
     """The events are in the log; timers, replies, rejections and dead letters are not sent."""
 
     DECIDER_TOLD = "decider.told"
-    """Timers, replies, rejections and dead letters are sent; nothing is acknowledged."""
+    """Timers, replies, rejections and dead letters were sent; nothing has been acknowledged."""
 
     DECIDER_ACKED = "decider.acked"
     """This process acknowledged the batch; the acknowledgment may not have been sent."""
 
     WORKER_CLAIMED = "worker.claimed"
-    """A worker received an action; nothing is looked up or called yet."""
+    """A worker received an action; nothing has been looked up or called yet."""
 
     WORKER_BEFORE_CALL = "worker.before_call"
     """The action is still open; the API is called next."""
@@ -75,7 +75,7 @@ class Failpoint(StrEnum):
     """One of several requests of an action was made; the next one follows."""
 
     WORKER_CALLED = "worker.called"
-    """The call has ended, with or without a response; nothing is reported yet."""
+    """The call has ended, with or without a response; nothing has been reported yet."""
 
     WORKER_REPORTED = "worker.reported"
     """The result is in the intake; the action is not acknowledged."""
@@ -84,16 +84,16 @@ class Failpoint(StrEnum):
     """This process acknowledged the action."""
 
     OBSERVER_LISTED = "observer.listed"
-    """A listing, or the read of one object, is compared; nothing is published yet."""
+    """A listing, or the read of one object, has been compared; nothing has been published yet."""
 
     OBSERVER_PUBLISHED = "observer.published"
     """The results of the comparison are in the intake."""
 
     SWEEPER_FOUND = "sweeper.found"
-    """Overdue resources were found; nothing is published yet."""
+    """Overdue resources were found; nothing has been published yet."""
 
     SWEEPER_WOKE = "sweeper.woke"
-    """The overdue resources are woken."""
+    """The overdue resources have been woken."""
 
     PROJECTOR_FOLDED = "projector.folded"
     """Changes to the read models were collected; no row is written yet."""
@@ -127,7 +127,7 @@ class _ArmedFailpoint:
     def __init__(self, text: str) -> None:
         found = _SYNTAX.fullmatch(text)
         if found is None:
-            raise ConfigurationError(f"{VARIABLE}={text!r}: invalid; write {_FORM}")
+            raise ConfigurationError(f"{VARIABLE}={text!r}: invalid; use {_FORM}")
         self.point = _point(found["name"])
         self.operation = _operation(self.point, found["operation"])
         self.arrivals_left = int(found["arrival"] or 1)
@@ -159,7 +159,7 @@ _armed: _ArmedFailpoint | None = None
 
 
 def arm(text: str | None) -> None:
-    """Arm one failpoint in this process instead of any other. None or an empty text disarms it.
+    """Arm one failpoint in this process instead of any other. None or an empty string disarms it.
 
     Raises ``ConfigurationError`` for text in a form other than the one described above.
     """

@@ -32,9 +32,9 @@ def nftables_problem() -> str | None:
     if (problem := nft_problem()) is not None:
         return problem
     if os.geteuid() != 0:
-        return "network namespaces are made by root only"
+        return "only root can create network namespaces"
     if shutil.which("ip", path=SEARCH_PATH) is None:
-        return "the program ip is not installed (package iproute2)"
+        return "the ip program is not installed (iproute2 package)"
     return _kernel_problem()
 
 
@@ -44,7 +44,7 @@ def _kernel_problem() -> str | None:
         with namespace() as one:
             one.nft("add table ip tried { chain c { type nat hook prerouting priority -100; }; }")
     except subprocess.CalledProcessError as error:
-        return f"no network namespace with nftables can be made here: {error.stderr.strip()}"
+        return f"cannot create a network namespace with nftables here: {error.stderr.strip()}"
     return None
 
 
@@ -233,7 +233,7 @@ class Echo:
 
 
 def is_refused_within(seconds: float, call: Callable[[], object]) -> bool:
-    """Return whether a call is refused within a time, rather than by a timeout."""
+    """Return whether a call is refused within the time limit, and does not time out."""
     began = time.monotonic()
     try:
         call()

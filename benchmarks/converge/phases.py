@@ -145,7 +145,7 @@ async def withdraw(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Wi
 
 
 async def idle(bus: Bus, api: Api, samples: int) -> Latency:
-    """Declare single resources one after another, without other load.
+    """Declare resources one at a time, under no other load.
 
     The API's journal records the time of a creation in the same transaction, and all processes use
     the same clock, so nothing is polled.
@@ -179,7 +179,7 @@ async def idle(bus: Bus, api: Api, samples: int) -> Latency:
 
 
 async def _list_rarely(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
-    """Return to rare listings. The change itself causes one more listing."""
+    """Return to infrequent listings. The change itself causes one more listing."""
     await api.reset_counts()
     await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
     await _wait_until_read(api, settings.pages(shapes))

@@ -118,7 +118,7 @@ async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
 
 
 async def read_discarded(nc: Client) -> Sequence[Discarded]:
-    """Read the counts of messages that got no dead letter, newest last."""
+    """Read the counts of messages for which no dead letter was stored, newest last."""
     return _decode_discarded(await last_from_leader(nc, RATES, DISCARDED))
 
 
@@ -144,7 +144,7 @@ async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
 
 
 async def _filter_unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
-    """Return the letters that do not repeat the newest letter on the same problem."""
+    """Return the letters that do not repeat the newest letter about the same problem."""
     subjects = {
         _any_size_subject(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key
     }
@@ -229,7 +229,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 
 def _any_size_subject(letter: DeadLetter, namespace: str) -> str:
-    """Return the subject of all letters on the same problem, of any size."""
+    """Return the subject of all letters about the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 
 

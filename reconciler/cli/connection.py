@@ -228,7 +228,7 @@ def run_async(work: Coroutine[Any, Any, _T]) -> _T:
         gc.freeze()  # objects imported so far are never freed
         gc.enable()
         try:
-            import uvloop  # noqa: PLC0415 - only with the extra `server`, and not on Windows
+            import uvloop  # noqa: PLC0415 - only with the `server` extra, and not on Windows
         except ImportError:
             return asyncio.run(begin_work())
         return uvloop.run(begin_work())

@@ -102,7 +102,7 @@ def get(
         A kind (Shape, shape and shapes are equivalent), or a resource: NAME, KIND/NAME or
         NAMESPACE/KIND/NAME.
     names
-        More resources; after a kind, names of this kind. The exit status is 1 if any does not
+        More resources, or names after a kind. The exit status is 1 if any does not
         exist.
     outcome
         Only this outcome: Converged, Degraded, Failed, ... (Pending means no outcome yet).

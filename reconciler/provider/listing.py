@@ -16,7 +16,7 @@ from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 _TURN_SECONDS: Final = 0.01
 """Length of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up
-to a second if these iterate over long lists."""
+to a second if they iterate over long lists."""
 
 _SMALL_BYTES: Final = 16 * 1024
 """A smaller object is converted within one turn of the event loop."""
@@ -64,7 +64,7 @@ class Unreadable:
 
     @property
     def names(self) -> list[str]:
-        """Names of the objects, as far as they are known."""
+        """The known names of the objects."""
         return [name for name, _ in self._reasons if name is not None]
 
     def may_have(self, name: str) -> bool:
@@ -140,7 +140,7 @@ class Turns:
     """Work in short turns of the event loop, because an API may return any number of objects.
 
     A single object can take much longer than a turn, if expressions examine it. A pause as long as
-    that turn leaves half of the time to other work.
+    that turn leaves half of the time for other work.
     """
 
     def __init__(self) -> None:

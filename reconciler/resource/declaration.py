@@ -212,7 +212,7 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
         return
     if provider not in known:
         raise InvalidManifestError(
-            f"spec.provider: no kind of provider {provider!r} is registered (known providers: "
+            f"spec.provider: provider {provider!r} has no registered kind (known providers: "
             f"{', '.join(known)}); {context.missing_hint(context.now)}"
         )
     for kind in declaration.fields.get("kinds") or ():
@@ -231,7 +231,7 @@ def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
     if (spec.provider_config, spec.external_name) == (event.provider_config, event.external_name):
         return None
     return (
-        f"the resource has the object {spec.external_name!r} in {spec.provider_config!r}; "
+        f"the resource already owns object {spec.external_name!r} in {spec.provider_config!r}; "
         "withdraw it before you change its external name or ProviderConfig"
     )
 

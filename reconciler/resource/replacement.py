@@ -35,7 +35,7 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
     if hold is not None:
         return hold
     name = _second_name(spec, existing.name, situation)
-    # A third object would exist, so first delete the one that is neither desired nor replaced.
+    # Otherwise there would be three objects: delete the one that is neither kept nor replaced.
     if name is None or state.retiring is not None:
         return new_action(state, context, "Delete", {}, {}, purpose="Replace")
     return new_action(

@@ -1,4 +1,4 @@
-"""The messages that a client sends to the intake, and the evaluation of their replies.
+"""The messages that a client sends to the intake, and the interpretation of replies.
 
 Messages are checked before the first one is sent, because an invalid message would become a dead
 letter.
@@ -44,7 +44,7 @@ def declaration(
     plan: PlanRef | None = None,
     reason: str = "",
 ) -> IntakeMessageOut:
-    """Return the message that declares a manifest; raises like ``check_manifest``."""
+    """Return the message that declares a manifest; raises the errors of ``check_manifest``."""
     checked = check_manifest(manifest)
     return _message("desired", checked.key, Declared(checked, expected_generation, plan, reason))
 
@@ -81,7 +81,7 @@ def approval(
     reason: str,
     plan: str = "",
 ) -> IntakeMessageOut:
-    """Return the message that decides on a hold; raises ``InvalidNameError``."""
+    """Return the message that approves or rejects a hold; raises ``InvalidNameError``."""
     return _message("approval", resource, Approved(hold, decision, reason, plan))
 
 

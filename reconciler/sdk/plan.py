@@ -36,7 +36,7 @@ _WAITING_OUTCOMES: Final = frozenset({"Waiting", "Degraded"})
 
 
 class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
-    """One field of an action: its last applied, its observed and its desired value."""
+    """One field of an action: its last applied, observed and desired values."""
 
     path: str
     applied: Any
@@ -102,7 +102,7 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def ref(self) -> PlanRef:
-        """The reference with which a declaration succeeds only if its result is as planned."""
+        """A reference that makes a declaration fail unless its result is as planned."""
         return PlanRef(self.version, self.digest)
 
     @property

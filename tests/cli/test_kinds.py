@@ -28,7 +28,7 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     (problem,) = result.json
     assert (problem["accepted"], problem["reason"]) == (False, "Invalid")
     _, found, rest = problem["message"].partition(
-        "no kind of provider 'resource' is registered (known providers: "
+        "provider 'resource' has no registered kind (known providers: "
     )
     assert found, problem["message"]
     provider_names = rest.partition("); install")[0].split(", ")

@@ -1,4 +1,4 @@
-"""Faults of one server of a cluster, and their ends."""
+"""Faults of one server in a cluster, and how to end them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def without_disk(cluster: EmbeddedCluster, index: int) -> Fault:
 
 
 def cut_off(routes: Routes, index: int) -> Fault:
-    """Return a fault that cuts the routes of a server, which clients still reach."""
+    """Return a fault that cuts the routes of a server, which clients can still reach."""
     isolate, rejoin = partial(routes.isolate, index), partial(routes.rejoin, index)
     return Fault("cut off", _at_once(isolate), _at_once(rejoin))
 

@@ -1,4 +1,4 @@
-"""Pages of kinds: each begins with a small manifest, and describes all fields and outputs."""
+"""Each kind's page begins with a small manifest, and describes all fields and outputs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ PARTS_OF_A_DEFINITION = (
     composition_definition.ComposedOutput,
 )
 MAX_LINES = 8
-MAX_LINES_OF_THE_FIRST: Mapping[str, int] = {"kind-definition": 9}
-"""A kind is more than one resource of it."""
+MAX_FIRST_MANIFEST_LINES: Mapping[str, int] = {"kind-definition": 9}
+"""Defining a kind takes more lines than declaring one resource."""
 
 
 def blocks(page: str) -> list[str]:
@@ -82,7 +82,7 @@ def test_every_page_is_checked() -> None:
 def test_the_first_manifest_is_a_small_one_of_the_kind(page: str, kinds: tuple[str, ...]) -> None:
     first = blocks(page)[0]
     assert [each.kind for each in manifests(first)] == [kinds[0]]
-    assert len(first.splitlines()) <= MAX_LINES_OF_THE_FIRST.get(page, MAX_LINES)
+    assert len(first.splitlines()) <= MAX_FIRST_MANIFEST_LINES.get(page, MAX_LINES)
 
 
 @pytest.mark.parametrize("page", KINDS)

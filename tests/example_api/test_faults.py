@@ -1,4 +1,4 @@
-"""Faults of single requests apply as described, and only to the specified requests."""
+"""Faults of individual requests apply as described, and only to the specified requests."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can delay, drop and cut, separately per direction."""
+"""A TCP proxy on loopback that can delay, drop and cut, independently in each direction."""
 
 from __future__ import annotations
 

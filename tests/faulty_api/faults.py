@@ -1,20 +1,20 @@
 """Faults on demand: which requests fail, how, and how often.
 
-The document of `PUT /_faults`; every field is optional, unknown ones are refused:
+The body of `PUT /_faults`; every field is optional, unknown ones are refused:
 
     latency_ms, latency_jitter_ms   delay before the effect, plus up to the jitter
     error_rate, error_status        return the status (503) without an effect
     throttle_rate                   return 429 with Retry-After: retry_after_seconds (1)
     error_after_rate                return error_status after the effect
     lost_reply_rate                 cut the connection after the effect, without a response
-    listing_lag_seconds             listings show the state of that time ago
+    listing_lag_seconds             listings show the state as of this long ago
     listing_fail_after_pages        a listing fails with 500 after this many pages
     listing_drop_rate               omit each item of a page with this probability
     listing_drop_names              omit these from listings
     listing_token_seconds           lifetime of continue tokens (0: none) instead of 300 seconds
     seed                            makes the random choices repeatable
     methods                         only requests with these (GET, POST, PUT, DELETE)
-    name_prefix                     only requests about shapes with this prefix; for a listing,
+    name_prefix                     only requests for shapes with this prefix; for a listing,
                                     only the items that may be omitted
     remaining                       number of requests that are still affected; null: all
 
@@ -89,7 +89,7 @@ class FaultInjector:
         self._random = random.Random(faults.seed)
 
     def judge(self, method: str, name: str | None) -> Verdict:
-        """Decide about a request on a shape, or on the collection when it has no name."""
+        """Choose the faults for a request for a shape, or for the collection if it has no name."""
         faults = self._faults
         verdict = Verdict()
         if faults is NO_FAULTS or not self._applies(method):
@@ -180,7 +180,7 @@ class FaultInjector:
 
 
 def _throttled(retry_after_seconds: int) -> Problem:
-    detail = f"too many requests: repeat in {retry_after_seconds} s"
+    detail = f"too many requests: retry in {retry_after_seconds} s"
     return Problem(429, "throttled", detail, {"retry-after": str(retry_after_seconds)})
 
 

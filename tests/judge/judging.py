@@ -12,7 +12,7 @@ from tests.judge.ledger import Ledger
 from tests.judge.rule import RULES, JudgedEvent, Moment
 
 MODULES = (log, actions, objects, holds, references, end)
-"""The modules of the rules, which register them."""
+"""The rule modules. Importing one registers its rules."""
 
 
 INVARIANTS: Mapping[int, tuple[str, ...]] = {
@@ -99,7 +99,7 @@ class Judge:
 def findings(history: History) -> list[Finding]:
     """Return every breach in a recorded history at rest.
 
-    Records are processed in the order of their times; at the same time, events come first.
+    Records are processed in the order of their times; for equal times, events come first.
     """
     judge = Judge(history)
     breaches: list[Finding] = []

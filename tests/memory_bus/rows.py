@@ -11,7 +11,7 @@ from tests.memory_bus.network import Network
 
 
 class Rows:
-    """The server's state of the rows."""
+    """The rows as the server stores them."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}

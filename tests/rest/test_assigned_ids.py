@@ -158,7 +158,7 @@ async def test_pages_of_one_object_are_refused_if_they_cannot_overlap():
             "http://elsewhere.example/other?size=2&offset=2",
             "the next page is at another path, '/other'",
         ),
-        ("http://[/notes?size=2", "its header Link is invalid: Invalid IPv6 URL"),
+        ("http://[/notes?size=2", "its Link header is invalid: Invalid IPv6 URL"),
     ],
 )
 async def test_a_link_that_leads_elsewhere_is_not_followed(link: str, message: str):

@@ -1,4 +1,4 @@
-"""Decisions about a kind of an HTTP API depend only on the log, so the tests do not need an API."""
+"""Decisions about a kind for an HTTP API depend only on the log, so the tests need no API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def address(generation: int = 1, **rest: Any) -> Kind:
     if "size" in rest.get("document", {}):
         spec["fields"]["size"] = {"type": "Integer", "default": 7}
     kind = build_defined_kind(KindRegistry([]), "Address", spec, generation)
-    return replace(kind, provider=BLOCK.provider)  # which the tests' configuration is of
+    return replace(kind, provider=BLOCK.provider)  # that of the tests' configuration
 
 
 def declared_story() -> Story:
@@ -101,7 +101,7 @@ def test_before_a_read_under_the_new_definition_nothing_is_written_or_replaced(
     story.succeed()
     document = {**manifest("address")["spec"]["rest"]["document"], "size": "= spec.size"}
     assert every(ActionDecided, redefined(story, document=document, immutable=immutable)) == []
-    assert every(ActionDecided, observe_again(story, size=7)) == [], "it was so all along"
+    assert every(ActionDecided, observe_again(story, size=7)) == [], "it was like that all along"
     operation = only(ActionDecided, observe_again(story, size=None)).action.operation
     assert operation == ("Delete" if immutable else "Update")
 
@@ -131,7 +131,7 @@ def test_an_undeclared_optional_field_is_left_to_other_clients():
     assert story.action.fields["remark"] == "ours"
     story.succeed()
     story.declare(fields, api_version="memos/v1")
-    assert "remark" not in story.action.fields, "what we have written goes with its declaration"
+    assert "remark" not in story.action.fields, "what we wrote is removed with its declaration"
 
 
 def test_readiness_is_evaluated_at_the_read_and_stored_in_the_log():

@@ -1,4 +1,4 @@
-"""Patterns of `matches` follow RE2, and the time that they take is limited."""
+"""Patterns passed to `matches` follow RE2, and the time that they take is limited."""
 
 from __future__ import annotations
 

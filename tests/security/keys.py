@@ -1,4 +1,4 @@
-"""Keys of users as files, and the JWTs that an operator would sign for them."""
+"""Users' key files, and the JWTs that an operator would sign for them."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -16,7 +16,7 @@ import nkeys
 
 
 class Pair:
-    """A pair of keys of a user, an account or an operator."""
+    """The key pair of a user, account or operator."""
 
     def __init__(self, prefix: int) -> None:
         self._seed = bytes(nkeys.encode_seed(os.urandom(32), prefix))

@@ -1,8 +1,8 @@
 """Read the pages of a listing, in one of four styles. A listing that changes is incomplete.
 
-With offsets or page numbers, a deletion between two pages moves all later objects, so that no page
-may contain one of them. To detect this, an offset begins one item earlier, and a numbered page is
-read again after the next one. Only a listing that did not move proves absence.
+With offsets or page numbers, a deletion between two pages shifts all later objects, so one of them
+may be on neither page. To detect this, an offset begins one item earlier, and a numbered page is
+read again after the next one. Only a listing that did not shift proves absence.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Pages:
         self._last_items: list[Any] = []
         if self._paging is not None:
             if self._paging.by == "Token":
-                self._token_at = Finder(self._paging.at, "", "answer")
+                self._token_at = Finder(self._paging.at, "", "response")
             if self._paging.size is not None:
                 size = max(2, min(page_size, self._paging.max_size))  # includes the overlap
                 self._size = [(self._paging.size, str(size))]
@@ -155,7 +155,7 @@ def _next_query(response: Response) -> str | None:
                 current, target = urlsplit(response.url), urlsplit(urljoin(response.url, link))
             except ValueError as error:
                 raise build_unusable_error(
-                    response, f"its header Link is invalid: {error}"
+                    response, f"its Link header is invalid: {error}"
                 ) from None
             if target.path != current.path or not target.query:
                 raise build_unusable_error(
@@ -164,5 +164,5 @@ def _next_query(response: Response) -> str | None:
             return target.query
     # otherwise the listing would end early but seem complete
     if re.search(r"\bnext\b", _LINK.sub("", header)):
-        raise build_unusable_error(response, f"its header Link is invalid: {header[:200]!r}")
+        raise build_unusable_error(response, f"its Link header is invalid: {header[:200]!r}")
     return None

@@ -46,7 +46,7 @@ class _Health(msgspec.Struct):
 
 
 async def check_health(url: str) -> list[Finding]:
-    """Read ``/healthz``, the only endpoint that reports a stream's full disk."""
+    """Read ``/healthz``, the only endpoint that reports that a stream's disk is full."""
     try:
         _status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/healthz")
         problem = msgspec.json.decode(content, type=_Health).error

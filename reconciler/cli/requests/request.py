@@ -34,7 +34,7 @@ def request(
     """Send a request for each resource, print the results, and return the exit status.
 
     ``done`` is the message for an accepted request. ``unchanged`` is the message for a request
-    without effect; if it is given, a resource that was never declared is an error. With ``wait``,
+    that has no effect. If it is set, a resource that was never declared is an error. With ``wait``,
     only the outcomes in ``good`` are successes. Raises ``BusError`` and ``ConfigurationError``.
     """
 
