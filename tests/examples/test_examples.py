@@ -212,5 +212,5 @@ def test_without_the_variable_no_server_is_assumed(program: str, arguments: list
         check=False,
     )
     assert (process.returncode, process.stdout) == (1, "")
-    assert process.stderr.startswith("RECONCILER_NATS_URL: not set; ")
+    assert process.stderr.startswith("RECONCILER_NATS_URL is not set; ")
     assert process.stderr.count("\n") == 1

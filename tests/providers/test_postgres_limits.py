@@ -220,8 +220,8 @@ async def test_a_login_with_millions_of_scram_iterations_blocks_nothing_else() -
 def test_a_process_can_exit_while_it_computes_a_login() -> None:
     program = """
 import asyncio, sys
-from tests.providers.test_postgres_limits import connection_error, server_at
-print(asyncio.run(connection_error(server_at(int(sys.argv[1]), seconds=0.5))))
+from tests.providers.test_postgres_limits import read_connection_error, server_at
+print(asyncio.run(read_connection_error(server_at(int(sys.argv[1]), seconds=0.5))))
 """
     with raw_server(scram_login(2**31 - 1)) as port:
         process = subprocess.run(
