@@ -65,7 +65,7 @@ class Pages:
         self._last_items: list[Any] = []
         if self._paging is not None:
             if self._paging.by == "Token":
-                self._token_at = Finder(self._paging.at, "", "response")
+                self._token_at = Finder(self._paging.at, "", "answer")
             if self._paging.size is not None:
                 size = max(2, min(page_size, self._paging.max_size))  # includes the overlap
                 self._size = [(self._paging.size, str(size))]
