@@ -36,6 +36,7 @@ from infra.bus.removals import find_intake_problem
 from infra.bus.streams import (
     INTAKE,
     LOG,
+    UNKNOWN_LOG_ID,
     LogIdentity,
     begin_restoration,
     check_format,
@@ -44,7 +45,7 @@ from infra.bus.streams import (
     end_restoration,
     ensure_topology,
     existing_log,
-    is_being_restored,
+    is_log_being_restored,
     lost_log,
     new_id,
     prepare_restoration,
@@ -132,22 +133,23 @@ async def plan_restoration(
         return Plan("new")
     state = await stream_state(nc, LOG)
     state_id = LogState(state.created, state.last_seq)
-    if is_being_restored(state.config.get("metadata", {})) and replace != existing.log_id:
+    is_restoring = await is_log_being_restored(nc)
+    if is_restoring and replace != existing.log_id:
         _check_same_file(backup, existing)
         _check_saved_files(backup, existing, saved_files(state.config.get("metadata", {})))
     if state.last_seq == 0:
         return Plan("new", log=existing, log_state=state_id)
-    if existing.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
+    # A partly restored log may have lost its metadata; its events show which backup it is from.
+    ids = {backup.header.identity.log_id, UNKNOWN_LOG_ID if is_restoring else ""}
+    if existing.log_id in ids and state.messages == state.last_seq:
         present = await _count_shared_events(nc, backup, state.last_seq)
         if present == state.last_seq:
-            is_finished = not is_being_restored(state.config.get("metadata", {}))
-            if present == summary.events and is_finished:
+            if present == summary.events and not is_restoring:
                 is_incomplete = await _needs_new_intake(nc) or await _lacks_saved_messages(
                     nc, backup, summary
                 )
                 return Plan("continue" if is_incomplete else "nothing", present, existing, state_id)
             return Plan("continue", present, existing, state_id)
-    is_restoring = is_being_restored(state.config.get("metadata", {}))
     is_repeated = is_restoring and _unfinished_files(backup.path)
     if replace == existing.log_id or is_repeated:
         return Plan("replace", 0, existing, state_id)

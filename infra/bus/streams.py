@@ -185,8 +185,8 @@ _OTHER_SERVER_REMEDY: Final = (
 
 _PAGE_MESSAGES: Final = 1_000
 
-_PLACEHOLDER_SUBJECT: Final = "restoring.intake"
-"""Subject of an intake that does not accept messages yet."""
+_RESTORING_SUBJECT: Final = "restoring.intake"
+"""Subject of the intake while a restore is incomplete, even if the metadata is lost."""
 
 _COPIES: Final = (
     f"STREAM.INFO.{ROWS}",
@@ -336,6 +336,8 @@ async def ensure_topology(
         is_new_log = config["name"] == LOG and is_new
         try:
             wanted = {**config, "num_replicas": replicas}
+            if restored is not None and config["name"] == INTAKE:
+                wanted["subjects"] = [*wanted["subjects"], _RESTORING_SUBJECT]
             change = await ensure_stream(nc, wanted, remedy="", must_be_new=is_new_log)
         except StreamExistsError:  # another process has just created the log, with its own id
             return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
@@ -469,9 +471,7 @@ async def begin_restoration(
     intake = await _intake(nc, first_position)
     for field in ("sources", "subject_transform", "duplicate_window"):
         del intake[field]
-    await ensure_stream(
-        nc, {**intake, "subjects": [_PLACEHOLDER_SUBJECT], "num_replicas": replicas}
-    )
+    await ensure_stream(nc, {**intake, "subjects": [_RESTORING_SUBJECT], "num_replicas": replicas})
     reach(Failpoint.RESTORE_STEP)
     mark = {RESTORING_METADATA: "yes", SAVED_METADATA: "/".join(saved)}
     metadata = {**_metadata(identity), **mark}
@@ -483,6 +483,8 @@ async def begin_restoration(
 
 async def end_restoration(nc: Client, identity: LogIdentity) -> None:
     """Remove the mark from the log once its events are complete."""
+    await ensure_stream(nc, {"name": INTAKE, "subjects": [*SUBJECTS[INTAKE]]})
+    reach(Failpoint.RESTORE_STEP)
     end = (await stream_state(nc, LOG)).last_seq
     metadata = {**_metadata(identity), SAVED_METADATA: "", RESTORED_END_METADATA: str(end)}
     await ensure_stream(nc, {**_log(), "metadata": metadata})
@@ -569,6 +571,8 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
     metadata: dict[str, str] = log.config.get("metadata", {})
     if LOG_ID_METADATA in metadata and FORMAT_METADATA not in metadata:
         return metadata  # format 1
+    if LOG_ID_METADATA not in metadata and await _is_intake_being_restored(nc):
+        metadata = {**metadata, RESTORING_METADATA: "yes"}
     for subject_suffix in _COPIES:
         with suppress(NotFoundOnBusError, BusDeniedError):
             holder = await api_request(nc, subject_suffix, None)
@@ -578,6 +582,13 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
             if is_same and _is_older(log, holder["created"]):
                 return {**copied, **metadata}
     return metadata
+
+
+async def _is_intake_being_restored(nc: Client) -> bool:
+    with suppress(BusDeniedError):
+        intake = await _existing_config(nc, f"STREAM.INFO.{INTAKE}")
+        return _RESTORING_SUBJECT in (intake.get("subjects") or ())
+    return False
 
 
 def _is_older(log: StreamState, created: str) -> bool:
@@ -701,7 +712,8 @@ def _has_other_owner(name: str, config: Config) -> bool:
     """
     if not config or is_own(config.get("metadata") or {}):
         return False
-    return not set(SUBJECTS.get(name, ())) & set(config.get("subjects") or ())
+    own_subjects = {*SUBJECTS.get(name, ()), _RESTORING_SUBJECT}
+    return not own_subjects & {*(config.get("subjects") or ())}
 
 
 async def _check_subjects(nc: Client) -> None:
@@ -798,7 +810,7 @@ def _check_usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
         IncompatibleStreamError: the log has another format, or is only partly restored.
     """
     check_format(metadata)
-    if is_being_restored(metadata):
+    if _is_being_restored(metadata):
         raise IncompatibleStreamError(
             f"stream {LOG} is being restored, or its restore was interrupted; run `reconciler "
             "restore` with the same file again"
@@ -837,8 +849,12 @@ def saved_files(metadata: Mapping[str, str]) -> list[str]:
     return [*filter(None, metadata.get(SAVED_METADATA, "").split("/"))]
 
 
-def is_being_restored(metadata: Mapping[str, str]) -> bool:
+async def is_log_being_restored(nc: Client) -> bool:
     """Return whether a restore of the log has started and not ended."""
+    return _is_being_restored(await _log_metadata(nc, await _log_state(nc)))
+
+
+def _is_being_restored(metadata: Mapping[str, str]) -> bool:
     return metadata.get(RESTORING_METADATA) == "yes"
 
 
@@ -854,7 +870,7 @@ async def existing_log(nc: Client) -> LogIdentity | None:
         return None
     metadata = await _log_metadata(nc, state)
     check_format(metadata)
-    if LOG_ID_METADATA not in metadata:
+    if LOG_ID_METADATA not in metadata and not _is_being_restored(metadata):
         await _check_no_lost_metadata(nc, state)
     return _identity({LOG_ID_METADATA: UNKNOWN_LOG_ID, **metadata})
 

@@ -671,7 +671,7 @@ def _conclude_unowned(situation: Situation) -> Step:
     if state.observed.belongs_to:  # the other resource manages the object
         owner_name = _name_other_owner(state.observed.belongs_to, situation)
         return _conclude_never_owned(state) or Conclusion(
-            "Unowned", "BelongsToAnother", f"the object belongs to {owner_name}"
+            "Unowned", "BelongsToAnother", f"{owner_name} owns or declares the object"
         )
     judgment = situation.verdict
     if judgment.claim in ("Returned", "Found"):

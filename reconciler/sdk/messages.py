@@ -105,7 +105,7 @@ def check_replies(
             f"no reply within {timeout_seconds:g} s for {len(unanswered)} of {len(messages)} "
             f"messages (first: {unanswered[0]}). The bus may have stored them, and a decider may "
             "still process them; sending them again is safe. `reconciler doctor` shows whether a "
-            "decider is running, the servers respond, and their disks have room"
+            "decider is running, the log is intact, the servers respond, and their disks have room"
         )
     return [result for result in results if result is not None]
 

@@ -742,20 +742,44 @@ async def test_a_configuration_may_use_a_kind_that_another_decider_has_just_defi
     assert [reply.reason for reply in bus.replies] == ["Accepted"]
 
 
-class EndingBus(FullBus):
-    """A bus that delivers one batch and blocks every decision."""
+class OneBatchBus(FullBus):
+    """A bus that delivers one batch and nothing else."""
 
     def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
         super().__init__()
         self.batches = [batch]
-        self.deciding = asyncio.Event()
+        self.finished = asyncio.Event()
 
     @property
     def slots(self) -> int:
         return 8 * MAX_MESSAGES_PER_TURN
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        return self.batches.pop() if self.batches else []
+        if self.batches:
+            return self.batches.pop()
+        if wait:
+            self.finished.set()
+            await asyncio.Event().wait()
+        return []
+
+
+async def test_messages_left_by_a_turn_are_decided_in_later_turns(log: JetStreamLog) -> None:
+    seconds = itertools.count()
+    bus = OneBatchBus([declaration(new_key(), position, "Red") for position in range(1, 21)])
+    running = asyncio.create_task(decider(log, bus, cpu_time=lambda: next(seconds) * 0.03).run())
+    await bus.finished.wait()
+    assert sorted(bus.acked) == [*range(1, 21)]
+    running.cancel()
+    await asyncio.wait([running])
+    assert not bus.waits
+
+
+class EndingBus(OneBatchBus):
+    """A bus that delivers one batch and blocks every decision."""
+
+    def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
+        super().__init__(batch)
+        self.deciding = asyncio.Event()
 
     async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         self.deciding.set()

@@ -11,6 +11,7 @@ from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import FinalizerReleased, FinalizerRequested, ReconcileRequested, Withdrawn
 from events.log import (
     ActionDecided,
+    ActionRetried,
     BreakerOpened,
     ProgressNoted,
     RenewalScheduled,
@@ -19,9 +20,12 @@ from events.log import (
 )
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
-from events.provider_config import Retry, config_key
+from events.provider_config import Limits, Retry, config_key
+from infra.bus.streams import INTAKE
+from infra.jetstream.reads import read_subject
 from infra.providers.composition.state_reader import Declaration, set_of
 from reconciler.provider.kind import COMPOSED_SET
+from reconciler.wiring import ROLES
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, KIND, palette
 from tests.scenarios.harness import World, api_config, every, manifest, shape
@@ -127,6 +131,37 @@ async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(w
         await world.until_outcome(each.key, "Degraded")
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
+    assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
+
+
+async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
+    """The messages may wait behind others of their tenant, while the bus works for all others."""
+    limits = Limits(request_timeout_seconds=0.5)
+    await world.configure(
+        api_config(world.server.url, provider="composition", limits=limits, retry=Retry(2.0)),
+        CONFIG,
+    )
+    keys = [palette(f"late{number}", "Red").key for number in range(8)]
+    await world.stop_reconciler()
+    await world.start_reconciler([role for role in ROLES if role != "worker"])
+    await world.declare_all([palette(key.name, "Red") for key in keys])
+
+    async def are_all_decided() -> bool:
+        return all([every(ActionDecided, await world.facts(key)) for key in keys])
+
+    await world.until(are_all_decided, "every action is decided")
+    await world.stop_reconciler()
+    await world.start_reconciler(["worker"])
+
+    async def are_all_reported() -> bool:
+        results = await read_subject(world.reconciler_nc, INTAKE, "in.*.result.default.Palette.*")
+        return len({message.subject for message in results}) == len(keys)
+
+    await world.until(are_all_reported, "every attempt has failed")
+    await world.restart_reconciler()
+    for key in keys:
+        await until_ready(world, key)
+    assert all([every(ActionRetried, await world.facts(key)) for key in keys])
     assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
 
 

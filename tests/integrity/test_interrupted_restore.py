@@ -42,7 +42,7 @@ from reconciler.cli.restore import plan_restore
 from reconciler.failpoints import Failpoint, arm
 from reconciler.ports import ResourceAppend
 from reconciler.wiring import initialize
-from tests.bus.histories import events, new_key
+from tests.bus.histories import events, new_key, remove_metadata
 
 
 @pytest.fixture
@@ -88,6 +88,10 @@ async def contents(nc: Client) -> list[tuple[int, str, bytes]]:
         (message.seq, message.subject, message.payload)
         for message in await read_subject(nc, LOG, "log.>")
     ]
+
+
+async def stream_names(nc: Client) -> list[str]:
+    return (await api_request(nc, "STREAM.NAMES", {})).get("streams") or []
 
 
 def list_files(folder: Path) -> set[str]:
@@ -157,6 +161,40 @@ async def test_a_restore_interrupted_at_any_step_is_completed_by_the_next(
     assert list_files(tmp_path) == {str(path), *restored.replaced}
     assert restored.replaced
     assert not any("replacing" in each for each in restored.replaced)
+
+
+async def test_a_restore_interrupted_at_any_step_is_completed_after_a_loss_of_all_metadata(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    path, key = tmp_path / "b", new_key()
+    await log.append([ResourceAppend(key, events(key, 1, 30), 0)])
+    await declare(nc, "before")
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    expected = await contents(nc)
+    interrupted = True
+    steps = interrupted_with_log = 0
+    while interrupted:
+        steps += 1
+        for stream in await stream_names(nc):
+            await delete_stream(nc, stream)
+        arm(f"{Failpoint.RESTORE_STEP}:{steps}=error")
+        try:
+            await restore(nc, path, None)
+            interrupted = False
+        except OSError:
+            arm(None)
+            streams = await stream_names(nc)
+            await remove_metadata(nc, streams)
+            if LOG in streams and await contents_if_usable(nc) is None:
+                interrupted_with_log += 1
+                for use in (open_log, initialize):
+                    with pytest.raises(IncompatibleStreamError, match="being restored"):
+                        await use(nc)
+            await restore(nc, path, None)
+        assert await contents(nc) == expected
+        assert await waiting_names(nc) == ["before"]
+        assert not any((await topology_differences(nc)).values())
+    assert interrupted_with_log > 3
 
 
 async def test_waiting_declarations_of_a_deleted_log_are_republished(
