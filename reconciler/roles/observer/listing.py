@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from msgspec.structs import replace
 
-from events.external import ExternalObject, identity
+from events.external import ExternalObject, digest, identity
 from events.hold import Hold
 from events.intake import ListingBegan, LossCount, Observed, UnmanagedCount
 from events.integrity import LogDamage
@@ -201,10 +202,21 @@ async def compare_listing(
                 continue
             # Neither recent objects of a damaged resource nor released objects count as unmanaged.
             is_known = bool(matches) or not (is_unclear or released_by)
-            is_reported = is_known and not was_deleted
-            recorded = None
-            if is_reported:
-                recorded = await searches.complete(hide_and_digest(each, secrecy, matches))
+            if was_deleted or not is_known:
+                continue
+            find_affected = partial(
+                _find_affected,
+                listing,
+                rows=matches,
+                unmanaged=unmanaged,
+                guard=config.deletion_guard,
+                own_log_id=log_id if is_owned and is_owned(each) else "",
+                preferred_owner=released_by or owner_elsewhere,
+            )
+            # Most objects are unchanged, so they are not recorded and need no search for secrets.
+            if matches and not any(find_affected((each, digest(each)))):
+                continue
+            recorded = await searches.complete(hide_and_digest(each, secrecy, matches))
             if recorded is None:
                 continue
             if not matches:
@@ -214,19 +226,7 @@ async def compare_listing(
                 )
                 observations.append((key, observation))
                 continue
-            own_log_id = log_id if is_owned and is_owned(each) else ""
-            preferred_owner = released_by or owner_elsewhere
-            guard = config.deletion_guard
-            affected = _find_affected(
-                listing,
-                recorded,
-                matches,
-                unmanaged,
-                guard,
-                own_log_id=own_log_id,
-                preferred_owner=preferred_owner,
-            )
-            for row, other_owner in affected:
+            for row, other_owner in find_affected(recorded):
                 observation = _build_observation(
                     listing, each.name, recorded[0], unmanaged, belongs_to=other_owner
                 )
@@ -448,10 +448,10 @@ def _choose_key(
 def _find_affected(
     listing: ListingAssembler,
     recorded: tuple[ExternalObject, str],
+    *,
     rows: Sequence[StatusRow],
     unmanaged: UnmanagedCount | None,
     guard: DeletionGuard,
-    *,
     own_log_id: str,
     preferred_owner: str,
 ) -> Iterable[tuple[StatusRow, str]]:
