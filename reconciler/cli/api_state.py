@@ -75,6 +75,6 @@ def find_listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> Listi
 
 
 def describe_listing_failure(failure: ListingFailure) -> str:
-    """Return a warning that drift is not detected, and since when."""
+    """Return a warning that drift is not detected, with the time of the first failure."""
     since = time_text(failure.since)
     return f"drift and deletions are not detected: no listing has completed since {since}"

@@ -113,7 +113,7 @@ async def _check_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | No
     If the log lost its newest events, raises ``RestoreRefusedError`` unless ``replace`` is its id.
     """
     short: LogDamage | None = None
-    # An interrupted restore has removed the rows.
+    # An interrupted restore may have removed the rows.
     with suppress(NotFoundOnBusError, BusDeniedError):
         short = await find_truncation(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
     if short is None:

@@ -235,7 +235,7 @@ def test_the_remedy_for_lost_actions_is_to_fix_full_storage_first() -> None:
     other_finding = Finding("intake", "fail", "no decider", "Start one.")
     full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
     [_, lost_finding, untouched] = point_to_full_storage([full, waiting, other_finding])
-    assert lost_finding.remedy.startswith("Fix the check storage first")
+    assert lost_finding.remedy.startswith("Fix the storage check first")
     assert untouched == other_finding
     nearly_full = msgspec.structs.replace(full, verdict="warn")
     assert point_to_full_storage([nearly_full, waiting, other_finding]) == [
@@ -386,8 +386,8 @@ def test_a_kind_without_listings_is_reported_with_the_missed_intervals() -> None
             "spec.kinds names Record, Shpae, but provider 'shapes' has only Shape here",
             "omit spec.kinds",
         ),
-        ("dns", (), "no kind of provider 'dns' is installed here", "Install the package"),
-        ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "Install the package"),
+        ("dns", (), "no kinds are installed here for provider 'dns'", "Install the package"),
+        ("dns", ("Zone",), "no kinds are installed here for provider 'dns'", "Install the package"),
     ],
 )
 async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reason(

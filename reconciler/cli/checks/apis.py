@@ -104,13 +104,13 @@ def _describe_unwatched(check: str, config: ProviderConfigSpec, installed: list[
         remedy = (
             f"Install the package of provider {config.provider!r} here and where the roles run."
         )
-        text = f"no kind of provider {config.provider!r} is installed here"
+        text = f"no kinds are installed here for provider {config.provider!r}"
         return Finding(check, "warn", text, remedy)
     selected, known = ", ".join(config.kinds), ", ".join(installed)
     text = f"spec.kinds names {selected}, but provider {config.provider!r} has only {known} here"
     remedy = (
-        "Declare the ProviderConfig with kinds of its provider, or omit spec.kinds to "
-        "select all of them. If another package has the named kind, install it here and where "
+        "Declare the ProviderConfig with its provider's kinds, or omit spec.kinds to "
+        "select all of them. If another package provides the named kind, install it here and where "
         "the roles run."
     )
     return Finding(check, "warn", text, remedy)

@@ -51,8 +51,8 @@ def judge_replicas(streams: Sequence[StreamReplicas]) -> Finding:
         return Finding("replicas", "fail", text, remedy)
     if behind:
         remedy = (
-            "Start the servers that are down, and restart those that do not respond. If the disk "
-            "of a server is full, free space first. One more failure may stop the bus or lose data."
+            "Start the servers that are down, and restart those that do not respond. If a server's "
+            "disk is full, free space first. One more failure may stop the bus or lose data."
         )
         return Finding("replicas", "warn", outdated, remedy)
     if incomplete:

@@ -113,7 +113,7 @@ def _sync(config: _Config) -> Finding:
         "sync",
         "warn",
         f"the server syncs every {seconds:g} s; a power failure loses writes after the last sync",
-        "Set sync_interval: always in the configuration of the server.",
+        "Set sync_interval: always in the server's configuration.",
     )
 
 

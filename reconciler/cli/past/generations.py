@@ -95,7 +95,7 @@ class Generations:
         return isinstance(data, SpecDeclared) and data.policy.paused
 
     def declared(self, generation: int) -> SpecDeclared:
-        """Return a generation's declaration; raises ``CommandError``, which lists all of them."""
+        """Return a declaration; raises a ``CommandError`` that lists all generations."""
         data = self._start(generation)[1]
         if isinstance(data, SpecWithdrawn):
             raise CommandError(
