@@ -26,7 +26,7 @@ def describe_throttling(row: StatusRow, now: datetime) -> str:
 
 
 def find_blocked_api(row: StatusRow | None, now: datetime) -> Finding | None:
-    """Return a finding if workers currently do not call an API, or None."""
+    """Return a finding if workers are currently not calling an API, or None."""
     if row is None:
         return None
     check = f"API {row.name}"

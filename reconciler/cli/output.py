@@ -30,7 +30,7 @@ def escape_text(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Return a multi-line text with each line escaped, as by ``escape_text``."""
+    """Return multi-line text with each line escaped, as by ``escape_text``."""
     return _NEEDS_ESCAPE.sub(lambda match: escape_text(match[0]), text)
 
 

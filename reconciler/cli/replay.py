@@ -61,10 +61,10 @@ def replay(
     """Rebuild all read models from the log, and check the log.
 
     The command checks the version and digest of every event, and that the log
-    is as long as the other streams indicate. It calls no API, and the roles
-    may keep running. With --verify, it also compares the result with the
-    stored rows at their log position, byte for byte. It writes nothing without
-    --repair.
+    is as long as the other streams indicate. It does not call any API, and the
+    roles may keep running. With --verify, it also compares the result with
+    the stored rows at their log position, byte for byte. It writes nothing
+    without --repair.
 
     Exit status: 1 if the log is damaged, or if rows differ and --repair did
     not mark them.

@@ -106,7 +106,7 @@ def set_secret(
     if len(value.strip()) < MIN_CHARACTERS:
         sys.stderr.write(
             f"note: secret {key} has fewer than {MIN_CHARACTERS} characters; Reconciler cannot "
-            "hide it if an API repeats it\n"
+            "hide it if an API echoes it\n"
         )
     return _print_change(store, key, "stored" if is_new else "replaced", output)
 
@@ -221,7 +221,7 @@ def remove(
 
     Resources that reference it wait until it exists again. Their objects keep
     the current value. Reconciler keeps the value for seven days, to hide it if
-    an API repeats it.
+    an API echoes it.
 
     For example:
 

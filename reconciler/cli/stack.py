@@ -294,7 +294,7 @@ def _explain_port(port: int, default: int) -> str:
     """Explain why the port differs from the default; 0 means any free port."""
     if port == 0:
         return f"port {default} is in use"
-    return f"port {default} was in use at an earlier start"
+    return f"port {default} was in use at an earlier startup"
 
 
 def _read_ports(data: Path) -> _Ports:

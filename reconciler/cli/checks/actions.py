@@ -209,7 +209,7 @@ async def _find_without_result(nc: Client, rows: Iterable[StatusRow]) -> list[St
 
 
 async def _read_processed_position(nc: Client) -> int | None:
-    """Return the position up to which the intake is processed, or None if nothing is pending."""
+    """Return the position that intake processing has reached, or None if nothing is pending."""
     floors: list[int] = []
     for name in decider_consumers():
         try:

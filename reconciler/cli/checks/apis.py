@@ -29,8 +29,8 @@ _TIMEOUT_SECONDS = 5.0
 async def check_apis(nc: Client) -> list[Finding]:
     """Request the first item of each API's scope, without writing anything.
 
-    Skip APIs that workers currently do not call, and APIs whose listings do not complete, because
-    their first page proves nothing.
+    Skip APIs that workers are currently not calling, and APIs whose listings do not complete,
+    because their first page proves nothing.
     """
     kinds, configurations, log = installed_kinds(), Configurations(), await open_log(nc)
     await Definitions(kinds).load(log)

@@ -152,7 +152,9 @@ def check_sync(nc: Client, data: Path = DATA_DIRECTORY) -> Finding:
         )
     if syncs_always:
         return Finding("sync", "ok", "the server syncs every write to disk (sync_interval: always)")
-    remedy = "Set sync_interval: always. Otherwise, a power failure loses acknowledged messages."
+    remedy = (
+        "Set sync_interval: always. Otherwise, acknowledged messages are lost in a power failure."
+    )
     return Finding("sync", "warn", "the server acknowledges writes before they are on disk", remedy)
 
 

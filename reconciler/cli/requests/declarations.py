@@ -213,7 +213,7 @@ async def find_generation(
         raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
     generations = Generations(key, past.events)
     older = generations.newest_ready() if generation is None else generation
-    declared = generations.declared(older)
+    declared = generations.declaration(older)
     ends_pause = generations.is_paused and not declared.policy.paused
     return OlderGeneration(build_manifest(key, declared), older, generations.newest, ends_pause)
 
