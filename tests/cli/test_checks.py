@@ -296,7 +296,7 @@ def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending:
     finding = check_stage("intake", "decider", [consumer])
     assert finding.verdict == ("fail" if pending else "warn")
     assert "server c of the cluster is down or does not respond" in finding.details
-    assert finding.remedy.startswith("First fix what the check `replicas` reports.")
+    assert finding.remedy.startswith("First fix what the `replicas` check reports.")
 
 
 def test_the_remedy_for_an_outdated_replica_names_hanging_servers_and_disks() -> None:

@@ -112,7 +112,7 @@ def _sync(config: _Config) -> Finding:
     return Finding(
         "sync",
         "warn",
-        f"the server syncs every {seconds:g} s; writes after the last sync are lost in a power failure",
+        f"the server syncs every {seconds:g} s; later writes are lost in a power failure",
         "Set sync_interval: always in the server's configuration.",
     )
 
