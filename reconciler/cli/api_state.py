@@ -26,7 +26,7 @@ def describe_throttling(row: StatusRow, now: datetime) -> str:
 
 
 def find_blocked_api(row: StatusRow | None, now: datetime) -> Finding | None:
-    """Return a finding if workers currently do not call an API, or None."""
+    """Return a finding if workers are currently not calling an API, or None."""
     if row is None:
         return None
     check = f"API {row.name}"
@@ -75,6 +75,6 @@ def find_listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> Listi
 
 
 def describe_listing_failure(failure: ListingFailure) -> str:
-    """Return a warning that drift is not detected, and since when."""
+    """Return a warning that drift is not detected, with the time of the first failure."""
     since = time_text(failure.since)
     return f"drift and deletions are not detected: no listing has completed since {since}"

@@ -86,7 +86,7 @@ def apply(
     namespace
         Default namespace for documents. A ProviderConfig is always in namespace system.
     set_name
-        Declare all documents together, as one ManifestSet of this name.
+        Declare all documents together, as one ManifestSet with this name.
     prune
         With --set: withdraw the resources of the set that the files no longer contain.
     yes
@@ -144,7 +144,7 @@ def apply(
         )
     if dry_run:
         _check_all(documents, installed_kinds())
-        results = [Result(str(read.key), True, "Valid") for read in documents.good]
+        results = [Result(str(document.key), True, "Valid") for document in documents.good]
     else:
         if validate == "client":
             _check_before_sending(documents, connection)
@@ -171,8 +171,8 @@ async def _declare(
         return []
     results: list[Result] = []
     async with connect_client(connection) as client:
-        for rank in sorted({system_rank(read.key.kind) for read in good}):
-            group = [read for read in good if system_rank(read.key.kind) == rank]
+        for rank in sorted({system_rank(document.key.kind) for document in good}):
+            group = [document for document in good if system_rank(document.key.kind) == rank]
             results += await _declare_group(client, group, reason, timeout_seconds)
         if wait:
             await wait_for_results(client, results, timeout_seconds)
@@ -183,9 +183,11 @@ async def _declare_group(
     client: Client, group: list[ParsedManifest], reason: str, timeout_seconds: float
 ) -> list[Result]:
     replies = await client.declare_many(
-        [read.manifest for read in group], reason=reason, timeout_seconds=timeout_seconds
+        [document.manifest for document in group], reason=reason, timeout_seconds=timeout_seconds
     )
-    return [build_result(read.key, reply) for read, reply in zip(group, replies, strict=True)]
+    return [
+        build_result(document.key, reply) for document, reply in zip(group, replies, strict=True)
+    ]
 
 
 async def _apply_plan(
@@ -205,9 +207,9 @@ async def _apply_plan(
         )
     async with bus(connection) as nc:
         if (await open_log(nc)).log_id != planned.log:
-            raise CommandError("the plan is for another log; plan again on this server")
-        now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
-    if changes := list(describe_plan_changes(planned, now)):
+            raise CommandError("the plan is for a different log; plan again on this server")
+        current = await make_plan(nc, [each.manifest for each in declared if each.manifest])
+    if changes := list(describe_plan_changes(planned, current)):
         raise CommandError(
             "the plan is out of date, so nothing was declared; plan again: "
             f"{list_first(changes, '; ')}"
@@ -243,14 +245,14 @@ async def _apply_group(
 
 
 def _check_before_sending(documents: Documents, connection: Connection) -> None:
-    """Check every document, but accept kinds that only the decider may have.
+    """Check every document, but accept kinds that may exist only where the decider runs.
 
     If a kind looks misspelled, the kinds that were defined at run time are read from the log. If
     the user may not read the log, the document is sent, because the decider has those kinds.
     """
     kinds = installed_kinds()
     detect_typos = True
-    if any(_is_probable_typo(read.key.kind, kinds) for read in documents.good):
+    if any(_is_probable_typo(document.key.kind, kinds) for document in documents.good):
         from reconciler.cli.explain import load_definitions  # noqa: PLC0415 - rarely needed
 
         try:
@@ -271,24 +273,26 @@ def _check_all(
     accept_unknown: bool = False,
     detect_typos: bool = True,
 ) -> None:
-    """Check every document like the decider, and move invalid ones to ``documents.bad``.
+    """Check every document as the decider does, and move invalid ones to ``documents.bad``.
 
     ``accept_unknown``: accept kinds that are not installed here, because the decider may have them,
     unless they look misspelled.
     """
     usable: list[ParsedManifest] = []
-    for read in documents.good:
+    for document in documents.good:
         try:
-            kind = read.key.kind
+            kind = document.key.kind
             is_typo = detect_typos and _is_probable_typo(kind, kinds)
             if not accept_unknown or kinds.find(kind) is not None or is_typo:
-                kinds.check(read.manifest)
-            if read.key.kind == KIND_DEFINITION_KIND:
-                kinds.define(build_defined_kind(kinds, read.key.name, read.manifest.spec, 1))
+                kinds.check(document.manifest)
+            if document.key.kind == KIND_DEFINITION_KIND:
+                kinds.define(
+                    build_defined_kind(kinds, document.key.name, document.manifest.spec, 1)
+                )
         except (InvalidManifestError, UnknownKindError) as error:
             is_overridable = accept_unknown and isinstance(error, UnknownKindError)
             hint = " (use --validate server to send it anyway)" if is_overridable else ""
-            documents.bad.append(Problem(read.source, f"{read.key}: {error}{hint}"))
+            documents.bad.append(Problem(document.source, f"{document.key}: {error}{hint}"))
         else:
-            usable.append(read)
+            usable.append(document)
     documents.good = usable

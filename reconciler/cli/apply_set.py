@@ -90,7 +90,7 @@ async def _apply(
         except BusDeniedError as error:
             raise CommandError(
                 "nothing was declared: --set reads the members of the set from the log, so it "
-                f"requires an operator's user: {error}"
+                f"requires an operator's permissions: {error}"
             ) from None
         if (
             not confirmed

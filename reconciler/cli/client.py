@@ -30,7 +30,7 @@ class RetryNotice:
         self._is_printed = False
 
     def __call__(self, count: int) -> None:
-        """Report the number of messages to send again, on the first call only."""
+        """Report the number of messages to send again, but only on the first call."""
         if not self._is_printed:
             self._is_printed = True
             notice = (

@@ -13,7 +13,7 @@ BACKUP_GROUP: Final = "Back up and restore"
 COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("up", RUN_GROUP, "Start everything in one process: server, example API, roles."),
     ("init", RUN_GROUP, "Create or upgrade the streams on a NATS server."),
-    ("init-example", RUN_GROUP, "Write example manifests for the first steps."),
+    ("init-example", RUN_GROUP, "Write example manifests for getting started."),
     ("run", RUN_GROUP, "Run one role in its own process."),
     ("plan", MANAGE_GROUP, "Show what `apply` would do, and change nothing."),
     ("apply", MANAGE_GROUP, "Declare the resources in files."),
@@ -71,7 +71,7 @@ HELP: Final = """\
 Reconciler keeps external systems in the state you declare, and records every
 declaration, decision, API call and result in one event log.
 
-The first commands:
+To get started:
 
     reconciler up                            in one terminal
     reconciler init-example                  in another, in the same directory

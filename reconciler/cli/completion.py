@@ -49,7 +49,7 @@ def completion(shell: Shell, /) -> int:
 
     The script completes commands, options, kinds and the names of resources,
     which it reads from the bus on each TAB. To enable it permanently, add the
-    command for your shell below to the startup file of the shell.
+    command for your shell below to your shell's startup file.
 
     For example:
 
@@ -80,7 +80,7 @@ def complete(words: Sequence[str]) -> int:
 
 def _candidates(words: Sequence[str]) -> Iterable[str]:
     """Return the candidates that cyclopts prints after its ``begin`` line."""
-    from reconciler.cli.app import build_app  # noqa: PLC0415 - not for the scripts
+    from reconciler.cli.app import build_app  # noqa: PLC0415 - not needed for the scripts
 
     if words[0] not in names():
         return []

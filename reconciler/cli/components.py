@@ -21,7 +21,7 @@ class ComponentSpec:
     """A component that `up` can start, and settings for the ProviderConfig of the same name.
 
     ``implementation``: the component's class, imported only when it starts. ``endpoint_pattern``:
-    the endpoints that `up` assigns; a configuration with another endpoint belongs to the user.
+    the endpoints that `up` assigns; a configuration with a different endpoint belongs to the user.
     ``allow``: the access to this host that the documented examples need.
     """
 
@@ -86,7 +86,7 @@ def create_component(name: str) -> Component:
     """Create a component without starting it.
 
     Raises:
-        MissingExtraError: the roles cannot use it, because the extra of its kinds is not installed.
+        MissingExtraError: the roles cannot use it, because its kinds' extra is not installed.
     """
     for kind in installed_kinds().of_provider(name):
         if isinstance(kind.connect, LazyProvider):

@@ -149,7 +149,7 @@ class BusOptions:
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
 class Connection(BusOptions):
-    """Options of all commands that use the bus."""
+    """Options for all commands that use the bus."""
 
     log_level: LogLevel = "error"
     """Minimum level of the log lines on standard error."""

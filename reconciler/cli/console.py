@@ -136,8 +136,8 @@ class Table:
         lines = [[_cell(Text(each, "bold")) for each in self._columns], *cells]
         columns = list(zip(*lines, strict=True))
         self._widths = [
-            max(before, *(each.cell_len for each in column))
-            for before, column in zip(self._widths, columns, strict=True)
+            max(previous, *(each.cell_len for each in column))
+            for previous, column in zip(self._widths, columns, strict=True)
         ]
         if not sys.stdout.isatty():
             for row in lines if headings else cells:

@@ -123,15 +123,15 @@ def _find_letter(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
     )
 
 
-def summarize_retry(retried: RetryResult) -> HandlingResult:
+def summarize_retry(result: RetryResult) -> HandlingResult:
     """Return the result of a retry, which has failed if the decider rejected the message."""
-    reply = retried.reply
+    reply = result.reply
     if reply is None:
-        return HandlingResult(retried.number, True, "Stored", retried.position)
+        return HandlingResult(result.number, True, "Stored", result.position)
     if reply.accepted:
         message = f"generation {reply.generation}"
-        return HandlingResult(retried.number, True, reply.reason, retried.position, message)
-    return HandlingResult(retried.number, False, reply.reason, retried.position, reply.message)
+        return HandlingResult(result.number, True, reply.reason, result.position, message)
+    return HandlingResult(result.number, False, reply.reason, result.position, reply.message)
 
 
 # --- output
@@ -201,15 +201,15 @@ def print_discarded(
     since: datetime | None,
 ) -> None:
     """Print how many messages were discarded without a letter, if any."""
-    shown = [
+    matches = [
         each
         for each in counts
         if stage in (None, each.stage)
         and (key is None or each.namespace == key.namespace)
         and (since is None or each.last_at >= since)
     ]
-    if shown:
-        console().print(f"not listed: {discarded_text(shown)}")
+    if matches:
+        console().print(f"not listed: {discarded_text(matches)}")
 
 
 def count_reasons(letters: Iterable[LetterSummary]) -> Counter[tuple[str, str]]:

@@ -36,9 +36,9 @@ from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
-StageFilter = Annotated[ShownStage | None, Parameter(help="Only dead letters of this stage.")]
+StageFilter = Annotated[ShownStage | None, Parameter(help="Only dead letters from this stage.")]
 ResourceFilter = Annotated[
-    str | None, Parameter(help="Only dead letters of this NAMESPACE/KIND/NAME.")
+    str | None, Parameter(help="Only dead letters for this NAMESPACE/KIND/NAME.")
 ]
 
 deadletters = command_group(
@@ -183,12 +183,12 @@ def retry(
 
     async def handle(client: Client, letter: DeadLetter) -> HandlingResult:
         try:
-            retried = await client.retry_dead_letter(
+            result = await client.retry_dead_letter(
                 letter, payload=payload, force=force, reply_seconds=timeout
             )
         except LetterRefusedError as error:
             return HandlingResult(letter.number, False, "Refused", message=str(error))
-        return summarize_retry(retried)
+        return summarize_retry(result)
 
     return _handle_selected(connection, selection, handle, output)
 

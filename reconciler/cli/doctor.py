@@ -61,7 +61,7 @@ from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
 
 CLUSTER_UNAVAILABLE_REMEDY: Final = (
-    "A server of the cluster is down or does not respond: see the check `replicas`. After a server "
+    "A server of the cluster is down or does not respond: see the `replicas` check. After a server "
     "fails, an election takes about 10 seconds. Then run `reconciler doctor` again."
 )
 _STORAGE_CHECKS: Final = ("storage", "stream limits", "disk", HEALTH)
@@ -200,7 +200,7 @@ def point_to_full_storage(findings: list[Finding]) -> list[Finding]:
     ]
     if not full:
         return findings
-    remedy = f"Fix the check {full[0]} first. Results that wait for space look lost, but are not."
+    remedy = f"Fix the {full[0]} check first. Results waiting for space look lost, but are not."
     return [
         msgspec.structs.replace(each, remedy=remedy)
         if each.check in _STORAGE_DEPENDENT_CHECKS and each.remedy
@@ -214,7 +214,7 @@ async def run_check(
 ) -> list[Finding]:
     """Run a check, and repeat it before reporting a problem.
 
-    Between two requests, a role briefly has no open request; on a busy machine, this takes longer.
+    Between two requests, a role briefly has no open request; on a busy machine, this lasts longer.
     ``may_elect``: whether the cluster may be electing leaders, which delays responses by seconds.
     """
     is_silent = not may_elect

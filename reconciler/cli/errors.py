@@ -88,7 +88,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
         if name in flags:
             value = value if sign else "".join(tokens[number + 1 : number + 2])
             with_values.append(shlex.join((name, redact_url(value))))
-    return _COMMAND_PATTERN.sub(lambda found: " ".join((found[0], *with_values)), line)
+    return _COMMAND_PATTERN.sub(lambda match: " ".join((match[0], *with_values)), line)
 
 
 def format_error(error: BaseException) -> str:

@@ -39,7 +39,7 @@ class _CommonFields(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
     provider_config_ref: Annotated[
         ProviderConfigRef,
-        msgspec.Meta(description="ProviderConfig with the object's API. Default: default."),
+        msgspec.Meta(description="ProviderConfig for the object's API. Default: default."),
     ] = ProviderConfigRef(DEFAULT_PROVIDER_CONFIG)
     policy: Annotated[
         Policy,

@@ -22,7 +22,7 @@ from reconciler.sdk.log_replay import (
 from reconciler.sdk.moments import Moment, When, moment
 
 MAX_EVENTS = 300_000
-"""Length of the longest log that `doctor` reads in full, and not only after the rows."""
+"""Length of the longest log that `doctor` reads in full, instead of only after the stored rows."""
 
 
 @asynccontextmanager

@@ -88,7 +88,7 @@ def get(
 
     For example:
 
-        reconciler get                           all of namespace default
+        reconciler get                           everything in namespace default
         reconciler get Shape foo bar -o yaml
         reconciler get Shape/foo payments/File/motd
         reconciler get -A -l team=payments --watch
@@ -182,7 +182,7 @@ async def _manifests(
     nc: Client, rows: Sequence[StatusRow], models: ReadModels, *, as_of_version: bool = False
 ) -> list[dict[str, Any]]:
     """Return each row's manifest in the form that `apply` accepts, with the status added."""
-    from reconciler.cli.past.generations import read_declarations  # noqa: PLC0415 - not for a table
+    from reconciler.cli.past.generations import read_declarations  # noqa: PLC0415 - not needed for a table
 
     versions = {row.key: row.version for row in rows}
     declared = await read_declarations(nc, versions, as_of_version=as_of_version)
@@ -222,7 +222,7 @@ def _print_hidden_count(
     hidden = sum(not request.includes(selected, row) for row in rows)
     if hidden == len(rows):
         scope = "" if selected.namespace is None else f" in namespace {selected.namespace}"
-        hint = "; -A shows the resources of all namespaces" if scope else ""
+        hint = "; -A shows the resources in all namespaces" if scope else ""
         sys.stderr.write(f"no resources{scope}{hint}\n")
     if hidden and request.outcome is None and sys.stderr.isatty():
         what = plural(hidden, "resource")

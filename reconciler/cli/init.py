@@ -34,7 +34,7 @@ def init(
     Parameters
     ----------
     replicas
-        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: as for the existing
+        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: that of the existing
         streams, or 1.
     namespace
         Namespace of a service account. `init` creates the consumers from which the service reads

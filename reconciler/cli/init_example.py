@@ -1,4 +1,4 @@
-"""`reconciler init-example`: write manifests for the first steps."""
+"""`reconciler init-example`: write example manifests for getting started."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ spec:
 
 
 def init_example(directory: NamedPath = EXAMPLE_DIRECTORY, /) -> int:
-    """Write example manifests for the first steps into a directory.
+    """Write example manifests for getting started into a directory.
 
     The command never overwrites a file. It writes file.yaml, which declares a
     file and the directory for it, and shape.yaml if the example API is
@@ -99,7 +99,7 @@ def init_example(directory: NamedPath = EXAMPLE_DIRECTORY, /) -> int:
 def _next_steps(directory: Path) -> list[str]:
     program = os.environ.get(COMMAND_VARIABLE, "reconciler")
     return [
-        f"Next, while `{program} up` runs in another terminal in this directory:",
+        f"Next, while `{program} up` is running in another terminal in this directory:",
         f"  {program} apply -f {directory / FILE_MANIFEST} --wait",
         f"  {program} get",
         f"  {program} why hello",

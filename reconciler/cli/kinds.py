@@ -47,7 +47,7 @@ def kinds(
     """List the kinds that you can declare, and what each is for.
 
     Without a server, the list does not include kinds that a KindDefinition
-    defines. Where a kind's API is called, install the kind's EXTRA with
+    defines. Wherever a process calls a kind's API, install its EXTRA with
     pip install 'event-sourced-reconciler[EXTRA]'. `reconciler explain KIND`
     shows the fields of a kind.
 

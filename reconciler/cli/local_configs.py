@@ -27,8 +27,8 @@ class LocalApi(msgspec.Struct, frozen=True):
     """An API that `up` has started, and the ProviderConfig for it.
 
     ``allow``: the access to this host that a new ProviderConfig permits. ``endpoint_pattern``: the
-    endpoints that `up` declares. A configuration with another endpoint or provider belongs to the
-    user and stays unchanged.
+    endpoints that `up` declares. A configuration with a different endpoint or provider belongs to
+    the user and stays unchanged.
     """
 
     config: str
@@ -113,7 +113,7 @@ def _decode_spec(current: SpecDeclared | None) -> ProviderConfigSpec | None:
         return None
     try:
         return msgspec.convert(current.fields, ProviderConfigSpec)
-    except msgspec.ValidationError:  # written by another release; replace it
+    except msgspec.ValidationError:  # written by a different release; replace it
         return None
 
 

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _run(tokens)
         sys.stdout.flush()
     except BrokenPipeError:
-        discard_output()  # The reader, such as `head`, has ended; keep the command's status.
+        discard_output()  # The reader, such as `head`, has exited; keep the command's status.
     except OSError as error:  # from standard output, for example on a full disk
         discard_output()
         print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)

@@ -29,7 +29,7 @@ class Documents:
 
     def sort_by_dependency(self) -> None:
         """Sort the documents by their dependencies, and otherwise keep their order."""
-        self.good.sort(key=lambda read: system_rank(read.key.kind))
+        self.good.sort(key=lambda document: system_rank(document.key.kind))
 
     def problems(self) -> list[str]:
         """Return the problems in the order of the files."""
@@ -38,19 +38,19 @@ class Documents:
 
 
 def read_all(paths: Sequence[str], namespace: str) -> Documents:
-    """Read every document of files, directories and ``-``; raises ``CommandError``, ``OSError``."""
+    """Read every document in files, directories and ``-``; raises ``CommandError``, ``OSError``."""
     documents = Documents()
     first: dict[ResourceKey, Source] = {}
     for file, text in _read_texts(paths):
-        for read in read_documents(file, text, namespace):
-            if isinstance(read, ParsedManifest) and read.key in first:
-                conflict = f"{read.key} is already declared in {first[read.key]}"
-                documents.bad.append(Problem(read.source, f"{conflict}; remove one of the two"))
-            elif isinstance(read, Problem):
-                documents.bad.append(read)
+        for document in read_documents(file, text, namespace):
+            if isinstance(document, ParsedManifest) and document.key in first:
+                conflict = f"{document.key} is already declared in {first[document.key]}"
+                documents.bad.append(Problem(document.source, f"{conflict}; remove one of the two"))
+            elif isinstance(document, Problem):
+                documents.bad.append(document)
             else:
-                first[read.key] = read.source
-                documents.good.append(read)
+                first[document.key] = document.source
+                documents.good.append(document)
     documents.sort_by_dependency()
     return documents
 
@@ -87,5 +87,5 @@ def _find_files(path: Path) -> Iterator[Path]:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise CommandError(f"{path} contains no files that end with {', '.join(SUFFIXES)}")
-    # A dangling link is read, so that its error names it.
+    # Dangling links are read too, so that the error names them.
     yield from (file for file in files if file.is_file() or not file.exists())

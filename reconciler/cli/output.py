@@ -30,8 +30,8 @@ def escape_text(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Return a multi-line text with each line escaped, as by ``escape_text``."""
-    return _NEEDS_ESCAPE.sub(lambda found: escape_text(found[0]), text)
+    """Return multi-line text with each line escaped, as by ``escape_text``."""
+    return _NEEDS_ESCAPE.sub(lambda match: escape_text(match[0]), text)
 
 
 def single_line(text: str) -> str:
@@ -41,7 +41,7 @@ def single_line(text: str) -> str:
 
 def escape_json(text: str) -> str:
     """Return equivalent JSON with non-printable characters escaped."""
-    return _NEEDS_ESCAPE.sub(lambda found: _json_escape(found[0]), text)
+    return _NEEDS_ESCAPE.sub(lambda match: _json_escape(match[0]), text)
 
 
 def _json_escape(character: str) -> str:
@@ -92,7 +92,7 @@ def as_yaml(value: Any) -> str:
     text = yaml.dump(
         value, Dumper=dumper_class, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
-    return _NEEDS_ESCAPE.sub(lambda found: _yaml_escape(found[0]), text)
+    return _NEEDS_ESCAPE.sub(lambda match: _yaml_escape(match[0]), text)
 
 
 def _yaml_escape(character: str) -> str:

@@ -1,4 +1,4 @@
-"""`reconciler permissions`: what each principal may do on the bus, in a format for NATS."""
+"""`reconciler permissions`: what each principal may do on the bus, in a NATS format."""
 
 from __future__ import annotations
 

@@ -61,10 +61,10 @@ def replay(
     """Rebuild all read models from the log, and check the log.
 
     The command checks the version and digest of every event, and that the log
-    is as long as the other streams indicate. It calls no API, and the roles
-    may keep running. With --verify, it also compares the result with the
-    stored rows at their log position, byte for byte. It writes nothing without
-    --repair.
+    is as long as the other streams indicate. It does not call any API, and the
+    roles may keep running. With --verify, it also compares the result with
+    the stored rows at their log position, byte for byte. It writes nothing
+    without --repair.
 
     Exit status: 1 if the log is damaged, or if rows differ and --repair did
     not mark them.
@@ -85,17 +85,17 @@ def replay(
     dump
         Print only the rebuilt rows, one JSON object per line.
     """
-    replayed, models = run_async(_replay(connection, verify or repair, repair))
-    verified = replayed.verified
+    result, models = run_async(_replay(connection, verify or repair, repair))
+    verified = result.verified
     with tolerating_closed_output():
         if dump:
             _dump(models)
         elif output == "table":
-            _print(replayed)
+            _print(result)
         else:
-            print_structured(replayed, output)
-    differs = verified is not None and verified.differences and not replayed.marked
-    return Exit.FAILED if differs or replayed.integrity.damage else Exit.OK
+            print_structured(result, output)
+    differs = verified is not None and verified.differences and not result.marked
+    return Exit.FAILED if differs or result.integrity.damage else Exit.OK
 
 
 async def _replay(
@@ -113,7 +113,7 @@ async def _replay(
             seconds = max(time.perf_counter() - started_at, _MIN_SECONDS)
     models = replay.models
     rate = replay.events / seconds
-    replayed = ReplayResult(
+    result = ReplayResult(
         replay.events,
         models.position,
         round(seconds, 3),
@@ -123,7 +123,7 @@ async def _replay(
         verified,
         repaired,
     )
-    return replayed, models
+    return result, models
 
 
 async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity) -> bool:
@@ -145,18 +145,18 @@ def _dump(models: ReadModels) -> None:
         sys.stdout.write(escape_json(f'{{"row":"{name}","value":{payload.decode()}}}') + "\n")
 
 
-def _print(replayed: ReplayResult) -> None:
+def _print(result: ReplayResult) -> None:
     out = console()
     out.print(
-        f"{plural(replayed.events, 'event')} up to position {replayed.position} "
-        f"in {replayed.seconds:.2f} s ({replayed.events_per_second:.0f}/s)"
+        f"{plural(result.events, 'event')} up to position {result.position} "
+        f"in {result.seconds:.2f} s ({result.events_per_second:.0f}/s)"
     )
-    print_integrity(replayed.integrity)
-    if replayed.verified is None:
-        print_fleet(replayed.fleet)
+    print_integrity(result.integrity)
+    if result.verified is None:
+        print_fleet(result.fleet)
         return
-    is_damaged = bool(replayed.integrity.damage)
-    _print_comparison(replayed.verified, is_damaged=is_damaged, is_marked=replayed.marked)
+    is_damaged = bool(result.integrity.damage)
+    _print_comparison(result.verified, is_damaged=is_damaged, is_marked=result.marked)
 
 
 def print_integrity(integrity: Integrity) -> None:

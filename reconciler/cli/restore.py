@@ -55,9 +55,9 @@ def restore(
     damaged log if their digests prove that they continue the backup without
     a gap.
 
-    The command calls no external API. Start only the decider afterwards, and
-    read "Back up and restore the log" in docs/how-to/back-up-and-restore.md
-    before you start the other roles.
+    The command does not call any external API. Start only the decider
+    afterwards, and read "Back up and restore the log" in
+    docs/how-to/back-up-and-restore.md before you start the other roles.
 
     For example:
 
@@ -113,7 +113,7 @@ async def _check_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | No
     If the log lost its newest events, raises ``RestoreRefusedError`` unless ``replace`` is its id.
     """
     short: LogDamage | None = None
-    # An interrupted restore has removed the rows.
+    # An interrupted restore may have removed the rows.
     with suppress(NotFoundOnBusError, BusDeniedError):
         short = await find_truncation(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
     if short is None:
@@ -122,8 +122,8 @@ async def _check_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | No
         return msgspec.structs.replace(plan, mode="continue")
     raise RestoreRefusedError(
         f"the newest events of the log are missing: expected {short.expected}, found "
-        f"{short.found}. This backup has no event that the log lacks; restore a backup with the "
-        f"lost events. If there is none, use --replace {log_id} to continue without them"
+        f"{short.found}. This backup contains no events that the log lacks; restore a backup with "
+        f"the lost events. If there is none, use --replace {log_id} to continue without them"
     )
 
 
@@ -157,7 +157,7 @@ def _print(restored: RestoredLog) -> None:
         out.print(f"the replaced log is saved in {path}")
     if restored.lost:
         out.print(
-            f"not restored: {plural(restored.lost, 'event')} of the replaced log, which did not "
+            f"not restored: {plural(restored.lost, 'event')} from the replaced log, which did not "
             "continue the backup",
             style="yellow",
         )

@@ -139,8 +139,8 @@ def _format_status(result: Result) -> Text:
     if not result.accepted:
         return colored("Rejected")
     if result.timed_out:
-        reached = result.outcome or "Pending"
-        return Text(f"{reached if result.ready else NOT_READY} (timed out)", "yellow")
+        outcome = result.outcome or "Pending"
+        return Text(f"{outcome if result.ready else NOT_READY} (timed out)", "yellow")
     return colored(result.outcome or "Accepted")
 
 

@@ -61,13 +61,12 @@ async def _compare_once(nc: Client, replay: LogReplay, progress: Progress) -> Co
         return Comparison(0, len(rows), [Difference(CHECKPOINT, "different", live=live)])
     if checkpoint.schema != SCHEMA:
         note = (
-            f"the rows have schema {checkpoint.schema}; the next projector writes schema {SCHEMA}"
+            f"the rows have schema {checkpoint.schema}; the next projector will write "
+            f"schema {SCHEMA}"
         )
         return Comparison(checkpoint.position, len(rows), [], note)
     if not checkpoint.is_whole:
-        note = (
-            "a projector has not finished writing the rows; it or the next projector completes them"
-        )
+        note = "a projector has not finished writing the rows; it or the next projector will do so"
         return Comparison(checkpoint.position, len(rows), [], note)
     await replay.advance(checkpoint.position, progress)
     row_differences = differences(dict(replay.models.rows()), rows)

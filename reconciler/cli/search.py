@@ -1,4 +1,4 @@
-"""Find the resource or kind that a user names in the log, even if no role is running."""
+"""Find in the log the resource or kind that a user names, even if no role is running."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reconciler.provider.kind import installed_kinds
 async def find_resource(nc: Client, reference: Reference) -> ResourceKey:
     """Find the one resource that a user's words name, even if it was deleted.
 
-    Raises ``CommandError`` if the log has no events of such a resource, or several match.
+    Raises ``CommandError`` if the log has no events for such a resource, or several match.
     """
     keys, text = await _find_matches(nc, reference), reference.text
     if len(keys) == 1:
@@ -102,6 +102,6 @@ async def check_namespace(nc: Client, namespace: str | None) -> None:
         return
     known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
     raise CommandError(
-        f"namespace {namespace} never had a resource; the namespaces are: "
+        f"namespace {namespace} has never had a resource; the namespaces are: "
         f"{list_first(known) or 'none yet'}{closest_hint(str(namespace), known)}"
     )

@@ -45,7 +45,7 @@ secrets = command_group(
     "secrets",
     """Store, list, grant and remove the secrets that specs may name.
 
-A secret belongs to a namespace, and only resources of this namespace can
+A secret belongs to a namespace, and only resources in that namespace can
 use it unless you grant it to another namespace. Run the commands on each
 machine that runs workers or observers. No command prints a value.
 
@@ -106,7 +106,7 @@ def set_secret(
     if len(value.strip()) < MIN_CHARACTERS:
         sys.stderr.write(
             f"note: secret {key} has fewer than {MIN_CHARACTERS} characters; Reconciler cannot "
-            "hide it if an API repeats it\n"
+            "hide it if an API echoes it\n"
         )
     return _print_change(store, key, "stored" if is_new else "replaced", output)
 
@@ -115,7 +115,7 @@ def set_secret(
 def list_secrets(
     *,
     namespace: Annotated[
-        str | None, Parameter(name=("--namespace", "-n"), help="Only secrets of this namespace.")
+        str | None, Parameter(name=("--namespace", "-n"), help="Only secrets in this namespace.")
     ] = None,
     directory: Directory = None,
     output: Output = "table",
@@ -153,7 +153,7 @@ def grant(
 ) -> int:
     """Allow resources in another namespace to use a secret.
 
-    These resources reference it as {$secret: NAME, namespace: OWNER}.
+    They reference it as {$secret: NAME, namespace: OWNER}.
 
     For example:
 
@@ -221,7 +221,7 @@ def remove(
 
     Resources that reference it wait until it exists again. Their objects keep
     the current value. Reconciler keeps the value for seven days, to hide it if
-    an API repeats it.
+    an API echoes it.
 
     For example:
 
@@ -264,7 +264,7 @@ def _open_store(directory: Path | None) -> FileSecrets:
     if folder is None:
         raise UsageError(
             f"the secrets directory is unknown; pass --directory, set {SECRETS_VARIABLE}, or run "
-            "the command in the directory of `reconciler up`"
+            "the command in the directory where you run `reconciler up`"
         )
     return FileSecrets(folder)
 

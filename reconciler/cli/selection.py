@@ -3,7 +3,7 @@
 =============================  ================================================================
 ``NAME ...``                   resources of any kind, in any namespace
 ``KIND [NAME ...]``            resources of that kind, in the selected namespace
-``KIND/NAME ...``              resources of these kinds, in the selected namespace
+``KIND/NAME ...``              resources of those kinds, in the selected namespace
 ``NAMESPACE/KIND/NAME ...``    exactly that resource
 =============================  ================================================================
 """
@@ -39,7 +39,7 @@ _MAX_SHOWN_MATCHES: Final = 5
 class Selection(msgspec.Struct, frozen=True):
     """The parsed words of a command line, before any request to a server.
 
-    ``first`` may be a kind or a name, which depends on the existing resources.
+    ``first`` may be a kind or a name, depending on the existing resources.
     """
 
     first: str | None
@@ -97,13 +97,11 @@ class Selection(msgspec.Struct, frozen=True):
             for each in self.named
         )
 
-    def _namespace_of_kind(self, kind: str | None, otherwise: str | None = None) -> str | None:
-        """Return the namespace of a kind, ``otherwise`` if there is no kind, or None for all."""
+    def _namespace_of_kind(self, kind: str | None, default: str | None = None) -> str | None:
+        """Return the namespace of a kind, ``default`` if there is no kind, or None for all."""
         if self.all_namespaces or self.namespace is not None:
             return self.namespace
-        return (
-            otherwise if kind is None else namespace_of_kind(resolve_kind(kind), DEFAULT_NAMESPACE)
-        )
+        return default if kind is None else namespace_of_kind(resolve_kind(kind), DEFAULT_NAMESPACE)
 
 
 class ResolvedSelection(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ def _is_satisfied(term: Term, labels: Mapping[str, str]) -> bool:
 
 
 def parse_selector(text: str) -> Selector:
-    """Parse a selector; an empty text selects everything. Raises ``UsageError``."""
+    """Parse a selector; an empty string selects everything. Raises ``UsageError``."""
     return Selector(tuple(_term(part.strip(), text) for part in _parts(text) if text))
 
 

@@ -48,10 +48,12 @@ def flag_name(name: str) -> str:
 
 
 def settings(flags: Mapping[str, Any], *, running: str = "") -> dict[str, Setting]:
-    """Collect the settings; the identity (credentials or nkey) comes from one source only.
+    """Collect the settings; the identity (credentials or nkey) comes from only one source.
 
     ``running``: the URL of an `up` in this directory, or "". If it selects the bus, the file is not
-    used, because the file describes another bus. Raises ``ConfigurationError`` for an invalid file.
+    used, because the file describes a different bus.
+
+    Raises ``ConfigurationError`` for an invalid file.
     """
     collected: dict[str, Setting] = {}
     _add_missing(

@@ -1,4 +1,4 @@
-"""Skip imports of libraries that no command uses, which take half of a command's startup."""
+"""Skip imports of libraries that no command uses, which take half of a command's startup time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 _SKIPPED: Final = {
-    "nats.aio.transport": "aiohttp",  # for WebSockets only; 0.15 s of CPU
+    "nats.aio.transport": "aiohttp",  # only for WebSockets; 0.15 s of CPU
     "msgspec._utils": "typing_extensions",  # for Python 3.10 and older; 0.03 s
     "structlog.dev": "rich",  # for tracebacks that show local variables, including secrets; 0.15 s
 }

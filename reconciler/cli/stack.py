@@ -41,7 +41,7 @@ EXAMPLE_API_MISSING: Final = (
 
 _PORTS_FILE: Final = "ports.json"
 _LOCK_TIMEOUT_SECONDS: Final = 0.5  # a command that checks for `up` holds the lock briefly
-_ORPHAN_TIMEOUT_SECONDS: Final = 15.0  # the server of a killed `up` exits with a delay
+_ORPHAN_TIMEOUT_SECONDS: Final = 15.0  # the server of a killed `up` takes a while to exit
 _POLL_SECONDS: Final = 0.02
 _logger = structlog.get_logger(__name__)
 _WATCH_INTERVAL_SECONDS: Final = 0.5
@@ -291,10 +291,10 @@ async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -
 
 
 def _explain_port(port: int, default: int) -> str:
-    """Return why the port differs from the default; 0 means any free port."""
+    """Explain why the port differs from the default; 0 means any free port."""
     if port == 0:
         return f"port {default} is in use"
-    return f"port {default} was in use at an earlier start"
+    return f"port {default} was in use at an earlier startup"
 
 
 def _read_ports(data: Path) -> _Ports:

@@ -27,8 +27,8 @@ class _LossyFile(io.FileIO):
 def tolerate_stderr_failures() -> None:
     """Drop messages and log lines that cannot be written, instead of raising ``OSError``.
 
-    The disk may be full, or the pipe's reader may have ended. The error would otherwise stop a role
-    during its work, and a command before it sends anything.
+    The disk may be full, or the pipe's reader may have exited. The error would otherwise stop a
+    role during its work, and a command before it sends anything.
     """
     stream = sys.stderr
     if stream is None:  # it is closed, and the null device replaces it
@@ -59,7 +59,7 @@ def discard_output() -> None:
 
 @contextmanager
 def tolerating_closed_output() -> Generator[None]:
-    """Continue if the output's reader has ended, so that the work determines the exit status."""
+    """Continue if the output's reader has exited, so that the work determines the exit status."""
     try:
         yield
         sys.stdout.flush()

@@ -130,7 +130,7 @@ def up(
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: as for the existing
+        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: that of the existing
         streams, or 1.
     roles
         Roles to run here, separated by commas, or none.
@@ -140,8 +140,8 @@ def up(
         More systems to start, separated by commas: docker, postgres, caddy, certificates (an ACME
         CA), jetstream (for streams on this NATS server) or composition (for composed kinds). `up`
         declares a ProviderConfig of the same name for each. Its spec.allow permits the access to
-        this machine that the examples need. The last two start no system and have no data
-        directory.
+        this machine that the examples need. The last two do not start a system and have
+        no data directory.
     resync
         Seconds between listings of the APIs that do not report changes: the example API,
         PostgreSQL and certificates. Default: the value in the ProviderConfig, initially 30.
@@ -277,6 +277,6 @@ def _print_ready(options: UpOptions, stack: Stack) -> None:
             )
         )
     else:
-        from reconciler.cli.banner import print_banner  # noqa: PLC0415 - for people only
+        from reconciler.cli.banner import print_banner  # noqa: PLC0415 - only for the banner
 
         print_banner(stack, options.roles, seconds)

@@ -50,8 +50,8 @@ def wait(
 ) -> int:
     """Wait until resources reach a state.
 
-    Exit status: 0 if all resources reach it, 1 if any settles in another
-    state, such as Failed or Held, 3 on timeout.
+    Exit status: 0 if all resources reach it, 1 if any settles in a
+    different state, such as Failed or Held, 3 on timeout.
 
     For example:
 

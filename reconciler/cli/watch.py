@@ -79,12 +79,12 @@ def watch(
     Parameters
     ----------
     kind
-        A kind, or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME. Default: all resources of
+        A kind, or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME. Default: all resources in
         all namespaces.
     names
-        More resources; after a kind, names of this kind.
+        More resources, or names after a kind.
     since_start
-        First show all past outcomes, and the rejections of the last 30 days.
+        First show all past outcomes, and the rejections from the last 30 days.
     output
         Output format: text, or one JSON object per line.
     """

@@ -41,7 +41,7 @@ def webhook(
     A push makes Reconciler read the GitSources of that repository. Without a
     webhook, the observer polls each source at its own interval. GitHub, Gitea
     and Forgejo sign a request with the secret, and GitLab sends the secret. The
-    server uses plain HTTP: put a proxy with TLS in front of it.
+    server uses plain HTTP: put a TLS proxy in front of it.
 
     For example:
 
@@ -58,8 +58,8 @@ def webhook(
     port
         Port to listen on; 0 selects a free port.
     namespace
-        Only GitSources of this namespace. By default, a client with the secret
-        can trigger reads of the GitSources of every namespace, and the response
+        Only GitSources in this namespace. By default, a client with the secret
+        can trigger reads of the GitSources in every namespace, and the response
         contains their names.
     """
     check_extra("webhook", "`reconciler webhook`")

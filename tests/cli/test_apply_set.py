@@ -100,7 +100,7 @@ def test_an_invalid_set_declares_nothing_and_a_mass_withdrawal_needs_consent(tea
     assert f"must be in the namespace of its set, {team.namespace!r}" in other_result.err
     assert team.run("apply", "-f", "-", "--prune", text=documents("good")).status == 2
     assert team.run("apply", "-f", "-", "--set", "No Name", text=documents("good")).status == 2
-    assert f"namespace {team.namespace} never had a resource" in team.run("get", "Shape").err
+    assert f"namespace {team.namespace} has never had a resource" in team.run("get", "Shape").err
 
     many = [f"many-{number}" for number in range(12)]
     team.ok("apply", "-f", "-", "--set", "many", "--wait", text=documents(*many))

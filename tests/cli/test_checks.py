@@ -235,7 +235,7 @@ def test_the_remedy_for_lost_actions_is_to_fix_full_storage_first() -> None:
     other_finding = Finding("intake", "fail", "no decider", "Start one.")
     full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
     [_, lost_finding, untouched] = point_to_full_storage([full, waiting, other_finding])
-    assert lost_finding.remedy.startswith("Fix the check storage first")
+    assert lost_finding.remedy.startswith("Fix the storage check first")
     assert untouched == other_finding
     nearly_full = msgspec.structs.replace(full, verdict="warn")
     assert point_to_full_storage([nearly_full, waiting, other_finding]) == [
@@ -296,7 +296,7 @@ def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending:
     finding = check_stage("intake", "decider", [consumer])
     assert finding.verdict == ("fail" if pending else "warn")
     assert "server c of the cluster is down or does not respond" in finding.details
-    assert finding.remedy.startswith("First fix what the check `replicas` reports.")
+    assert finding.remedy.startswith("First fix what the `replicas` check reports.")
 
 
 def test_the_remedy_for_an_outdated_replica_names_hanging_servers_and_disks() -> None:
@@ -386,8 +386,8 @@ def test_a_kind_without_listings_is_reported_with_the_missed_intervals() -> None
             "spec.kinds names Record, Shpae, but provider 'shapes' has only Shape here",
             "omit spec.kinds",
         ),
-        ("dns", (), "no kind of provider 'dns' is installed here", "Install the package"),
-        ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "Install the package"),
+        ("dns", (), "no kinds are installed here for provider 'dns'", "Install the package"),
+        ("dns", ("Zone",), "no kinds are installed here for provider 'dns'", "Install the package"),
     ],
 )
 async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reason(

@@ -78,7 +78,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     world = bare_world
     assert (await run_workers_check(world.nc)).verdict == "ok", "no ProviderConfig is declared"
     await decide_creations_without_worker(world)
-    details = "no worker pulls messages for 1 ProviderConfig: default"
+    details = "no worker is pulling messages for 1 ProviderConfig: default"
 
     async def is_reported() -> bool:  # once the projector has written the row of the configuration
         finding = await run_workers_check(world.nc)
@@ -95,7 +95,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
         deliveries += await reader.next_batch()
     assert (await run_actions_check(world.nc)).verdict == "ok"  # leased
     await world.configure(api_config(world.human.url), "without-queue")
-    details = "no worker pulls messages for 1 ProviderConfig: without-queue"
+    details = "no worker is pulling messages for 1 ProviderConfig: without-queue"
 
     async def is_warned() -> bool:
         finding = await run_workers_check(world.nc)
@@ -203,7 +203,7 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
     assert (
         reported_findings["intake"].verdict == reported_findings["actions"].verdict == "warn"
     )  # no role runs
-    assert "no decider pulls messages" in reported_findings["intake"].details
+    assert "no decider is pulling messages" in reported_findings["intake"].details
 
 
 async def test_open_dead_letters_are_counted_by_stage_until_they_are_handled(

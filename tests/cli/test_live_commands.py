@@ -241,7 +241,7 @@ def test_a_missing_decider_is_reported(idle: InProcessCli) -> None:
     assert "shows whether a decider is running" in result.err
     assert idle.run("get").status == 0
     checks = {check["check"]: check for check in idle.run("doctor", "-o", "json").json}
-    assert "no decider pulls messages" in checks["intake"]["details"]
+    assert "no decider is pulling messages" in checks["intake"]["details"]
     assert checks["intake"]["status"] == "fail"
 
 

@@ -434,7 +434,7 @@ def test_a_wide_table_also_has_the_fields_of_the_log_event(
         ("--event SpecDeclared --event Bogus", 2, "--event Bogus: unknown event"),
         ("--kind Shap", 1, "kind 'Shap' is unknown"),
         ("--kind Volume", 1, "the log contains no Volume; `reconciler get -A` lists"),
-        ("-n nowhere", 1, "namespace nowhere never had a resource"),
+        ("-n nowhere", 1, "namespace nowhere has never had a resource"),
         ("-n a.b", 2, "namespace 'a.b' is not allowed"),
         ("--limit 0", 2, "--limit 0: must be at least 1"),
         ("--limit=-1 -f", 2, "--limit -1: must be at least 1"),

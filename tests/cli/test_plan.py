@@ -359,7 +359,7 @@ def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
     result = live.run("apply", "--plan", "other.plan")
     assert (result.status, result.err) == (
         1,
-        "error: the plan is for another log; plan again on this server\n",
+        "error: the plan is for a different log; plan again on this server\n",
     )
 
 

@@ -118,7 +118,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
             "foo",
             changes=(FieldDifference("color", "Blue", "Red"),),
         ),
-        "The decider requests approval of plan 41162a45fb69 (Update 'foo', color: \"Red\" → "
+        "The decider requested approval of plan 41162a45fb69 (Update 'foo', color: \"Red\" → "
         '"Blue")',
     ),
     (
@@ -234,7 +234,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     (ProgressNoted("", AT), "The decider stopped waiting for the object to make progress"),
     (
         RetryScheduled(AT, 2.5, "NotDone"),
-        "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: NotDone",
+        "The decider will wait 2.5 s, until 2026-01-02T03:04:05Z: NotDone",
     ),
     (
         ApiThrottled(AT, 7.0, "slow\ndown"),
@@ -297,7 +297,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     (
         OwnershipClaimed("foo", "u1", "Returned", grace_seconds=10.0),
         "Reconciler took ownership of foo: it has the uid of an owned object that an earlier "
-        "listing did not contain; observations within 10 s after a write no longer "
+        "listing did not contain; observations within 10 s of a write no longer "
         "count",
     ),
     (
@@ -384,7 +384,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (
         RetryScheduled(AT, 2.5, "NotDone", "a@2"),
-        "The decider retries in 2.5 s, at 2026-01-02T03:04:05Z: NotDone",
+        "The decider will retry in 2.5 s, at 2026-01-02T03:04:05Z: NotDone",
     ),
     (
         BreakerOpened(AT, 2.0, 5),

@@ -90,7 +90,7 @@ def test_default_ports_in_use_are_replaced_and_reported(cli: Cli) -> None:
     restarted = start_and_stop(cli)
     assert restarted["natsUrl"] == ready["natsUrl"], "clients must find the same address"
     assert restarted["notes"] == [
-        f"port 4222 was in use at an earlier start; NATS listens on {port}"
+        f"port 4222 was in use at an earlier startup; NATS listens on {port}"
     ]
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

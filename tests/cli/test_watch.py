@@ -100,7 +100,7 @@ def test_an_unknown_namespace_is_an_error_that_names_the_known_ones(
     result = live.run(*command.split())
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith(
-        "error: namespace nowhere never had a resource; the namespaces are: "
+        "error: namespace nowhere has never had a resource; the namespaces are: "
     )
     assert "default" in result.err
 

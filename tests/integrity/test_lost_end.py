@@ -137,7 +137,7 @@ async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
         await world.until_reconciler_ends()
     finding = await operator.diagnose(url, "log")
     assert finding["status"] == "fail"
-    assert "starts no role" in finding["remedy"]
+    assert "does not start any roles" in finding["remedy"]
     assert await world.human.effects("foo") == ["POST", "DELETE"]
 
 

@@ -387,5 +387,5 @@ def test_a_service_that_applies_a_set_learns_which_role_it_needs(
     _, error = result.err.splitlines()
     assert error.startswith(
         "error: nothing was declared: --set reads the members of the set from the log, so it "
-        "requires an operator's user: permission denied: "
+        "requires an operator's permissions: permission denied: "
     )

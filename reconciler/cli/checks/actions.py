@@ -55,9 +55,9 @@ class _DecidedAction(NamedTuple):
 
 
 async def check_actions(nc: Client, replay: LogReplay) -> Finding:
-    """Check that every action in flight is at a worker, or waits for a decision or a retry.
+    """Check that every action in flight is with a worker, or is waiting for a decision or a retry.
 
-    Each pass reads the log, the consumers of actions, the intake, and then the log again, so that
+    Each pass reads the log, the workers' consumers, the intake, and then the log again, so that
     it misses no change in between. Only an action that is lost in every pass is reported.
     """
     combined: _Actions | None = None
@@ -71,8 +71,8 @@ async def check_actions(nc: Client, replay: LogReplay) -> Finding:
             break
     assert combined is not None
     finding = _build_finding(combined)
-    if replay.damage and finding.remedy:  # the log may only lack the action's result
-        return msgspec.structs.replace(finding, remedy="Repair the log first: see the check `log`.")
+    if replay.damage and finding.remedy:  # only the action's result may be missing
+        return msgspec.structs.replace(finding, remedy="Repair the log first: see the `log` check.")
     return finding
 
 
@@ -129,7 +129,7 @@ async def _classify_actions(nc: Client, replay: LogReplay) -> _Actions:
 
 
 async def _find_undelivered(nc: Client, unscheduled: list[StatusRow]) -> list[StatusRow]:
-    """Return the rows whose actions cannot all be at a worker, according to the consumers."""
+    """Return the rows whose actions cannot all be with a worker, according to the consumers."""
     newest = await _read_newest(nc, [log(row.key, "action.*") for row in unscheduled])
     by_consumer: dict[str, list[_DecidedAction]] = defaultdict(list)
     suspects: list[StatusRow] = []
@@ -181,9 +181,10 @@ async def _confirm_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]
     await replay.advance()
     names: list[str] = []
     for row in without_result:
-        now = replay.models.status.get(str(row.key))
-        same = now is not None and (now.action_id, now.attempt) == (row.action_id, row.attempt)
-        if same and now is not None and now.retry_at is None:
+        current = replay.models.status.get(str(row.key))
+        if current is None or current.retry_at is not None:
+            continue
+        if (current.action_id, current.attempt) == (row.action_id, row.attempt):
             names.append(str(row.key))
     checked = names[:_MAX_HISTORIES]
     return frozenset(
@@ -208,12 +209,12 @@ async def _find_without_result(nc: Client, rows: Iterable[StatusRow]) -> list[St
 
 
 async def _read_processed_position(nc: Client) -> int | None:
-    """Return the position up to which the intake is processed, or None if nothing is pending."""
+    """Return the position that intake processing has reached, or None if nothing is pending."""
     floors: list[int] = []
     for name in decider_consumers():
         try:
             info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None)
-        except NotFoundOnBusError:  # the check `streams` reports it
+        except NotFoundOnBusError:  # the `streams` check reports it
             return 0
         if info["num_pending"] or info["num_ack_pending"]:
             floors.append(int(info["ack_floor"]["stream_seq"]))
@@ -224,10 +225,10 @@ async def _is_call_in_progress(nc: Client, name: str) -> bool:
     """Return whether, according to the history, a call is in progress and not held."""
     try:
         past = await History(nc).get(ResourceKey.parse(name))
-        flight = past.state.actions.in_flight
+        in_flight = past.state.actions.in_flight
     except ValueError:
         return True
-    return flight is not None and flight.failed is None and not flight.is_held
+    return in_flight is not None and in_flight.failed is None and not in_flight.is_held
 
 
 async def _find_untimed(
@@ -250,7 +251,7 @@ async def _find_untimed(
             overdue.add(str(row.key))
         elif (
             at > now and abs(offset) < MAX_CLOCK_DIFFERENCE
-        ):  # a wrong clock sets the timer to another time
+        ):  # an inaccurate clock sets the timer to a different time
             untimed[schedule(row.key, "retry")] = str(row.key)
     for message in await last_for_subjects(nc, TIMERS, list(untimed)) if untimed else ():
         untimed.pop(message.subject, None)
@@ -261,5 +262,5 @@ def _read_offset(message: StoredMessage | None) -> timedelta:
     """Return the difference between the clock that wrote an event and the bus's clock."""
     try:
         return timedelta(0) if message is None else read_clock_offset(message)
-    except (ValueError, RecursionError):  # the check `log` reports the damage
+    except (ValueError, RecursionError):  # the `log` check reports the damage
         return timedelta(0)

@@ -29,8 +29,8 @@ _TIMEOUT_SECONDS = 5.0
 async def check_apis(nc: Client) -> list[Finding]:
     """Request the first item of each API's scope, without writing anything.
 
-    Skip APIs that workers currently do not call, and APIs whose listings do not complete, because
-    their first page proves nothing.
+    Skip APIs that workers are currently not calling, and APIs whose listings do not complete,
+    because their first page proves nothing.
     """
     kinds, configurations, log = installed_kinds(), Configurations(), await open_log(nc)
     await Definitions(kinds).load(log)
@@ -104,13 +104,13 @@ def _describe_unwatched(check: str, config: ProviderConfigSpec, installed: list[
         remedy = (
             f"Install the package of provider {config.provider!r} here and where the roles run."
         )
-        text = f"no kind of provider {config.provider!r} is installed here"
+        text = f"no kinds are installed here for provider {config.provider!r}"
         return Finding(check, "warn", text, remedy)
     selected, known = ", ".join(config.kinds), ", ".join(installed)
     text = f"spec.kinds names {selected}, but provider {config.provider!r} has only {known} here"
     remedy = (
-        "Declare the ProviderConfig with kinds of its provider, or omit spec.kinds to "
-        "select all of them. If another package has the named kind, install it here and where "
+        "Declare the ProviderConfig with its provider's kinds, or omit spec.kinds to "
+        "select all of them. If another package provides the named kind, install it here and where "
         "the roles run."
     )
     return Finding(check, "warn", text, remedy)

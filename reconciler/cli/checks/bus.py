@@ -128,9 +128,9 @@ async def _check_removed_messages(nc: Client) -> list[Finding]:
     if removed := count_lost_messages(await stream_state(nc, INTAKE)):
         remedy = (
             "Publish these declarations again, because the decider may not have processed them. "
-            f"This warning ends after {KEPT_MESSAGES} more messages."
+            f"This warning disappears after {KEPT_MESSAGES} more messages."
         )
-        text = f"{plural(removed, 'message')} of stream {INTAKE} removed by another client"
+        text = f"{plural(removed, 'message')} removed from the {INTAKE} stream by another client"
         findings.append(Finding("removed", "warn", text, remedy))
     return findings
 
@@ -152,7 +152,9 @@ def check_sync(nc: Client, data: Path = DATA_DIRECTORY) -> Finding:
         )
     if syncs_always:
         return Finding("sync", "ok", "the server syncs every write to disk (sync_interval: always)")
-    remedy = "Set sync_interval: always. Otherwise, a power failure loses acknowledged messages."
+    remedy = (
+        "Set sync_interval: always. Otherwise, acknowledged messages are lost in a power failure."
+    )
     return Finding("sync", "warn", "the server acknowledges writes before they are on disk", remedy)
 
 
@@ -188,9 +190,8 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     subjects = [log(everything, f"action.{name}") for name in names]
     decided = [await read_subject(nc, LOG, subject, limit=1) for subject in subjects]
     verdict: Verdict = "fail" if any(decided) else "warn"
-    text = (
-        f"no worker pulls messages for {plural(len(names), 'ProviderConfig')}: {list_first(names)}"
-    )
+    configs = plural(len(names), "ProviderConfig")
+    text = f"no worker is pulling messages for {configs}: {list_first(names)}"
     remedy = (
         "Start one: `reconciler run worker` or `reconciler up`. If one is running, its log shows "
         "why it cannot create the consumer, such as an account limit."
@@ -207,7 +208,7 @@ def check_sources(intake: dict[str, Any]) -> Finding:
         if not 0 <= int(source.get("active", -1)) < _MAX_SILENT_SECONDS * _NANOSECONDS:
             wrong.append(f"{INTAKE} receives nothing from {source['name']}")
     if not wrong:
-        return Finding("timers", "ok", "timer messages arrive")
+        return Finding("timers", "ok", "timer messages are arriving")
     remedy = (
         "Read the server's log. Until the source recovers, no timer fires. It recovers "
         "automatically, or when you restart the server."
@@ -216,7 +217,7 @@ def check_sources(intake: dict[str, Any]) -> Finding:
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
-    """Report the messages that wait for a role, and whether any of its processes pulls them."""
+    """Report the messages waiting for a role, and whether any of its processes is pulling them."""
     pending = sum(int(consumer.get("num_pending", 0)) for consumer in consumers)
     leased = sum(int(consumer.get("num_ack_pending", 0)) for consumer in consumers)
     waiting = sum(int(consumer.get("num_waiting", 0)) for consumer in consumers)
@@ -227,7 +228,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
-        problem = f"{text}; no {role} pulls messages"
+        problem = f"{text}; no {role} is pulling messages"
         if unavailable := sorted(
             {name for consumer in consumers for name in _find_unavailable_servers(consumer)}
         ):
@@ -238,19 +239,19 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
                 else f"; servers {servers} of the cluster are down or do not respond"
             )
             remedy = (
-                f"First fix what the check `replicas` reports. A running {role} reconnects within "
+                f"First fix what the `replicas` check reports. A running {role} reconnects within "
                 "30 seconds. "
                 f"If none is running, start one: `reconciler run {role}`."
             )
         return Finding(stage, verdict, problem, remedy)
     if pending > _MAX_PENDING:
-        remedy = f"Start another {role}, unless the number of pending messages falls."
+        remedy = f"Start another {role}, unless the number of pending messages is falling."
         return Finding(stage, "warn", text, remedy)
     return Finding(stage, "ok", text)
 
 
 def check_observers(consumers: Sequence[dict[str, Any]], *, has_apis: bool) -> Finding:
-    """Check that an observer runs: each one follows the listings of other teams' observers."""
+    """Check that an observer is running: each follows the listings of other teams' observers."""
     running = sum(bool(each.get("push_bound")) for each in consumers)
     if running:
         return Finding("observers", "ok", f"{plural(running, 'observer')} running")
@@ -290,5 +291,5 @@ async def _check_projection(nc: Client) -> Finding:
 async def _read_consumer(nc: Client, stream: str, name: str) -> dict[str, Any]:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
-    except NotFoundOnBusError:  # the check `streams` reports it
+    except NotFoundOnBusError:  # the `streams` check reports it
         return {}

@@ -51,15 +51,15 @@ def judge_replicas(streams: Sequence[StreamReplicas]) -> Finding:
         return Finding("replicas", "fail", text, remedy)
     if behind:
         remedy = (
-            "Start the servers that are down, and restart those that do not respond. If the disk "
-            "of a server is full, free space first. One more failure may stop the bus or lose data."
+            "Start the servers that are down, and restart those that do not respond. If a server's "
+            "disk is full, free space first. One more failure may stop the bus or cause data loss."
         )
         return Finding("replicas", "warn", outdated, remedy)
     if incomplete:
         remedy = (
             f"Run `reconciler init --replicas {replicas}` while all servers are "
             "running. If a server was removed from the cluster, add one. Until then, one failure "
-            "may stop the bus or lose data."
+            "may stop the bus or cause data loss."
         )
         return Finding("replicas", "warn", f"too few replicas: {list_first(incomplete)}", remedy)
     if replicas == 1:

@@ -58,8 +58,8 @@ def check_damage(replay: LogReplay) -> Finding:
     remedy = (
         "Keep all streams: they may contain the lost events. Run the newest release that has "
         "written to this log, or restore the log from a backup. Until then, Reconciler holds the "
-        "damaged resources, or starts no role if lost events may belong to other resources. See "
-        '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
+        "damaged resources, or does not start any roles if lost events may belong to other "
+        'resources. See "When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
     text = f"damaged in {plural(len(places), 'place')}: {list_first(places)}"
     return Finding("log", "fail", text, remedy)
@@ -210,10 +210,10 @@ async def check_discarded(nc: Client) -> Finding:
             "discarded", "ok", f"{text}; none in the last {_DISCARDED_WARNING_PERIOD.days} days"
         )
     remedy = (
-        "Stop the publisher, or correct its messages. At stage quota, too many messages from a "
+        "Stop the publisher, or correct its messages. At the quota stage, too many messages from a "
         "namespace were waiting: publish more slowly. Each namespace may use at most a quarter of "
         "the space for dead letters (`reconciler deadletters list`). To make room, see "
-        '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
+        '"Handle dead letters" in docs/how-to/operate.md. This warning disappears '
         f"{_DISCARDED_WARNING_PERIOD.days} days after the last discarded message."
     )
     return Finding("discarded", "warn", text, remedy)
@@ -233,7 +233,7 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     """Compare stored rows with the log: all rows if ``full``, else a sample."""
     if replay.damage:
         text = "not compared, because the log is damaged"
-        return Finding("stored rows", "warn", text, "See the check `log`.")
+        return Finding("stored rows", "warn", text, "See the `log` check.")
     payload = await _read_stored_checkpoint(nc) if replay.position else b""
     if replay.position and read_checkpoint(payload) is None:
         text = (
@@ -245,7 +245,7 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     if not wrong:
         return Finding("stored rows", "ok", text)
     remedy = (
-        "The log is correct. If the disk of the server is full (see the check `server health`), "
+        "The log is correct. If the server's disk is full (see the `server health` check), "
         "free space and restart the server first: it may have stored only some of the rows. "
         "`reconciler replay --verify` shows the rows and how to rebuild them."
     )

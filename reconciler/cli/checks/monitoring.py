@@ -61,7 +61,7 @@ async def check_health(url: str) -> list[Finding]:
             )
         ]
     if not problem:
-        return [Finding(HEALTH, "ok", "the server reports no problem")]
+        return [Finding(HEALTH, "ok", "the server reports no problems")]
     if is_full_disk_error(problem) or is_jetstream_disabled(problem):
         remedy = (
             "Free disk space, and restart this server (`reconciler up` restarts its own server). "
@@ -112,8 +112,8 @@ def _sync(config: _Config) -> Finding:
     return Finding(
         "sync",
         "warn",
-        f"the server syncs every {seconds:g} s; a power failure loses writes after the last sync",
-        "Set sync_interval: always in the configuration of the server.",
+        f"the server syncs every {seconds:g} s; later writes are lost in a power failure",
+        "Set sync_interval: always in the server's configuration.",
     )
 
 

@@ -165,7 +165,7 @@ def _unready_suffix(ready: Condition | None) -> str:
 
 
 def _explain_deletion(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
-    """Return why a resource is deleted or released, if a withdrawal is the cause."""
+    """Explain why a resource was deleted or released, if a withdrawal is the cause."""
     withdrawn = next((each for each in causes if isinstance(each.data, SpecWithdrawn)), None)
     if withdrawn is None or outcome.outcome not in ("Deleted", "Released"):
         return ""

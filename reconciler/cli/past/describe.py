@@ -49,7 +49,7 @@ _MAX_SHOWN_PARTS: Final = 20
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of a composed resource: its state, and since when it has not been ready."""
+    """A part of a composed resource: its state, and how long it has not been ready."""
 
     resource: str
     outcome: str
@@ -210,7 +210,7 @@ def _parts_from_status(status: StatusRow | None) -> Iterator[Part]:
         try:
             key, child = ResourceKey.parse(name), msgspec.convert(each, Child)
         except (InvalidNameError, msgspec.ValidationError):
-            return  # outputs with the same name but another meaning
+            return  # outputs with the same name but a different meaning
         yield Part(str(key), child.outcome, child.ready, child.reason, child.message)
     for name in status.outputs.get("leaving", ()):
         yield Part(str(name), "Leaving", ready=False)

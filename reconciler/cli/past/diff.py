@@ -55,7 +55,7 @@ _DIGEST_FIELDS = frozenset(
 _IGNORED_STATUS_FIELDS = (
     _VOLATILE_FIELDS | _OWNERSHIP_FIELDS | _FIELDS_SHOWN_ELSEWHERE | _DIGEST_FIELDS
 )
-# As for observers, a new version without a changed field is not a difference.
+# As in observers, a new version without a changed field is not a difference.
 _IGNORED_OBJECT_FIELDS = frozenset({"version", "written_by"})
 _EMPTY_VALUES: tuple[Any, ...] = ("", None, {}, [])
 _IDENTITY_FIELDS = frozenset({"kind", "metadata.name", "metadata.namespace"})
@@ -150,7 +150,7 @@ def diff(
 def _diff_files(
     file: Files, resource: str | None, namespace: str | None, output: Format, connection: Connection
 ) -> int:
-    from reconciler.cli.plan import plan  # noqa: PLC0415 - not for the history
+    from reconciler.cli.plan import plan  # noqa: PLC0415 - only for files
 
     if resource is not None:
         raise UsageError("-f: compares the manifests in files; remove the resource or -f")

@@ -94,8 +94,8 @@ class Generations:
         data = self._starts[self.newest][1] if self._starts else None
         return isinstance(data, SpecDeclared) and data.policy.paused
 
-    def declared(self, generation: int) -> SpecDeclared:
-        """Return a generation's declaration; raises ``CommandError``, which lists all of them."""
+    def declaration(self, generation: int) -> SpecDeclared:
+        """Return a declaration; raises a ``CommandError`` that lists all generations."""
         data = self._start(generation)[1]
         if isinstance(data, SpecWithdrawn):
             raise CommandError(

@@ -264,10 +264,10 @@ async def _check_filter(nc: Client, event_filter: EventFilter) -> EventFilter:
     kind = event_filter.kind if event_filter.kind == "*" else await find_kind(nc, event_filter.kind)
     tokens = f"{event_filter.namespace}.{kind}.*"
     if tokens != "*.*.*" and not await has_log_events(nc, tokens):
-        place = "" if event_filter.namespace == "*" else f" in namespace {event_filter.namespace}"
+        scope = "" if event_filter.namespace == "*" else f" in namespace {event_filter.namespace}"
         what = "nothing" if kind == "*" else f"no {kind}"
         raise CommandError(
-            f"the log contains {what}{place}; `reconciler get -A` lists all resources"
+            f"the log contains {what}{scope}; `reconciler get -A` lists all resources"
         )
     return msgspec.structs.replace(event_filter, kind=kind)
 

@@ -70,7 +70,7 @@ def last_observation(stored: Sequence[StoredEvent]) -> LastObservation | None:
 
 
 def _describe_observer(data: ResourceEvent) -> str:
-    """Return how an event observed the object, or "" if it did not."""
+    """Describe how an event observed the object, or return "" if it did not."""
     match data:
         case ExternalObserved(evidence="CompleteListing"):
             return "a complete listing"

@@ -188,7 +188,7 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return describe_drift(data)
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
             grace_suffix = (
-                f"; observations within {grace:g} s after a write no longer count" if grace else ""
+                f"; observations within {grace:g} s of a write no longer count" if grace else ""
             )
             return f"Reconciler took ownership of {name}: {_CLAIM_REASONS[reason]}{grace_suffix}"
         case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed):
@@ -202,12 +202,12 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _describe_forced_release(data, who)
         case HoldApproved(hold, decision, reason, plan):
             what = f"plan {plan[:SHORT_PLAN]}" if plan else hold
-            gives_up = ", and abandoned the action" if decision == "Abandon" else ""
-            return f"{who} approved {what}{gives_up}{reason_suffix(reason)}"
+            abandonment = ", and abandoned the action" if decision == "Abandon" else ""
+            return f"{who} approved {what}{abandonment}{reason_suffix(reason)}"
         case ReconcileAccepted(_, reason):
             return f"{who} requested a reconciliation{reason_suffix(reason)}"
         case ApprovalRequested():
-            return f"The decider requests approval of {describe_plan(data)}"
+            return f"The decider requested approval of {describe_plan(data)}"
         case ApprovalRefused(plan, reason):
             return f"{who} rejected plan {plan[:SHORT_PLAN]}{reason_suffix(reason)}"
         case ReferenceAdded(by, on_withdrawal):
@@ -268,8 +268,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"The object made progress, and more is expected by {time_text(at)}"
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:
-                return f"The decider retries in {seconds:.1f} s, at {time_text(at)}: {reason}"
-            return f"The decider waits {seconds:.1f} s, until {time_text(at)}: {reason}"
+                return f"The decider will retry in {seconds:.1f} s, at {time_text(at)}: {reason}"
+            return f"The decider will wait {seconds:.1f} s, until {time_text(at)}: {reason}"
         case ApiThrottled(until, message=message):
             return (
                 f"The API does not accept calls before {time_text(until)}{message_suffix(message)}"
@@ -472,8 +472,8 @@ def _describe_failure(data: ActionFailed) -> str:
 
 
 def _duplicate_call_suffix(data: ActionSucceeded | ActionFailed) -> str:
-    lost = "; another worker, which stopped responding, may have made the same call"
-    return lost if data.redelivered else ""
+    suffix = "; another worker, which stopped responding, may have made the same call"
+    return suffix if data.redelivered else ""
 
 
 def _describe_outcome(data: OutcomeRecorded) -> str:

@@ -1,4 +1,4 @@
-"""`approve` and `reject`: decide on held resources."""
+"""`approve` and `reject`: approve or reject the actions of held resources."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def approve(
     Parameters
     ----------
     hold
-        The hold to approve. If the resource is held for a different reason, the decider refuses.
+        The hold to approve. If the resource is held for a different reason, the decider refuses
+        the approval.
     plan
         For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that is
         currently waiting.
@@ -135,7 +136,7 @@ def reject(
     plan
         The plan to reject, as `get` shows it. Default: the plan that is currently waiting.
     all
-        Instead of naming resources: reject all plans that wait for approval.
+        Instead of naming resources: reject all plans that are waiting for approval.
     config
         With --all: only the resources of this ProviderConfig.
     """
@@ -171,7 +172,7 @@ def _confirmation(hold: str, *, abandon: bool) -> str:
 
 
 def _check_plan(plan: str, keys: Sequence[ResourceKey]) -> str:
-    """Check a plan's digest or its beginning; raises ``UsageError``."""
+    """Check a plan's digest or a prefix of it; raises ``UsageError``."""
     if plan and len(keys) != 1:
         raise UsageError("--plan: requires exactly one resource; name it")
     if plan and len(plan) < _MIN_PLAN_CHARACTERS:

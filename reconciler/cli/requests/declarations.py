@@ -95,7 +95,7 @@ def delete(
         keys = select_keys(connection, words, "delete", where)
     if file:
         documents = read_all(file, where.namespace or "default")
-        keys += [read.key for read in documents.good]
+        keys += [document.key for document in documents.good]
         problems = documents.problems()
     if dry_run:
         return _show_plan(connection, keys, problems, output)
@@ -213,7 +213,7 @@ async def find_generation(
         raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
     generations = Generations(key, past.events)
     older = generations.newest_ready() if generation is None else generation
-    declared = generations.declared(older)
+    declared = generations.declaration(older)
     ends_pause = generations.is_paused and not declared.policy.paused
     return OlderGeneration(build_manifest(key, declared), older, generations.newest, ends_pause)
 
@@ -293,7 +293,7 @@ async def _read_declared(
     connection: Connection, keys: Sequence[ResourceKey]
 ) -> Mapping[ResourceKey, tuple[Manifest, int]]:
     """Read the manifest and generation of each declared resource."""
-    from reconciler.cli.past.generations import read_declarations  # noqa: PLC0415 - for these commands only
+    from reconciler.cli.past.generations import read_declarations  # noqa: PLC0415 - only for these commands
 
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status
