@@ -1,6 +1,6 @@
 """Faults between a client and an HTTP API, as test cases (see `reconciler.provider.contract`).
 
-A proxy in front of the real API disrupts single requests.
+A proxy in front of the real API disrupts individual requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from reconciler.provider.contract import (
 )
 
 SHORT_TIMEOUT_SECONDS: Final = 2.0
-"""Timeout for responses that never arrive. Half of it must suffice to connect, even on a busy
+"""Timeout for responses that never arrive. Half of it must be enough to connect, even on a busy
 machine."""
 
 _CLASSES: Final = (
@@ -47,23 +47,23 @@ _CLASSES: Final = (
     "changed, otherwise UnknownResultError; never put a secret into a message"
 )
 _COMPLETE: Final = (
-    "pages must list everything, or raise NotDoneError if any page fails; all_pages does it"
+    "pages must list everything, or raise NotDoneError if any page fails; all_pages does this"
 )
 _ONE_CALL: Final = "make each request once; Reconciler retries"
 _REPEATED: Final = (
     "a repeated action must recognize its earlier attempt by its key in written_by; NamedObjects "
-    "does it"
+    "does this"
 )
-_ABOUT: Final = "compare the name in a response with the requested one; decoded_about does it"
-_NAME_FIRST: Final = "refuse an invalid name before any request; NamedObjects does it"
+_ABOUT: Final = "compare the name in a response with the requested one; decoded_about does this"
+_NAME_FIRST: Final = "refuse an invalid name before any request; NamedObjects does this"
 _SECRET: Final = (
     "send the credential, hide it in messages, and name spec.credentialsRef where it is refused; "
-    "HttpApi and refusal do it"
+    "HttpApi and refusal do this"
 )
 
 
 class Fault(Enum):
-    """A fault of one request. A plan may also contain bytes: a response that the API never sent."""
+    """A fault in one request. A plan may also contain bytes: a response that the API never sent."""
 
     NONE = auto()
     LOSE_REPLY = auto()  # the API executes it, then the connection is cut
@@ -222,7 +222,7 @@ class HttpFaultContract(ContractCase):
             await listing(proxied, scope, page_size=2)
         expect(len(proxy.requests), 2 * requests, _ONE_CALL)
 
-    async def test_without_a_connection_nothing_is_changed(
+    async def test_nothing_is_changed_without_a_connection(
         self, endpoint: str, connect: Connect, name: str
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as reserved:

@@ -35,7 +35,7 @@ _AUTOMATIC_RETRIES: Mapping[str, str] = {
         "the scope"
     ),
     "listing": (
-        "a single part of a listing cannot be retried; its observer publishes the next listing"
+        "a part of a listing cannot be retried by itself; its observer publishes the next listing"
     ),
 }
 REPLIED_TO = ("desired", "finalizer", "approval")
@@ -49,7 +49,7 @@ class LetterRefusedError(ReconcilerError):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
-    """A dead letter with its number and its handling, oldest first."""
+    """A dead letter with its number, and how it was handled, oldest first."""
 
     number: int
     record: DeadLetterRecord
@@ -57,7 +57,7 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def state(self) -> State:
-        """The state after the last handling."""
+        """The state after it was last handled."""
         return self.handled[-1].resolution if self.handled else "Open"
 
     @property
@@ -141,14 +141,14 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         last = letter.handled[-1]
         raise _refused(
             letter,
-            f"it was already {last.resolution.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}; "
-            "check the result, or use --force to retry anyway",
+            f"it was already {last.resolution.lower()} by {last.by} at "
+            f"{last.at:%Y-%m-%dT%H:%M:%SZ}; check the result, or use --force to retry anyway",
         )
     if payload is None and record.payload_truncated:
         raise _refused(
             letter,
             f"only the start of its {record.size} bytes was kept, and a message can have at "
-            f"most {MAX_MESSAGE_BYTES} bytes; give a corrected payload",
+            f"most {MAX_MESSAGE_BYTES} bytes; provide a corrected payload",
         )
     chosen = letter.payload if payload is None else payload
     if len(chosen) > MAX_MESSAGE_BYTES:

@@ -96,7 +96,7 @@ class ManifestSets:
     ) -> Reply:
         """Store the content, and declare the set unless another client has since declared it.
 
-        Raises like a client's ``declare``.
+        Raises the same errors as a client's ``declare``.
         """
         key = ResourceKey.parse(change.resource)
         spec: Fields = {"providerConfigRef": {"name": COMPOSITION_CONFIG}, CONTENT: content.digest}

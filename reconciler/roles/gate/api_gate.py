@@ -137,8 +137,8 @@ class ApiGate:
         if self._log is not None and not await self._log.wait_until_certain(MAX_WAIT_SECONDS):
             raise GateClosedError(
                 (
-                    "the bus connection was lost: this process calls no API until it has verified "
-                    "that the log is still the one that it read before"
+                    "the bus connection was lost: this process does not call any API until it has "
+                    "verified that the log is still the one that it read before"
                 ),
                 retry_after_seconds=PROBE_WAIT_SECONDS,
             )
@@ -254,7 +254,7 @@ class ApiGate:
         for member in self._open_breakers():
             is_due = member.open_until <= self._clock()
             until = "its probe succeeds" if is_due else _format_end(member.suspended_until)
-            why = f"breaker of API {member.name!r} open until {until}"
+            why = f"breaker for API {member.name!r} open until {until}"
             return GateClosedError(why, retry_after_seconds=wait)
         now = self._clock()
         for member in self.members.values():

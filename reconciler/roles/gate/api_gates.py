@@ -76,7 +76,7 @@ def gate_name(config: ProviderConfigSpec) -> str:
 class ApiGates:
     """One gate per API and account.
 
-    ``apply`` must receive every event of the log. Gate reports are published by ``run``.
+    ``apply`` must receive every log event. Gate reports are published by ``run``.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ class ListingReports:
                 health.reset()
 
     def handle_event(self, event: LogEvent) -> None:
-        """Process an event of the log: another observer may have completed a listing."""
+        """Process a log event: another observer may have completed a listing."""
         if isinstance(event.data, ListingsResumed) and is_config(event.key):
             health = self._healths.get((event.key.name, event.data.kind))
             if health is not None:
@@ -166,7 +166,10 @@ class ListingReports:
             message = self._secrecy.hide_start(error, _MAX_MESSAGE_CHARACTERS)
             failure = ListingFailure(since.replace(microsecond=0), message)
             _logger.warning(
-                "no listing completes", config=target[0], kind=target[1], since=f"{since:%FT%TZ}"
+                "no listing has completed",
+                config=target[0],
+                kind=target[1],
+                since=f"{since:%FT%TZ}",
             )
             is_stored = await self._report("ListingsFailed", target, failure)
         elif not is_used:

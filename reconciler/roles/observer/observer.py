@@ -146,7 +146,7 @@ class Observer:
         self._changed.set()
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
-        """Process an event of the log: start a requested listing, or record a deletion."""
+        """Process a log event: start a requested listing, or record a deletion."""
         self._deletions.handle_event(event)
         self._reports.handle_event(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
@@ -400,7 +400,7 @@ class Observer:
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
         observations: list[tuple[ResourceKey, Observed]] = []
-        async for rows in in_slices(findings.doubtful):  # all rows after an empty listing
+        async for rows in in_slices(findings.uncertain):  # all rows after an empty listing
             for chunk in await asyncio.gather(*(read(row) for row in rows)):
                 observations += chunk
         return observations

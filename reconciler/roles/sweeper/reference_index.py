@@ -52,7 +52,7 @@ class ReferenceIndex:
     def add(self, name: str, row: StatusRow | None) -> None:
         """Add or correct the references of a row, and mark it as changed if it is linked.
 
-        In contrast to ``update``, the resources that its change affects are not marked.
+        Unlike ``update``, this does not mark the resources that the change affects.
         """
         self._link(name, _targets(row))
         self._update_secrets(name, row)

@@ -65,10 +65,10 @@ FULL_SWEEP_SECONDS = 60.0
 """Interval between checks of all references. Other sweeps check only changed ones."""
 
 ROWS_PER_SLICE = 256
-"""Number of rows to add before yielding to the event loop, which takes some milliseconds."""
+"""Number of rows to add, in a few milliseconds, before yielding to the event loop."""
 
 SECRETS_PER_SLICE = 16
-"""Number of secrets to read before yielding to the event loop, which takes about a millisecond."""
+"""Number of secrets to read, in about a millisecond, before yielding to the event loop."""
 
 _PAUSE_FACTOR = 9  # ratio of pause to sweep, so that sweeps take at most 10% of the time
 
@@ -157,7 +157,7 @@ class Sweeper:
                 await self.sweep()
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same work
                 _logger.warning("a sweep failed; retrying", error=str(error))
-            # If targets change constantly, not every event may cause a sweep.
+            # Otherwise, constantly changing targets would cause a sweep for every event.
             await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - began), SWEEP_SECONDS))
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
@@ -299,7 +299,7 @@ class Sweeper:
                 return None
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
-        """Schedule a sweep after an event that may affect references; subscribes to the log."""
+        """Schedule a sweep after an event that may affect references; a log subscriber."""
         self._reports.handle_event(event)
         if type(event.data) not in _REFERENCE_EVENTS:
             return
