@@ -239,7 +239,7 @@ class HttpFaultContract(ContractCase):
             with raises(NotDoneError, remedy=_CLASSES):
                 await call
 
-    async def test_a_read_without_a_timely_response_changed_nothing(
+    async def test_a_read_without_a_timely_response_changes_nothing(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         impatient = connect(proxy.url, timeout_seconds=SHORT_TIMEOUT_SECONDS)
@@ -366,7 +366,7 @@ class HttpFaultContract(ContractCase):
                 await proxied.create(self.action("Create", name, self.fields))
         expect(proxy.requests, [], _NAME_FIRST)
 
-    async def test_the_secret_is_sent_but_appears_in_no_message(
+    async def test_the_secret_is_sent_but_does_not_appear_in_messages(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         authorized = connect(proxy.url, secret="s3cr3t\n")

@@ -561,15 +561,17 @@ class Client:
             reply_timeout_seconds=reply_seconds if message.intake in REPLIED_TO else 0,
         )
         await self._bus.record_handling(
-            self._handling(letter, "Retried", position=position, corrected=payload is not None)
+            self._build_handling(
+                letter, "Retried", position=position, corrected=payload is not None
+            )
         )
         return RetryResult(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
         """Mark a dead letter as dismissed. It is kept, but no longer counts as open."""
-        await self._bus.record_handling(self._handling(letter, "Dismissed", note=note))
+        await self._bus.record_handling(self._build_handling(letter, "Dismissed", note=note))
 
-    def _handling(
+    def _build_handling(
         self,
         letter: DeadLetter,
         resolution: Literal["Retried", "Dismissed"],

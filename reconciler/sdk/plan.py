@@ -139,7 +139,7 @@ async def compute_plan(
     kinds: KindRegistry | None = None,
     listing: Callable[[Foresight, Collection[ListingTarget]], Awaitable[None]] | None = None,
 ) -> Plan:
-    """Compute the result of manifests, based on the current log; nothing is declared.
+    """Compute the result of declaring manifests, based on the current log; nothing is declared.
 
     ``withdraw``: resources whose declarations are withdrawn after that. ``kinds``: the installed
     kinds by default. ``listing`` can add fresh listings of the APIs once the configurations are

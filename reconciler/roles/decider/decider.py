@@ -172,7 +172,7 @@ class _Decision:
 
     @property
     def commit(self) -> Commit:
-        """The turn in the form that the repository stores."""
+        """The turn in the format that the repository stores."""
         return Commit(self.key, self.base, self.turn.state, self.turn.events)
 
 
@@ -506,21 +506,21 @@ class Decider:
         self, work: Mapping[ResourceKey, _Work], *, excluding: Sequence[_Decision]
     ) -> list[_Decision]:
         excluded_keys = {each.key for each in excluding}
-        open_work = {key: item for key, item in work.items() if key not in excluded_keys}
-        if not open_work:
+        remaining = {key: item for key, item in work.items() if key not in excluded_keys}
+        if not remaining:
             return []
         targets = {
             each
-            for key, item in open_work.items()
+            for key, item in remaining.items()
             for each in targets_of(item.commands, self._kinds.find(key.kind), key)
         }
         self._graph = await graph_from(targets, self._repository) if targets else {}
         self._referenced = frozenset(chain.from_iterable(self._graph.values()))
-        resources = await self._repository.get(list(open_work))
-        if any(self._has_unknown_kinds_in(key, item) for key, item in open_work.items()):
+        resources = await self._repository.get(list(remaining))
+        if any(self._has_unknown_kinds_in(key, item) for key, item in remaining.items()):
             await self._definitions.load(self._log)
-        await self._definitions.catch_up(self._log, self._newest_definitions(open_work, resources))
-        return await self._decide_repeats(self._take_turns(open_work, resources))
+        await self._definitions.catch_up(self._log, self._newest_definitions(remaining, resources))
+        return await self._decide_repeats(self._take_turns(remaining, resources))
 
     def _has_unknown_kinds_in(self, key: ResourceKey, item: _Work) -> bool:
         """Return whether a configuration names unknown kinds, which may since have been defined."""

@@ -61,10 +61,10 @@ class DecisionTime:
     @contextmanager
     def measure(self, namespace: str) -> Generator[None]:
         """Measure the time that a decision takes."""
-        began = self._clock()
+        started_at = self._clock()
         try:
             yield
         finally:
-            used = self._clock() - began
+            used = self._clock() - started_at
             self._used[namespace] = self._used.get(namespace, 0.0) + used
             self._used_by_all += used

@@ -341,12 +341,12 @@ class Observer:
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
-        all_found = findings.observed
-        all_found += await self._read_unlisted(findings, listing, provider, config)
-        observations = [each for each in all_found if not is_too_large(each[1].object)]
-        if len(observations) < len(all_found):
+        unfiltered = findings.observed
+        unfiltered += await self._read_unlisted(findings, listing, provider, config)
+        observations = [each for each in unfiltered if not is_too_large(each[1].object)]
+        if len(observations) < len(unfiltered):
             letters = [
-                build_size_letter(*each) for each in all_found if is_too_large(each[1].object)
+                build_size_letter(*each) for each in unfiltered if is_too_large(each[1].object)
             ]
             await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:

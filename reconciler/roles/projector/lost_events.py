@@ -81,7 +81,7 @@ async def find_truncation(
 ) -> LogDamage | None:
     """Return the damage if the log ends before an event that a stored row or state reflects.
 
-    ``accepted``: read models with losses that earlier starts accepted; these do not count as
+    ``accepted``: read models with losses that earlier starts accepted. Such losses do not count as
     damage.
     Raises ``NotFoundOnBusError`` if the row store does not exist.
     """

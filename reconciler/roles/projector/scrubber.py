@@ -63,8 +63,8 @@ class Scrubber:
         valid_events = 0
         async with self._log.follow(0, on_damage=self._on_damage) as feed:
             while not feed.caught_up:
-                began = self._clock()
+                started_at = self._clock()
                 valid_events += len(await feed.next_events())
-                await asyncio.sleep((self._clock() - began) * (1 / share - 1))
+                await asyncio.sleep((self._clock() - started_at) * (1 / share - 1))
         _logger.debug("verified the log", events=valid_events)
         return valid_events

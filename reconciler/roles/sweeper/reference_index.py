@@ -138,6 +138,6 @@ def _replace_links(
         del targets_of[name]
 
 
-def select_rows(names: Iterable[str], every_row: Mapping[str, StatusRow]) -> list[StatusRow]:
+def select_rows(names: Iterable[str], all_rows: Mapping[str, StatusRow]) -> list[StatusRow]:
     """Return the rows of resources, sorted by name, because sets have no order."""
-    return [every_row[name] for name in sorted(names) if name in every_row]
+    return [all_rows[name] for name in sorted(names) if name in all_rows]
