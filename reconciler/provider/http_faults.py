@@ -71,7 +71,7 @@ class Fault(Enum):
     HOLD_REPLY = auto()  # the API executes it, and nothing arrives until the client gives up
 
 
-def answer(status: int, body: str = "", **headers: str) -> bytes:
+def build_response(status: int, body: str = "", **headers: str) -> bytes:
     """Build an HTTP response."""
     lines = [f"HTTP/1.1 {status} Planned", f"Content-Length: {len(body.encode())}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -205,7 +205,7 @@ class HttpFaultContract(ContractCase):
         return connect(proxy.url)
 
     @pytest.mark.parametrize(
-        "fault", [answer(503), Fault.LOSE_REPLY, Fault.CUT_REPLY, answer(200, "{")]
+        "fault", [build_response(503), Fault.LOSE_REPLY, Fault.CUT_REPLY, build_response(200, "{")]
     )
     async def test_a_listing_that_fails_before_its_end_raises(
         self, provider: Provider, proxied: Provider, proxy: Proxy, name: str, fault: Fault | bytes
@@ -311,17 +311,17 @@ class HttpFaultContract(ContractCase):
     @pytest.mark.parametrize(
         ("planned", "error"),
         [
-            (answer(503, Retry_After="7"), UnknownResultError),
-            (answer(429, Retry_After="7"), ThrottledError),
-            (answer(500), UnknownResultError),
-            (answer(502), UnknownResultError),
-            (answer(200, "<html>"), UnknownResultError),
-            (answer(201, "{}"), UnknownResultError),
+            (build_response(503, Retry_After="7"), UnknownResultError),
+            (build_response(429, Retry_After="7"), ThrottledError),
+            (build_response(500), UnknownResultError),
+            (build_response(502), UnknownResultError),
+            (build_response(200, "<html>"), UnknownResultError),
+            (build_response(201, "{}"), UnknownResultError),
             (b"not http at all\r\n\r\n", UnknownResultError),
-            (answer(400, '{"detail": "no good"}'), RefusedError),
-            (answer(401), NotDoneError),
-            (answer(403), NotDoneError),
-            (answer(307, Location="http://elsewhere.example/"), UnknownResultError),
+            (build_response(400, '{"detail": "no good"}'), RefusedError),
+            (build_response(401), NotDoneError),
+            (build_response(403), NotDoneError),
+            (build_response(307, Location="http://elsewhere.example/"), UnknownResultError),
         ],
     )
     async def test_the_response_to_a_write_determines_its_error_class(
@@ -370,7 +370,7 @@ class HttpFaultContract(ContractCase):
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         authorized = connect(proxy.url, secret="s3cr3t\n")
-        proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
+        proxy.plan.append(build_response(401, '{"detail": "the token s3cr3t is out of date"}'))
 
         with raises(NotDoneError, remedy=_CLASSES) as raised:
             await authorized.create(self.action("Create", name, self.fields))
