@@ -87,7 +87,7 @@ class LogReplay:
             self._unapplied = list(await self._feed.next_events())
 
     async def close(self) -> None:
-        """Close the reader of the log."""
+        """Close the log reader."""
         await self._closing.aclose()
 
     def _apply(self, target: int) -> None:

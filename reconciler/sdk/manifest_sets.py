@@ -25,7 +25,7 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """The changes from declaring a set; ``unnamed``: omitted members that stay without pruning."""
+    """The changes from declaring a set; ``unnamed``: members that are omitted but not pruned."""
 
     resource: str
     generation: int

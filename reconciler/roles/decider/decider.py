@@ -84,7 +84,7 @@ _MAX_ATTEMPTS = 20
 """Maximum attempts at a batch before its redelivery: a later batch must not overtake it."""
 
 _FIRST_DELAY_SECONDS = 2.0
-"""First redelivery delay of a message whose processing failed.
+"""Delay before the first redelivery of a message that could not be processed.
 
 It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 """
@@ -92,7 +92,7 @@ It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 _MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
-"""Maximum age of a message that nothing can have overtaken.
+"""Maximum age at which nothing can have overtaken a message.
 
 The bus waits longer before it assigns the partition to another decider.
 """
@@ -337,7 +337,7 @@ class Decider:
         return [each for each in batch if each.position in self._undecided]
 
     def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
-        """Read the bus's clock from the newest message by position.
+        """Read the bus's clock from the message with the highest position.
 
         A redelivered message must not set the clock back, because that would delay due work.
         """

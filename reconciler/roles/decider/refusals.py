@@ -22,7 +22,7 @@ def decode_command(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     """Decode a message.
 
     Raises:
-        ValueError: the message is invalid; the text states why.
+        ValueError: the message is invalid; the error states why.
     """
     if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(

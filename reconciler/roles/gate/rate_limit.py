@@ -156,7 +156,7 @@ class RateLimiter:
         return [each + offset for each in times]
 
     def _plausible_arrival(self, now: float) -> float:
-        """Return the arrival time, reduced to the latest that a correct clock can have stored."""
+        """Return the arrival time, reduced to the latest that a correct clock could have stored."""
         max_lead = (
             max(MAX_PLAUSIBLE_SECONDS, _MAX_PLAUSIBLE_CALLS * self.interval)
             + (self.burst - 1) * self.interval

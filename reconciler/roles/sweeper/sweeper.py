@@ -347,7 +347,7 @@ class Sweeper:
             except (ConfigurationError, ProviderError) as error:
                 self._log_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep
-                # The error's text may contain the secret.
+                # The error message may contain the secret.
                 self._log_unreadable(secret, reason=type(error).__name__)
             else:
                 digests[secret] = "" if value is None else value.digest

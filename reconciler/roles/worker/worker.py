@@ -70,7 +70,7 @@ LEASE_SECONDS = 10.0
 """Time for which an action belongs to one worker unless its lease is extended."""
 
 MAX_ERROR_CHARACTERS = 4_000
-"""Limit on a failure's text, so that the action's result can be stored."""
+"""Limit on an error message, so that the action's result can be stored."""
 
 _ACTIONS_PER_CALL = 2
 """Actions fetched per concurrent call to an API: one in progress, and one that waits for it.
