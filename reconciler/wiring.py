@@ -30,7 +30,7 @@ from reconciler.failpoints import arm_from_environment
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.process import ROLES, Ports, ProcessParts, Role, load, run_parts
-from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
+from reconciler.roles.projector.lost_events import LogTooShortError, find_log_losses
 
 __all__ = [
     "ROLES",
@@ -136,7 +136,7 @@ async def _load(
         intake_reader=lambda: JetStreamIntakeReader(nc, log.identity),
         action_reader=lambda: JetStreamActionReader(nc),
         listing_reader=lambda: JetStreamListingReader(nc),
-        lost_events=lambda models: find_lost(log, rows, models),
+        lost_events=lambda models: find_log_losses(log, rows, models),
         secrets=stores,
     )
     try:

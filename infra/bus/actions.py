@@ -114,7 +114,7 @@ class JetStreamActionReader:
         try:
             if await store_letters(self._nc, [letter]):
                 _logger.warning(
-                    "stream DEADLETTERS is full; dropped a dead letter",
+                    "the DEADLETTERS stream is full; dropped a dead letter",
                     position=unreadable.seq,
                 )
         except BusError as error:  # the next delivery reports it again

@@ -1,4 +1,4 @@
-"""Dead letters in the stream DEADLETTERS: stored by roles, read and handled by operators.
+"""Dead letters in the DEADLETTERS stream: stored by roles, read and handled by operators.
 
 Each namespace has a share of the stream. The server counts messages by subject, but not bytes.
 Therefore, the subject of a letter contains its size, rounded up to a power of two, so that the sum

@@ -126,8 +126,9 @@ class WatchingProvider(Provider, Protocol):
         """Wait for a limited time for a change after the mark ``after``. Return the newest mark.
 
         The call ends before ``limits.request_timeout_seconds``, with the same mark if nothing has
-        changed. Without a mark, it returns the newest mark immediately. The API defines marks, and
-        only their equality counts. The call must not occupy a connection that other calls need.
+        changed. Without a mark, it returns the newest mark immediately. The API defines marks,
+        which are compared only for equality. The call must not occupy a connection that other calls
+        need.
         """
         ...
 
@@ -141,7 +142,7 @@ class LoggingProvider(Provider, Protocol):
     ) -> AsyncGenerator[bytes]:
         """Read the output of an object, in pieces of any length, as they arrive.
 
-        ``follow``: continue with new output, until the object ends. ``tail``: only this number of
+        ``follow``: continue with new output, until the object stops. ``tail``: only this number of
         existing lines. Raises ``NotFoundError`` if the object does not exist.
         """
         ...

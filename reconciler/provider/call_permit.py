@@ -55,7 +55,7 @@ CALL_RECORD: ContextVar[CallRecord | None] = ContextVar("call_record", default=N
 
 
 class CallPermit:
-    """Permission of one provider to call its API.
+    """One provider's permission to call its API.
 
     Concurrent calls share the permit. Reconciler routes each request through the gate of the action
     or listing that it belongs to.

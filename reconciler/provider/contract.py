@@ -1,4 +1,4 @@
-"""The contract of a provider as test cases: subclass them, and pytest runs them on your API.
+"""The provider contract as test cases: subclass them, and pytest runs them against your API.
 
 ::
 
@@ -14,7 +14,7 @@
 
 A case is skipped, with the reason, if it needs something that the kind's ``Capabilities`` do not
 declare. `reconciler.provider.http_faults` has cases for faults between the client and an HTTP API.
-Both need the extra ``contract``: ``pip install '.[contract]'`` in a clone. No module of the product
+Both need the ``contract`` extra: ``pip install '.[contract]'`` in a clone. No module of the product
 imports them.
 """
 
@@ -51,7 +51,7 @@ Capability = Literal["idempotency_keys", "deterministic_names", "labels", "condi
 LABELS = {"reconciler/owner": "test", "team": "a+b & c=d/e"}
 BAD_NAMES = ("..", "a/b", "", "a\n")
 MAX_REQUESTS = 50
-"""More requests than any call of a provider makes."""
+"""More requests than any provider call makes."""
 
 
 _AS_OBJECT: Final = (
@@ -67,30 +67,31 @@ _MARK: Final = (
     "NamedObjects then recognizes an earlier attempt"
 )
 _UID: Final = (
-    "ExternalObject.uid must differ between an object and its replacement, but not in an update; "
-    "call check_uid before a write, or use NamedObjects"
+    "ExternalObject.uid must differ between an object and its replacement, and stay the same in an "
+    "update; call check_uid before a write, or use NamedObjects"
 )
 _VERSION: Final = (
-    "ExternalObject.version must change with each write, and a write must be refused at another "
-    "version; NamedObjects compares it"
+    "ExternalObject.version must change with each write, and a write for another version must be "
+    "refused; NamedObjects compares it"
 )
-_LABELS: Final = "write action.labels, and show exactly these as ExternalObject.labels"
+_LABELS: Final = "write action.labels, and show exactly those as ExternalObject.labels"
 _REPLAYED: Final = "return Effect(..., replayed=True) for the stored response to a repeated call"
 _OBSTACLE: Final = (
-    "raise ConflictError with the existing object as obstacle; NamedObjects or with_obstacle do it"
+    "raise ConflictError with the existing object as the obstacle; NamedObjects or with_obstacle "
+    "does this"
 )
-_MISSING: Final = "update raises NotFoundError if the object does not exist; NamedObjects does it"
+_MISSING: Final = "update raises NotFoundError if the object does not exist; NamedObjects does this"
 _NAME: Final = (
     "raise RefusedError for a name that Kind.name_problem refuses, before any request; "
-    "NamedObjects does it"
+    "NamedObjects does this"
 )
 _NEVER_OVERWRITE: Final = "create must not change an object that another action created"
 _ABSENT: Final = (
     "delete returns Effect(None, absent=True) if the object does not exist, and absent=False if it "
-    "deleted one; NamedObjects does it"
+    "deleted one; NamedObjects does this"
 )
-_LISTING: Final = "pages must list all objects, each once; NamedObjects or all_pages do it"
-_SCOPE: Final = "pages must filter with scope.has; NamedObjects or all_pages do it"
+_LISTING: Final = "pages must list all objects, each once; NamedObjects or all_pages does this"
+_SCOPE: Final = "pages must filter with scope.has; NamedObjects or all_pages does this"
 _PERMIT: Final = "await permit.before_request() of the CallPermit before each request"
 _RESUME: Final = (
     "a repeated action must continue where its earlier attempt stopped: find its objects by the "
@@ -169,7 +170,7 @@ class ContractCase:
     @pytest.fixture
     def endpoint(self) -> str:
         """Endpoint of the API, for ``ProviderConfig.spec.endpoint``."""
-        raise NotImplementedError("override the fixture `endpoint`")
+        raise NotImplementedError("override the `endpoint` fixture")
 
     @pytest.fixture
     def name(self) -> str:
@@ -229,7 +230,7 @@ class ContractCase:
             pytest.skip(f"{self.kind.name} cannot change {', '.join(sorted(immutable))} in place")
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
-        """Build an action like a decider, with its own key and no preconditions."""
+        """Build an action as a decider would, with its own key and no preconditions."""
         built = action(operation, name, {} if fields is None else self.object_fields(fields))
         return built if self.can("labels") else msgspec.structs.replace(built, labels={})
 
@@ -240,7 +241,7 @@ class ContractCase:
             pytest.skip(f"{self.kind.name}: {self.never_refused}")
         if not self.refused_fields:
             pytest.fail(
-                f"{type(self).__name__}: set refused_fields to fields with which the API refuses "
+                f"{type(self).__name__}: set refused_fields to fields that make the API refuse "
                 f"to create {self.kind.name}, or never_refused to the reason why it never refuses"
             )
         create = self.action("Create", name, self.fields)
@@ -435,7 +436,11 @@ class ProviderContract(ContractCase):
         effect = await provider.delete(self.action_on("Delete", created))
 
         expect((effect.object, effect.absent), (None, False), _ABSENT)
-        expect(await provider.read(name), None, "`delete` must delete, and `read` return None")
+        expect(
+            await provider.read(name),
+            None,
+            "`delete` must delete the object, and `read` must then return None",
+        )
 
     async def test_a_deletion_ignores_the_version(self, provider: Provider, name: str) -> None:
         self.needs_change_in_place()
@@ -479,7 +484,7 @@ class ProviderContract(ContractCase):
 
         expect(sorted(objects, key=lambda observed: observed.name), created, _LISTING)
 
-    async def test_a_listing_shows_the_scopes_prefix_only(
+    async def test_a_listing_shows_only_the_scopes_prefix(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_listing()
@@ -490,7 +495,7 @@ class ProviderContract(ContractCase):
         expect(sorted(objects, key=lambda observed: observed.name), matching, _SCOPE)
         expect(await listing(provider, Scope(prefix=f"{name}-c")), [], _SCOPE)
 
-    async def test_a_listing_shows_the_scopes_labels_only(
+    async def test_a_listing_shows_only_the_scopes_labels(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("labels")

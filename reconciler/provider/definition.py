@@ -1,4 +1,4 @@
-"""Builds the kind of a ``KindDefinition`` from its underlying kind (ADR 0033, ADR 0049)."""
+"""Build the kind of a ``KindDefinition`` from its underlying kind (ADR 0033, ADR 0049)."""
 
 from __future__ import annotations
 
@@ -264,11 +264,11 @@ def _check_values(location: str, field: DefinedField) -> None:
         _check_type(
             f"{location}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]
         )
-        form = normalize_value(value, field.normalize)
-        if form != value:
+        normalized = normalize_value(value, field.normalize)
+        if normalized != value:
             raise InvalidManifestError(
                 f"{location}.values: {value!r} can never occur, because values are normalized; "
-                f"use {form!r}"
+                f"use {normalized!r}"
             )
     if field.default is None:
         return

@@ -1,6 +1,6 @@
 """Faults between a client and an HTTP API, as test cases (see `reconciler.provider.contract`).
 
-A proxy in front of the real API disrupts single requests.
+A proxy in front of the real API disrupts individual requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from reconciler.provider.contract import (
 )
 
 SHORT_TIMEOUT_SECONDS: Final = 2.0
-"""Timeout for responses that never arrive. Half of it must suffice to connect, even on a busy
+"""Timeout for responses that never arrive. Half of it must be enough to connect, even on a busy
 machine."""
 
 _CLASSES: Final = (
@@ -47,23 +47,23 @@ _CLASSES: Final = (
     "changed, otherwise UnknownResultError; never put a secret into a message"
 )
 _COMPLETE: Final = (
-    "pages must list everything, or raise NotDoneError if any page fails; all_pages does it"
+    "pages must list everything, or raise NotDoneError if any page fails; all_pages does this"
 )
 _ONE_CALL: Final = "make each request once; Reconciler retries"
 _REPEATED: Final = (
     "a repeated action must recognize its earlier attempt by its key in written_by; NamedObjects "
-    "does it"
+    "does this"
 )
-_ABOUT: Final = "compare the name in a response with the requested one; decoded_about does it"
-_NAME_FIRST: Final = "refuse an invalid name before any request; NamedObjects does it"
+_ABOUT: Final = "compare the name in a response with the requested one; decoded_about does this"
+_NAME_FIRST: Final = "refuse an invalid name before any request; NamedObjects does this"
 _SECRET: Final = (
     "send the credential, hide it in messages, and name spec.credentialsRef where it is refused; "
-    "HttpApi and refusal do it"
+    "HttpApi and refusal do this"
 )
 
 
 class Fault(Enum):
-    """A fault of one request. A plan may also contain bytes: a response that the API never sent."""
+    """A fault in one request. A plan may also contain bytes: a response that the API never sent."""
 
     NONE = auto()
     LOSE_REPLY = auto()  # the API executes it, then the connection is cut
@@ -71,7 +71,7 @@ class Fault(Enum):
     HOLD_REPLY = auto()  # the API executes it, and nothing arrives until the client gives up
 
 
-def answer(status: int, body: str = "", **headers: str) -> bytes:
+def build_response(status: int, body: str = "", **headers: str) -> bytes:
     """Build an HTTP response."""
     lines = [f"HTTP/1.1 {status} Planned", f"Content-Length: {len(body.encode())}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -205,7 +205,7 @@ class HttpFaultContract(ContractCase):
         return connect(proxy.url)
 
     @pytest.mark.parametrize(
-        "fault", [answer(503), Fault.LOSE_REPLY, Fault.CUT_REPLY, answer(200, "{")]
+        "fault", [build_response(503), Fault.LOSE_REPLY, Fault.CUT_REPLY, build_response(200, "{")]
     )
     async def test_a_listing_that_fails_before_its_end_raises(
         self, provider: Provider, proxied: Provider, proxy: Proxy, name: str, fault: Fault | bytes
@@ -222,7 +222,7 @@ class HttpFaultContract(ContractCase):
             await listing(proxied, scope, page_size=2)
         expect(len(proxy.requests), 2 * requests, _ONE_CALL)
 
-    async def test_without_a_connection_nothing_is_changed(
+    async def test_nothing_is_changed_without_a_connection(
         self, endpoint: str, connect: Connect, name: str
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as reserved:
@@ -239,7 +239,7 @@ class HttpFaultContract(ContractCase):
             with raises(NotDoneError, remedy=_CLASSES):
                 await call
 
-    async def test_a_read_without_a_timely_response_changed_nothing(
+    async def test_a_read_without_a_timely_response_changes_nothing(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         impatient = connect(proxy.url, timeout_seconds=SHORT_TIMEOUT_SECONDS)
@@ -311,17 +311,17 @@ class HttpFaultContract(ContractCase):
     @pytest.mark.parametrize(
         ("planned", "error"),
         [
-            (answer(503, Retry_After="7"), UnknownResultError),
-            (answer(429, Retry_After="7"), ThrottledError),
-            (answer(500), UnknownResultError),
-            (answer(502), UnknownResultError),
-            (answer(200, "<html>"), UnknownResultError),
-            (answer(201, "{}"), UnknownResultError),
+            (build_response(503, Retry_After="7"), UnknownResultError),
+            (build_response(429, Retry_After="7"), ThrottledError),
+            (build_response(500), UnknownResultError),
+            (build_response(502), UnknownResultError),
+            (build_response(200, "<html>"), UnknownResultError),
+            (build_response(201, "{}"), UnknownResultError),
             (b"not http at all\r\n\r\n", UnknownResultError),
-            (answer(400, '{"detail": "no good"}'), RefusedError),
-            (answer(401), NotDoneError),
-            (answer(403), NotDoneError),
-            (answer(307, Location="http://elsewhere.example/"), UnknownResultError),
+            (build_response(400, '{"detail": "no good"}'), RefusedError),
+            (build_response(401), NotDoneError),
+            (build_response(403), NotDoneError),
+            (build_response(307, Location="http://elsewhere.example/"), UnknownResultError),
         ],
     )
     async def test_the_response_to_a_write_determines_its_error_class(
@@ -366,11 +366,11 @@ class HttpFaultContract(ContractCase):
                 await proxied.create(self.action("Create", name, self.fields))
         expect(proxy.requests, [], _NAME_FIRST)
 
-    async def test_the_secret_is_sent_but_appears_in_no_message(
+    async def test_the_secret_is_sent_but_does_not_appear_in_messages(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         authorized = connect(proxy.url, secret="s3cr3t\n")
-        proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
+        proxy.plan.append(build_response(401, '{"detail": "the token s3cr3t is out of date"}'))
 
         with raises(NotDoneError, remedy=_CLASSES) as raised:
             await authorized.create(self.action("Create", name, self.fields))

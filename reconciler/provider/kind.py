@@ -2,7 +2,7 @@
 
 A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a factory for its
 provider, and pure functions with the rules of the kind. It is registered as an entry point in the
-group ``reconciler.kinds``. No other part of the project refers to it.
+``reconciler.kinds`` group. No other part of the project refers to it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Removal(NamedTuple):
 
 
 def no_removal(_fields: Fields, _observed: ExternalObject) -> Removal:
-    """Count no removed parts, because the author of the change named them in the manifest."""
+    """Return zero counts, because the author of the change named the removed parts."""
     return Removal()
 
 
@@ -131,7 +131,7 @@ class Kind:
     """Name of the API family, which ``ProviderConfig.spec.provider`` selects."""
 
     namespace: str | None = None
-    """The only namespace in which it may be declared; None if it may be any."""
+    """The only namespace in which it may be declared; None if any is allowed."""
 
     capabilities: Capabilities | None = None
     """What the API can do; None if there is no external API."""
@@ -149,7 +149,7 @@ class Kind:
     """
 
     name_problem: Callable[[str], str | None] = field(default=_any_name)
-    """Describes why the API cannot have an object of this external name; None if it can."""
+    """Describes why the API cannot have an object with this external name; None if it can."""
 
     outputs: type[msgspec.Struct] | None = None
     """Struct of the outputs, which other resources can reference."""
@@ -157,7 +157,7 @@ class Kind:
     find_references: Callable[[Fields, str], Sequence[Reference]] | None = field(
         default=references_in
     )
-    """Returns the references of a spec in a namespace.
+    """Returns the references in a spec, for a resource in a namespace.
 
     It is None if the references in a spec belong to the parts of a composition.
     """
@@ -166,8 +166,7 @@ class Kind:
     """Decides whether an object that matches its declaration can be used."""
 
     renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
-    """Returns when an object that matches its declaration must be written again, for example a
-    certificate."""
+    """Returns when a matching object, such as a certificate, must be written again."""
 
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
     """Returns the progress of an object that is not ready; None if it has no deadline."""
@@ -184,7 +183,7 @@ class Kind:
     describe_data_loss: Callable[[Fields | None, ExternalObject], str] = field(
         default=_no_data_loss
     )
-    """Describes the data that an object loses when the fields are written; None deletes the object.
+    """Describes the data that an object loses when the fields are written; None is a deletion.
 
     An action that destroys data requires approval.
     """
@@ -212,7 +211,7 @@ class Kind:
 
     @property
     def protocol(self) -> str:
-        """Digest of the definition that describes the calls of its API; empty for a module."""
+        """Digest of the definition that describes the calls to its API; empty for a module."""
         return ""
 
     @property
@@ -231,7 +230,7 @@ class Kind:
         return str(getattr(self.connect, "extra", ""))
 
     def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:
-        """Return the references of a spec without those of its parts.
+        """Return the references in a spec, except those of its parts.
 
         Raises ``InvalidManifestError``.
         """
@@ -254,7 +253,7 @@ class Kind:
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
         try:
-            # As the log returns them: a tuple would differ from the list that is read.
+            # In the form that the log returns: a tuple would differ from the list read back.
             canonical = cast("Fields", msgspec.json.decode(msgspec.json.encode(canonical)))
             canonical = self.normalize(canonical) if self.has_unmapped_spec else canonical
         except OverflowError as error:  # a time near the year 1 or 9999, in another zone
@@ -271,7 +270,7 @@ class Kind:
             )
 
     def object_name(self, namespace: str, name: str) -> str:
-        """Return the external name of the object of a resource, for the declared name."""
+        """Return the external name of a resource's object, given the declared name."""
         del namespace
         return name
 
@@ -349,7 +348,7 @@ class EngineKind(Kind):
     """A kind that an engine provides. Its ``KindDefinition`` describes how to call the API."""
 
     map_fields: Callable[[Fields], Fields]
-    """Returns the fields of the object for the fields of the spec."""
+    """Maps the spec's fields to the object's fields."""
 
     shown_paths: frozenset[str]
     """See ``visible_paths``."""
@@ -388,10 +387,10 @@ class DefinedKind(Kind):
     """Generation and digest of its definition."""
 
     map_fields: Callable[[Fields], Fields]
-    """Returns the fields of the object for the fields of the spec."""
+    """Maps the spec's fields to the object's fields."""
 
     name_prefix: str = ""
-    """Prefix of the name of each object."""
+    """Prefix of each object's name."""
 
     is_withdrawn: bool = False
     """Whether its definition was withdrawn, so that resources can only be withdrawn."""
@@ -440,7 +439,7 @@ def check_growth(declared: Fields, resolved: Fields) -> None:
     """Raise ``InvalidManifestError`` for fields that are much larger than their declaration.
 
     Events and calls contain them. Hundreds of short declarations, each with the same value in many
-    places, would fill the memory of a decider.
+    places, would fill a decider's memory.
     """
     try:
         growth = len(msgspec.json.encode(resolved)) - len(msgspec.json.encode(declared))
@@ -456,8 +455,8 @@ def check_growth(declared: Fields, resolved: Fields) -> None:
 
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
 
-# In a URL of this scheme, one word before the @ is a role's name. In HTTP and NATS it may be a
-# token, so no other scheme is allowed.
+# In a URL with this scheme, a single word before the @ is a role's name. In HTTP and NATS it may be
+# a token, so no other scheme is allowed.
 _NAMES_A_ROLE = re.compile(r"\Apostgresql://[A-Za-z_][A-Za-z0-9_.-]{0,62}@")
 
 
@@ -471,11 +470,11 @@ def _check_config(fields: Fields) -> Fields:
 
 
 def _refuse_secret(fields: Fields) -> Fields:
-    """Return a ProviderConfig's fields, unless one may be a secret instead of a reference to it.
+    """Return a ProviderConfig's fields, unless one may be a secret instead of a reference to one.
 
     Accepted fields stay in the log permanently. Therefore, an endpoint's URL must have no password,
     no query, and no user except a PostgreSQL role. The name of a variable or file must look like
-    one, because tokens have other characters. The refusal does not repeat the value.
+    one, because tokens contain other characters. The refusal does not repeat the value.
     """
     reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
     env, file = reference.get("env"), reference.get("file")
@@ -512,7 +511,7 @@ COMPOSED_SET = Kind(
     schema=ComposedSetSpec,
     find_references=None,
 )
-"""The parts of a composed resource, written by its provider. It exists in the log only."""
+"""The parts of a composed resource, written by its provider. It exists only in the log."""
 
 COMPOSED_CONTENT = Kind(
     name=COMPOSED_CONTENT_KIND,
@@ -537,7 +536,7 @@ REFERENCE = Kind(
     schema=ReferenceSpec,
     find_references=shape_reference,
 )
-"""The dependency of a client on another client's resource."""
+"""A client's dependency on another client's resource."""
 
 
 class KindRegistry(Mapping[str, Kind]):
@@ -616,7 +615,10 @@ class KindRegistry(Mapping[str, Kind]):
         return len(self._kinds)
 
     def check(self, manifest: Manifest) -> None:
-        """Check a manifest by its kind. Raises ``InvalidManifestError`` or ``UnknownKindError``."""
+        """Check a manifest against its kind.
+
+        Raises ``InvalidManifestError`` or ``UnknownKindError``.
+        """
         kind = self[manifest.kind]
         if manifest.api_version != kind.api_version:
             raise InvalidManifestError(
@@ -630,7 +632,10 @@ class KindRegistry(Mapping[str, Kind]):
         self.check_name(manifest)
 
     def check_name(self, manifest: Manifest) -> None:
-        """Check the name of a manifest that otherwise equals a checked one. Raises like `check`."""
+        """Check the name of a manifest that otherwise equals a checked one.
+
+        Raises the same errors as `check`.
+        """
         kind, metadata = self[manifest.kind], manifest.metadata
         external_name = metadata.annotations.get(EXTERNAL_NAME_ANNOTATION, metadata.name)
         name = kind.object_name(metadata.namespace, external_name)
@@ -641,7 +646,7 @@ class KindRegistry(Mapping[str, Kind]):
     def missing_hint(self, now: datetime) -> str:
         """Describe the remedy for a kind or a provider that is not registered here.
 
-        It depends on whether the kind was installed after the start of this process.
+        It depends on whether the kind was installed after this process started.
         """
         checked_at = self._checked_at
         # Any client can cause this often, and a clock may be set back.
@@ -675,7 +680,7 @@ def installed_kinds() -> KindRegistry:
         kind = entry.load()
         if not isinstance(kind, Kind):
             raise TypeError(
-                f"entry point {entry.name} = {entry.value}: must be a Kind of reconciler.provider"
+                f"entry point {entry.name} = {entry.value}: must be a reconciler.provider.kind.Kind"
             )
         kinds.append(kind)
     if not kinds:

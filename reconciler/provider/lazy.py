@@ -44,7 +44,7 @@ class LazyProvider:
 
 
 def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
-    """Return the factory of a provider that is named as ``module:Class``.
+    """Return a factory for the provider that ``module:Class`` names.
 
     ``extra``: the extra that installs the libraries the provider imports. ``options``:
     keyword arguments of the class, in addition to those of a ``ProviderFactory``.
@@ -67,7 +67,7 @@ def check_extra(extra: str, user: str) -> None:
         try:
             distribution(name)
         except PackageNotFoundError:
-            problem = f"{user} requires the extra {extra!r}, but {name} is not installed"
+            problem = f"{user} requires the {extra!r} extra, but {name} is not installed"
             raise MissingExtraError(problem, install_command(extra)) from None
 
 
@@ -92,7 +92,7 @@ def _explain_import_error(target: str, extra: str) -> Generator[None]:
             raise
         if module_name in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"not supported on {sys.platform}, where Python has no module {module_name!r}"
+                f"not supported on {sys.platform}, where Python has no {module_name!r} module"
             ) from None
         problem = f"{module_name} is not installed"
         if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq

@@ -1,7 +1,8 @@
 """A base class for providers of APIs with unique names and a mark of the last writer (ADR 0073).
 
 You write how to find, create, update, delete and list objects in the types of your API. The base
-compares uids, versions and keys, and turns each outcome into the result that `Provider` defines.
+class compares uids, versions and keys, and turns each outcome into the result that `Provider`
+defines.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ class ExistingObject(Generic[_N]):
 class NamedObjects(ABC, Generic[_N]):
     """Provider of one kind whose API has unique names, and shows the key of the last writer.
 
-    ``_N`` is your type of an object. Errors of the five methods keep their meaning, with two
+    ``_N`` is your type for an object. Errors from the five methods keep their meaning, with two
     additions. A `ConflictError` without an obstacle reports that the name exists, or that the
-    object changed after it was found. A `NotFoundError` reports that it was deleted. The base then
-    reads the object, and reports what exists now.
+    object changed after it was found. A `NotFoundError` reports that it was deleted. The base
+    class then reads the object, and reports what exists now.
     """
 
     noun: ClassVar[str]
@@ -71,7 +72,7 @@ class NamedObjects(ABC, Generic[_N]):
 
     @abstractmethod
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why the API cannot have an object of this name; None if it can."""
+        """Describe why the API cannot have an object with this name; None if it can."""
 
     @abstractmethod
     async def find(self, external_name: str) -> _N | None:
@@ -82,7 +83,8 @@ class NamedObjects(ABC, Generic[_N]):
         """Create ``action.external_name`` with the key as its mark, and return the object.
 
         Never overwrite: if the API does not refuse an existing name, read the object first. If the
-        API returns the existing object instead, no check is needed: the base compares the key.
+        API returns the existing object instead, no check is needed: the base class compares the
+        key.
         """
 
     @abstractmethod
@@ -102,8 +104,8 @@ class NamedObjects(ABC, Generic[_N]):
     ) -> AsyncIterator[Sequence[_N]]:
         """List all objects page by page. The listing is complete if no exception ends it.
 
-        The base filters by ``scope``, and the API may do so, too. Add objects that cannot be read
-        to ``unreadable``, so that they do not hide the others.
+        The base class filters by ``scope``, and the API may do so, too. Add objects that cannot be
+        read to ``unreadable``, so that they do not hide the others.
         """
 
     @abstractmethod
@@ -111,23 +113,23 @@ class NamedObjects(ABC, Generic[_N]):
         """Close connections."""
 
     async def complete_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
-        """Complete what an earlier attempt of the same creation or update began.
+        """Complete what an earlier attempt at the same creation or update began.
 
         Override this if one of them needs several requests, and an early one writes the key. The
-        base calls this if a repeated action finds its own key.
+        base class calls this if a repeated action finds its own key.
         """
         del action
         return existing.native
 
     def size_bytes(self, native: _N) -> int:
-        """Return the size of an object. The base converts large ones in a thread."""
+        """Return the size of an object. The base class converts large ones in a thread."""
         del native
         return 0
 
     # --- `Provider`
 
     async def create(self, action: Action) -> Effect:
-        """Create the object. If an earlier attempt of the action created it, return that object."""
+        """Create the object. If an earlier attempt at the action created it, return that object."""
         self.check_name(action.external_name)
         try:
             created = await self.__convert(await self.create_object(action))

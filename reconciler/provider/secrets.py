@@ -1,8 +1,8 @@
 """Secrets for providers: read from a store when they are needed, and never stored.
 
-A spec names a secret of its namespace, or one that is granted to it. Only the process that calls
-the API reads the value, and remembers it in order to hide it (``reconciler.secrecy``). A keyed
-digest shows a rotation.
+A spec names a secret in its namespace, or one granted to that namespace. Only the process that
+calls the API reads the value, and remembers it in order to hide it (``reconciler.secrecy``). A
+keyed digest shows a rotation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reconciler.errors import ConfigurationError
 from reconciler.secrecy import Secrecy
 
 _DIGEST_BYTES = 12
-_ENV_IS_OFF: Final = "an operator can enable store 'env' with RECONCILER_SECRET_ENV"
+_ENV_IS_OFF: Final = "an operator can enable the 'env' store with RECONCILER_SECRET_ENV"
 
 
 class SecretKey(NamedTuple):
@@ -183,7 +183,7 @@ def _writable_key(reference: SecretRef, namespace: str) -> SecretKey:
 
 def _describe_missing(reference: SecretRef, namespace: str) -> str:
     key = _key(reference, namespace)
-    subject = f"secret {key.name!r} of namespace {key.namespace!r}"
+    subject = f"secret {key.name!r} in namespace {key.namespace!r}"
     problem = f"missing from store {reference.store!r}"
     if reference.store == "env":
         return f"{subject} is {problem}; add {key} to RECONCILER_SECRET_ENV and set the variable"

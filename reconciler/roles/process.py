@@ -54,7 +54,8 @@ RoleRun = Coroutine[None, None, None]
 class Ports:
     """One process's connection to the bus. Readers are created when a role requires them.
 
-    ``watch`` detects another log under a running process. It is None for a bus with a fixed log.
+    ``watch`` detects that another log has replaced the one that this process follows. It is None
+    for a bus with a fixed log.
     ``lost_events`` uses the read models to find resources whose newest events the log has lost.
     """
 
@@ -87,7 +88,7 @@ class ProcessParts:
     feed: LogFeed
     providers: ProviderPool
     twins: TwinDetector
-    lost: Sequence[LogDamage] = ()
+    losses: Sequence[LogDamage] = ()
     projector: Projector | None = None
     scrubber: Scrubber | None = None
     observer: Observer | None = None
@@ -112,7 +113,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Proc
     models = ReadModels()
     if needs_models:
         models = await load_models(ports.rows)
-    lost = await ports.lost_events(models)
+    losses = await ports.lost_events(models)
     after = models.position if needs_models else await ports.log.last_position()
     kinds = kinds.copy()
     definitions, configurations = Definitions(kinds), Configurations()
@@ -124,10 +125,10 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Proc
         log=ports.watch,
         runtime=runtime,
     )
-    for damage in lost:
+    for damage in losses:
         definitions.mark_damage(damage)
         configurations.mark_damage(damage)
-    # Loaded after the position is determined, so that the feed misses no event.
+    # Loaded after the position is determined, so that the feed does not miss any event.
     await definitions.load(ports.log)
     await configurations.load(ports.log)
     await gates.load(ports.log)
@@ -154,7 +155,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Proc
             configurations=configurations,
             runtime=runtime,
         ),
-        lost=lost,
+        losses=losses,
     )
     if needs_models:
         _follow_log(parts, writes="projector" in roles)
@@ -223,7 +224,7 @@ def _run_decider(parts: ProcessParts) -> list[RoleRun]:
         kinds=parts.kinds,
         definitions=parts.definitions,
         configurations=parts.configurations,
-        lost=parts.lost,
+        losses=parts.losses,
         runtime=ports.runtime,
         max_actions=ports.max_actions,
     )

@@ -116,7 +116,10 @@ async def connect(
 async def client_on(
     nc: Connection, *, source: str, on_retry: OnRetry = log_retry
 ) -> AsyncGenerator[Client]:
-    """Create a client on a connection that the caller closes; raises like ``connect``."""
+    """Create a client on a connection that the caller closes.
+
+    Raises the same errors as ``connect``.
+    """
     _check_source(source)
     await check_log_format(nc)
     if not await has_log(nc):

@@ -119,7 +119,8 @@ class Client:
         """Declare many resources concurrently; return the reply or refusal of each, in order.
 
         All are checked before the first is sent. ``expected_generations`` correspond to the
-        manifests in order, and may be fewer. Raises like ``declare``, but returns refusals.
+        manifests in order, and may be fewer. Raises the same errors as ``declare``, but returns
+        refusals.
         """
         messages = [
             declaration(manifest, expected, reason=reason)
@@ -161,7 +162,7 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Declare planned resources; a result that differs from the plan is refused (PlanOutdated).
 
-        Returns and raises like ``declare_many``. Resources that the plan contains only as
+        Returns and raises the same as ``declare_many``. Resources that the plan contains only as
         consequences are skipped.
         """
         messages = [
@@ -179,14 +180,14 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Delete a declaration; raises like ``declare``."""
+        """Delete a declaration; raises the same errors as ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
         return await self._request_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Delete many declarations; returns and raises like ``declare_many``."""
+        """Delete many declarations; returns and raises the same as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
         return await self._request(messages, timeout_seconds)
 
@@ -195,7 +196,8 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Reconcile resources immediately, without backoff; the history records the requester.
 
-        For a ``ProviderConfig``, list its whole scope. Returns and raises like ``declare_many``.
+        For a ``ProviderConfig``, list its whole scope. Returns and raises the same as
+        ``declare_many``.
         """
         messages = [reconcile_request(resource, reason) for resource in resources]
         return await self._request(messages, timeout_seconds)
@@ -205,7 +207,7 @@ class Client:
     ) -> None:
         """Declare resources and return when the messages are stored, before they are processed.
 
-        The outcomes include refusals. Raises like ``declare``, except for refusals.
+        The outcomes include refusals. Raises the same errors as ``declare``, except for refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
         await self._bus.store(messages, timeout_seconds=timeout_seconds)
@@ -217,8 +219,8 @@ class Client:
     ) -> Reply:
         """Add a finalizer to a declared resource, which blocks its deletion until you release it.
 
-        ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises like
-        ``declare``.
+        ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises the
+        same errors as ``declare``.
         """
         return await self._request_one(finalizer_request(resource, finalizer), timeout_seconds)
 
@@ -231,7 +233,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Remove a finalizer; another service's only with ``force``. Raises like ``declare``."""
+        """Remove a finalizer; another service's only with ``force``.
+
+        Raises the same errors as ``declare``.
+        """
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._request_one(message, timeout_seconds)
 
@@ -244,9 +249,9 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Decide on resources that are held by ``hold``, the reason of their outcome.
+        """Approve or reject resources that are held by ``hold``, the reason in their outcome.
 
-        Returns and raises like ``declare_many``.
+        Returns and raises the same as ``declare_many``.
         """
         messages = [approval(resource, hold, decision, reason) for resource in resources]
         return await self._request(messages, timeout_seconds)
@@ -259,10 +264,11 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Approve or reject exactly this pending plan of each resource.
+        """Approve or reject exactly this pending plan for each resource.
 
-        The plan is ``pending_plan`` of its status. If another plan is pending by then, the decision
-        is refused (``PlanOutdated``), without effect. Returns and raises like ``declare_many``.
+        The plan is ``pending_plan`` in its status. If another plan is pending by then, the decision
+        is refused (``PlanOutdated``) and has no effect. Returns and raises the same as
+        ``declare_many``.
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
         messages = [
@@ -278,9 +284,9 @@ class Client:
         orphan: bool = False,
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Release withdrawn resources despite any hold; with ``orphan``, their objects stay.
+        """Release withdrawn resources despite any hold; with ``orphan``, their objects are kept.
 
-        Returns and raises like ``declare_many``.
+        Returns and raises the same as ``declare_many``.
         """
         messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
         return await self._request(messages, timeout_seconds)
@@ -321,8 +327,8 @@ class Client:
             stream = OutcomeStream(partial(self._bus.outcomes, [tokens], after=after))
         else:
             check_token(durable, what="durable")
-            opened = partial(self._bus.durable_outcomes, tokens, after=after, durable=durable)
-            stream = OutcomeStream(opened)
+            open_feed = partial(self._bus.durable_outcomes, tokens, after=after, durable=durable)
+            stream = OutcomeStream(open_feed)
         self._streams.add(stream)
         return stream
 
@@ -416,7 +422,7 @@ class Client:
         until: When | None = None,
         limit: int = 50,
     ) -> list[StoredEvent]:
-        """Return the newest events of many resources, in the log's order: at most ``limit``.
+        """Return at most ``limit`` of the newest events of many resources, in log order.
 
         In ``actor``, ``*`` matches any text. ``event_names`` are names of event types, such as
         ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
@@ -458,7 +464,7 @@ class Client:
         ``at``: the status at a position of the log or at a time, which raises
         ``PositionNotFoundError``. If it precedes the read models' position, the log is read up to
         it, limited to the namespace or kind. Without ``at``, the log is read if the stored rows of
-        all resources do not belong together. Those of a namespace or kind are not checked.
+        all resources are inconsistent. Those of a namespace or kind are not checked.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         rows = None if at is not None else await self._stored_statuses(tokens)
@@ -475,7 +481,7 @@ class Client:
         return sorted(rows, key=lambda row: row.key)
 
     async def _stored_statuses(self, tokens: str) -> list[StatusRow] | None:
-        """Return matching stored rows; None if all are requested and do not belong together."""
+        """Return matching stored rows; None if all are requested and are inconsistent."""
         is_selection = tokens != _pattern("*", "*", "*")
         stored = await self._bus.rows(f"{STATUS}.{tokens}" if is_selection else ">")
         if is_selection or not stored:
@@ -555,15 +561,17 @@ class Client:
             reply_timeout_seconds=reply_seconds if message.intake in REPLIED_TO else 0,
         )
         await self._bus.record_handling(
-            self._handling(letter, "Retried", position=position, corrected=payload is not None)
+            self._build_handling(
+                letter, "Retried", position=position, corrected=payload is not None
+            )
         )
         return RetryResult(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
         """Mark a dead letter as dismissed. It is kept, but no longer counts as open."""
-        await self._bus.record_handling(self._handling(letter, "Dismissed", note=note))
+        await self._bus.record_handling(self._build_handling(letter, "Dismissed", note=note))
 
-    def _handling(
+    def _build_handling(
         self,
         letter: DeadLetter,
         resolution: Literal["Retried", "Dismissed"],

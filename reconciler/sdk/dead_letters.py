@@ -35,7 +35,7 @@ _AUTOMATIC_RETRIES: Mapping[str, str] = {
         "the scope"
     ),
     "listing": (
-        "a single part of a listing cannot be retried; its observer publishes the next listing"
+        "a part of a listing cannot be retried by itself; its observer publishes the next listing"
     ),
 }
 REPLIED_TO = ("desired", "finalizer", "approval")
@@ -49,7 +49,7 @@ class LetterRefusedError(ReconcilerError):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
-    """A dead letter with its number and its handling, oldest first."""
+    """A dead letter with its number, and how it was handled, oldest first."""
 
     number: int
     record: DeadLetterRecord
@@ -57,7 +57,7 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def state(self) -> State:
-        """The state after the last handling."""
+        """The state after it was last handled."""
         return self.handled[-1].resolution if self.handled else "Open"
 
     @property
@@ -136,23 +136,23 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
     """
     record = letter.record
     if record.stage in _AUTOMATIC_RETRIES:
-        raise _refused(letter, _AUTOMATIC_RETRIES[record.stage])
+        raise _build_refusal(letter, _AUTOMATIC_RETRIES[record.stage])
     if letter.state != "Open" and not force:
         last = letter.handled[-1]
-        raise _refused(
+        raise _build_refusal(
             letter,
-            f"it was already {last.resolution.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}; "
-            "check the result, or use --force to retry anyway",
+            f"it was already {last.resolution.lower()} by {last.by} at "
+            f"{last.at:%Y-%m-%dT%H:%M:%SZ}; check the result, or use --force to retry anyway",
         )
     if payload is None and record.payload_truncated:
-        raise _refused(
+        raise _build_refusal(
             letter,
             f"only the start of its {record.size} bytes was kept, and a message can have at "
-            f"most {MAX_MESSAGE_BYTES} bytes; give a corrected payload",
+            f"most {MAX_MESSAGE_BYTES} bytes; provide a corrected payload",
         )
     chosen = letter.payload if payload is None else payload
     if len(chosen) > MAX_MESSAGE_BYTES:
-        raise _refused(
+        raise _build_refusal(
             letter,
             (
                 f"the payload has {len(chosen)} bytes, more than the limit of {MAX_MESSAGE_BYTES}; "
@@ -168,7 +168,7 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         problem = (
             "its payload is still invalid" if payload is None else "the new payload is invalid"
         )
-        raise _refused(letter, f"{problem}: {error}") from None
+        raise _build_refusal(letter, f"{problem}: {error}") from None
     return Retry(subject, chosen, identity, intake, key)
 
 
@@ -177,12 +177,12 @@ def check_not_superseded(letter: DeadLetter, history: Sequence[StoredEvent]) -> 
     for _position, event in history:
         is_declaration = isinstance(event.data, (SpecDeclared, SpecWithdrawn))
         if is_declaration and event.causationposition > letter.record.position:
-            raise _refused(
+            raise _build_refusal(
                 letter,
                 f"a retry would overwrite the newer declaration or withdrawal by {event.actor} at "
                 f"{event.time:%Y-%m-%dT%H:%M:%SZ}; use --force to retry anyway",
             )
 
 
-def _refused(letter: DeadLetter, reason: str) -> LetterRefusedError:
+def _build_refusal(letter: DeadLetter, reason: str) -> LetterRefusedError:
     return LetterRefusedError(f"dead letter {letter.number} cannot be retried: {reason}")

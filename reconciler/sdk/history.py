@@ -77,7 +77,7 @@ def project(past: ResourceHistory | None, events: Iterable[StoredEvent]) -> Reso
 
 
 class LogMapper(Mapper[str]):
-    """Converts the library's stored events to events of the log, with their positions."""
+    """Converts the library's stored events to log events, with their positions."""
 
     def __init__(self) -> None:
         super().__init__(JSONTranscoder())  # unused, because events.envelope decodes
@@ -96,7 +96,7 @@ class LogMapper(Mapper[str]):
 class LogStore(EventStore[str]):
     """The library's event store over the log, which also reads positions."""
 
-    mapper: LogMapper  # pyright: ignore[reportIncompatibleVariableOverride] - gives StoredEvent
+    mapper: LogMapper  # pyright: ignore[reportIncompatibleVariableOverride] - returns StoredEvent
     recorder: JetStreamAggregateRecorder
 
     def get(
@@ -132,7 +132,7 @@ class ResourceLog(Application[str]):
         return JetStreamFactory(Environment(env.name, settings))
 
     def construct_mapper(self) -> LogMapper:
-        """Return the mapper that decodes the events of the log."""
+        """Return the mapper that decodes log events."""
         return LogMapper()
 
     def construct_event_store(self) -> LogStore:

@@ -15,7 +15,7 @@ _PARTS_PER_BATCH: Final = 500
 
 
 class ListingWriter:
-    """One listing: ``async with`` it, and ``add`` every object of the scope.
+    """One listing: ``async with`` it, and ``add`` every object in the scope.
 
     The listing is complete, and so proves absence, only if the block ends without an error. Call
     the API inside the block, because its start records the logical time of the listing.

@@ -22,7 +22,7 @@ from projections.read_models import (
     status_name,
 )
 from reconciler.ports import StoredEvent
-from reconciler.roles.projector.lost_events import find_truncation, mark_lost, stored_losses
+from reconciler.roles.projector.lost_events import find_truncation, mark_log_losses, stored_losses
 from reconciler.sdk.timeline import Progress, no_progress
 
 
@@ -87,7 +87,7 @@ class LogReplay:
             self._unapplied = list(await self._feed.next_events())
 
     async def close(self) -> None:
-        """Close the reader of the log."""
+        """Close the log reader."""
         await self._closing.aclose()
 
     def _apply(self, target: int) -> None:
@@ -143,7 +143,7 @@ async def read_stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
     except OutdatedRowsError:
         models = ReadModels()
     if short is not None or await log.missing_events():
-        await mark_lost(log, models)
+        await mark_log_losses(log, models)
     if short is not None:
         models.mark_damage(short)
     return models

@@ -25,7 +25,7 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """The changes from declaring a set; ``unnamed``: omitted members that stay without pruning."""
+    """The changes from declaring a set; ``unnamed``: members that are omitted but not pruned."""
 
     resource: str
     generation: int
@@ -96,7 +96,7 @@ class ManifestSets:
     ) -> Reply:
         """Store the content, and declare the set unless another client has since declared it.
 
-        Raises like a client's ``declare``.
+        Raises the same errors as a client's ``declare``.
         """
         key = ResourceKey.parse(change.resource)
         spec: Fields = {"providerConfigRef": {"name": COMPOSITION_CONFIG}, CONTENT: content.digest}

@@ -97,7 +97,7 @@ class OutcomeStream:
     The ``async with`` creates the subscription, so no later outcome is missed. Without it, the
     first step of the loop creates the subscription, which lives as long as the client.
 
-    A durable stream acknowledges an outcome when the loop requests the next one, or at ``ack()``.
+    A durable stream acknowledges an outcome when the loop requests the next one, or on ``ack()``.
     After two minutes without an acknowledgment, it is redelivered to this process or to another one
     with the same durable name (at least once, always in order).
     """
@@ -167,7 +167,7 @@ class OutcomeStream:
 
 
 OnOutcome = Callable[[Outcome], object]
-"""Called with every new outcome of the awaited resources, whether it ends the wait or not."""
+"""Called with every new outcome of the awaited resources, whether or not it ends the wait."""
 
 
 class Waiting:
@@ -227,7 +227,7 @@ class Waiting:
 
     def _describe(self, key: ResourceKey) -> str:
         last = self._last.get(key)
-        status = "no outcome arrived"
+        status = "no outcome received"
         if last is not None:
             condition = last.not_ready if last.outcome == "Converged" else None
             source, outcome = (

@@ -30,7 +30,7 @@ from reconciler.sdk.log_replay import LogReplay, closing, read_stored_models
 PLAN_FORMAT: Final = 1
 
 Verdict = Literal["Change", "NoChange", "Refused", "Held", "Waiting", "Unreadable"]
-"""The verdict of a plan on a resource."""
+"""A plan's verdict on a resource."""
 
 _WAITING_OUTCOMES: Final = frozenset({"Waiting", "Degraded"})
 
@@ -139,7 +139,7 @@ async def compute_plan(
     kinds: KindRegistry | None = None,
     listing: Callable[[Foresight, Collection[ListingTarget]], Awaitable[None]] | None = None,
 ) -> Plan:
-    """Compute the result of manifests, based on the current log; nothing is declared.
+    """Compute the result of declaring manifests, based on the current log; nothing is declared.
 
     ``withdraw``: resources whose declarations are withdrawn after that. ``kinds``: the installed
     kinds by default. ``listing`` can add fresh listings of the APIs once the configurations are
@@ -207,9 +207,9 @@ def _plan_resource(
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=reason_text)
     reply = resource.turn.replies[0] if resource.turn is not None else resource.refused
     outcome = resource.state.outcome
-    says, reason, message = _verdict(resource)
+    verdict, reason, message = _verdict(resource)
     if reply is not None and not reply.accepted:
-        says, reason, message = "Refused", reply.reason, reply.message
+        verdict, reason, message = "Refused", reply.reason, reply.message
     elif is_config(key) and (count := foresight.moved_objects.get(key.name)):
         message = (
             f"{plural(count, 'object is', 'objects are')} expected at another endpoint; use "
@@ -217,7 +217,7 @@ def _plan_resource(
         )
     return PlannedResource(
         resource=str(key),
-        says=says,
+        says=verdict,
         version=resource.base.state.version,
         position=resource.base.position,
         manifest=manifest,
@@ -267,7 +267,7 @@ def _action(each: ForeseenAction) -> PlannedAction:
         under_way=each.was_under_way,
         needs_approval=each.needs_approval,
         parts=tuple(map(_part, each.parts)),
-        goes_on=each.goes_on,
+        goes_on=each.has_next_step,
     )
 
 

@@ -95,7 +95,7 @@ async def newest_events(
 async def follow_events(
     nc: Client, event_filter: EventFilter, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
-    """Yield matching events after a position endlessly."""
+    """Endlessly yield the matching events after a position."""
     reading = log_between(nc, event_filter.subject_filter, after=after, follows=True)
     async with aclosing(reading) as batches:
         async for events in batches:

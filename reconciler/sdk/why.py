@@ -87,7 +87,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
     parents: tuple[Parent, ...] = ()
 
 
-def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
+def explain(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
     """Explain the newest outcome, or the changes to a field, with the newest value last."""
     values = _values(history, field) if field else ((), (), ())
     drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
@@ -107,7 +107,7 @@ def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
 
 
 def chain(history: Sequence[StoredEvent], version: int) -> list[int]:
-    """Return the versions that led to ``version``, the first cause first."""
+    """Return the versions that led to ``version``, starting with the first cause."""
     by_version = {each.event.resourceversion: each.event for each in history}
     by_id = {each.id: each for each in by_version.values()}
     decided = {
@@ -161,7 +161,7 @@ async def lineage(
     history: Sequence[StoredEvent],
     read: Callable[[ResourceKey], Awaitable[Sequence[StoredEvent]]],
 ) -> list[tuple[Parent, Sequence[StoredEvent]]]:
-    """Return the parents of a resource with their histories, the nearest first.
+    """Return the parents of a resource with their histories, nearest first.
 
     ``read`` returns the history of another resource. The search ends at a parent without a history,
     or at a cycle.

@@ -131,7 +131,7 @@ async def test_an_event_of_one_configuration_closes_the_gate_of_both(process: Pr
     process.open_breaker("first")
     assert not process.gates.of("second").is_open
     assert process.gates.of("other").is_open
-    with pytest.raises(GateClosedError, match="breaker of API 'first' open until"):
+    with pytest.raises(GateClosedError, match="breaker for API 'first' open until"):
         await process.gates.of("second").enter("second")
     process.log("first", BreakerClosed())
     assert process.gates.of("second").is_open

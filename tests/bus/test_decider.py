@@ -502,7 +502,7 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     assert [each.delivery.position for each in bus.dead_letters] == bus.acked == [3, 4, 5]
     assert "generation" in bus.dead_letters[0].reason
     assert [each.position for each in bus.replies] == [3, 4, 5]
-    assert [each["event"] for each in logs] == ["storing rejections failed; retrying later"]
+    assert [each["event"] for each in logs] == ["failed to store rejections; retrying later"]
 
 
 async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStreamLog) -> None:
@@ -523,8 +523,8 @@ async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStrea
         await own_decider.handle([replace(declaration(key, 1, "Red", expected=7), delivered=4)])
     log_events = [each["event"] for each in logs if "rejections" in each["event"]]
     assert log_events == [
-        "storing rejections failed; retrying later",
-        "rejections are stored again",
+        "failed to store rejections; retrying later",
+        "rejections can be stored again",
     ]
 
 

@@ -11,7 +11,7 @@ from events.intake import Declared
 from events.log import DriftDetected
 from reconciler.cli.past.answer import build_answer
 from reconciler.ports import StoredEvent
-from reconciler.sdk.why import Parent, why
+from reconciler.sdk.why import Parent, explain
 from tests.resource.building import FOO, Story, api_object, converged_story, manifest, repaint
 
 GREEN = {"type": "Square", "color": "Green"}
@@ -19,7 +19,7 @@ GREEN = {"type": "Square", "color": "Green"}
 
 def answer_for(story: Story, field: str = "", parent: str = "") -> str:
     history = [StoredEvent(10 + number, event) for number, event in enumerate(story.log)]
-    explanation = why(str(FOO), history, field)
+    explanation = explain(str(FOO), history, field)
     if parent:
         explanation = replace(explanation, parents=(Parent(parent, "", ()),))
     sentence = build_answer(FOO, history, explanation)

@@ -57,7 +57,7 @@ async def test_22_the_decider_waits_while_others_keep_all_batches_open(
     for each in names:
         await lane.wait_for_outcome(each, "Converged")
     await lane.wait_until_idle()
-    refused = "processing a batch failed; retrying" in process.error_output
+    refused = "failed to process a batch; retrying" in process.error_output
     assert refused or not in_time, "the server refused one batch more"
     assert await lane.history(f"{name}-x") == [], "no event of an open batch may be visible"
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY

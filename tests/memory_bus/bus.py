@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.process import Ports
-from reconciler.roles.projector.lost_events import find_lost
+from reconciler.roles.projector.lost_events import find_log_losses
 from reconciler.roles.runtime.runtime import Runtime
 from tests.memory_bus.actions import ActionQueue, MemoryActionReader
 from tests.memory_bus.clock import Clock
@@ -100,7 +100,7 @@ class MemoryBus:
                 self.actions, network, name, f"{seed}/actions"
             ),
             listing_reader=lambda: MemoryListingReader(self.listings, network),
-            lost_events=lambda models: find_lost(log, rows, models),
+            lost_events=lambda models: find_log_losses(log, rows, models),
             runtime=Runtime(
                 now=clock.now,
                 clock=self.loop.time,

@@ -84,7 +84,7 @@ async def test_an_owned_object_is_found_by_its_id_among_objects_with_its_name() 
 async def test_an_owned_object_is_read_by_its_id_though_another_has_its_name() -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
     checks = await compare_objects([note("n2")], own_row)
-    assert checks.doubtful == [own_row]
+    assert checks.uncertain == [own_row]
     assert [each.object for _, each in checks.observed] == [note("n2")]
 
 
@@ -127,10 +127,10 @@ async def test_a_listing_does_not_report_an_object_with_an_action_in_progress(
     """A listing that lacks it may have begun before the action, or show it late."""
     own_row = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
     checks = await compare_objects([], own_row)
-    assert (checks.observed, checks.doubtful) == ([], [])
+    assert (checks.observed, checks.uncertain) == ([], [])
     observed_row = row("mine", note("n1"), observed_uid="n1", action_id="a", operation=operation)
     checks = await compare_objects([], observed_row)
-    assert (checks.observed, checks.doubtful) == ([], [])
+    assert (checks.observed, checks.uncertain) == ([], [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -220,10 +220,10 @@ async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgott
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
     checks = await compare_objects([], released_row)
-    assert (checks.observed, checks.doubtful) == ([], [released_row])
+    assert (checks.observed, checks.uncertain) == ([], [released_row])
     recreated_row = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
     checks = await compare_objects([], recreated_row, unique_names=True)
-    assert (len(checks.observed), checks.doubtful) == (1, []), (
+    assert (len(checks.observed), checks.uncertain) == (1, []), (
         "a new declaration has another object"
     )
 
@@ -349,7 +349,7 @@ async def test_an_object_is_reported_to_the_resource_whose_creation_was_abandone
 
 async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:
     checks = await compare_objects([LATE_OBJECT_WITH_KEY], row_with_wrong_id())
-    assert [each.name for each in checks.doubtful] == ["mine"]
+    assert [each.name for each in checks.uncertain] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ async def test_an_unreadable_object_may_be_ours(
     checks = await compare_objects([], own_row, unreadable=unreadable, unique_names=unique_names)
     needs_read = (None, None) in unreadable or (is_absent and not unique_names)
     assert [key.name for key, _ in checks.observed] == ["mine"] * (is_absent and unique_names)
-    assert [each.key.name for each in checks.doubtful] == ["mine"] * needs_read
+    assert [each.key.name for each in checks.uncertain] == ["mine"] * needs_read
     assert checks.losses.missing == int(is_absent or (None, None) in unreadable)
 
 
@@ -498,4 +498,4 @@ async def test_indistinguishable_objects_are_not_shown() -> None:
     objects = [note("n1")]
     checks = await compare_objects(objects, own_row, unreadable=[("todo", None)], unique_names=True)
     assert not checks.observed
-    assert not checks.doubtful
+    assert not checks.uncertain

@@ -88,7 +88,7 @@ def test_a_command_without_its_extra_prints_how_to_install_it(
     process = _run(client, tmp_path, *arguments)
     assert process.returncode == 1
     assert process.stderr == (
-        f"error: `reconciler {arguments[0]}` requires the extra {extra!r}, but {library} is not "
+        f"error: `reconciler {arguments[0]}` requires the {extra!r} extra, but {library} is not "
         f"installed; run pip install 'event-sourced-reconciler[{extra}]'\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -36,7 +36,7 @@ async def test_14_a_failing_api_is_not_called_and_every_outcome_names_the_reason
 
     async def foo_waits_for_the_breaker() -> bool:
         recorded = await world.outcomes(shape("foo"))
-        return any("breaker of API 'default' open until" in each.message for each in recorded)
+        return any("breaker for API 'default' open until" in each.message for each in recorded)
 
     await world.until(foo_waits_for_the_breaker, "foo Degraded because of the breaker")
     await world.human.clear_faults()

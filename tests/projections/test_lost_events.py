@@ -14,8 +14,8 @@ from projections.status import StatusRow
 from reconciler.roles.projector.lost_events import (
     LogTooShortError,
     NamedRows,
-    find_lost,
-    mark_lost,
+    find_log_losses,
+    mark_log_losses,
 )
 
 FOO = ResourceKey("default", "Shape", "foo")
@@ -73,7 +73,7 @@ def models_at(position: int, *rows: tuple[ResourceKey, int, int]) -> ReadModels:
 
 
 async def lost_resources(log: Log, models: ReadModels) -> list[str]:
-    lost = await find_lost(log, cast("NamedRows", Rows(models)), models)
+    lost = await find_log_losses(log, cast("NamedRows", Rows(models)), models)
     return sorted(each.resource for each in lost)
 
 
@@ -81,7 +81,7 @@ async def after_a_loss() -> tuple[Log, ReadModels]:
     """The log lost positions 7 to 9 of foo, and the roles accepted this; it ends at 6."""
     models = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
     log = Log(6, {FOO: (5, 3), BAR: (6, 3)}, state=(str(FOO), 9))
-    await mark_lost(log, models)
+    await mark_log_losses(log, models)
     return log, models
 
 

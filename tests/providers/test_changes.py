@@ -12,7 +12,7 @@ from reconciler.errors import NotDoneError, ProviderError, ThrottledError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
-from reconciler.provider.http_faults import Fault, Proxy, answer
+from reconciler.provider.http_faults import Fault, Proxy, build_response
 from reconciler.provider.secrets import Secrets
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect, upon
@@ -114,11 +114,11 @@ async def test_a_feed_takes_no_connection_from_other_calls(
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        (answer(429, Retry_After="7"), ThrottledError),
-        (answer(503), NotDoneError),
-        (answer(404), NotDoneError),
-        (answer(200, '{"newest": 1}'), NotDoneError),
-        (answer(200, "no JSON"), NotDoneError),
+        (build_response(429, Retry_After="7"), ThrottledError),
+        (build_response(503), NotDoneError),
+        (build_response(404), NotDoneError),
+        (build_response(200, '{"newest": 1}'), NotDoneError),
+        (build_response(200, "no JSON"), NotDoneError),
         (Fault.LOSE_REPLY, NotDoneError),
         (Fault.CUT_REPLY, NotDoneError),
         (Fault.HOLD_REPLY, NotDoneError),

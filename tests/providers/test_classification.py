@@ -19,7 +19,7 @@ from reconciler import errors
 from reconciler.errors import ProviderError
 from reconciler.provider import Provider
 from reconciler.provider.contract import action, listing
-from reconciler.provider.http_faults import Fault, Proxy, answer
+from reconciler.provider.http_faults import Fault, Proxy, build_response
 from tests.providers.cases import Case
 from tests.providers.connect import Connect, upon
 
@@ -39,25 +39,25 @@ SCRIPTS: dict[str, Fault | bytes] = {
     "the connection ends before the response": Fault.LOSE_REPLY,
     "the connection ends within the response": Fault.CUT_REPLY,
     "the response is not HTTP": b"not http at all\r\n\r\n",
-    "207, the API executed part of the request": answer(207, '{"done": "a part"}'),
-    "307 or another redirect": answer(307, Location="http://elsewhere.example/"),
-    "400": answer(400),
-    "401": answer(401),
-    "403": answer(403),
-    "405": answer(405),
-    "408": answer(408),
-    "409 with `Retry-After`": answer(409, Retry_After="1"),
-    "410 in response to a listing": answer(410),
-    "413": answer(413),
-    "422": answer(422),
-    "425": answer(425),
-    "429": answer(429, Retry_After="1"),
-    "500": answer(500),
-    "502": answer(502),
-    "503": answer(503),
-    "504": answer(504),
-    "a success response that is not JSON": answer(200, "<html>welcome</html>"),
-    "a success response with another schema": answer(200, '{"hello": "world"}'),
+    "207, the API executed part of the request": build_response(207, '{"done": "a part"}'),
+    "307 or another redirect": build_response(307, Location="http://elsewhere.example/"),
+    "400": build_response(400),
+    "401": build_response(401),
+    "403": build_response(403),
+    "405": build_response(405),
+    "408": build_response(408),
+    "409 with `Retry-After`": build_response(409, Retry_After="1"),
+    "410 in response to a listing": build_response(410),
+    "413": build_response(413),
+    "422": build_response(422),
+    "425": build_response(425),
+    "429": build_response(429, Retry_After="1"),
+    "500": build_response(500),
+    "502": build_response(502),
+    "503": build_response(503),
+    "504": build_response(504),
+    "a success response that is not JSON": build_response(200, "<html>welcome</html>"),
+    "a success response with another schema": build_response(200, '{"hello": "world"}'),
 }
 ELSEWHERE = {
     "no connection",
@@ -115,7 +115,7 @@ def client(case: Case, proxy: Proxy, connect: Connect, failure: str) -> Provider
     return connect(case.kind, endpoint)
 
 
-# The body of a deletion's answer is of no interest.
+# The body of a deletion's response is of no interest.
 FAILED_WRITES = [
     (write, failure)
     for write in WRITES
@@ -182,7 +182,7 @@ async def test_a_wrong_base_path_never_counts_as_absence(
 async def test_a_gateway_that_answers_404_to_a_deletion_does_not_make_it_done(
     case: Case, proxied: Provider, proxy: Proxy, provider: Provider, thing: ExternalObject
 ) -> None:
-    proxy.plan.extend([Fault.NONE, answer(404, "<html>"), answer(404, "<html>")])
+    proxy.plan.extend([Fault.NONE, build_response(404, "<html>"), build_response(404, "<html>")])
     failure = "404, and the collection does not exist either"
     await fails(proxied.delete(upon("Delete", thing, {})), cell_of(failure, 1))
     assert await provider.read(thing.name) == thing

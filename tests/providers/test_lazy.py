@@ -106,7 +106,7 @@ def test_an_extra_is_checked_against_the_distribution_metadata(
     with pytest.raises(MissingExtraError) as missing:
         check_extra("server", "`reconciler up`")
     assert format_error(missing.value) == (
-        "`reconciler up` requires the extra 'server', but no-such-library is not installed; run "
+        "`reconciler up` requires the 'server' extra, but no-such-library is not installed; run "
         "pip install 'event-sourced-reconciler[server]'"
     )
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reconciler.errors import NotDoneError
 from reconciler.provider.contract import action
-from reconciler.provider.http_faults import Proxy, answer
+from reconciler.provider.http_faults import Proxy, build_response
 from reconciler.provider.kind import installed_kinds
 from shapes_api.kinds.records import RECORD, name_problem, normalize
 from tests.providers.connect import Connect
@@ -53,7 +53,7 @@ async def test_a_record_that_changes_during_its_deletion_is_kept(connect: Connec
         ' "tags": ["prod"]}'
     )
     async with Proxy("http://never-asked.invalid") as proxy:
-        proxy.plan.extend([answer(200, found), answer(412)])
+        proxy.plan.extend([build_response(200, found), build_response(412)])
         with pytest.raises(NotDoneError):
             await connect(RECORD, proxy.url).delete(action("Delete", "www", {}))
     assert proxy.methods() == ["GET", "DELETE"]

@@ -24,17 +24,17 @@ from reconciler.errors import (
 from reconciler.provider import Provider
 from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.contract import action, listing
-from reconciler.provider.http_faults import Proxy, answer
+from reconciler.provider.http_faults import Proxy, build_response
 from shapes_api.kinds.shapes import SHAPE, name_problem
 from tests.providers.connect import Connect, upon
 from tests.providers.permit import Permit
 
 FIELDS = {"type": "Square", "color": "Red"}
-OTHER_SHAPE = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
-ABSENT = answer(404)
-NONE_LISTED = answer(200, '{"items": []}')
+OTHER_SHAPE = build_response(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
+ABSENT = build_response(404)
+NONE_LISTED = build_response(200, '{"items": []}')
 KNOWN_OBJECT = ExternalObject("foo", FIELDS, uid="u1", version="1")
-KNOWN_SHAPE = answer(
+KNOWN_SHAPE = build_response(
     200, '{"name": "foo", "type": "Square", "color": "Red", "uid": "u1", "version": 1}'
 )
 REPLAYED = {"Idempotent_Replayed": "true"}
@@ -54,13 +54,17 @@ def shapes(planned: Proxy, connect: Connect) -> Provider:
 @pytest.mark.parametrize(
     ("refusal", "next_response", "error"),
     [
-        (answer(409, '{"detail": "name taken"}'), OTHER_SHAPE, ConflictError),
-        (answer(409, '{"detail": "name taken"}'), ABSENT, ConflictError),
-        (answer(409, '{"detail": "name taken"}', **REPLAYED), ABSENT, ConflictError),
-        (answer(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
-        (answer(409, Retry_After="3"), None, UnknownResultError),
-        (answer(422, '{"detail": "the key was used with another body"}'), None, RefusedError),
-        (answer(409, '{"detail": "name taken"}'), answer(503), UnknownResultError),
+        (build_response(409, '{"detail": "name taken"}'), OTHER_SHAPE, ConflictError),
+        (build_response(409, '{"detail": "name taken"}'), ABSENT, ConflictError),
+        (build_response(409, '{"detail": "name taken"}', **REPLAYED), ABSENT, ConflictError),
+        (build_response(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
+        (build_response(409, Retry_After="3"), None, UnknownResultError),
+        (
+            build_response(422, '{"detail": "the key was used with another body"}'),
+            None,
+            RefusedError,
+        ),
+        (build_response(409, '{"detail": "name taken"}'), build_response(503), UnknownResultError),
     ],
 )
 async def test_a_refused_create_raises_the_matching_error(
@@ -85,10 +89,10 @@ async def test_a_refused_create_raises_the_matching_error(
 @pytest.mark.parametrize(
     ("refusal", "next_response", "error"),
     [
-        (answer(412), OTHER_SHAPE, ConflictError),
-        (answer(412), ABSENT, NotFoundError),
-        (answer(404), NONE_LISTED, NotFoundError),
-        (answer(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
+        (build_response(412), OTHER_SHAPE, ConflictError),
+        (build_response(412), ABSENT, NotFoundError),
+        (build_response(404), NONE_LISTED, NotFoundError),
+        (build_response(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
     ],
 )
 async def test_a_refused_update_raises_the_matching_error(
@@ -115,7 +119,10 @@ async def test_a_listed_object_whose_read_returns_404_is_not_absent(
     shapes: Provider, planned: Proxy
 ) -> None:
     planned.plan.extend(
-        [ABSENT, answer(200, '{"items": [{"name": "foo", "type": "Star", "color": "Mauve"}]}')]
+        [
+            ABSENT,
+            build_response(200, '{"items": [{"name": "foo", "type": "Star", "color": "Mauve"}]}'),
+        ]
     )
     with pytest.raises(NotDoneError, match="is listed"):
         await shapes.read("foo")
@@ -123,14 +130,16 @@ async def test_a_listed_object_whose_read_returns_404_is_not_absent(
 
 async def test_every_write_carries_its_key(shapes: Provider, planned: Proxy) -> None:
     create = action("Create", "foo", FIELDS)
-    planned.plan.append(answer(503))
+    planned.plan.append(build_response(503))
     with pytest.raises(UnknownResultError):
         await shapes.create(create)
     assert f"idempotency-key: {create.idempotency_key}" in planned.heads[0].lower()
 
 
 async def test_an_expired_listing_raises_its_own_error(shapes: Provider, planned: Proxy) -> None:
-    planned.plan.extend([answer(200, '{"items": [], "continue": "t"}'), answer(410)])
+    planned.plan.extend(
+        [build_response(200, '{"items": [], "continue": "t"}'), build_response(410)]
+    )
     with pytest.raises(ListingExpiredError):
         await listing(shapes, Scope())
 
@@ -185,7 +194,7 @@ async def test_a_write_has_priority_and_waits_for_the_rate_limit(
     monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
     permit = Permit(interval_seconds=10.0)
     permit.is_granted.set()
-    planned.plan += [KNOWN_SHAPE, answer(204)]
+    planned.plan += [KNOWN_SHAPE, build_response(204)]
     token = CALL_GATE.set(permit)
     await shapes.delete(upon("Delete", KNOWN_OBJECT, {}))
     CALL_GATE.reset(token)

@@ -17,7 +17,7 @@ from reconciler.errors import (
 from reconciler.provider import WatchingProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, with_version_of
-from reconciler.provider.http_faults import Proxy, answer
+from reconciler.provider.http_faults import Proxy, build_response
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from tests.rest.kinds import example
@@ -42,10 +42,10 @@ async def proxy(shapes_url: str) -> AsyncIterator[Proxy]:
 
 async def test_a_404_proves_nothing_if_the_collection_does_not_exist_either(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
-    proxy.plan.extend([answer(404), answer(404)])
+    proxy.plan.extend([build_response(404), build_response(404)])
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
         await provider.read("foo")
-    proxy.plan.extend([answer(404), answer(200, '{"items": []}')])
+    proxy.plan.extend([build_response(404), build_response(200, '{"items": []}')])
     assert await provider.read("foo") is None
     await provider.close()
 
@@ -53,7 +53,7 @@ async def test_a_404_proves_nothing_if_the_collection_does_not_exist_either(prox
 async def test_a_listed_object_is_not_absent(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
-    proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shape]}))])
+    proxy.plan.extend([build_response(404), build_response(200, json.dumps({"items": [shape]}))])
     with pytest.raises(NotDoneError, match="'foo' is listed, but reading it returned 404"):
         await provider.read("foo")
     await provider.close()
@@ -62,7 +62,7 @@ async def test_a_listed_object_is_not_absent(proxy: Proxy):
 async def test_an_html_page_from_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
-    proxy.plan.extend([answer(200, json.dumps(shape)), answer(200, "<html>")])
+    proxy.plan.extend([build_response(200, json.dumps(shape)), build_response(200, "<html>")])
     with pytest.raises(UnknownResultError, match="invalid body"):
         await provider.delete(action("Delete", "foo", {}))
     await provider.close()
@@ -71,7 +71,7 @@ async def test_an_html_page_from_a_gateway_is_no_success_of_a_deletion(proxy: Pr
 @pytest.mark.parametrize("body", ["null", "[]", "7", "[" * 100_000])
 async def test_a_response_without_an_object_does_not_prove_absence(proxy: Proxy, body: str):
     provider = connect_provider(FIGURE, proxy.url)
-    proxy.plan.append(answer(200, body))
+    proxy.plan.append(build_response(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
         await provider.read("foo")
     await provider.close()
@@ -80,7 +80,7 @@ async def test_a_response_without_an_object_does_not_prove_absence(proxy: Proxy,
 @pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}'])
 async def test_an_invalid_listing_raises_and_proves_nothing(proxy: Proxy, body: str):
     provider = connect_provider(FIGURE, proxy.url)
-    proxy.plan.append(answer(200, body))
+    proxy.plan.append(build_response(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
     await provider.close()
@@ -88,7 +88,7 @@ async def test_an_invalid_listing_raises_and_proves_nothing(proxy: Proxy, body: 
 
 async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
-    proxy.plan.append(answer(200, '{"items": [{"uid": "a"}]}'))
+    proxy.plan.append(build_response(200, '{"items": [{"uid": "a"}]}'))
     with pytest.raises(UnreadableObjectsError, match="an object without a name") as caught:
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
     assert list(caught.value.objects) == [(None, None)]
@@ -100,8 +100,8 @@ async def test_a_temporary_conflict_proves_nothing(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
     create = action("Create", "foo", {"type": "Circle", "color": "Red"})
     for harm in (
-        answer(409, '{"detail": "A request with this key is still running"}'),
-        answer(409, '{"detail": "taken"}', Retry_After="3"),
+        build_response(409, '{"detail": "A request with this key is still running"}'),
+        build_response(409, '{"detail": "taken"}', Retry_After="3"),
     ):
         proxy.plan.append(harm)
         with pytest.raises(UnknownResultError):

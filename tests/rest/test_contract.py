@@ -16,7 +16,7 @@ from reconciler.errors import RefusedError
 from reconciler.provider import Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import Connect, ProviderContract
-from reconciler.provider.http_faults import HttpFaultContract, Proxy, answer
+from reconciler.provider.http_faults import HttpFaultContract, Proxy, build_response
 from reconciler.provider.secrets import Secrets
 from tests.rest.kinds import example
 from tests.rest.servers import API_KEY
@@ -119,6 +119,6 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
         self, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
         proxy.exempt_methods = ("GET",)
-        proxy.plan.append(answer(500, '{"error": "loading new config: unknown module"}'))
+        proxy.plan.append(build_response(500, '{"error": "loading new config: unknown module"}'))
         with pytest.raises(RefusedError, match="unknown module"):
             await proxied.create(self.action("Create", name, self.fields))

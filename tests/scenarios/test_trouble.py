@@ -112,7 +112,7 @@ async def test_14_a_throttle_that_one_worker_receives_applies_to_every_worker(
         await world.declare_all([manifest(name) for name in others])
         outcome = await world.until_outcome("foo", "Degraded")
         assert outcome.reason == "Throttled"
-        assert "no call before 20" in outcome.message
+        assert "no calls before 20" in outcome.message
         for name in ("foo", *others):
             await world.until(lambda name=name: world.human.find(name), name, seconds=60)
         journal = await world.human.journal()
@@ -234,7 +234,7 @@ async def test_14_a_breaker_survives_a_restart_that_wakes_no_resource_without_ca
         assert await world.log_position() == position, "a resource was woken without cause"
         await world.declare("bar")
         outcome = await world.until_outcome("bar", "Degraded")
-        assert "breaker of API 'default' open until" in outcome.message
+        assert "breaker for API 'default' open until" in outcome.message
         await world.until_settled()
     assert await calls(world) == 0, "the API was called while its breaker was open"
     failed = only(ActionFailed, await world.facts("bar")).error
@@ -282,7 +282,7 @@ def _timestamp(text: str) -> float:
 async def _until_held(world: World, name: str) -> None:
     async def is_held() -> bool:
         recorded = await world.outcomes(_shape(name))
-        return bool(recorded) and "breaker of API" in recorded[-1].message
+        return bool(recorded) and "breaker for API" in recorded[-1].message
 
     await world.until(is_held, f"{name} waits for the breaker")
     await world.until_settled()

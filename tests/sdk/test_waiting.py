@@ -91,7 +91,7 @@ async def test_a_timeout_names_the_outcomes_received(client: Client, name: str) 
         match=r"generation 9 did not .*; last outcome: Converged of generation",
     ):
         await client.wait_for(shape(name).key, generation=9, timeout_seconds=0.3)
-    with pytest.raises(WaitTimeoutError, match=r"no outcome arrived.* and 2 more"):
+    with pytest.raises(WaitTimeoutError, match=r"no outcome received.* and 2 more"):
         await client.wait_for_many(
             {f"default/Shape/{name}-{index}": 1 for index in range(5)}, timeout_seconds=0.2
         )

@@ -12,7 +12,7 @@ from events.intake import Declared, Withdrawn
 from events.log import SpecDeclared
 from events.names import ResourceKey
 from reconciler.ports import StoredEvent
-from reconciler.sdk.why import CONTENTION_DRIFTS, Parent, lineage, why
+from reconciler.sdk.why import CONTENTION_DRIFTS, Parent, explain, lineage
 from tests.resource.building import Story, converged_story, manifest, repaint
 
 
@@ -21,7 +21,7 @@ def history(story: Story) -> list[StoredEvent]:
 
 
 def chain_types(story: Story, field: str = "") -> list[str]:
-    answer = why("default/Block/Foo", history(story), field)
+    answer = explain("default/Block/Foo", history(story), field)
     return [type(story.log[version - 1].data).__name__ for version in answer.chain]
 
 
@@ -35,7 +35,7 @@ def test_an_outcome_leads_back_to_the_declaration():
         "ActionSucceeded",
         "OutcomeRecorded",
     ]
-    chain = why("x", history(story)).chain
+    chain = explain("x", history(story)).chain
     declared = story.log[chain[0] - 1].data
     assert isinstance(declared, SpecDeclared)
     assert declared.generation == 2
@@ -72,7 +72,7 @@ def test_a_chain_goes_forward_and_ends():
         story.observe(repaint(story.existing, color="Yellow"))
         story.succeed()
     for event in story.log:
-        chain = why("x", history(story)[: event.resourceversion]).chain
+        chain = explain("x", history(story)[: event.resourceversion]).chain
         assert all(before < after for before, after in pairwise(chain))
 
 
@@ -82,7 +82,7 @@ def test_each_value_of_a_field_has_its_cause():
     story.succeed()
     story.observe(repaint(story.existing, color="Blue"))
     story.succeed()
-    answer = why("x", history(story), "color")
+    answer = explain("x", history(story), "color")
     assert [each.value for each in answer.wanted] == ["Red", "Green"]
     assert [each.value for each in answer.applied] == ["Red", "Green"]
     assert [(each.value, each.event) for each in answer.observed] == [
@@ -92,22 +92,22 @@ def test_each_value_of_a_field_has_its_cause():
         ("Green", "ActionSucceeded"),
     ]
     assert answer.wanted[-1].actor == "tests"
-    assert why("x", history(story), "colour").wanted == ()
+    assert explain("x", history(story), "colour").wanted == ()
 
 
 def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
     story = converged_story()
     for number in range(CONTENTION_DRIFTS):
-        assert not why("x", history(story)).repeated_drifts
+        assert not explain("x", history(story)).repeated_drifts
         story.observe(repaint(story.existing, color=("Blue", "Yellow")[number % 2]))
         story.wake(seconds=60)  # the last repair waits
         story.succeed()
         story.now = story.now.replace(minute=number + 1)
-    (repeated_drift,) = why("x", history(story)).repeated_drifts
+    (repeated_drift,) = explain("x", history(story)).repeated_drifts
     assert (repeated_drift.path, repeated_drift.times) == ("color", CONTENTION_DRIFTS)
     assert (repeated_drift.ours, repeated_drift.theirs) == ("Red", ("Blue", "Yellow"))
-    assert why("x", history(story), "color").repeated_drifts == (repeated_drift,)
-    assert not why("x", history(story), "type").repeated_drifts
+    assert explain("x", history(story), "color").repeated_drifts == (repeated_drift,)
+    assert not explain("x", history(story), "type").repeated_drifts
 
 
 def test_old_changes_are_no_contention():
@@ -116,7 +116,7 @@ def test_old_changes_are_no_contention():
         story.now = story.now.replace(hour=2 * number + 1)
         story.observe(repaint(story.existing, color="Blue"))
         story.succeed()
-    assert not why("x", history(story)).repeated_drifts
+    assert not explain("x", history(story)).repeated_drifts
 
 
 # --- of a part: the causes go on with its parents

@@ -114,7 +114,7 @@ async def test_without_a_list_the_env_store_does_not_exist(
     monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(
-        ConfigurationError, match="can enable store 'env' with RECONCILER_SECRET_ENV"
+        ConfigurationError, match="can enable the 'env' store with RECONCILER_SECRET_ENV"
     ):
         await secrets(folder).value(SecretRef("DB_PASSWORD", "env"), "billing")
 

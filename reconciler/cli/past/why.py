@@ -23,8 +23,7 @@ from reconciler.cli.search import find_in_words
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import format_value
 from reconciler.sdk.history import History, ResourceHistory
-from reconciler.sdk.why import Parent, RepeatedDrift, Why, lineage
-from reconciler.sdk.why import why as explain
+from reconciler.sdk.why import Parent, RepeatedDrift, Why, explain, lineage
 
 _MAX_SHOWN_VALUES = 5
 

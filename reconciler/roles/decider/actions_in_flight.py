@@ -1,7 +1,7 @@
 """Count the actions in flight at each API, by namespace.
 
-The workers of a ProviderConfig execute actions in the order of the log. If one namespace started
-many actions, all others with this ProviderConfig would wait. Therefore, the decider starts at most
+The workers of a ProviderConfig execute actions in log order. If one namespace started many
+actions, all others that use this ProviderConfig would wait. Therefore, the decider starts at most
 `MAX_ACTIONS` at an API, divides them among the namespaces with actions there, and starts more as
 actions end (ADR 0062). A namespace below its share may always start one. The counts are kept in
 memory, and start at zero after a restart.

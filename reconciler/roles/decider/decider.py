@@ -74,7 +74,7 @@ _MAX_COMMANDS_PER_TURN = 200
 _FEW_RESOURCES = 4
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _SECONDS_PER_TURN = 0.03
-"""CPU time of the decisions of a batch, after which its other messages wait for their next turn.
+"""CPU time for deciding a batch. Once it is used up, the other messages wait for the next turn.
 
 A decision takes 40 µs, or up to 0.2 s for a composition.
 """
@@ -84,7 +84,7 @@ _MAX_ATTEMPTS = 20
 """Maximum attempts at a batch before its redelivery: a later batch must not overtake it."""
 
 _FIRST_DELAY_SECONDS = 2.0
-"""First redelivery delay of a message whose processing failed.
+"""Delay before the first redelivery of a message that could not be processed.
 
 It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 """
@@ -92,7 +92,7 @@ It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 _MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
-"""Maximum age of a message that nothing can have overtaken.
+"""Maximum age at which nothing can have overtaken a message.
 
 The bus waits longer before it assigns the partition to another decider.
 """
@@ -135,11 +135,11 @@ class _Work:
         """Total bytes of the payloads. The resulting events have about the same size."""
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
-    def split(self, at: int = 1) -> tuple[_Work, _Work]:
-        """Return the first `at` messages, and the remaining ones."""
+    def split(self, count: int = 1) -> tuple[_Work, _Work]:
+        """Return the first `count` messages, and the remaining ones."""
         return (
-            _Work(self.deliveries[:at], self.commands[:at], self.is_one_by_one),
-            _Work(self.deliveries[at:], self.commands[at:], self.is_one_by_one),
+            _Work(self.deliveries[:count], self.commands[:count], self.is_one_by_one),
+            _Work(self.deliveries[count:], self.commands[count:], self.is_one_by_one),
         )
 
 
@@ -163,7 +163,7 @@ class _Decision:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of its events, including resolved references."""
+        """Approximate size of its events in bytes, including resolved references."""
         resolved = self.turn.state.desired.resolved
         copies = sum(isinstance(each.data, _EVENTS_WITH_FIELDS) for each in self.turn.events)
         if resolved is None or not copies:
@@ -172,12 +172,12 @@ class _Decision:
 
     @property
     def commit(self) -> Commit:
-        """The turn in the form that the repository stores."""
+        """The turn in the format that the repository stores."""
         return Commit(self.key, self.base, self.turn.state, self.turn.events)
 
 
 class Decider:
-    """Turns intake messages into events of the log."""
+    """Turns intake messages into log events."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Decider:
         kinds: KindRegistry,
         configurations: Configurations,
         definitions: Definitions | None = None,
-        lost: Sequence[LogDamage] = (),
+        losses: Sequence[LogDamage] = (),
         runtime: Runtime = REAL,
         max_actions: int = MAX_ACTIONS,
     ) -> None:
@@ -199,7 +199,7 @@ class Decider:
         self._definitions = definitions or Definitions(kinds)
         self._configurations = configurations
         self._repository = ResourceRepository(log)
-        for damage in lost:
+        for damage in losses:
             self._repository.hold(damage)
         self._now = runtime.now
         self._jitter = runtime.jitter
@@ -250,7 +250,7 @@ class Decider:
                 return await self.handle(batch, _SECONDS_PER_TURN)
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
-                    "processing a batch failed; retrying", reason=str(error), size=len(batch)
+                    "failed to process a batch; retrying", reason=str(error), size=len(batch)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
         await self._reader.retry_later(batch, _RETRY_SECONDS)
@@ -306,7 +306,7 @@ class Decider:
             await self._sink.discard(letters)
             await reply_to_rejected(self._sink, letters)
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-            _logger.warning("rejecting messages failed; retrying later", reason=str(error))
+            _logger.warning("failed to reject messages; retrying later", reason=str(error))
             await self._reader.retry_later(excess, _RETRY_SECONDS)
         else:
             await self._reader.ack(excess)
@@ -314,7 +314,7 @@ class Decider:
     async def handle(
         self, batch: Sequence[IntakeDelivery], seconds: float = math.inf
     ) -> Sequence[IntakeDelivery]:
-        """Process a batch, and return the messages for which its CPU time did not suffice."""
+        """Process a batch. Return the messages left undecided when its CPU time was used up."""
         reach(Failpoint.DECIDER_TOOK)
         self._time.begin(seconds, {namespace_of(each.subject) for each in batch})
         self._undecided = set()
@@ -337,7 +337,7 @@ class Decider:
         return [each for each in batch if each.position in self._undecided]
 
     def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
-        """Read the bus's clock from the newest message by position.
+        """Read the bus's clock from the message with the highest position.
 
         A redelivered message must not set the clock back, because that would delay due work.
         """
@@ -373,8 +373,8 @@ class Decider:
     async def _add_overtaking(self, work: Mapping[ResourceKey, _Work]) -> None:
         """Add the declarations that overtook a late one, so that they are processed again.
 
-        Messages that a dead or paused decider held arrive late, when newer declarations of the
-        resource may have been processed. If a newer one led to events, it is in the history. If it
+        Messages held by a dead or paused decider arrive late, possibly after newer declarations of
+        the resource have been processed. If a newer one led to events, it is in the history. If it
         changed nothing, such as a withdrawal before the first declaration, it left no trace but
         must take precedence. It may also lie between two declarations of this batch.
         """
@@ -506,21 +506,21 @@ class Decider:
         self, work: Mapping[ResourceKey, _Work], *, excluding: Sequence[_Decision]
     ) -> list[_Decision]:
         excluded_keys = {each.key for each in excluding}
-        open_work = {key: item for key, item in work.items() if key not in excluded_keys}
-        if not open_work:
+        remaining = {key: item for key, item in work.items() if key not in excluded_keys}
+        if not remaining:
             return []
         targets = {
             each
-            for key, item in open_work.items()
+            for key, item in remaining.items()
             for each in targets_of(item.commands, self._kinds.find(key.kind), key)
         }
         self._graph = await graph_from(targets, self._repository) if targets else {}
         self._referenced = frozenset(chain.from_iterable(self._graph.values()))
-        resources = await self._repository.get(list(open_work))
-        if any(self._has_unknown_kinds_in(key, item) for key, item in open_work.items()):
+        resources = await self._repository.get(list(remaining))
+        if any(self._has_unknown_kinds_in(key, item) for key, item in remaining.items()):
             await self._definitions.load(self._log)
-        await self._definitions.catch_up(self._log, self._newest_definitions(open_work, resources))
-        return await self._decide_repeats(self._take_turns(open_work, resources))
+        await self._definitions.catch_up(self._log, self._newest_definitions(remaining, resources))
+        return await self._decide_repeats(self._take_turns(remaining, resources))
 
     def _has_unknown_kinds_in(self, key: ResourceKey, item: _Work) -> bool:
         """Return whether a configuration names unknown kinds, which may since have been defined."""
@@ -561,18 +561,18 @@ class Decider:
         Such a declaration keeps its first position. If the intake no longer contains that position,
         the declaration counts as new.
         """
-        doubtful = {each.key: each for each in decisions if each.turn.repeats}
-        if not doubtful:
+        possible_repeats = {each.key: each for each in decisions if each.turn.repeats}
+        if not possible_repeats:
             return list(decisions)
         declared = await self._reader.declarations_of(
-            {key: each.known_declarations for key, each in doubtful.items()}
+            {key: each.known_declarations for key, each in possible_repeats.items()}
         )
-        for key, each in doubtful.items():
+        for key, each in possible_repeats.items():
             each.work.commands[:] = with_first_positions(each.work.commands, declared.get(key, ()))
         # Most were not repeated, so their decisions stand.
         repeated = {
             key: each
-            for key, each in doubtful.items()
+            for key, each in possible_repeats.items()
             if any(map(_is_repeated, each.work.commands))
         }
         new_decisions = self._take_turns(
@@ -609,8 +609,8 @@ class Decider:
     def _must_wait(self, key: ResourceKey, item: _Work) -> bool:
         """Return whether a resource waits for the next turn of its namespace.
 
-        Messages of the batch may depend on configurations. What has no delivery, or is being
-        isolated, would be lost.
+        Other messages in the batch may depend on configurations. Work that has no delivery, or is
+        being isolated, would be lost.
         """
         if key.namespace == SYSTEM_NAMESPACE or item.is_one_by_one or not item.deliveries:
             return False
@@ -701,7 +701,7 @@ class Decider:
             await publish_rejections(self._sink, done, self._now())
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             self._log_rejection_state(error)
-            # Without a slot, only the rejection is lost: its dead letter or count exists.
+            # Without a slot, only the rejection is lost: the dead letter or count is stored.
             finished = await self._postpone([each.delivery for each in done])
         else:
             finished = [each.delivery for each in done]
@@ -715,7 +715,7 @@ class Decider:
         are counted, then dropped. After a crash, a message may be counted twice, but is never
         skipped (ADR 0017).
         """
-        reason = "stream DEADLETTERS is full"
+        reason = "the DEADLETTERS stream is full"
         try:
             waiting = await self._sink.store_dead_letters(letters)
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
@@ -745,7 +745,7 @@ class Decider:
     async def _postpone(
         self, deliveries: Sequence[IntakeDelivery], *, always: Container[int] = ()
     ) -> list[IntakeDelivery]:
-        """Schedule redeliveries. Return the messages without a free slot.
+        """Schedule redeliveries. Return the messages for which no slot was free.
 
         ``always``: positions of messages that get a slot even beyond the limit.
         """
@@ -815,18 +815,20 @@ class Decider:
             return set()
         finished = {each.position for each in results.finished}
         letters = {each.delivery.position: each for _, each in results.rejections}
-        late = [each.delivery for at, each in letters.items() if at in finished]
-        without_slot = [each.position for each in await self._postpone(late)]
+        unrejected = [
+            each.delivery for each in letters.values() if each.delivery.position in finished
+        ]
+        without_slot = [each.position for each in await self._postpone(unrejected)]
         known = {each.delivery.position for each in results.letters}
-        results.letters += [letters[at] for at in without_slot if at not in known]
-        return {each.position for each in late}.difference(without_slot)
+        results.letters += [letters[each] for each in without_slot if each not in known]
+        return {each.position for each in unrejected}.difference(without_slot)
 
     def _log_rejection_state(self, error: Exception | None) -> None:
         """Log once that rejections cannot be stored, and once that they can be stored again."""
         if error is not None and not self._fails_to_reject:
-            _logger.warning("storing rejections failed; retrying later", reason=str(error))
+            _logger.warning("failed to store rejections; retrying later", reason=str(error))
         if error is None and self._fails_to_reject:
-            _logger.info("rejections are stored again")
+            _logger.info("rejections can be stored again")
         self._fails_to_reject = error is not None
 
 

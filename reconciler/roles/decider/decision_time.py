@@ -1,4 +1,4 @@
-"""The CPU time that the decisions of a batch may take, which its namespaces share (ADR 0062)."""
+"""The CPU time for deciding a batch, which the batch's namespaces share (ADR 0062)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from events.names import ResourceKey
 
 _MIN_RECENT_SECONDS: Final = 0.03
-"""Recent time from which the resources of a namespace follow those of others."""
+"""Recently used time above which a namespace's resources come after those of others."""
 
 
 class DecisionTime:
     """Measures decisions, and ends the turn of a namespace that has used its share.
 
-    Only the number and order of messages in a turn depend on it, and no decision (invariant 10).
+    Only the number and order of messages in a turn depend on it; decisions do not (invariant 10).
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -44,9 +44,10 @@ class DecisionTime:
         self.undecided = set()
 
     def order(self, keys: Iterable[ResourceKey]) -> Sequence[ResourceKey]:
-        """Return the resources of namespaces that recently used the least time first.
+        """Sort resources: those of the namespaces that recently used the least time come first.
 
-        A single decision may take longer than a turn. It must not precede those of others.
+        A single decision may take longer than a turn, so it must not precede those of other
+        namespaces.
         """
         recent = self._used_recently
         return sorted(keys, key=lambda key: recent.get(key.namespace, 0.0)) if recent else [*keys]
@@ -59,11 +60,11 @@ class DecisionTime:
 
     @contextmanager
     def measure(self, namespace: str) -> Generator[None]:
-        """Count the time of a decision."""
-        began = self._clock()
+        """Measure the time that a decision takes."""
+        started_at = self._clock()
         try:
             yield
         finally:
-            used = self._clock() - began
+            used = self._clock() - started_at
             self._used[namespace] = self._used.get(namespace, 0.0) + used
             self._used_by_all += used

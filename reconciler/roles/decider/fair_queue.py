@@ -153,7 +153,7 @@ class FairQueue:
         """Return the next messages to process, the same number for each namespace if available.
 
         A lane's turn ends when its share of the bytes is used up, because its next message may be
-        long. A namespace whose last messages took too long has fewer.
+        long. A namespace whose last messages took too long gets fewer.
         """
         batch: list[IntakeDelivery] = []
         remaining_bytes = MAX_BYTES_PER_TURN
@@ -177,8 +177,8 @@ class FairQueue:
     ) -> None:
         """Return undecided messages to the front of their lanes.
 
-        In its next turn, such a namespace has as many messages as were decided, and then twice as
-        many. One without a decision comes first.
+        In its next turn, such a namespace gets as many messages as were decided, and twice as many
+        in the turn after that. A namespace without a decision goes first.
         """
         decided = Counter(namespace_of(each.subject) for each in taken)
         decided.subtract(namespace_of(each.subject) for each in undecided)

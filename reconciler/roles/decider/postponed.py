@@ -14,10 +14,10 @@ MAX_POSTPONED = 500
 """Limit on postponed messages per namespace and partition, each for up to 32 seconds."""
 
 _EXPIRY_SECONDS = 60.0
-"""Time after which a message that was not redelivered to this process must be at another one."""
+"""Time after which a message not redelivered to this process must have gone to another one."""
 
 _SHARES = 2
-"""Shares that all namespaces have in total, so that several floods cannot fill a partition."""
+"""Number of shares for all namespaces together, so that floods cannot fill a partition."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ def decode_command(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     """Decode a message.
 
     Raises:
-        ValueError: the message is invalid; the text states why.
+        ValueError: the message is invalid; the error states why.
     """
     if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(
@@ -44,7 +44,7 @@ def decode_command(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
 
 
 def build_intake_letter(delivery: IntakeDelivery, reason: str) -> DeadLetter:
-    """Build the dead letter of a message that could not be decoded."""
+    """Build the dead letter for a message that could not be decoded."""
     identity = _repeated_identity(delivery)
     return DeadLetter("intake", reason, delivery, identity, reason if identity else "")
 
@@ -52,7 +52,7 @@ def build_intake_letter(delivery: IntakeDelivery, reason: str) -> DeadLetter:
 def build_decision_letter(
     delivery: IntakeDelivery, reason: str, *, usable: bool = False
 ) -> DeadLetter:
-    """Build the dead letter of a message that the decider could not process.
+    """Build the dead letter for a message that the decider could not process.
 
     Messages that roles repeat, such as a listing's observations, share one letter per resource, and
     may be dropped without one. ``usable``: the message could be processed later.
@@ -72,7 +72,7 @@ def _repeated_identity(delivery: IntakeDelivery) -> str:
 
 
 def build_quota_letter(delivery: IntakeDelivery) -> DeadLetter:
-    """Build the dead letter of a message beyond its namespace's quota."""
+    """Build the dead letter for a message beyond its namespace's quota."""
     namespace = namespace_of(delivery.subject)
     reason = (
         f"namespace {namespace!r} has too many messages waiting for the decider; retry later, and "

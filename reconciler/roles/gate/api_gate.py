@@ -137,8 +137,8 @@ class ApiGate:
         if self._log is not None and not await self._log.wait_until_certain(MAX_WAIT_SECONDS):
             raise GateClosedError(
                 (
-                    "the bus connection was lost: this process calls no API until it has verified "
-                    "that the log is still the one that it read before"
+                    "the bus connection was lost: this process does not call any API until it has "
+                    "verified that the log is still the one that it read before"
                 ),
                 retry_after_seconds=PROBE_WAIT_SECONDS,
             )
@@ -162,9 +162,9 @@ class ApiGate:
         Raises:
             GateClosedError: the wait would be too long. Nothing was called; retry later.
         """
-        began = self._clock()
+        started_at = self._clock()
         while self._may_be_closed:
-            closed, waited = self.closed_seconds, self._clock() - began
+            closed, waited = self.closed_seconds, self._clock() - started_at
             if closed > MAX_WAIT_SECONDS or waited > MAX_WAIT_SECONDS:
                 raise self._build_closed_error(config, closed)
             if closed > 0:
@@ -180,7 +180,7 @@ class ApiGate:
             else:
                 self._request_probe(broken)
                 await self._wait_for_change(PROBE_WAIT_SECONDS / 4)
-        waited = self._clock() - began
+        waited = self._clock() - started_at
         if waited > _NOTICEABLE_SECONDS:  # spread out calls that waited together
             await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
@@ -254,22 +254,22 @@ class ApiGate:
         for member in self._open_breakers():
             is_due = member.open_until <= self._clock()
             until = "its probe succeeds" if is_due else _format_end(member.suspended_until)
-            why = f"breaker of API {member.name!r} open until {until}"
-            return GateClosedError(why, retry_after_seconds=wait)
+            reason = f"breaker for API {member.name!r} open until {until}"
+            return GateClosedError(reason, retry_after_seconds=wait)
         now = self._clock()
         for member in self.members.values():
             if member.throttled_until > now:
                 end = _format_end(member.suspended_until)
-                why = f"API {member.name!r} does not accept calls before {end}"
-                return GateClosedError(why, retry_after_seconds=wait, throttled=True)
+                reason = f"API {member.name!r} does not accept calls before {end}"
+                return GateClosedError(reason, retry_after_seconds=wait, throttled=True)
         # The log has not recorded the throttling yet, so its end is unknown.
         if self._local_throttle_until > now:
-            why = (
+            reason = (
                 f"API {config!r} does not accept calls for {self._local_throttle_until - now:.0f} s"
             )
-            return GateClosedError(why, retry_after_seconds=wait, throttled=True)
-        why = f"calls to API {config!r} are suspended briefly after failures"
-        return GateClosedError(why, retry_after_seconds=wait)
+            return GateClosedError(reason, retry_after_seconds=wait, throttled=True)
+        reason = f"calls to API {config!r} are suspended briefly after failures"
+        return GateClosedError(reason, retry_after_seconds=wait)
 
     def _check_rate(self, limiter: RateLimiter) -> GateClosedError | None:
         """Return an error with its own retry time if a call would wait too long for a slot."""
@@ -341,8 +341,8 @@ class ApiGate:
             return
         self._failures += 1
         broken = self._open_breakers()
-        is_enough = self._failures >= member.failures_to_open or bool(broken)
-        if not is_enough or self._local_opening_until > self._clock():
+        should_report = self._failures >= member.failures_to_open or bool(broken)
+        if not should_report or self._local_opening_until > self._clock():
             return
         self._local_opening_until = self._clock() + LOCAL_OPENING_SECONDS
         self._may_be_closed = True

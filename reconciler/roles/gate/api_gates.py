@@ -76,7 +76,7 @@ def gate_name(config: ProviderConfigSpec) -> str:
 class ApiGates:
     """One gate per API and account.
 
-    ``apply`` must receive every event of the log. Gate reports are published by ``run``.
+    ``apply`` must receive every log event. Gate reports are published by ``run``.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ApiGates:
             tasks.create_task(self._detect_pauses())
 
     async def close(self) -> None:
-        """Publish the remaining reports, including that this process will not start more probes."""
+        """Publish the remaining reports, and report that this process starts no more probes."""
         for gate in self._gates.values():
             gate.stop()
         with suppress(Exception):  # if the bus is unreachable, the probe expires

@@ -28,7 +28,8 @@ MAX_LEAD_SECONDS = 1.0
 MAX_PLAUSIBLE_SECONDS = 10.0
 """Limit on a plausible reservation, or the time of sixteen calls if that is longer.
 
-A later time comes from a wrong clock. It is reduced to this limit, so that no process waits longer.
+A later time comes from an inaccurate clock. It is reduced to this limit, so that no process waits
+longer.
 """
 
 MAX_SLOT_DELAY_SECONDS = 0.25
@@ -118,7 +119,7 @@ class RateLimiter:
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 self._revision = None
                 _logger.warning(
-                    "reserving calls under a rate limit failed; retrying",
+                    "failed to reserve calls under a rate limit; retrying",
                     limit=self.name,
                     error=str(error),
                 )
@@ -155,7 +156,7 @@ class RateLimiter:
         return [each + offset for each in times]
 
     def _plausible_arrival(self, now: float) -> float:
-        """Return the arrival time, reduced to the latest that a correct clock can have stored."""
+        """Return the arrival time, reduced to the latest that a correct clock could have stored."""
         max_lead = (
             max(MAX_PLAUSIBLE_SECONDS, _MAX_PLAUSIBLE_CALLS * self.interval)
             + (self.burst - 1) * self.interval

@@ -33,7 +33,7 @@ def hide_secrets(
     the log. Its strings are kept, so that a weak secret does not look like drift. An object larger
     than ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
-    content = _encoded(existing)
+    content = _try_to_encode(existing)
     is_searched = len(content) <= MAX_SEARCHED_BYTES
     resource_name = name_for_external(existing.name)
     is_hidden_name = resource_name != existing.name and (yield from secrecy.search(resource_name))
@@ -101,7 +101,7 @@ def _mask_undigested(existing: ExternalObject, secrecy: Secrecy) -> Search[Exter
     return replace(existing, version=version, written_by=written_by)
 
 
-def _encoded(existing: ExternalObject) -> bytes:
+def _try_to_encode(existing: ExternalObject) -> bytes:
     try:
         return _encoder.encode(existing)
     except Exception:  # noqa: BLE001 - a provider may return values that are not JSON

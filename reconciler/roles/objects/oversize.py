@@ -21,7 +21,7 @@ MAX_OBJECT_BYTES = MAX_MESSAGE_BYTES // 2
 """Limit on objects that are recorded in the log or a result."""
 
 MAX_OBJECT_NESTING = MAX_NESTING - 10
-"""Limit on the nesting of an object's JSON. An observation adds some levels around it."""
+"""Limit on the nesting of an object's JSON. An observation adds a few levels around it."""
 
 MAX_ID_CHARACTERS = 2048
 """Limit on an object's name or id. A resource's row may contain a dozen of them."""
@@ -39,7 +39,7 @@ def is_too_large(existing: ExternalObject | None) -> bool:
 
 
 def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
-    """Return the dead letter of an oversized object, which is identical for identical content."""
+    """Return the dead letter for an oversized object, which is identical for identical content."""
     existing = observed.object
     assert existing is not None
     payload, name = _encoder.encode(existing), observed.external_name[:MAX_ID_CHARACTERS]
@@ -70,7 +70,7 @@ def _excess(existing: ExternalObject, payload: bytes) -> str:
     if len(payload) > MAX_OBJECT_BYTES:
         return f"{len(payload)} bytes exceed the limit of {MAX_OBJECT_BYTES}"
     if is_nested_deeper(payload, MAX_OBJECT_NESTING):
-        return f"levels of JSON exceed the limit of {MAX_OBJECT_NESTING}"
+        return f"JSON nesting exceeds the limit of {MAX_OBJECT_NESTING} levels"
     return ""
 
 
@@ -83,6 +83,8 @@ async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLe
         return
     try:
         if waiting := await sink.store_dead_letters(letters):
-            _logger.warning("stream DEADLETTERS is full; dropped dead letters", count=len(waiting))
+            _logger.warning(
+                "the DEADLETTERS stream is full; dropped dead letters", count=len(waiting)
+            )
     except Exception as error:  # noqa: BLE001 - such as an unreachable bus
         _logger.warning("failed to store dead letters", error=str(error), count=len(letters))

@@ -84,8 +84,8 @@ class TwinDetector:
             suspects += [each for each in chunk if _is_suspect(each.object, spaces, known_version)]
         newer: list[NewerObject] = []
         unclear: set[ResourceKey] = set()
-        for at in range(0, len(suspects), _HISTORIES_PER_LOAD):
-            chunk = suspects[at : at + _HISTORIES_PER_LOAD]
+        for start in range(0, len(suspects), _HISTORIES_PER_LOAD):
+            chunk = suspects[start : start + _HISTORIES_PER_LOAD]
             newer += await self._find_newer(kind, chunk, spaces, unclear)
         if not newer:
             return Comparison(must_wait=False, unclear=frozenset(unclear))

@@ -65,9 +65,9 @@ class ChangeFeed:
     async def run(self) -> None:
         """Follow the feed until canceled, with a minimum interval between requests."""
         while True:
-            began = self._clock()
+            started_at = self._clock()
             wait = await self._try_request()
-            await asyncio.sleep(max(wait, began + MIN_INTERVAL_SECONDS - self._clock()))
+            await asyncio.sleep(max(wait, started_at + MIN_INTERVAL_SECONDS - self._clock()))
 
     async def _try_request(self) -> float:
         """Send one request, and return the seconds to wait after it."""

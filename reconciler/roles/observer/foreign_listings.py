@@ -203,7 +203,7 @@ class ForeignListings:
         try:
             if await self._sink.store_dead_letters([DeadLetter("listing", reason, letter)]):
                 _logger.warning(
-                    "stream DEADLETTERS is full; dropped a dead letter", subject=subject
+                    "the DEADLETTERS stream is full; dropped a dead letter", subject=subject
                 )
         except Exception as error:  # noqa: BLE001 - its observer will publish another listing
             _logger.warning("failed to store a dead letter", subject=subject, error=str(error))

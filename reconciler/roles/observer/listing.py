@@ -138,13 +138,13 @@ def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
 class Findings:
     """The differences between a complete listing and the log.
 
-    ``observed`` must be published. ``doubtful``: rows whose object was not listed but must be read,
-    because it may exist. A label filter omits objects that have lost a label, and an object with an
-    id that the API assigns would be created twice. ``losses``: counts for the guards.
+    ``observed`` must be published. ``uncertain``: rows whose object was not listed but must be
+    read, because it may exist. A label filter omits objects that have lost a label, and an object
+    with an id that the API assigns would be created twice. ``losses``: counts for the guards.
     """
 
     observed: list[tuple[ResourceKey, Observed]]
-    doubtful: list[StatusRow]
+    uncertain: list[StatusRow]
     losses: LossCount
 
 
@@ -163,8 +163,8 @@ async def compare_listing(
 ) -> Findings:
     """Compare a complete listing with the rows of all resources.
 
-    A hundred thousand objects take some seconds of CPU time, in slices. The rows may change in the
-    meantime. An observation contains its age, from which the resource decides what it proves.
+    A hundred thousand objects take a few seconds of CPU time, in slices. The rows may change in the
+    meantime. An observation contains its age, which the resource uses to decide what it proves.
     Observations contain no secret that ``searches`` detects; it defaults to this process's secrets.
 
     ``known_position``: log position of the rows at the time of this call. ``deleted_ids``: ids of
@@ -230,13 +230,13 @@ async def compare_listing(
                 observation = _build_observation(
                     listing, each.name, recorded[0], unmanaged, belongs_to=other_owner
                 )
-                # A row that has changed since was not compared in its current version.
+                # A row that has since changed was not compared in its current version.
                 version = row.version if row.position <= known_position else 0
                 observations.append((row.key, replace(observation, known_version=version)))
-    missing, doubtful = await _find_missing(
+    missing, uncertain = await _find_missing(
         listing, objects, known, released, unmanaged, losses, creators=creators
     )
-    return Findings(observations + missing, doubtful, losses)
+    return Findings(observations + missing, uncertain, losses)
 
 
 async def _find_missing(
@@ -255,7 +255,7 @@ async def _find_missing(
     its object is not reported as absent.
     """
     began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
-    doubtful: list[StatusRow] = []
+    uncertain: list[StatusRow] = []
     async for chunk in in_slices(known.items()):
         for object_key, matches in chunk:
             if object_key in objects or listing.is_unreadable(object_key):
@@ -273,7 +273,7 @@ async def _find_missing(
                 is_unproven = is_outside or is_released or listing.has_unknown_names
                 is_unproven = is_unproven or bool(began.labels)
                 if is_unproven or _might_duplicate(row, listing):
-                    doubtful.append(row)
+                    uncertain.append(row)
                 else:
                     other_owner = _find_other_owner(row, matches)
                     name = row.external_name
@@ -283,7 +283,7 @@ async def _find_missing(
                     absences.append(
                         (row.key, replace(absence, absent_uid=row.uid or row.observed_uid))
                     )
-    return absences, doubtful
+    return absences, uncertain
 
 
 def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
@@ -468,7 +468,7 @@ def _find_affected(
         is_other = bool(row.uid or row.observed_uid) or listing.unique_names
         if is_other and listing.row_key(row) != listing.object_key(existing.name, existing.uid):
             continue  # a replaced object, which will be deleted
-        is_alone = len(rows) == 1 and not preferred_owner  # the frequent case
+        is_alone = len(rows) == 1 and not preferred_owner  # the common case
         other_owner = (
             ""
             if is_alone

@@ -128,24 +128,24 @@ class ListingReports:
         self._now = runtime.now
         self._clock = runtime.clock
         self._new_id = runtime.new_id
-        self._healths: dict[ListingTarget, ListingHealth] = {}
+        self._health: dict[ListingTarget, ListingHealth] = {}
 
     def get_health(self, target: ListingTarget) -> ListingHealth:
         """Return the listing results of a target."""
-        if target not in self._healths:
-            self._healths[target] = ListingHealth(self._clock)
-        return self._healths[target]
+        if target not in self._health:
+            self._health[target] = ListingHealth(self._clock)
+        return self._health[target]
 
     def reset(self, config_name: str) -> None:
         """Reset the failures of a configuration that was declared again."""
-        for (name, _kind), health in self._healths.items():
+        for (name, _kind), health in self._health.items():
             if name == config_name:
                 health.reset()
 
     def handle_event(self, event: LogEvent) -> None:
-        """Process an event of the log: another observer may have completed a listing."""
+        """Process a log event: another observer may have completed a listing."""
         if isinstance(event.data, ListingsResumed) and is_config(event.key):
-            health = self._healths.get((event.key.name, event.data.kind))
+            health = self._health.get((event.key.name, event.data.kind))
             if health is not None:
                 health.record_contradiction()
 
@@ -166,7 +166,10 @@ class ListingReports:
             message = self._secrecy.hide_start(error, _MAX_MESSAGE_CHARACTERS)
             failure = ListingFailure(since.replace(microsecond=0), message)
             _logger.warning(
-                "no listing completes", config=target[0], kind=target[1], since=f"{since:%FT%TZ}"
+                "no listing has completed",
+                config=target[0],
+                kind=target[1],
+                since=f"{since:%FT%TZ}",
             )
             is_stored = await self._report("ListingsFailed", target, failure)
         elif not is_used:
@@ -183,7 +186,7 @@ class ListingReports:
 
     async def remove(self, target: ListingTarget) -> None:
         """Remove a target that is no longer listed, and end its reported failure."""
-        self._healths.pop(target, None)
+        self._health.pop(target, None)
         await self._report_resumed(target)
 
     async def _report_resumed(self, target: ListingTarget) -> bool:

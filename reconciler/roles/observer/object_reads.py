@@ -1,4 +1,4 @@
-"""Read single objects: those that are not ready, and those of APIs without listings.
+"""Read individual objects: those that are not ready, and those of APIs without listings.
 
 An object that is not ready is read after 1, 2, 4, … seconds, up to the listing interval, so that
 its readiness is reported before the next listing.
@@ -53,7 +53,7 @@ class _Read(NamedTuple):
 
 
 class ObjectReads:
-    """Reads single objects, and publishes observations that are not in the log."""
+    """Reads individual objects, and publishes observations that are not in the log."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ObjectReads:
         self._reading: dict[str, asyncio.Task[None]] = {}
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
-        """Schedule the read of an object that is requested or not ready; subscribes to the log."""
+        """Schedule the read of an object that is requested or not ready; a log subscriber."""
         if isinstance(event.data, ReconcileAccepted) and event.data.reads:
             self._requested[event.subject] = None
             self._has_work.set()
@@ -233,7 +233,7 @@ class ObjectReads:
         except (ProviderError, ConfigurationError) as error:
             _logger.info("failed to read an object", resource=str(row.key), reason=str(error))
             return None
-        except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
+        except Exception as error:  # noqa: BLE001 - a defect in one kind must not end the role
             reason = f"{type(error).__name__}: {error}"
             _logger.warning("failed to read an object", resource=str(row.key), reason=reason)
             return None

@@ -146,7 +146,7 @@ class Observer:
         self._changed.set()
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
-        """Process an event of the log: start a requested listing, or record a deletion."""
+        """Process a log event: start a requested listing, or record a deletion."""
         self._deletions.handle_event(event)
         self._reports.handle_event(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
@@ -341,12 +341,12 @@ class Observer:
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
-        all_found = findings.observed
-        all_found += await self._read_unlisted(findings, listing, provider, config)
-        observations = [each for each in all_found if not is_too_large(each[1].object)]
-        if len(observations) < len(all_found):
+        unfiltered = findings.observed
+        unfiltered += await self._read_unlisted(findings, listing, provider, config)
+        observations = [each for each in unfiltered if not is_too_large(each[1].object)]
+        if len(observations) < len(unfiltered):
             letters = [
-                build_size_letter(*each) for each in all_found if is_too_large(each[1].object)
+                build_size_letter(*each) for each in unfiltered if is_too_large(each[1].object)
             ]
             await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
@@ -400,7 +400,7 @@ class Observer:
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
         observations: list[tuple[ResourceKey, Observed]] = []
-        async for rows in in_slices(findings.doubtful):  # all rows after an empty listing
+        async for rows in in_slices(findings.uncertain):  # all rows after an empty listing
             for chunk in await asyncio.gather(*(read(row) for row in rows)):
                 observations += chunk
         return observations

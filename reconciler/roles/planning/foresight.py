@@ -1,7 +1,7 @@
 """Predict the effects of declarations by running the roles' functions in memory.
 
 Resources are loaded from the log. Predicted events only change a copy of the read models. Each
-action is given a successful result, references are updated as by the sweeper, and the known objects
+action is given a successful result, references are updated as the sweeper would, and known objects
 of a changed configuration are listed again (ADR 0038). An action of a composed resource declares
 and withdraws its parts, as its provider would.
 """
@@ -98,8 +98,8 @@ class ListingTarget(NamedTuple):
 class ForeseenAction:
     """An action that would be decided, and its changes.
 
-    ``parts``: its changes to the parts of a composed object. ``goes_on``: another step follows once
-    they are ready.
+    ``parts``: its changes to the parts of a composed object. ``has_next_step``: another step
+    follows once they are ready.
     """
 
     action: Action
@@ -107,7 +107,7 @@ class ForeseenAction:
     was_under_way: bool = False
     needs_approval: bool = False
     parts: list[PartChange] = field(default_factory=list[PartChange])
-    goes_on: bool = False
+    has_next_step: bool = False
 
 
 @dataclass(slots=True)
@@ -352,7 +352,7 @@ class Foresight:
         changes = Comparison.of(resource.state, self._context(resource.key)).changes(action)
         parts, has_next = self._part_changes(resource, action)
         return ForeseenAction(
-            action, changes, needs_approval=approved, parts=parts, goes_on=has_next
+            action, changes, needs_approval=approved, parts=parts, has_next_step=has_next
         )
 
     def _part_changes(
@@ -393,7 +393,9 @@ class Foresight:
                 each.action.action_id == flight.action.action_id for each in resource.actions
             ):
                 parts, has_next = self._part_changes(resource, flight.action)
-                under_way = ForeseenAction(flight.action, [], True, parts=parts, goes_on=has_next)
+                under_way = ForeseenAction(
+                    flight.action, [], True, parts=parts, has_next_step=has_next
+                )
                 resource.actions.append(under_way)
             part_messages = await self._part_messages(resource, resource.actions[-1].parts)
             report = self._report(key, resource)

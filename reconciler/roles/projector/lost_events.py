@@ -38,7 +38,7 @@ class LogEnds(Protocol):
 
 
 class LogWithGaps(LogEnds, Protocol):
-    """A log that counts its positions without an event."""
+    """A log that counts the positions that have no event."""
 
     async def missing_events(self) -> int:
         """Return the number of positions without an event: losses, because a log only grows."""
@@ -81,7 +81,7 @@ async def find_truncation(
 ) -> LogDamage | None:
     """Return the damage if the log ends before an event that a stored row or state reflects.
 
-    ``accepted``: read models with losses that earlier starts accepted; these do not count as
+    ``accepted``: read models with losses that earlier starts accepted. Such losses do not count as
     damage.
     Raises ``NotFoundOnBusError`` if the row store does not exist.
     """
@@ -100,7 +100,7 @@ async def find_truncation(
     return LogDamage("Lost", position, 0, expected, f"one that ends at position {last}")
 
 
-async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
+async def find_log_losses(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
     """Return the damage of resources that lost their newest events, according to the stored rows.
 
     ``models``: the read models of the process, empty if it needs none.
@@ -115,7 +115,7 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
         known = models if models.position else await load_models(rows)
         if short is not None:
             await _check_attributed(log, rows, known)
-        await mark_lost(log, known)
+        await mark_log_losses(log, known)
         damage = known.damage.values()
     return [each for each in damage if each.problem == "Lost" and each.resource]
 
@@ -155,7 +155,7 @@ async def stored_losses(rows: NamedRows) -> list[LogDamage]:
     return [each for each in losses if each.problem == "Lost"]
 
 
-async def mark_lost(log: LogEnds, models: ReadModels) -> None:
+async def mark_log_losses(log: LogEnds, models: ReadModels) -> None:
     """Hold the resources whose rows reflect events that the log has lost.
 
     This reads the newest event of every resource, so call it only if events are missing.

@@ -36,8 +36,8 @@ GATHER_SECONDS = 0.1
 """Time to collect changes, so that a busy resource is written once instead of five times."""
 
 STANDBY_SECONDS = 0.5
-"""Interval between checks for another projector. After two checks without its writes, this one
-writes."""
+"""Interval between checks for another projector. After two checks without new writes, this
+one takes over."""
 
 _EXTRA_ROWS = 4
 """Rows beyond a batch's size, because its last event may add two and the fleet's row."""
@@ -201,7 +201,7 @@ class Projector:
     async def _read_checkpoint(self) -> _Stored:
         """Read the checkpoint. A checkpoint from a later release counts as newer.
 
-        Another projector may continue unusable rows, because it does not read them.
+        Another projector may keep updating unusable rows, because it does not read them.
         """
         payload, revision = await self._store.checkpoint()
         checkpoint, replaces = read_checkpoint(payload), self._models.replaces

@@ -1,4 +1,4 @@
-"""The scrubber: verifies the whole log periodically, to find damage before it is needed.
+"""The scrubber: verifies the whole log periodically, to find damage before events are needed.
 
 Readers process each event only once, and a disk may lose it much later. File systems scrub for the
 same reason. A periodic pass uses a small share of one processor. If the log has new gaps, a pass
@@ -31,12 +31,12 @@ class Scrubber:
     def __init__(
         self,
         log: EventLog,
-        damaged: DamageListener,
+        on_damage: DamageListener,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
-        self._damaged = damaged
+        self._on_damage = on_damage
         self._clock = clock
         self._gaps = 0  # number at the last pass; initially 0, so that existing gaps trigger one
         self._next_pass = clock() + FIRST_DELAY_SECONDS
@@ -47,7 +47,7 @@ class Scrubber:
             try:
                 await self.scrub_if_due()
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-                _logger.warning("verifying the log failed; retrying later", reason=str(error))
+                _logger.warning("failed to verify the log; retrying later", reason=str(error))
             await asyncio.sleep(CHECK_SECONDS)
 
     async def scrub_if_due(self) -> None:
@@ -61,10 +61,10 @@ class Scrubber:
     async def scrub(self, *, share: float = _SHARE) -> int:
         """Verify the whole log once. Return the number of valid events."""
         valid_events = 0
-        async with self._log.follow(0, on_damage=self._damaged) as feed:
+        async with self._log.follow(0, on_damage=self._on_damage) as feed:
             while not feed.caught_up:
-                began = self._clock()
+                started_at = self._clock()
                 valid_events += len(await feed.next_events())
-                await asyncio.sleep((self._clock() - began) * (1 / share - 1))
+                await asyncio.sleep((self._clock() - started_at) * (1 / share - 1))
         _logger.debug("verified the log", events=valid_events)
         return valid_events

@@ -27,7 +27,7 @@ _Opened = tuple[_Basis, GuardedProvider]
 class ProviderPool:
     """Creates providers on first use, and recreates them if their configuration or files change.
 
-    The errors of its providers contain no secrets.
+    Errors from its providers contain no secrets.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ def resolve_secret(reference: CredentialsRef | None) -> str | None:
     """Read a secret. Only the client receives it (invariant 12).
 
     Raises:
-        ConfigurationError: it cannot be read. The text names its location, never its content.
+        ConfigurationError: it cannot be read. The error names its location, never its content.
     """
     if reference is None:
         return None

@@ -25,7 +25,7 @@ MAX_PAGES: Final = 20_000
 """Limit on pages per listing, to stop endless listings: 250,000 objects at 13 per page."""
 
 MAX_ERROR_CHARACTERS: Final = 16_384
-"""Limit on an error's text, which is truncated before it is searched for secrets.
+"""Limit on an error message, which is truncated before it is searched for secrets.
 
 An API may respond with megabytes, and searching 1 MiB blocks this process for a second.
 """

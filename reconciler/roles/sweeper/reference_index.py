@@ -52,7 +52,7 @@ class ReferenceIndex:
     def add(self, name: str, row: StatusRow | None) -> None:
         """Add or correct the references of a row, and mark it as changed if it is linked.
 
-        In contrast to ``update``, the resources that its change affects are not marked.
+        Unlike ``update``, this does not mark the resources that the change affects.
         """
         self._link(name, _targets(row))
         self._update_secrets(name, row)
@@ -138,6 +138,6 @@ def _replace_links(
         del targets_of[name]
 
 
-def select_rows(names: Iterable[str], every_row: Mapping[str, StatusRow]) -> list[StatusRow]:
+def select_rows(names: Iterable[str], all_rows: Mapping[str, StatusRow]) -> list[StatusRow]:
     """Return the rows of resources, sorted by name, because sets have no order."""
-    return [every_row[name] for name in sorted(names) if name in every_row]
+    return [all_rows[name] for name in sorted(names) if name in all_rows]

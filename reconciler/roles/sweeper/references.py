@@ -75,12 +75,12 @@ def target_messages(
     target: str, index: ReferenceIndex, models: ReadModels
 ) -> list[IntakeMessageOut]:
     """Return the messages to a resource about the references to it."""
-    every_row, damaged = models.status, models.damage
+    all_rows, damaged = models.status, models.damage
     if target in damaged:
         return []
-    row = every_row.get(target)
+    row = all_rows.get(target)
     known = {} if row is None else row.references
-    current = _limit_referrers(_current_references(target, index, every_row, damaged), known)
+    current = _limit_referrers(_current_references(target, index, all_rows, damaged), known)
     messages: list[IntakeMessageOut] = []
     for name, (referrer, reference) in current.items():
         if known.get(name) != reference.on_withdrawal:
@@ -115,10 +115,10 @@ def secret_messages(row: StatusRow, digests: Mapping[NamedSecret, str]) -> list[
 
 
 def definition_messages(
-    definition: DefinitionRef, kind: str, every_row: _Rows, damaged: Container[str]
+    definition: DefinitionRef, kind: str, all_rows: _Rows, damaged: Container[str]
 ) -> list[IntakeMessageOut]:
     """Return the messages to a kind's resources that use an older definition."""
-    rows = [row for row in every_row.values() if row.kind == kind and row.declared]
+    rows = [row for row in all_rows.values() if row.kind == kind and row.declared]
     outdated = [row for row in rows if row.definition < definition.generation]
     counts = len(outdated), len(rows)
     return [
@@ -133,17 +133,17 @@ def definition_messages(
 
 
 def _current_references(
-    target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
+    target: str, index: ReferenceIndex, all_rows: _Rows, damaged: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return the references to a target by referring resource."""
 
     def find_withdrawn_targets(name: str) -> Iterable[str]:
-        node = every_row.get(name)
+        node = all_rows.get(name)
         is_withdrawn = node is not None and name not in damaged and not node.declared
         return [each.target for each in node.refers] if node is not None and is_withdrawn else ()
 
-    rows = select_rows(index.referrers(target), every_row)
-    target_row, key = every_row.get(target), ResourceKey.parse(target)
+    rows = select_rows(index.referrers(target), all_rows)
+    target_row, key = all_rows.get(target), ResourceKey.parse(target)
     referenced_from = () if target_row is None else target_row.referenced_from
     namespaces = {row.namespace for row in rows}
     permitted = {each for each in namespaces if may_refer(key, each, referenced_from)}
@@ -179,17 +179,17 @@ def _limit_referrers(
 
 
 def _state_messages(
-    row: StatusRow, every_row: _Rows, damaged: Container[str]
+    row: StatusRow, all_rows: _Rows, damaged: Container[str]
 ) -> Iterator[IntakeMessageOut]:
     if not row.declared:
         return
     remaining_bytes = MAX_VALUE_BYTES
-    cycles = _find_open_cycles(row, every_row)
+    cycles = _find_open_cycles(row, all_rows)
     for reference in row.refers:
         if reference.target in damaged:
             continue
         known = row.targets.get(reference.target)
-        state = _target_state(row, reference, known, every_row, cycles)
+        state = _target_state(row, reference, known, all_rows, cycles)
         remaining_bytes -= len(_encoder.encode(state.values)) if state.values else 0
         if remaining_bytes < 0 and state.values:
             state = replace(state, values={})
@@ -199,11 +199,11 @@ def _state_messages(
             yield _message(row.key, data, f"{reference.target}/{state_digest}/{row.version}")
 
 
-def _find_open_cycles(row: StatusRow, every_row: _Rows) -> Mapping[str, tuple[str, ...]]:
-    """Return the cycles of the references that may still wait, by target."""
+def _find_open_cycles(row: StatusRow, all_rows: _Rows) -> Mapping[str, tuple[str, ...]]:
+    """Return the cycles through references that may still be waiting, by target."""
 
     def find_targets(name: str) -> Iterable[str]:
-        node = every_row.get(name)
+        node = all_rows.get(name)
         return [each.target for each in node.refers] if node is not None and node.declared else ()
 
     waiting = {
@@ -220,10 +220,10 @@ def _target_state(
     row: StatusRow,
     reference: Reference,
     known: TargetState | None,
-    every_row: _Rows,
+    all_rows: _Rows,
     cycles: Mapping[str, tuple[str, ...]],
 ) -> TargetState:
-    target = every_row.get(reference.target)
+    target = all_rows.get(reference.target)
     if target is None or not target.declared:
         return TargetState(False)
     if not may_refer(target.key, row.namespace, target.referenced_from):

@@ -45,7 +45,7 @@ MAX_REPEAT_SECONDS: Final = 300.0
 
 _RESOURCE_COST: Final = 64
 TURN_COST: Final = 2_048
-"""Resources and references to check before yielding to the event loop, for some milliseconds."""
+"""Resources and references to check, in a few milliseconds, before yielding to the event loop."""
 
 _DEFINITION = ("definition", "")
 
@@ -104,7 +104,7 @@ class ReportQueue:
         cost = 0
 
         def accept(found: Iterable[IntakeMessageOut], namespace: str) -> bool:
-            """Accept new reports up to the limit. Return whether these are all."""
+            """Accept new reports up to the limit. Return whether all were accepted."""
             new = [each for each in found if not self._is_published(each)]
             free = max(MAX_UNPROCESSED_REPORTS - unprocessed[namespace], 0)
             reports.extend(new[:free])

@@ -65,10 +65,10 @@ FULL_SWEEP_SECONDS = 60.0
 """Interval between checks of all references. Other sweeps check only changed ones."""
 
 ROWS_PER_SLICE = 256
-"""Number of rows to add before yielding to the event loop, which takes some milliseconds."""
+"""Number of rows to add, in a few milliseconds, before yielding to the event loop."""
 
 SECRETS_PER_SLICE = 16
-"""Number of secrets to read before yielding to the event loop, which takes about a millisecond."""
+"""Number of secrets to read, in about a millisecond, before yielding to the event loop."""
 
 _PAUSE_FACTOR = 9  # ratio of pause to sweep, so that sweeps take at most 10% of the time
 
@@ -152,13 +152,13 @@ class Sweeper:
         self._configurations.listen(lambda _name: self._should_sweep.set())
         loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            started_at = loop.time()
             try:
                 await self.sweep()
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same work
                 _logger.warning("a sweep failed; retrying", error=str(error))
-            # If targets change constantly, not every event may cause a sweep.
-            await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - began), SWEEP_SECONDS))
+            # Otherwise, constantly changing targets would cause a sweep for every event.
+            await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - started_at), SWEEP_SECONDS))
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._should_sweep.wait()
@@ -171,8 +171,8 @@ class Sweeper:
         # The deadlines are in the bus's time, because the local clock may be wrong.
         overdue = datetime.fromtimestamp(await self._bus_time() - OVERDUE_SECONDS, UTC)
         damaged = self._models.damage
-        every_row = self._models.status
-        rows = [every_row[name] for name in self._models.swept if name not in damaged]
+        all_rows = self._models.status
+        rows = [all_rows[name] for name in self._models.swept if name not in damaged]
         held = [row for row in rows if row.hold is not None and row.hold.ended_by != "Message"]
         wake_messages = [
             self._wake(row.key, "ConfigChanged")
@@ -181,7 +181,7 @@ class Sweeper:
         ]
         wake_messages += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
         digests = await self._find_affected()
-        definitions = self._definition_messages(every_row, damaged)
+        definitions = self._definition_messages(all_rows, damaged)
         try:
             reports = await self._reports.take(
                 lambda name, is_target: self._find_reports(name, is_target, digests), definitions
@@ -299,7 +299,7 @@ class Sweeper:
                 return None
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
-        """Schedule a sweep after an event that may affect references; subscribes to the log."""
+        """Schedule a sweep after an event that may affect references; a log subscriber."""
         self._reports.handle_event(event)
         if type(event.data) not in _REFERENCE_EVENTS:
             return
@@ -319,7 +319,7 @@ class Sweeper:
         self._should_sweep.set()
 
     def _definition_messages(
-        self, every_row: Mapping[str, StatusRow], damaged: Container[str]
+        self, all_rows: Mapping[str, StatusRow], damaged: Container[str]
     ) -> list[IntakeMessageOut]:
         """Return the messages to resources of kinds with a new definition."""
         messages: list[IntakeMessageOut] = []
@@ -328,7 +328,7 @@ class Sweeper:
             kind_messages = (
                 []
                 if kind is None or kind.definition is None
-                else definition_messages(kind.definition, name, every_row, damaged)
+                else definition_messages(kind.definition, name, all_rows, damaged)
             )
             messages += kind_messages
             if not kind_messages:
@@ -347,7 +347,7 @@ class Sweeper:
             except (ConfigurationError, ProviderError) as error:
                 self._log_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep
-                # The error's text may contain the secret.
+                # The error message may contain the secret.
                 self._log_unreadable(secret, reason=type(error).__name__)
             else:
                 digests[secret] = "" if value is None else value.digest

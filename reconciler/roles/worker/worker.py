@@ -1,4 +1,4 @@
-"""The worker: executes decided actions at the external API, and reports their results.
+"""The worker: executes decided actions by calling the external API, and reports their results.
 
 Each action is executed with its own idempotency key and frozen parameters. The aggregate decides
 whether and when to retry it. It is acknowledged only when its result is stored in the intake, so
@@ -67,10 +67,10 @@ from reconciler.roles.worker.call_slots import CallSlots
 from reconciler.roles.worker.lookup import LookupResult, look_up
 
 LEASE_SECONDS = 10.0
-"""Time for which an action belongs to one worker without an extension of its lease."""
+"""Time for which an action belongs to one worker unless its lease is extended."""
 
 MAX_ERROR_CHARACTERS = 4_000
-"""Limit on a failure's text, so that the action's result can be stored."""
+"""Limit on an error message, so that the action's result can be stored."""
 
 _ACTIONS_PER_CALL = 2
 """Actions fetched per concurrent call to an API: one in progress, and one that waits for it.
@@ -200,7 +200,7 @@ class Worker:
                     )
                 except QueueRefusedError as error:  # the other APIs continue
                     _logger.error(
-                        "fetching actions failed; retrying", config=name, error=str(error)
+                        "failed to fetch actions; retrying", config=name, error=str(error)
                     )
                     self._configs_to_fetch.add(name)
             with contextlib.suppress(TimeoutError):
@@ -260,7 +260,7 @@ class Worker:
             object=reportable,
             replayed=_is_replayed(error if effect is None else effect),
             is_lookup=is_lookup,
-            redelivered=self._may_have_another_worker(delivery),
+            redelivered=self._may_be_at_another_worker(delivery),
             absent=effect is not None and effect.absent,
             labeled_uids=mask_ids(_labeled_uids(effect), self._providers.searches.secrecy),
         )
@@ -299,11 +299,11 @@ class Worker:
                 )
         except (ProviderError, ConfigurationError) as error:
             is_partly_done = record.has_written and _reports_nothing_done(error, action)
-            return _as_partly_done(error) if is_partly_done else error, None
+            return _build_partial_failure(error) if is_partly_done else error, None
         except asyncio.CancelledError:
             if is_being_canceled():
                 raise
-            # A task that ends as canceled reports nothing: its lease would be extended endlessly.
+            # A canceled task would report nothing, and its lease would be extended endlessly.
             error_class = NotDoneError if is_lookup else UnknownResultError
             return error_class("the provider canceled its own call"), None
         except Exception as error:
@@ -374,7 +374,7 @@ class Worker:
         """Return whether the call would do harm if a lost worker has already made it."""
         capabilities = self._providers.capabilities(delivery.event.key.kind)
         safe = capabilities is None or is_safe_to_repeat(action, capabilities)
-        is_first = delivery.is_count_certain and not self._may_have_another_worker(delivery)
+        is_first = delivery.is_count_certain and not self._may_be_at_another_worker(delivery)
         return not (safe or is_first)
 
     def _may_have_result(self, delivery: ActionDelivery) -> bool:
@@ -385,11 +385,11 @@ class Worker:
         redelivers the whole history.
         """
         return (
-            self._may_have_another_worker(delivery) or delivery.position <= self._last_old_position
+            self._may_be_at_another_worker(delivery) or delivery.position <= self._last_old_position
         )
 
-    def _may_have_another_worker(self, delivery: ActionDelivery) -> bool:
-        """Return whether another worker had this attempt before, or may have it now."""
+    def _may_be_at_another_worker(self, delivery: ActionDelivery) -> bool:
+        """Return whether another worker had this attempt earlier, or may have it now."""
         self._record_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed_positions
 
@@ -450,7 +450,7 @@ class Worker:
                 raise
             except Exception as error:  # noqa: BLE001 - results must not be lost
                 _logger.warning(
-                    "storing results failed; retrying", error=str(error), results=len(results)
+                    "failed to store results; retrying", error=str(error), results=len(results)
                 )
                 unstored = results
             if unstored:
@@ -465,7 +465,7 @@ class Worker:
             await self._intake.publish([message for _delivery, message in results])
         except NotStoredError as error:
             _logger.warning(
-                "storing results failed; retrying", error=str(error), results=len(error.missing)
+                "failed to store results; retrying", error=str(error), results=len(error.missing)
             )
             unstored = [results[index] for index in error.missing]
         reach(Failpoint.WORKER_REPORTED)
@@ -495,7 +495,7 @@ class Worker:
             capabilities = self._providers.capabilities(delivery.event.key.kind)
             is_known = capabilities is None or capabilities.idempotency_keys
         is_call = not isinstance(delivery.event.data, LookupDecided)
-        if is_call and not is_known and self._may_have_another_worker(delivery):
+        if is_call and not is_known and self._may_be_at_another_worker(delivery):
             now = self._now()
             error = ActionError(
                 "Unknown", "another worker started this call and reported no result"
@@ -545,13 +545,13 @@ class Worker:
         """Record the leases that may have expired. A later extension does not undo that."""
         now = self._clock()
         if now <= self._next_lapse_at:
-            return  # the frequent case: this runs three times per action
+            return  # the common case: this runs three times per action
         starts = self._lease_starts
         self._lapsed_positions |= {
-            position for position, at in starts.items() if at + LEASE_SECONDS < now
+            position for position, start in starts.items() if start + LEASE_SECONDS < now
         }
         since = min(
-            (at for position, at in starts.items() if position not in self._lapsed_positions),
+            (start for position, start in starts.items() if position not in self._lapsed_positions),
             default=math.inf,
         )
         self._next_lapse_at = since + LEASE_SECONDS
@@ -569,9 +569,9 @@ def _may_be_created_again(
 
     This is the case if the first delivery succeeded, and this is at least the third.
     """
-    has_succeeded_first = isinstance(end_event, ActionSucceeded) and not end_event.redelivered
+    first_succeeded = isinstance(end_event, ActionSucceeded) and not end_event.redelivered
     is_third = delivery.delivered > 2  # noqa: PLR2004
-    return action.operation == "Create" and has_succeeded_first and is_third
+    return action.operation == "Create" and first_succeeded and is_third
 
 
 def _is_ending(event: ResourceEvent, action: Action, attempt: int) -> bool:
@@ -617,7 +617,7 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
     wait = error.retry_after_seconds
     until = ""
     if isinstance(error, ThrottledError) and wait and wait <= MAX_THROTTLED_SECONDS:
-        until = f" (no call before {now + timedelta(seconds=math.ceil(wait)):%Y-%m-%dT%H:%M:%SZ})"
+        until = f" (no calls before {now + timedelta(seconds=math.ceil(wait)):%Y-%m-%dT%H:%M:%SZ})"
     return ActionError(
         error.error_class,
         _clean_text(error.message) + until,
@@ -639,9 +639,9 @@ def _reports_nothing_done(error: ProviderError | ConfigurationError, action: Act
     return isinstance(error, ConfigurationError | NotDoneError | ThrottledError)
 
 
-def _as_partly_done(error: ProviderError | ConfigurationError) -> UnknownResultError:
+def _build_partial_failure(error: ProviderError | ConfigurationError) -> UnknownResultError:
     """Convert the failure of an action that has already written something."""
-    text = f"the action was done in part: {error}"
+    text = f"the action was only partly done: {error}"
     if isinstance(error, ConfigurationError):
         return UnknownResultError(text)
     wait = error.retry_after_seconds
