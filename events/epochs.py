@@ -23,5 +23,5 @@ def epochs_in(epoch: str) -> list[str]:
 def next_epoch(new_id: str, *earlier: str) -> str:
     """Return the epoch with a new id that contains all earlier ones, each once."""
     known = [each for each in dict.fromkeys(earlier) if each]
-    joined = [each for each in known if not any(each in epochs_in(one)[1:] for one in known)]
+    joined = [each for each in known if not any(each in epochs_in(other)[1:] for other in known)]
     return ".".join(filter(None, (new_id, ",".join(joined))))

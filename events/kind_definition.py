@@ -1,4 +1,4 @@
-"""Kinds defined at run time: the kind ``KindDefinition``.
+"""Kinds defined at run time: the ``KindDefinition`` kind.
 
 A definition is based on an installed kind, on an HTTP API, or on other resources.
 """

@@ -62,11 +62,11 @@ class _Event(
 
 
 _Generation = Annotated[int, description("Generation of the declaration.")]
-_ActionId = Annotated[str, description("Id of the action: the id of the event ActionDecided.")]
+_ActionId = Annotated[str, description("Id of the action: the id of the ActionDecided event.")]
 _Delay = Annotated[float, description("Delay in seconds, from the time of the event.")]
 _ReportedAt = Annotated[
     datetime | None,
-    description("Time at which the bus received the result, by the clock of the bus."),
+    description("Time at which the bus received the result, by the bus's clock."),
 ]
 
 
@@ -313,10 +313,10 @@ class HoldApproved(_Event, frozen=True):
         description("Proceed: start or repeat the action. Abandon: end it without another call."),
     ] = "Proceed"
     reason: Reason = ""
-    plan: Annotated[str, description("Digest of the approved plan, for the hold Approval.")] = ""
+    plan: Annotated[str, description("Digest of the approved plan, for the Approval hold.")] = ""
     approved_at: Annotated[
         datetime | None,
-        description("Time at which the bus received the approval, by the clock of the bus."),
+        description("Time at which the bus received the approval, by the bus's clock."),
     ] = None
 
 
@@ -414,17 +414,18 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     fields: Annotated[Fields, description("Fields to write. Secrets are digests.")] = {}
     labels: Annotated[dict[str, str], description("Labels to write.")] = {}
     uid: Annotated[
-        str | None, description("Required uid of the object to update or delete; null if any.")
+        str | None, description("Required uid of the object to update or delete; null for any.")
     ] = None
     version: Annotated[
-        str | None, description("Required version of the object to update; null if any.")
+        str | None, description("Required version of the object to update; null for any.")
     ] = None
     purpose: _Purpose = "Converge"
     definition: Annotated[
         str, description("Digest of the definition of the kind, if a KindDefinition defines it.")
     ] = ""
     epoch: Annotated[
-        str, description("Epoch of the log, which names its restores; empty if there was none.")
+        str,
+        description("Epoch of the log, which identifies its restores; empty if there were none."),
     ] = ""
 
     @property
@@ -569,7 +570,7 @@ class ActionSucceeded(_Event, frozen=True):
     external_name: Annotated[
         str,
         description(
-            "Name of a replacement that has another name, or of an object that was created late."
+            "Name of a replacement with a different name, or of an object that was created late."
         ),
     ] = ""
     refused: Annotated[
@@ -811,7 +812,7 @@ class ListingsFailed(_Event, frozen=True):
 
 
 class ListingsResumed(_Event, frozen=True):
-    """A listing of a kind completed after ``ListingsFailed``, or no resource uses the kind."""
+    """A listing of a kind completed after ``ListingsFailed``, or no resource uses it anymore."""
 
     kind: Annotated[str, description("Kind of the objects.")]
 
@@ -844,7 +845,7 @@ class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
         ConditionType,
         description(
             "Converged: the object is as declared. Ready: the object is usable, according to its "
-            "kind. Degraded: calls fail. Paused: the policy stops all actions."
+            "kind. Degraded: calls are failing. Paused: the policy stops all actions."
         ),
     ]
     status: Annotated[

@@ -92,7 +92,7 @@ Deletion = Literal["Delete", "Orphan"]
 Mode = Literal["Present", "Absent", "CreateOnly", "ObserveOnly"]
 Adoption = Literal["Adopt", "Refuse"]
 ApprovalLevel = Literal["Never", "Deletions", "Always"]
-"""Actions that require approval, from the least to the strictest level."""
+"""Actions that require approval, from the least strict to the strictest level."""
 
 
 class Policy(ManifestStruct, frozen=True):

@@ -1,7 +1,7 @@
 """References of a spec to other resources and to secrets.
 
 ``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value from another resource in
-the namespace, and ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
+the namespace, and ``{"$secret": "db-password"}`` for a secret. The ``ShapeRef`` kind is a reference
 without a value: a service declares that it depends on a resource of another service.
 """
 
@@ -121,7 +121,7 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
             raise InvalidManifestError(field_error(error, SecretRef, path)) from None
         if secret.digest:
             raise InvalidManifestError(
-                f"{path}.digest: must not be declared; omit it, Reconciler computes it"
+                f"{path}.digest: must not be declared; omit it, because Reconciler computes it"
             )
         secret_paths[secret.path] = None
     if len(secret_paths) > MAX_SECRETS:

@@ -5,7 +5,7 @@
                                        ``approval``, ``reference``, ``observed``, ``result``,
                                        ``timer``; the server stores them in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by resource
-``rec.<what>=<user>.<ns>...``          the same, from a user of the bus; permissions restrict the
+``rec.<what>=<user>.<ns>...``          the same, from a bus user; permissions restrict the
                                        token, so the server verifies the user (ADR 0042)
 ``listing.<config>.<kind>.<id>``       a listing of a scope: its start, its items and its end
 ``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``, or
@@ -14,7 +14,7 @@
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream stores
 ``state.<ns>.<kind>.<name>``           cached state of a resource
-``rate.<limit>``                       time up to which the calls of a rate limit are reserved
+``rate.<limit>``                       time until which the calls of a rate limit are reserved
 ``deadletter.<stage>.<ns>.<bytes>``    dead letters, with an upper limit on their size; one more
                                        token identifies a dead letter that is stored only once
 ``deadletter.handled``                 retries and dismissals of dead letters
@@ -60,7 +60,7 @@ _NAMESPACE_INDEXES = {
 
 
 def intake(what: Intake, key: ResourceKey, user: str = "") -> str:
-    """Return the subject of a message to one resource. ``user`` is the verified user of the bus."""
+    """Return the subject of a message to one resource. ``user`` is the verified bus user."""
     return f"rec.{what}{USER_SIGN}{user}.{key.tokens}" if user else f"rec.{what}.{key.tokens}"
 
 
@@ -212,7 +212,10 @@ def namespace_of(subject: str) -> str:
 
 
 def parse_intake(subject: str) -> tuple[Intake, ResourceKey]:
-    """Parse ``rec.<what>.<ns>.<kind>.<name>``. Raises like ``parse_stored_intake``."""
+    """Parse ``rec.<what>.<ns>.<kind>.<name>``.
+
+    Raises the same errors as ``parse_stored_intake``.
+    """
     prefix, _, rest = subject.partition(".")
     is_published = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
     return parse_stored_intake(f"in.0.{rest}" if is_published else subject)

@@ -268,7 +268,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     row.changed_at = event.time
     if row.since is None:
         row.since = event.time
-    match event.data:  # the most frequent cases first: each case that does not match costs 50 ns
+    match event.data:  # most frequent cases first: each case that does not match costs 50 ns
         case OutcomeRecorded() as data:
             row.unmet_since = _unmet_since(row, data, event.time)
             row.outcome = data.outcome

@@ -1,4 +1,4 @@
-"""Find bytes that text shows as numbers, such as a dumped request or a printed buffer."""
+"""Find bytes that text represents as numbers, such as a dumped request or a printed buffer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _BYTE_BY_NUMBER: Final = {
     for number in range(10**digits)
 }
 _PREFIX: Final = re.compile(rb"[0-9a-f]x", re.IGNORECASE)
-_NO_DIGITS: Final = bytes(each for each in range(256) if each not in b"0123456789abcdefABCDEF")
+_NON_DIGITS: Final = bytes(each for each in range(256) if each not in b"0123456789abcdefABCDEF")
 _GAPS: Final = bytes(each if each in b"0123456789" else ord(" ") for each in range(256))
 _UUID_CHARACTERS: Final = 36
 
@@ -113,7 +113,7 @@ class ByteDump:
 
 
 def dumps_in(text: bytes) -> Generator[int, None, list[ByteDump]]:
-    """Return the bytes that text shows as several consecutive numbers.
+    """Return the bytes that text represents as several consecutive numbers.
 
     There are at most three dumps, because searching these is cheaper than searching each run of
     numbers. Yields the cost of each step in bytes of plain text.
@@ -122,7 +122,7 @@ def dumps_in(text: bytes) -> Generator[int, None, list[ByteDump]]:
     dumps: list[ByteDump] = []
     if runs:
         shown = _join(text, runs, b" 0a ")
-        content = bytes.fromhex(_PREFIX.sub(b"", shown).translate(None, _NO_DIGITS).decode())
+        content = bytes.fromhex(_PREFIX.sub(b"", shown).translate(None, _NON_DIGITS).decode())
         dumps.append(ByteDump(_without_zeros(content), text, runs))
         yield _NUMBER_COST * len(content)
     if lines:
@@ -173,7 +173,7 @@ def _dump_of_lines(text: bytes, lines: Sequence[_Line]) -> Generator[int, None, 
     for (offset, start, stop, end), after in zip(lines, [*lines[1:], None], strict=True):
         count = 0 if after is None else after[0] - offset
         size = min(count, stop - start) if count > 0 else stop - start
-        digits.append(text[start:stop].translate(None, _NO_DIGITS)[: 2 * size])
+        digits.append(text[start:stop].translate(None, _NON_DIGITS)[: 2 * size])
         parts.append(_Part(start, stop, size, end))
         if len(parts) % _LINES_PER_STEP == 0:
             yield _RUN_COST * _LINES_PER_STEP

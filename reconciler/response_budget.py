@@ -1,7 +1,7 @@
 """Memory for the responses of one API: limits per response, for concurrent calls, and per listing.
 
-The caller of a provider opens a share. The client of the API takes the memory of each response from
-it before the response is decoded. The share returns all of it when the call ends.
+The caller of a provider opens a share. The API client takes the memory for each response from it
+before the response is decoded. The share returns all of it when the call ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LISTING_BYTES: Final = 4 * MAX_RESPONSE_BYTES
 _VALUE_BYTES: Final = 64
 """Memory of a Python value in addition to its text: 56 for an empty list and 8 for its slot."""
 
-_NO_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
+_NON_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
 
 
 class MemoryLimitError(ValueError):
@@ -103,4 +103,4 @@ def decoded_bytes(content: bytes) -> int:
 
     It counts the characters that begin a value: ``,``, ``[`` and ``{``.
     """
-    return len(content) + _VALUE_BYTES * len(content.translate(None, _NO_VALUE))
+    return len(content) + _VALUE_BYTES * len(content.translate(None, _NON_VALUE))

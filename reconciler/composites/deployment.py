@@ -1,4 +1,4 @@
-"""The kind ``Deployment``: identical containers with rolling updates.
+"""The ``Deployment`` kind: identical containers with rolling updates.
 
 The rules are those of Kubernetes. At least ``replicas - maxUnavailable`` containers are ready, and
 at most ``replicas + maxSurge`` exist. Old containers that are not ready are removed first.

@@ -38,13 +38,13 @@ MAX_THROTTLED_SECONDS = 3_600.0
 """Maximum throttling in seconds. An absurd ``Retry-After`` must not stop all users of the API."""
 
 PROBE_TIMEOUTS = 2
-"""Timeout of a probe, as a multiple of the request timeout. After it, another process may probe."""
+"""Timeout of a probe, as a multiple of the request timeout. Another process may then probe."""
 
 MAX_NEWER_OBJECTS = 20
 """Maximum number of newer objects to record and list."""
 
 LISTINGS_FAILED: Final = "ListingsFailed"
-"""Reason for a degraded configuration: no listing of some kind completes (ADR 0069)."""
+"""Reason for a degraded configuration: listings of at least one kind do not complete (ADR 0069)."""
 
 _MAX_MESSAGE_CHARACTERS = 200
 _MAX_LISTED_OBJECTS = 3
@@ -129,7 +129,7 @@ def _record_failure(
 def _record_probe(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerProbed | None:
-    """Return the permission to probe, if the breaker's wait is over and no other probe runs."""
+    """Return permission to probe, if the breaker's wait is over and no other probe is running."""
     health = state.api
     if health.open_until is None or _is_pending(health.open_until, health.open_seconds, context):
         return None
@@ -167,7 +167,7 @@ def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
 def _record_listings(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ListingsFailed | ListingsResumed | None:
-    """Return the event if the listings of a kind began to fail, or complete again."""
+    """Return the event if the listings of a kind have begun to fail, or complete again."""
     if data.as_of != state.desired.generation:
         return None  # the report concerns another generation, possibly of another API
     is_known = data.kind in state.api.failed_listings
@@ -193,7 +193,7 @@ def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
         LISTINGS_FAILED,
         f"{list_first(kinds, '; ')}; until a listing completes, Reconciler detects neither drift "
         "nor deletions of these objects. Correct the cause of the error",
-        ready=Readiness(True, "Declared"),  # reads and writes of single objects still work
+        ready=Readiness(True, "Declared"),  # reads and writes of individual objects still work
     )
 
 

@@ -1,4 +1,4 @@
-"""Approval: an action waits until an operator approves or rejects exactly this action (ADR 0040).
+"""Approval: an action waits until an operator approves or rejects exactly that action (ADR 0040).
 
 The request contains a *plan*: a digest of the action's parameters and of the current object. If
 either changes, the plan changes, and a decision about the earlier one no longer applies.

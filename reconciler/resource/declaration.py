@@ -218,7 +218,7 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
     for kind in declaration.fields.get("kinds") or ():
         if kind not in known[provider]:
             raise InvalidManifestError(
-                f"spec.kinds: {kind!r} is not a kind of provider {provider!r}; use one of "
+                f"spec.kinds: provider {provider!r} has no kind {kind!r}; use one of "
                 f"{', '.join(known[provider])}"
             )
 

@@ -127,7 +127,7 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
     """Apply the endings that both folds of the log share (ADR 0066).
 
-    Events that end an action also change more in their own case.
+    Events that end an action make further changes in their own case.
     """
     endings, holds = endings_of(data), state.holds
     if endings.wait and state.waits.until is not None:
@@ -907,7 +907,7 @@ def _with_result(
     if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
         uid = state.owned.uid  # the write may have reached another object, which is not owned
     base = ended.base or Applied(action.fields, action.labels)
-    # A label may be on the object of an earlier creation, with different content. A key may be on
+    # A label may be on an object from an earlier creation, with different content. A key may be on
     # the result of the first of several calls. A repeated response may be older than another
     # client's change. None of these confirms the whole content.
     is_complete = data.found_by not in ("Label", "Key") and not data.replayed
@@ -967,7 +967,7 @@ def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Ap
 
 
 def _union(first: Fields, second: Fields) -> Fields:
-    """Return the union of two contents at every depth. The second one takes precedence."""
+    """Return the union of two mappings at every depth. The second one takes precedence."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
         old, new = first[name], second[name]

@@ -69,7 +69,7 @@ def request_finalizer(
 def release_finalizer(
     data: FinalizerReleased, command: Command, state: ResourceState
 ) -> CommandResult:
-    """Remove a finalizer, by its holder or by force, or refuse it."""
+    """Remove a finalizer for its holder or by force, or refuse the message."""
     holder = _holder(data.finalizer, state)
     if holder is None:
         return accept(state, command, reason="Unchanged")
@@ -127,7 +127,7 @@ def request_reconcile(
 
 
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
-    """Approve the named hold, decide about the waiting plan, or refuse the message."""
+    """Approve the named hold, approve or reject the waiting plan, or refuse the message."""
     if data.hold == Hold.APPROVAL:
         return approval.apply_decision(data, command, state)
     outcome = state.outcome

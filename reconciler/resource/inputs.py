@@ -78,7 +78,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
-        for manifest in manifests_of(content):  # one invalid part rejects all
+        for manifest in manifests_of(content):  # one invalid part causes all to be rejected
             part = f"{manifest.key}: "
             content_key = (manifest.kind, content[CHILDREN][str(manifest.key)])
             check = context.check_part_name if content_key in checked else context.check_part

@@ -100,8 +100,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     # First: all other guards concern an API or an action, and some kinds have neither.
     if kind is not None and not kind.is_external:
         return _conclude_without_object(state, context)
-    # Before everything that starts an action: a call that may have been made is followed to its
-    # end, even after a withdrawal or while the kind or configuration is missing.
+    # Before everything that starts an action: a call that may have been made is tracked to
+    # completion, even after a withdrawal or while the kind or configuration is missing.
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
         return _continue_action(state.actions.in_flight, state, context, config)
@@ -221,7 +221,7 @@ def _continue_action(
 def _hold_for_changed_provider(
     name: str, state: ResourceState, context: Context
 ) -> Conclusion | None:
-    """Hold an action if its configuration got another provider after the decision."""
+    """Hold an action if its configuration has changed providers since the decision."""
     kind, config = context.kind, context.configs.get(name)
     if kind is None or config is None or config.provider == kind.provider:
         return None
@@ -321,7 +321,7 @@ def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) 
     if state.holds.approved == Hold.LOSS_GUARD:
         return on_hold(
             Hold.LOSS_GUARD,
-            f"{summary}; the loss is approved and takes effect with the next listing",
+            f"{summary}; the loss is approved and will take effect with the next listing",
         )
     restored = describe_restoration(context)
     hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
@@ -404,7 +404,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     if situation.comparison.is_kept_by_api:
         message = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", message)
-    # Before the data guards: an operator is asked only when the write comes next.
+    # Before the data guards: an operator is asked only when the write is the next step.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
         return waiting
@@ -453,7 +453,7 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
-    is_fixed = LABELS in kind.immutable  # an adopted object cannot get the label
+    is_fixed = LABELS in kind.immutable  # the label cannot be added to an adopted object
     is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
     if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
         stripped = "the log records ownership of the object, but the object lost its owner label"
@@ -519,15 +519,16 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
         # Other clients may have written since that read. Without conditional writes, our write
         # would undo their changes.
         return Conclusion(
-            "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
+            "Degraded", AWAITING_READ, "Reconciler will adopt the object after the next read"
         )
     has_no_label = not context.capabilities.labels and context.capabilities.listing
     if may_be_ours and has_no_label:
-        # Neither the creation nor the response proves the owner, because the object carries no
+        # Neither the creation nor the response proves ownership, because the object carries no
         # label.
         waiting = _wait_for_next_listing(
             state,
-            "Reconciler adopts the object after the next listing, unless another resource owns it",
+            "Reconciler will adopt the object after the next listing, unless another resource "
+            "owns it",
         )
         if waiting is not None:
             return waiting
@@ -604,7 +605,7 @@ def _finish_withdrawal(situation: Situation) -> Step:
     if state.retiring is not None:
         replaced = state.retiring
         if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
-            return retirement(situation)  # the replacement decided its deletion
+            return retirement(situation)  # its deletion is part of the replacement
         return OwnershipReleased(
             replaced.external_name, replaced.uid, "Orphaned", replaced.provider_config
         )
@@ -679,8 +680,8 @@ def _conclude_unowned(situation: Situation) -> Step:
     if judgment.claim is not None:
         waiting = _hold_for_deletion_guard(situation) or _wait_for_next_listing(
             state,
-            "no manifest declares the object; Reconciler deletes it after the next listing, unless "
-            "another resource owns it by then",
+            "no manifest declares the object; Reconciler will delete it after the next listing, "
+            "unless another resource owns it by then",
         )
         return waiting or _claim(existing, judgment.claim, situation)
     if judgment.owner == "disputed":
@@ -757,7 +758,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
         # that.
         if state.observed.position >= state.holds.approved_position:
             return None
-        later = f"{summary}; the deletion is approved and happens after the next two listings"
+        later = f"{summary}; the deletion is approved and will happen after the next two listings"
         return on_hold(Hold.DELETION_GUARD, later)
     restored = describe_restoration(situation.context)
     hint = f"; {restored}: repeat the declarations made after it" if restored else ""
@@ -772,7 +773,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
-    """Return the claim of an existing object. If it had disappeared, the API may lag."""
+    """Return the claim to an existing object. If it had disappeared, the API may lag."""
     state = situation.state
     grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
     location = state.observed.provider_config
@@ -824,13 +825,13 @@ def _describe_label(existing: ExternalObject, context: Context) -> str:
 
 
 def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
-    """Return how a restore may explain an unknown object with our label; empty if it cannot."""
+    """Describe how a restore may explain an object with our label, or return an empty string."""
     is_labeled = existing.labels.get(OWNER_LABEL) == context.owner
     return _explain_by_backup(context) if is_labeled else ""
 
 
 def _explain_by_backup(context: Context) -> str:
-    """Return how a restore may explain an unknown object; empty if there was none."""
+    """Describe how a restore may explain an unknown object, or return an empty string."""
     restored = describe_restoration(context)
     return f"{restored}, and the object may have been created after it" if restored else ""
 

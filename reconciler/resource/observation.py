@@ -85,10 +85,10 @@ def _concerns_resource(
     assigns_ids = not context.capabilities.deterministic_names
     if (
         assigns_ids
-        and _is_of_another_id(data, state)
+        and _is_for_another_id(data, state)
         and not _shows_wrong_uid(data, command, state, context)
     ):
-        # The read is of another id. It still concerns us if it shows the result of our creation.
+        # The read is for another id. It still concerns us if it shows the result of our creation.
         return False
     if state.owned is not None:
         return location == (state.owned.provider_config, state.owned.external_name)
@@ -176,14 +176,14 @@ def _is_created_late(data: Observed, state: ResourceState, context: Context) -> 
 
 
 def _claim_second_object(data: Observed) -> OwnershipClaimed:
-    """Return the claim of a second object, which is then deleted like a replaced one."""
+    """Return the claim to a second object, which is then deleted like a replaced one."""
     uid = None if data.object is None else data.object.uid
     return OwnershipClaimed(
         data.external_name, uid, "Found", data.provider_config, object=data.object
     )
 
 
-def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
+def _is_for_another_id(data: Observed, state: ResourceState) -> bool:
     """Return whether the observation is of an object other than the owned or known one.
 
     The observer may have known another object at that time. The absence of that one proves nothing
@@ -266,7 +266,7 @@ def find_labeled_resource(existing: ExternalObject | None, context: Context) -> 
 
 
 def awaits_first_listing(state: ResourceState, context: Context) -> bool:
-    """Return whether no listing proves yet that the object does not exist (invariant 6).
+    """Return whether no listing has proved yet that the object does not exist (invariant 6).
 
     This matters only for declarations whose creation would not conflict with the object. One read
     that began after the declaration is recorded. Later ones are recorded only if they differ.
@@ -314,7 +314,7 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
         and existing.version != known.object.version
     ):
         return True
-    # A deletion is approved, and this is the first read since the approval.
+    # A deletion was approved, and this is the first read since the approval.
     holds = state.holds
     return holds.approved == Hold.DELETION_GUARD and data.as_of >= holds.approved_position
 

@@ -62,7 +62,7 @@ def retirement(situation: Situation) -> Step:
 
 
 def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusion | None:
-    """Return a hold if a write would lose data, unless it is approved.
+    """Return a hold if a write would destroy data, unless it is approved.
 
     ``fields`` is None for a deletion.
     """

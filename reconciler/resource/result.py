@@ -36,7 +36,7 @@ def report(
 ) -> CommandResult:
     """Record the result of an attempt.
 
-    A success of any attempt ends the action. A failure counts only for the current attempt, and
+    The success of any attempt ends the action. A failure counts only for the current attempt, and
     only once.
     """
     flight = state.actions.in_flight
@@ -123,7 +123,7 @@ def _build_success(
 def _with_doubt(
     event: ResourceEvent, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Mark a deletion after which an object of an earlier creation may exist.
+    """Mark a deletion after which an object from an earlier creation may exist.
 
     The creation may have created an object other than the missing one. In an API without a
     listing, its call may also arrive late and go unnoticed.
@@ -232,8 +232,8 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
         case "Create" if uid in ended.created_uids:
             return False  # a listing showed the object first, and it may since have been deleted
         case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
-            # The object was owned before its report, and no longer is. If ids derive from names,
-            # the call may have come later. A later listing then shows the object.
+            # The object was owned before its report, and no longer is. If ids are derived from
+            # names, the call may have come later. A later listing then shows the object.
             return False
         case "Create":
             return is_idle and (owned is None or (is_second_object and state.retiring is None))
@@ -352,7 +352,7 @@ def _after_failure(
 
 
 def _is_partial_creation(existing: ExternalObject | None, action: Action, context: Context) -> bool:
-    """Return whether a refused creation of several calls has created this object."""
+    """Return whether a refused creation with several calls has created this object."""
     is_creation = action.operation == "Create" and existing is not None
     return is_creation and judge_lookup(action, existing, context) in ("Key", "Label")
 
@@ -413,7 +413,7 @@ def _describe_unknown_result(existing: ExternalObject | None, context: Context) 
             "labels. Check the API. If the call did not take effect, repeat it: "
             f"{approve}. If it did, withdraw the resource, and then end the action without "
             f"another call: {approval_command(context.key, abandon=True)}. If the "
-            "resource stays declared, Reconciler creates an object again"
+            "resource stays declared, Reconciler will create another object"
         )
     if not context.capabilities.labels:
         return (

@@ -212,7 +212,7 @@ def _failing(_values: object) -> Any:
 BAD: list[tuple[list[Component], str]] = [
     (
         [component("one", Part(block("a"))), component("two", Part(block("a")))],
-        "components 'one' and 'two' both have the part default/Block/a; rename it in one of them",
+        "components 'one' and 'two' both contain part default/Block/a; rename it in one of them",
     ),
     (
         [component("one", Part(block("a")), Part(block("a", "Blue")))],
@@ -224,7 +224,7 @@ BAD: list[tuple[list[Component], str]] = [
     ),
     (
         [Component("one", _failing)],
-        "component 'one': computing its parts failed: KeyError: 'size'",
+        "component 'one': cannot compute its parts: KeyError: 'size'",
     ),
     (
         [component("one", Part(block("a b")))],
