@@ -1,7 +1,7 @@
 """Epochs of a log, from which the idempotency keys of its actions are derived (ADR 0065).
 
-Each restore begins an epoch, whose text contains the earlier ones: ``newest.older.oldest``. Several
-earlier ones that do not contain each other are separated by a comma: ``newest.one,other``.
+Each restore begins an epoch, a string that contains the earlier ones: ``newest.older.oldest``.
+Several earlier ones that do not contain each other are separated by a comma: ``newest.one,other``.
 """
 
 from __future__ import annotations

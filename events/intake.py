@@ -138,7 +138,7 @@ class Approved(_Intake, frozen=True):
         description(
             "Reason for the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
             "DefinitionGuard, PruneGuard, Twin or Approval. The decider rejects the message if the "
-            "resource is held for another reason."
+            "resource is held for a different reason."
         ),
     ]
     decision: Annotated[
@@ -327,8 +327,8 @@ class Reported(_Intake, frozen=True):
     is_lookup: Annotated[
         bool,
         description(
-            "Whether the worker only read the API. Without an error and an object, the object does "
-            "not exist."
+            "Whether the worker only read the API. If it reports neither an error nor an "
+            "object, the object does not exist."
         ),
     ] = False
     redelivered: Annotated[
@@ -395,8 +395,8 @@ class ApiReported(_Intake, frozen=True):
             "Throttled: the API temporarily rejects calls. Failing: consecutive calls failed. "
             "Probing: the reporter requests permission for the call that determines whether an "
             "open breaker closes. Responding: the API responded to that call. Stopping: the "
-            "reporter stops and does not probe. Twin: the API has objects that are newer than the log. "
-            "ListingsFailed: no listing of `kind` has completed for several resync intervals. "
+            "reporter stops and does not probe. Twin: the API has objects that are newer than the "
+            "log. ListingsFailed: no listing of `kind` has completed for several resync intervals. "
             "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
         ),
     ]

@@ -79,11 +79,11 @@ class DefinedField(ManifestStruct, frozen=True):
     ] = None
     minimum: Annotated[
         float | None,
-        msgspec.Meta(description="Minimum of a number, or of the length of another type."),
+        msgspec.Meta(description="Minimum of a number, or of the length of any other value."),
     ] = None
     maximum: Annotated[
         float | None,
-        msgspec.Meta(description="Maximum of a number, or of the length of another type."),
+        msgspec.Meta(description="Maximum of a number, or of the length of any other value."),
     ] = None
     about: Annotated[
         str,

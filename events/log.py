@@ -75,7 +75,7 @@ _IsUnconfirmed = Annotated[
     description(
         "Whether a creation may have created, or may still create, an object that the log does "
         "not contain and whose name does not reveal it, because the API assigns ids, cannot "
-        "list, or responded with another uid."
+        "list, or responded with a different uid."
     ),
 ]
 
@@ -119,9 +119,9 @@ class SpecWithdrawn(_Event, frozen=True):
 
 
 class GenerationSuperseded(_Event, frozen=True):
-    """Generation ``by`` replaced a generation that was not settled yet."""
+    """Generation ``by`` replaced a generation that had not settled yet."""
 
-    generation: Annotated[int, description("Generation that was not settled yet.")]
+    generation: Annotated[int, description("Generation that had not settled yet.")]
     by: Annotated[int, description("Generation that replaced it.")]
 
 
@@ -792,8 +792,8 @@ class BreakerClosed(_Event, frozen=True):
 class TwinDetected(_Event, frozen=True):
     """The API of a ``ProviderConfig`` has objects that are newer than this log (ADR 0065).
 
-    Another copy of the log writes to the API, or this log is an older copy. Reconciler writes
-    nothing to the API until an operator approves.
+    Another copy of the log writes to the API, or this log is an older copy. Reconciler
+    does not write to the API until an operator approves.
     """
 
     objects: Annotated[tuple[NewerObject, ...], description("The first few of the newer objects.")]

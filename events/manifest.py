@@ -153,9 +153,9 @@ class Policy(ManifestStruct, frozen=True):
     ] = ()
 
 
-def stricter_level(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
+def stricter_level(first: ApprovalLevel, second: ApprovalLevel) -> ApprovalLevel:
     """Return the stricter of two approval levels."""
-    return one if _STRICTNESS.index(one) >= _STRICTNESS.index(other) else other
+    return first if _STRICTNESS.index(first) >= _STRICTNESS.index(second) else second
 
 
 _STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)

@@ -294,7 +294,7 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         msgspec.Meta(
             description="Minimum time between two listings when the API reports changes, in "
             "seconds. If it is not less than resyncSeconds, Reconciler does not follow "
-            "these reports."
+            "those reports."
         ),
     ] = 5.0
     namespaces: Annotated[

@@ -93,22 +93,22 @@ def shape_reference(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
 
 def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
     """Return the references of a spec. Raises ``InvalidManifestError`` for an invalid one."""
-    wanted: dict[str, list[str]] = {}
+    fields_by_target: dict[str, list[str]] = {}
     for path, node in _find_marked(fields, _REF, "spec"):
         target, field = _read(path, node, namespace)
-        if field not in wanted.setdefault(target, []):
-            wanted[target].append(field)
-    if len(wanted) > MAX_REFERENCES:
+        if field not in fields_by_target.setdefault(target, []):
+            fields_by_target[target].append(field)
+    if len(fields_by_target) > MAX_REFERENCES:
         raise InvalidManifestError(
             f"spec: references more than {MAX_REFERENCES} resources; use fewer"
         )
-    length = sum(len(field) for names in wanted.values() for field in names)
+    length = sum(len(field) for names in fields_by_target.values() for field in names)
     if length > MAX_FIELD_CHARACTERS:
         raise InvalidManifestError(
             f"spec: the fields of all references have {length} characters, more than the limit of "
             f"{MAX_FIELD_CHARACTERS}; reference fewer fields"
         )
-    return tuple(Reference(target, tuple(names)) for target, names in wanted.items())
+    return tuple(Reference(target, tuple(names)) for target, names in fields_by_target.items())
 
 
 def secrets_in(fields: Fields) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
 def find_part_problem(parent: ResourceKey, key: ResourceKey) -> str:
     """Return why a resource cannot be part of another one; empty if it can.
 
-    A permission to declare the set in one namespace must not apply to another one.
+    Permission to declare the set in one namespace must not apply to another one.
     """
     if key.kind in COMPOSED_KINDS:
         return (

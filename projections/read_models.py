@@ -162,7 +162,7 @@ _fleet_row = msgspec.json.Decoder(FleetRow)
 
 
 class OutdatedRowsError(ValueError):
-    """Stored rows have another schema, or do not belong together. Rebuild them from the log."""
+    """Stored rows have a different schema, or are inconsistent. Rebuild them from the log."""
 
 
 class ReadModels:
@@ -275,7 +275,7 @@ class ReadModels:
     def mark_damage(self, damage: LogDamage) -> None:
         """Hold a resource, because its history is damaged.
 
-        The position does not change, because events before the damage may not be folded yet.
+        The position does not change, because events before the damage may not have been folded yet.
         """
         name = damage.resource or f"position/{damage.position}"
         if name not in self.damage:
@@ -384,8 +384,8 @@ class ReadModels:
 def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadModels:
     """Return read models from stored rows, or from a selection of them.
 
-    Raises ``OutdatedRowsError`` if they have another schema, are incomplete, or include rows that
-    are older or newer than the checkpoint.
+    Raises ``OutdatedRowsError`` if they have a different schema, are incomplete, or include rows
+    that are older or newer than the checkpoint.
     """
     models = ReadModels()
     try:
@@ -447,8 +447,8 @@ def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
     return models
 
 
-def _set_membership(names: dict[str, None], name: str, belongs: bool) -> None:
-    if belongs:
+def _set_membership(names: dict[str, None], name: str, is_member: bool) -> None:
+    if is_member:
         names[name] = None
     else:
         names.pop(name, None)

@@ -445,7 +445,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
         "" if data.provider_config == row.provider_config else data.provider_config
     )
     row.belongs_to = row.belongs_to if row.observed_digest else ""
-    if row.external_name != name:  # a replacement has another name
+    if row.external_name != name:  # a replacement has a different name
         row.declared_name = name
     elif not row.owned:
         row.declared_name = ""

@@ -115,24 +115,24 @@ class ByteDump:
 def dumps_in(text: bytes) -> Generator[int, None, list[ByteDump]]:
     """Return the bytes that text represents as several consecutive numbers.
 
-    There are at most three dumps, because searching these is cheaper than searching each run of
+    There are at most three dumps, because searching them is cheaper than searching each run of
     numbers. Yields the cost of each step in bytes of plain text.
     """
     runs, lines = yield from _hexadecimal_runs(text)
     dumps: list[ByteDump] = []
     if runs:
-        shown = _join(text, runs, b" 0a ")
-        content = bytes.fromhex(_PREFIX.sub(b"", shown).translate(None, _NON_DIGITS).decode())
+        numbers = _join(text, runs, b" 0a ")
+        content = bytes.fromhex(_PREFIX.sub(b"", numbers).translate(None, _NON_DIGITS).decode())
         dumps.append(ByteDump(_without_zeros(content), text, runs))
         yield _NUMBER_COST * len(content)
     if lines:
         dumps.append((yield from _dump_of_lines(text, lines)))
     if runs := (yield from _decimal_runs(text)):
-        numbers = _join(text, runs, b" 10 ").translate(_GAPS).split()
+        decimals = _join(text, runs, b" 10 ").translate(_GAPS).split()
         yield len(text)
-        content = bytes(map(_BYTE_BY_NUMBER.__getitem__, numbers))
+        content = bytes(map(_BYTE_BY_NUMBER.__getitem__, decimals))
         dumps.append(ByteDump(_without_zeros(content), text, runs, is_decimal=True))
-        yield _NUMBER_COST * len(numbers)
+        yield _NUMBER_COST * len(decimals)
     return dumps
 
 
@@ -170,8 +170,8 @@ def _dump_of_lines(text: bytes, lines: Sequence[_Line]) -> Generator[int, None, 
     """Decode each line up to the offset of the next one, because text may look like bytes."""
     digits: list[bytes] = []
     parts: list[_Part] = []
-    for (offset, start, stop, end), after in zip(lines, [*lines[1:], None], strict=True):
-        count = 0 if after is None else after[0] - offset
+    for (offset, start, stop, end), next_line in zip(lines, [*lines[1:], None], strict=True):
+        count = 0 if next_line is None else next_line[0] - offset
         size = min(count, stop - start) if count > 0 else stop - start
         digits.append(text[start:stop].translate(None, _NON_DIGITS)[: 2 * size])
         parts.append(_Part(start, stop, size, end))

@@ -1,6 +1,6 @@
 """Failpoints: named steps at which tests make a process die, stop or fail.
 
-The environment variable ``RECONCILER_FAILPOINT`` arms one of them for a process, when its roles
+The ``RECONCILER_FAILPOINT`` environment variable arms one of them for a process, when its roles
 start: ``NAME[/OPERATION][:ARRIVAL][=ACTION]``.
 
 - ``OPERATION`` (``Create``, ``Update``, ``Delete``): count only arrivals with that operation. Only

@@ -367,7 +367,7 @@ class ActionReader(Protocol):
         ...
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        """Allow one more action in addition to this one, which is not acknowledged yet."""
+        """Allow one more action in addition to this one, which has not been acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
@@ -427,7 +427,7 @@ class LogCertainty(Protocol):
 
 
 class LogWatch(LogCertainty, Protocol):
-    """Compares the log with what this process has read of it, to detect another log."""
+    """Compares the log with what this process has read of it, to detect a different log."""
 
     def record_read(self, position: int, event: LogEvent) -> None:
         """Remember the newest event that was read."""

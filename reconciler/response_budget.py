@@ -20,7 +20,7 @@ MAX_CALLS_BYTES: Final = 2 * MAX_RESPONSE_BYTES
 """Limit for all responses that the calls of one API use at the same time."""
 
 MAX_LISTING_BYTES: Final = 4 * MAX_RESPONSE_BYTES
-"""Limit for all pages of a listing: about 100,000 objects of 1 KiB, in memory together."""
+"""Limit for all pages of a listing: about 100,000 objects of 1 KiB, all in memory."""
 
 _VALUE_BYTES: Final = 64
 """Memory of a Python value in addition to its text: 56 for an empty list and 8 for its slot."""
@@ -47,7 +47,7 @@ class ResponseBudget:
         try:
             yield share
         finally:
-            self._used -= share.taken
+            self._used -= share.used
 
     def take(self, size: int) -> None:
         """Count a response. Raises ``MemoryLimitError``."""
@@ -62,12 +62,12 @@ class Share:
     """The part of a budget that one call or one listing has taken."""
 
     def __init__(self, budget: ResponseBudget) -> None:
-        self.taken = 0
+        self.used = 0
         self._budget = budget
 
     def take(self, size: int) -> None:
         """Take memory for a response. Raises ``MemoryLimitError``."""
-        self.taken += size
+        self.used += size
         self._budget.take(size)
 
     @contextmanager

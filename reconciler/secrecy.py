@@ -358,29 +358,29 @@ def _forms(secret: str) -> Iterable[bytes]:
     lines = [each for each in map(str.strip, secret.splitlines()) if _is_secret_line(each)]
     plain = {_encode(each) for each in (*whole, *lines)}
     plain |= {b"".join(_latin(character) for character in each) for each in whole}
-    texts: set[bytes] = set()
+    forms: set[bytes] = set()
     for form in plain:  # a file may have thousands of lines, so each is processed separately
-        written = {form, *(form.replace(old, new) for old, new in _QUOTES)}
-        written |= {text.replace(b" ", b"+") for text in written}  # as in HTML forms
+        variants = {form, *(form.replace(old, new) for old, new in _QUOTES)}
+        variants |= {each.replace(b" ", b"+") for each in variants}  # as in HTML forms
         decoded = form
         for _ in range(_LEVELS):  # the search also decodes what looks like an escape in a secret
             decoded = complete(_unescape_all(decoded))
-            written.add(decoded)
-        texts |= written
+            variants.add(decoded)
+        forms |= variants
     for value in whole:
         if len(value) >= MIN_TRUNCATED_CHARACTERS:  # a shorter one in capitals could be any word
             content = _encode(value)
-            texts |= {_encode(changed) for changed in (value.lower(), value.upper())}
-            texts |= {_encode(changed) for changed in (value.swapcase(), value[::-1])}
-            texts.add(base64.b32encode(content)[: 8 * len(content) // 5])
+            forms |= {_encode(changed) for changed in (value.lower(), value.upper())}
+            forms |= {_encode(changed) for changed in (value.swapcase(), value[::-1])}
+            forms.add(base64.b32encode(content)[: 8 * len(content) // 5])
     for value in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
         content = _encode(value)
-        texts |= {content.hex().encode(), content.hex().upper().encode()}
-        for shown in {content, _encode(json.dumps(value)[1:-1])}:
-            for before in range(_ALIGNMENTS):
-                standard = _base64_within(shown, before)
-                texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
-    return (text for text in texts if len(text) >= MIN_CHARACTERS)
+        forms |= {content.hex().encode(), content.hex().upper().encode()}
+        for encoded in {content, _encode(json.dumps(value)[1:-1])}:
+            for offset in range(_ALIGNMENTS):
+                standard = _base64_core(encoded, offset)
+                forms |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
+    return (each for each in forms if len(each) >= MIN_CHARACTERS)
 
 
 def _passwords(secret: str) -> Iterator[str]:
@@ -399,11 +399,11 @@ def _is_secret_line(line: str) -> bool:
     return len(line) >= MIN_LINE_CHARACTERS and not line.startswith(_PEM_MARK)
 
 
-def _base64_within(content: bytes, before: int) -> bytes:
-    """Return the Base64 characters that depend only on content, after ``before`` other bytes."""
-    encoded = base64.b64encode(bytes(before) + content)
-    first = (8 * before + 5) // 6
-    return encoded[first : 8 * (before + len(content)) // 6]
+def _base64_core(content: bytes, offset: int) -> bytes:
+    """Return the Base64 characters that depend only on content, after ``offset`` other bytes."""
+    encoded = base64.b64encode(bytes(offset) + content)
+    first = (8 * offset + 5) // 6
+    return encoded[first : 8 * (offset + len(content)) // 6]
 
 
 def _windows(content: bytes, start: int) -> memoryview:

@@ -176,7 +176,7 @@ def _component_status(
 
 def _blocker(name: str, child: Child | None) -> str:
     if child is None:
-        return f"{name} is not declared yet"
+        return f"{name} has not been declared yet"
     why = child.message or child.reason
     return f"{name} is {child.outcome}" + (f": {why}" if why else "")
 

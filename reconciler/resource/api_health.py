@@ -99,7 +99,7 @@ def conclude_api_health(health: ApiHealth) -> Conclusion | None:
 def _record_throttling(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ApiThrottled | None:
-    """Return the event for a throttled API, unless a later time is already recorded."""
+    """Return the event for a throttled API, unless a later time has already been recorded."""
     wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
     until = _round_up_to_second(min(data.at, context.bus_now) + timedelta(seconds=wait))
     known = state.api.throttled_until
@@ -153,7 +153,7 @@ def _is_pending(until: datetime | None, seconds: float, context: Context) -> boo
 
 
 def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
-    """Return the event for newer objects that are not recorded yet."""
+    """Return the event for newer objects that have not been recorded yet."""
     if data.as_of != known.version:
         return None  # the report is older than the current hold or its approval
     actions = {(each.uid, each.action) for each in known.objects}
@@ -169,7 +169,7 @@ def _record_listings(
 ) -> ListingsFailed | ListingsResumed | None:
     """Return the event if the listings of a kind have begun to fail, or complete again."""
     if data.as_of != state.desired.generation:
-        return None  # the report concerns another generation, possibly of another API
+        return None  # the report concerns a different generation, possibly with a different API
     is_known = data.kind in state.api.failed_listings
     if data.state == "ListingsResumed":
         return ListingsResumed(data.kind) if is_known else None
@@ -210,7 +210,7 @@ def _describe(twin: Twin) -> str:
         f"{plural(twin.total, 'object was', 'objects were')} written by actions that this log does "
         f"not contain: {first}"
         f"{more}; another installation is running on a copy of this log, or this log was copied or "
-        "restored from an older state. Reconciler writes nothing to this API. Stop the other "
+        "restored from an older state. Reconciler does not write to this API. Stop the other "
         "installation, then approve"
     )
 

@@ -143,8 +143,8 @@ def advance_action(
     # Before everything that needs the API: an outdated action without an effect does not need a
     # call.
     if not is_wanted and not flight.is_in_doubt:
-        newer = f"generation {generation} replaces generation {action.generation}"
-        return _abandon(flight, newer, context)
+        reason = f"generation {generation} replaces generation {action.generation}"
+        return _abandon(flight, reason, context)
     # From here on, the next step is a call, or a wait for one.
     if blocked is not None:
         return blocked

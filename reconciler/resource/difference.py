@@ -132,7 +132,7 @@ class Comparison(msgspec.Struct, gc=False):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether an object with another uid has replaced the owned one."""
+        """Whether an object with a different uid has replaced the owned one."""
         if self.owned is None or self.owned.uid is None or self.existing is None:
             return False
         return self.existing.uid not in (None, self.owned.uid)

@@ -96,7 +96,7 @@ COMPLETED: frozenset[OutcomeName] = frozenset(
 """Outcomes that complete a generation. The next generation does not supersede it."""
 
 LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
-# Cached states contain the next two, so a changed text requires a new `STATE_SCHEMA`.
+# Cached states contain the next two, so changing their text requires a new `STATE_SCHEMA`.
 NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
 CHECKED_NOT_DONE = ActionError(
     "NotDone", "an operator approved the repetition of the call; the worker repeats it"
@@ -424,9 +424,9 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         or (earlier_spec.provider_config, earlier_spec.external_name) != location
     )
     if state.owned is not None or (state.released is not None and not is_moved):
-        pass  # a replacement may have another name
+        pass  # a replacement may have a different name
     elif observed.object is None or (observed.provider_config, observed.object.name) != location:
-        # The known object has another location, so none of its state applies.
+        # The known object has a different location, so none of its state applies.
         released_uid = None if is_moved else observed.released_uid
         observed = replace(observed, object=None, belongs_to="", released_uid=released_uid)
     if is_moved:
@@ -570,7 +570,7 @@ def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
 
 
 def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
-    """Return whether a creation produced an object whose ownership is not recorded yet."""
+    """Return whether a creation produced an object whose ownership has not been recorded yet."""
     if ended.action.operation != "Create":
         return False
     is_known = ended.reported_by or existing.uid in ended.created_uids
@@ -993,7 +993,7 @@ def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceStat
 
 
 def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
-    """Record a failed attempt. Its recorded consequence decides whether the action ends."""
+    """Record a failed attempt. Its recorded consequence determines whether the action ends."""
     waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
         flight = _with_failure(flight, data)

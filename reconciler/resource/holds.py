@@ -46,8 +46,8 @@ def request_finalizer(
     except InvalidNameError as error:
         return refuse(state, command, "Invalid", str(error))
     if not state.desired.is_declared:
-        undeclared = "the resource is not declared; a finalizer requires a declared resource"
-        return refuse(state, command, "NotDeclared", undeclared)
+        message = "the resource is not declared; a finalizer requires a declared resource"
+        return refuse(state, command, "NotDeclared", message)
     holder = _holder(data.finalizer, state)
     if holder == command.actor:
         return accept(state, command, reason="Unchanged")
@@ -59,10 +59,10 @@ def request_finalizer(
             f"finalizer {data.finalizer!r} belongs to {holder}; use another name",
         )
     if len(state.holds.finalizers) >= MAX_FINALIZERS:
-        too_many = (
+        message = (
             f"the resource already has {MAX_FINALIZERS} finalizers, the maximum; remove one first"
         )
-        return refuse(state, command, "TooMany", too_many)
+        return refuse(state, command, "TooMany", message)
     return accept(state, command, FinalizerAdded(data.finalizer, command.actor))
 
 
@@ -74,8 +74,8 @@ def release_finalizer(
     if holder is None:
         return accept(state, command, reason="Unchanged")
     if not _may_remove(holder, command.actor) and not data.force:
-        by_force = f"finalizer {data.finalizer!r} belongs to {holder}; use force to remove it"
-        return refuse(state, command, "HeldByAnother", by_force)
+        message = f"finalizer {data.finalizer!r} belongs to {holder}; use force to remove it"
+        return refuse(state, command, "HeldByAnother", message)
     is_forced = data.force and not _may_remove(holder, command.actor)
     return accept(state, command, FinalizerRemoved(data.finalizer, is_forced, data.reason))
 
@@ -100,8 +100,8 @@ def force_release(data: ForcedRelease, command: Command, state: ResourceState) -
             state, command, "Invalid", "a forced release requires a reason; the log records it"
         )
     if state.desired.is_declared:
-        declared = "the resource is still declared; withdraw it before you release it"
-        return refuse(state, command, "StillDeclared", declared)
+        message = "the resource is still declared; withdraw it before you release it"
+        return refuse(state, command, "StillDeclared", message)
     holds = state.holds
     if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):
         return accept(state, command, reason="Unchanged")
@@ -135,22 +135,22 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
     if outcome is not None and outcome.generation != state.desired.generation:
         hold = None  # the approval is for an outcome of an older generation
     if hold is None or hold != data.hold or not hold.is_approvable:
-        not_held = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
-        return refuse(state, command, "NotHeld", not_held)
+        message = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
+        return refuse(state, command, "NotHeld", message)
     if data.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
         return refuse(
             state,
             command,
             "Invalid",
-            f"decision Abandon: allowed only for hold {Hold.UNKNOWN_RESULT}",
+            f"decision Abandon: allowed only for the {Hold.UNKNOWN_RESULT} hold",
         )
     if data.decision == "Reject":
         return refuse(
-            state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
+            state, command, "Invalid", f"decision Reject: allowed only for the {Hold.APPROVAL} hold"
         )
     if hold == Hold.TWIN and not state.api.twin.objects:
         remedy = "approve it for the ProviderConfig that the resource's status message names"
-        return refuse(state, command, "Invalid", f"hold {Hold.TWIN}: {remedy}")
+        return refuse(state, command, "Invalid", f"{Hold.TWIN} hold: {remedy}")
     if state.holds.approved == hold:
         return accept(state, command, reason="Unchanged")
     approved = HoldApproved(hold, data.decision, data.reason, approved_at=command.stored_at)

@@ -272,8 +272,8 @@ def _hold_for_wrong_provider(
 def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
     """Claim a known object. A claim is not an action, so every policy allows it.
 
-    Either a listing missed an owned object, or our call created one whose ownership is not
-    recorded yet.
+    Either a listing missed an owned object, or our call created one whose ownership
+    has not been recorded yet.
     """
     state, existing = situation.state, situation.comparison.existing
     known = state.observed
@@ -323,8 +323,8 @@ def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) 
             Hold.LOSS_GUARD,
             f"{summary}; the loss is approved and will take effect with the next listing",
         )
-    restored = describe_restoration(context)
-    hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
+    restore_note = describe_restoration(context)
+    hint = f"; {restore_note}: repeat the withdrawals made after it" if restore_note else ""
     return on_hold(
         Hold.LOSS_GUARD,
         f"{summary} from one listing{hint}; check that the ProviderConfig points to the right API, "
@@ -375,7 +375,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     """Return the step for a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.comparison.existing, spec.policy.mode
-    # Before the creation: nothing proves the absence of the owned object yet.
+    # Before the creation: nothing has proved the absence of the owned object yet.
     if existing is None and state.owned is not None:
         return Conclusion(
             "Degraded", AWAITING_READ, "waiting for the next read of the owned object"
@@ -456,8 +456,8 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
     is_fixed = LABELS in kind.immutable  # the label cannot be added to an adopted object
     is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
     if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
-        stripped = "the log records ownership of the object, but the object lost its owner label"
-        return Conclusion("Disputed", "LabelMissing", stripped, ready=ready)
+        message = "the log records ownership of the object, but the object lost its owner label"
+        return Conclusion("Disputed", "LabelMissing", message, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(situation)
     converged = Conclusion("Converged", "AsDeclared", ready=ready)
@@ -543,10 +543,10 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
             if state.observed.is_released
             else "is not owned by this resource"
         )
-        if restored := _explain_by_restore(existing, context):
+        if restore_note := _explain_by_restore(existing, context):
             owner_text = (
                 "has the owner label of this resource, but the log never recorded ownership; "
-                f"{restored}"
+                f"{restore_note}"
             )
         return Conclusion(
             "Conflict",
@@ -758,10 +758,10 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
         # that.
         if state.observed.position >= state.holds.approved_position:
             return None
-        later = f"{summary}; the deletion is approved and will happen after the next two listings"
-        return on_hold(Hold.DELETION_GUARD, later)
-    restored = describe_restoration(situation.context)
-    hint = f"; {restored}: repeat the declarations made after it" if restored else ""
+        message = f"{summary}; the deletion is approved and will happen after the next two listings"
+        return on_hold(Hold.DELETION_GUARD, message)
+    restore_note = describe_restoration(situation.context)
+    hint = f"; {restore_note}: repeat the declarations made after it" if restore_note else ""
     return on_hold(
         Hold.DELETION_GUARD,
         f"{summary}, more than deletionGuard allows ({guard.max_count} objects, "
@@ -796,7 +796,7 @@ def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion
         return None
     remedy = "declare the resource with spec.policy.adoption: Adopt"
     if capabilities.labels:
-        remedy = f"give it the label {OWNER_LABEL}={context.owner}"
+        remedy = f"add the label {OWNER_LABEL}={context.owner} to it"
     return on_hold(
         Hold.UNKNOWN_RESULT,
         f"{existing.name!r} (uid {existing.uid}) may have been created by this resource (a "
@@ -832,16 +832,18 @@ def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
 
 def _explain_by_backup(context: Context) -> str:
     """Describe how a restore may explain an unknown object, or return an empty string."""
-    restored = describe_restoration(context)
-    return f"{restored}, and the object may have been created after it" if restored else ""
+    restore_note = describe_restoration(context)
+    if not restore_note:
+        return ""
+    return f"{restore_note}, and the object may have been created after it"
 
 
-def _describe_remedies(restored: str, resource: str) -> str:
+def _describe_remedies(restore_note: str, resource: str) -> str:
     """Return the remedies for an object that a restore explains; empty if none does."""
-    if not restored:
+    if not restore_note:
         return ""
     return (
-        f"; {restored}. To manage it, declare {resource} with spec.policy.adoption: Adopt; to "
+        f"; {restore_note}. To manage it, declare {resource} with spec.policy.adoption: Adopt; to "
         f"release it, remove its label {OWNER_LABEL}; or delete it in the API"
     )
 

@@ -34,7 +34,7 @@ MAX_LAG_SECONDS = 60.0
 last write is wrong, not late. A longer grace would suspend observations after each write."""
 
 FIRST_LISTING_SECONDS = 120.0
-"""Minimum time in seconds after a creation within which a listing shows the created object. Two
+"""Minimum time in seconds allowed for a listing to show an object after its creation. Two
 listing intervals apply if they are longer."""
 
 AWAITING_READ = "AwaitingRead"
@@ -58,10 +58,10 @@ def observe(
     belongs_to = _find_other_owner(data, state, context)
     if belongs_to == state.observed.belongs_to and not _is_new(data, state, context):
         return NOTHING_NEW
-    doubted = _doubt_absence(data, state, context)
-    if doubted is not None:
+    doubt = _doubt_absence(data, state, context)
+    if doubt is not None:
         is_known = data.losses == state.observed.doubted
-        return NOTHING_NEW if is_known else CommandResult((doubted,))
+        return NOTHING_NEW if is_known else CommandResult((doubt,))
     unmanaged = data.exclusive
     event = ExternalObserved(
         data.provider_config,
@@ -105,7 +105,7 @@ def _concerns_resource(
 def _shows_wrong_uid(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
-    """Return whether our creation created the object, although its response had another uid.
+    """Return whether our creation created the object, although its response had a different uid.
 
     The idempotency key of that creation shows it. A copy of the object has the same key, so this
     applies only until a read confirms the uid of the response. An object with the key of another
@@ -356,8 +356,8 @@ def detect_loss_and_drift(
         )
         if not desired.is_declared:
             return (release,)
-        deletion = _find_suspect(state, owned, "Delete", lambda _action: True)
-        drift = DriftDetected(desired.generation, missing=True, suspected_action=deletion)
+        suspect = _find_suspect(state, owned, "Delete", lambda _action: True)
+        drift = DriftDetected(desired.generation, missing=True, suspected_action=suspect)
         return (drift, release)
     if comparison.is_replaced or _has_lost_its_uid(command, owned, existing):
         is_written = isinstance(command.data, Reported) and command.data.error is None
@@ -367,9 +367,9 @@ def detect_loss_and_drift(
         return (OwnershipReleased(*identity, "Replaced", config, unconfirmed=is_unclear),)
     if not desired.is_declared or not comparison.is_applied or not comparison.differences:
         return ()
-    write = _find_suspect(state, owned, "Update", _explains(comparison))
+    suspect = _find_suspect(state, owned, "Update", _explains(comparison))
     differences = comparison.differences
-    return (DriftDetected(desired.generation, differences=differences, suspected_action=write),)
+    return (DriftDetected(desired.generation, differences=differences, suspected_action=suspect),)
 
 
 def _seconds_since_write(command: Command, state: ResourceState) -> float:
@@ -421,7 +421,7 @@ def _has_lost_its_uid(command: Command, owned: Owned, existing: ExternalObject) 
     """Return whether a refused write shows that the object no longer has the owned uid.
 
     Some APIs have no ids, so the uid is in metadata that any client can remove. The object may then
-    be another one. A listing may omit the uid, but a refusal proves that it is missing.
+    be a different one. A listing may omit the uid, but a refusal proves that it is missing.
     """
     data = command.data
     error = data.error if isinstance(data, Reported) else None

@@ -49,9 +49,9 @@ def report(
             )
         )
     action = flight.action
-    early = _error_if_too_early(data, action, command, state, context)
-    if early is not None:
-        data = replace(data, error=early, absent=False)
+    premature_error = _error_if_too_early(data, action, command, state, context)
+    if premature_error is not None:
+        data = replace(data, error=premature_error, absent=False)
     if data.error is None and not data.is_lookup:
         success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
         uid = None if data.object is None else data.object.uid
@@ -86,11 +86,11 @@ def _error_if_too_early(
     remaining = grace - (began_at - written_at).total_seconds()
     if not grace or remaining <= 0:
         return None
-    why = (
+    message = (
         "the API reported that the object does not exist; it may not show the last write yet "
         f"(consistencyGraceSeconds: {grace:g})"
     )
-    return ActionError("NotDone", why, retry_after_seconds=round(remaining, 3))
+    return ActionError("NotDone", message, retry_after_seconds=round(remaining, 3))
 
 
 def _shows_object(ended: ResourceEvent) -> bool:
@@ -159,16 +159,16 @@ def _late_successes(
     for ended in state.actions.ended:
         if ended.action.action_id == data.action_id and _is_new(data, ended, command):
             outdated = not _is_current(data, ended, state)
-            done = replace(_build_success(data, ended.action), late=True, outdated=outdated)
-            yield _with_report_time(_with_location(done, ended.action), command)
+            success = replace(_build_success(data, ended.action), late=True, outdated=outdated)
+            yield _with_report_time(_with_location(success, ended.action), command)
 
 
-def _with_location(done: ActionSucceeded, action: Action) -> ActionSucceeded:
+def _with_location(success: ActionSucceeded, action: Action) -> ActionSucceeded:
     """Add the location of a late creation, because no later event names it."""
     if action.operation != "Create":
-        return done
+        return success
     location = (action.provider_config, action.external_name)
-    return replace(done, provider_config=location[0], external_name=location[1])
+    return replace(success, provider_config=location[0], external_name=location[1])
 
 
 def _is_new(data: Reported, ended: Ended, command: Command) -> bool:

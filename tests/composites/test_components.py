@@ -313,7 +313,10 @@ def test_an_object_is_not_ready_while_a_part_is_missing_or_being_deleted():
     its.withdrawn("a")
     assert its.there is not None
     readiness = ready(content, its.there)
-    assert readiness.message == "2 of 3 parts are ready; one: default/Block/a is not declared yet"
+    assert (
+        readiness.message
+        == "2 of 3 parts are ready; one: default/Block/a has not been declared yet"
+    )
     its.show(content)
     leaving = {**its.there.outputs, "leaving": ["default/Block/x"]}
     readiness = ready(content, msgspec.structs.replace(its.there, outputs=leaving))
