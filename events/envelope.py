@@ -15,9 +15,9 @@ import msgspec
 
 from events.field_hints import field_error
 from events.intake import (
+    INTAKE_TYPE_NAMES,
     INTAKE_TYPES,
     LISTING_TYPE,
-    TYPE_OF_INTAKE,
     Declared,
     IntakeData,
     ListingPart,
@@ -79,7 +79,7 @@ _listing_decoder: msgspec.json.Decoder[ListingPart] = msgspec.json.Decoder(Listi
 
 def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datetime) -> bytes:
     """Encode an intake message as a CloudEvent."""
-    return _encode(message_id, source, TYPE_OF_INTAKE[type(data)], data, time)
+    return _encode(message_id, source, INTAKE_TYPE_NAMES[type(data)], data, time)
 
 
 def encode_listing_part(

@@ -499,7 +499,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
 }
 """CloudEvents types of the intake messages. Their second part is the ``<what>`` of the subject."""
 
-TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
+INTAKE_TYPE_NAMES: dict[type[IntakeData], str] = {
     struct: name for name, struct in INTAKE_TYPES.items()
 }
 

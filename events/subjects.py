@@ -41,7 +41,7 @@ REPLY_HEADER = "Reconciler-Reply-To"
 """Header with the inbox for the decider's reply. The reply subject of the message itself receives
 the server's acknowledgement."""
 
-USER_SIGN = "="
+USER_SEPARATOR = "="
 """Separator between the kind of a message and its user. No name contains it."""
 
 _INTAKE_TOKENS = 6
@@ -61,7 +61,7 @@ _NAMESPACE_INDEXES = {
 
 def intake(what: Intake, key: ResourceKey, user: str = "") -> str:
     """Return the subject of a message to one resource. ``user`` is the verified bus user."""
-    return f"rec.{what}{USER_SIGN}{user}.{key.tokens}" if user else f"rec.{what}.{key.tokens}"
+    return f"rec.{what}{USER_SEPARATOR}{user}.{key.tokens}" if user else f"rec.{what}.{key.tokens}"
 
 
 def stored_intake(key: ResourceKey) -> str:
@@ -75,13 +75,13 @@ ALL_STORED_INTAKE = "in.>"
 def intake_kind_of(subject: str) -> str:
     """Return the kind of an intake message from its stored subject, such as ``desired``."""
     parts = subject.split(".", 3)
-    return parts[2].partition(USER_SIGN)[0] if len(parts) > _WHAT_INDEX else ""
+    return parts[2].partition(USER_SEPARATOR)[0] if len(parts) > _WHAT_INDEX else ""
 
 
 def user_of(subject: str) -> str:
     """Return the user in a subject; empty if it contains none."""
     parts = subject.split(".", 3)
-    return parts[_WHAT_INDEX].partition(USER_SIGN)[2] if len(parts) > _WHAT_INDEX else ""
+    return parts[_WHAT_INDEX].partition(USER_SEPARATOR)[2] if len(parts) > _WHAT_INDEX else ""
 
 
 def stored_tokens(subject: str) -> str:
@@ -95,8 +95,8 @@ def actor(user: str, source: str) -> str:
     Without a verified user, a source that contains = is anonymous.
     """
     if user:
-        return f"{user}{USER_SIGN}{source}"
-    return f"anonymous{USER_SIGN}{source}" if USER_SIGN in source else source
+        return f"{user}{USER_SEPARATOR}{source}"
+    return f"anonymous{USER_SEPARATOR}{source}" if USER_SEPARATOR in source else source
 
 
 def listing(provider_config: str, kind: str, listing_id: str) -> str:
@@ -188,8 +188,8 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
             f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>; "
             "each part may use the characters A-Z a-z 0-9 _ -"
         )
-    what, sign, user = parts[_WHAT_INDEX].partition(USER_SIGN)
-    if sign:
+    what, separator, user = parts[_WHAT_INDEX].partition(USER_SEPARATOR)
+    if separator:
         check_token(user, what="user")
     for known in INTAKE_KINDS:
         if what == known:

@@ -198,8 +198,8 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
             return Readiness(False, STALLED, f"{progress}; {why}")
-    waits = blocker(updated)
-    return Readiness(False, "Progressing", f"{progress}; {waits}" if waits else progress)
+    waiting = blocker(updated)
+    return Readiness(False, "Progressing", f"{progress}; {waiting}" if waiting else progress)
 
 
 def progress(spec: Fields, existing: ExternalObject) -> Progress | None:

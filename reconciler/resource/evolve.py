@@ -255,7 +255,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case LookupDecided(action, attempt):
             return _start_attempt(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
-            return _in_flight(state, hold_message=data.reason, effect=Effect.HELD)
+            return _update_in_flight(state, hold_message=data.reason, effect=Effect.HELD)
         case ActionNotDone():
             return _schedule_retry(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:
@@ -268,7 +268,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _fold_abandonment(state, data)
         case RetryScheduled() as data:
             if data.action_id is not None and state.actions.in_flight is not None:
-                return _in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
+                return _update_in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
             waits = replace(
                 state.waits,
                 until=data.at,
@@ -304,7 +304,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             state = replace(state, holds=holds, cause=event.id)
             return _remember_message(
-                _in_flight(state, abandoned=True) if data.orphan else state, event
+                _update_in_flight(state, abandoned=True) if data.orphan else state, event
             )
         case HoldApproved() as data:
             return _fold_approval(state, data, event)
@@ -606,7 +606,7 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
 # --- actions
 
 
-def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
+def _update_in_flight(state: ResourceState, **changes: object) -> ResourceState:
     """Change the action in flight, if there is one."""
     flight = state.actions.in_flight
     if flight is None:
@@ -648,7 +648,7 @@ def _schedule_retry(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
     """Return the state in which the action is repeated immediately, because it had no effect."""
-    return _in_flight(
+    return _update_in_flight(
         state,
         failed=failed,
         retry_at=event.time,
@@ -664,7 +664,7 @@ def _clear_partial_effect(state: ResourceState) -> ResourceState:
     """Return the state after a lookup that found no effect of a throttled attempt."""
     flight = state.actions.in_flight
     is_partial = flight is not None and flight.effect is Effect.PARTIAL
-    return _in_flight(state, effect=Effect.REFUSED) if is_partial else state
+    return _update_in_flight(state, effect=Effect.REFUSED) if is_partial else state
 
 
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
@@ -681,7 +681,7 @@ def _end_waits(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -
     state = replace(state, waits=waits, observed=observed, cause=event.id)
     if flight is None or flight.retry_at is None:
         return state
-    return _in_flight(state, retry_at=event.time, retry_seconds=0.0)
+    return _update_in_flight(state, retry_at=event.time, retry_seconds=0.0)
 
 
 def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
@@ -724,7 +724,7 @@ def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
         effect = effect_after(flight.effect, Effect.UNKNOWN)
-        return _in_flight(state, unknown_results=flight.unknown_results + 1, effect=effect)
+        return _update_in_flight(state, unknown_results=flight.unknown_results + 1, effect=effect)
     ended = tuple(
         replace(each, in_doubt=True) if each.action.action_id == data.action_id else each
         for each in state.actions.ended
@@ -858,7 +858,7 @@ def _with_effect(
 ) -> Actions:
     """Record the newest effect. Observations that began before it are stale."""
     if event.causationposition < actions.effect_position:
-        return actions  # overtaken by a newer result
+        return actions  # superseded by a newer result
     return replace(
         actions,
         effect_position=event.causationposition,

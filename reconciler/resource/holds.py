@@ -29,7 +29,7 @@ from events.log import (
     TargetObserved,
 )
 from events.names import InvalidNameError, check_finalizer
-from events.subjects import USER_SIGN
+from events.subjects import USER_SEPARATOR
 from reconciler.resource import approval
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context, accept, refuse
@@ -86,7 +86,7 @@ def _may_remove(holder: str, actor: str) -> bool:
     A finalizer that was added before actors were verified (ADR 0042) has a holder without the user
     prefix.
     """
-    return holder in (actor, actor.partition(USER_SIGN)[2])
+    return holder in (actor, actor.partition(USER_SEPARATOR)[2])
 
 
 def _holder(finalizer: str, state: ResourceState) -> str | None:
@@ -190,7 +190,7 @@ def record_target(data: TargetReported, state: ResourceState) -> CommandResult:
         or desired.targets.get(data.target) == data.state
     ):
         return NOTHING_NEW
-    if _is_overtaken(data.target, data.known_version, state):
+    if _is_outdated(data.target, data.known_version, state):
         return NOTHING_NEW
     return CommandResult((TargetObserved(data.target, data.state),))
 
@@ -201,12 +201,12 @@ def record_secret(data: SecretReported, state: ResourceState) -> CommandResult:
     is_referenced = desired.is_declared and spec is not None and data.secret in spec.secrets
     if not is_referenced or desired.secrets.get(data.secret) == data.digest:
         return NOTHING_NEW
-    if _is_overtaken(data.secret, data.known_version, state):
+    if _is_outdated(data.secret, data.known_version, state):
         return NOTHING_NEW
     return CommandResult((SecretObserved(data.secret, data.digest),))
 
 
-def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
+def _is_outdated(name: str, known_version: int, state: ResourceState) -> bool:
     """Return whether the log has a newer report than the reporter had read.
 
     Reports may be redelivered or delayed. The reporter keeps reading, and reports again if needed.
