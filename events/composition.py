@@ -118,7 +118,7 @@ def as_part(manifest: Manifest, parent: str) -> Manifest:
 
 
 def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -> str:
-    """Return why a declared resource cannot become a part; empty if it can."""
+    """Describe why a declared resource cannot become a part; empty if it can."""
     owner = labels.get(PART_OF_LABEL, "")
     if owner == part_of:
         return ""

@@ -141,7 +141,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
 
 
 class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """Generation and digest of the definition of a kind."""
+    """Generation and digest of a kind's definition."""
 
     generation: Annotated[int, description("Generation of the KindDefinition.")]
     digest: Annotated[str, description("Digest of the KindDefinition.")]

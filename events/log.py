@@ -54,7 +54,7 @@ from events.subjects import LogClass
 class _Event(
     msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, tag_field="event"
 ):
-    """Base of all events of the log: camelCase, with the name of the class as ``event``.
+    """Base of all log events: camelCase, with the class name as ``event``.
 
     ``gc=False`` here and in other structs: their values are trees, so there are no reference
     cycles.

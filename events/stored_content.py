@@ -92,7 +92,7 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
 
 
 def find_part_problem(parent: ResourceKey, key: ResourceKey) -> str:
-    """Return why a resource cannot be part of another one; empty if it can.
+    """Return the reason why a resource cannot be part of another; empty if it can.
 
     Permission to declare the set in one namespace must not apply to another one.
     """

@@ -51,7 +51,7 @@ class Failpoint(StrEnum):
     """Turns have been decided; nothing has been appended."""
 
     DECIDER_BETWEEN_EVENTS = "decider.between_events"
-    """The first event of a turn of two is in the log, the second is not."""
+    """The first event of a two-event turn is in the log; the second is not."""
 
     DECIDER_BATCH_HALF_SENT = "decider.batch_half_sent"
     """The server has all messages of an atomic batch except the one that commits it."""
@@ -72,7 +72,7 @@ class Failpoint(StrEnum):
     """The action is still open; the API is called next."""
 
     WORKER_BETWEEN_CALLS = "worker.between_calls"
-    """One of several requests of an action was made; the next one follows."""
+    """One of an action's several requests was made; the next one follows."""
 
     WORKER_CALLED = "worker.called"
     """The call has ended, with or without a response; nothing has been reported yet."""

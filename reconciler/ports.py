@@ -194,7 +194,7 @@ class IntakeReader(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of messages of a partition that may be delivered and not yet acknowledged."""
+        """Number of messages from a partition that may be delivered and not yet acknowledged."""
         ...
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:

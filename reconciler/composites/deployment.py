@@ -250,7 +250,7 @@ def _has_template(name: str, template: object) -> bool:
 
 
 def _templates_of(key: ResourceKey, observed: ExternalObject | None) -> dict[str, Manifest]:
-    """Return the manifest of each template of an existing container, even if a client edited it."""
+    """Return the manifest of each existing container's template, even if a client edited it."""
     if observed is None:
         return {}
     bodies: Mapping[str, Fields] = observed.fields.get(MANIFESTS, {})

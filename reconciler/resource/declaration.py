@@ -224,7 +224,7 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
 
 
 def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
-    """Return why a declaration cannot change an object's name or API; None if it can."""
+    """Explain why a declaration cannot change an object's name or API; None if it can."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
         return None
@@ -239,7 +239,7 @@ def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
 def _explain_redefinition(
     context: Context, state: ResourceState, event: SpecDeclared
 ) -> str | None:
-    """Return why a changed definition would lose track of objects; None if it would not."""
+    """Explain why a changed definition would lose track of objects; None if it would not."""
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
         return None

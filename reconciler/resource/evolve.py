@@ -345,7 +345,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             desired = replace(state.desired, definition=definition)
             return replace(state, desired=desired, cause=event.id)
 
-        # --- health of the API of a ProviderConfig
+        # --- health of a ProviderConfig's API
         case ApiThrottled() as data:
             api = replace(
                 state.api, throttled_until=data.until, throttled_seconds=data.delay_seconds

@@ -138,7 +138,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
 
 
 def _explain_missing(secret: SecretRef) -> str:
-    """Return why a secret has no digest.
+    """Explain why a secret has no digest.
 
     It does not reveal whether another namespace has the secret.
     """

@@ -185,7 +185,7 @@ def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclu
         return None
     return on_hold(
         Hold.UNKNOWN_PROVIDER,
-        f"no kind of provider {provider!r} is installed where the roles run; install its package",
+        f"provider {provider!r} has no kind installed where the roles run; install its package",
     )
 
 
@@ -650,7 +650,7 @@ def _remove_owner_label(situation: Situation) -> ActionDecided | None:
     if situation.verdict.owner == "disputed":
         return None
     labels = {name: value for name, value in existing.labels.items() if name != OWNER_LABEL}
-    # All other content stays as it is, including drift, because nothing declares it.
+    # All other content stays unchanged, including drift, because nothing declares it.
     return new_action(state, context, "Update", kind.normalize(existing.fields), labels)
 
 

@@ -122,7 +122,7 @@ def _shows_wrong_uid(
 
 
 def _is_second_object(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late or abandoned call of a creation created a second object."""
+    """Return whether a late or abandoned creation call created a second object."""
     if state.owned is None or state.retiring is not None:
         return False  # it may have the name of the replaced object
     if not context.capabilities.deterministic_names:
@@ -154,7 +154,7 @@ def _is_duplicate_creation(
 
 
 def _is_created_late(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether an object may be the result of a late call of a creation.
+    """Return whether an object may be the result of a late creation call.
 
     It must have our owner label and the name of a creation, because a label may be a copy
     (invariant 7).

@@ -382,7 +382,7 @@ def _build_found_success(data: Reported, action: Action, found_by: FoundBy) -> A
 def _hold_unless_claimed(
     failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Hold the action for an operator, unless the resource would own the object in any case."""
+    """Hold the action for an operator, unless the resource would own the object anyway."""
     existing, location = failed.object, flight.action.provider_config
     if existing is not None and would_claim(existing, location, state, context):
         return failed

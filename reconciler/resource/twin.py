@@ -28,7 +28,7 @@ _RECENT: Final = 64
 
 
 class KeySpaces(NamedTuple):
-    """The inputs of the idempotency keys of a log: its id and its epochs, newest first."""
+    """The inputs of a log's idempotency keys: its id and its epochs, newest first."""
 
     log_id: str
     epochs: tuple[str, ...]
