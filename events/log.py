@@ -482,7 +482,7 @@ class Base(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
 class ActionDecided(_Event, frozen=True):
     """The decider chose the next action, and recorded it before any external call."""
 
-    action: Annotated[Action, description("The action, whose first attempt starts.")]
+    action: Annotated[Action, description("The action; its first attempt starts.")]
     base: Annotated[
         Base | None,
         description(
@@ -792,8 +792,8 @@ class BreakerClosed(_Event, frozen=True):
 class TwinDetected(_Event, frozen=True):
     """The API of a ``ProviderConfig`` has objects that are newer than this log (ADR 0065).
 
-    Another copy of the log writes to the API, or this log is an older copy. Reconciler
-    does not write to the API until an operator approves.
+    Another copy of the log writes to the API, or this log is an older copy. Reconciler does not
+    write to the API until an operator approves.
     """
 
     objects: Annotated[tuple[NewerObject, ...], description("The first few of the newer objects.")]

@@ -307,7 +307,7 @@ class DecisionSink(Protocol):
     """Destination of everything that a decider sends, except events of the log."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule wake-ups. A lost timer only costs time."""
+        """Schedule wake-ups. A lost timer only causes a delay."""
         ...
 
     async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
