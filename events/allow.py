@@ -51,7 +51,7 @@ class Allow(ManifestStruct, frozen=True):
     binds: Annotated[
         _Patterns,
         description(
-            "Paths of the Engine's host that containers and volumes may mount. A pattern does not "
+            "Paths on the Engine's host that containers and volumes may mount. A pattern does not "
             "include the paths below it."
         ),
     ] = ()
@@ -62,10 +62,10 @@ class Allow(ManifestStruct, frozen=True):
     devices: Annotated[
         _Patterns,
         description(
-            "Volumes of other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."
+            "Volumes with other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."
         ),
     ] = ()
-    images: Annotated[_Patterns, description("Images of containers. Default: all.")] = (ANY,)
+    images: Annotated[_Patterns, description("Container images. Default: all.")] = (ANY,)
     listen: Annotated[
         _Patterns,
         description(
@@ -79,20 +79,20 @@ class Allow(ManifestStruct, frozen=True):
     ] = ()
     networks: Annotated[
         _Patterns,
-        description("Networks of containers, such as host. bridge and none are always allowed."),
+        description("Container networks, such as host. bridge and none are always allowed."),
     ] = ()
     privileges: Annotated[
         _Patterns,
         description(
-            "Privileges that reach beyond the databases: createRole and replication of database "
-            "roles, and extension:NAME of databases."
+            "Privileges that reach beyond the databases: createRole and replication for database "
+            "roles, and extension:NAME for databases."
         ),
     ] = ()
     renderers: Annotated[_Patterns, description("Renderers that Git sources may use.")] = ()
     users: Annotated[
         _Patterns,
         description(
-            "Users of containers, as USER or USER:GROUP, and owners of files. 0 allows every user. "
+            "Container users, as USER or USER:GROUP, and owners of files. 0 allows every user. "
             "In containers, numbers other than 0 are always allowed."
         ),
     ] = ()
@@ -114,7 +114,7 @@ def matches(value: str, patterns: Iterable[str]) -> bool:
 
 
 def has_parent(path: str) -> bool:
-    """Return whether a path contains a segment .., which leads out of a directory."""
+    """Return whether a path contains a .. segment, which leads out of a directory."""
     return ".." in path.split("/")
 
 

@@ -118,7 +118,7 @@ def as_part(manifest: Manifest, parent: str) -> Manifest:
 
 
 def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -> str:
-    """Return why a declared resource cannot become a part; empty if it can."""
+    """Describe why a declared resource cannot become a part; empty if it can."""
     owner = labels.get(PART_OF_LABEL, "")
     if owner == part_of:
         return ""
@@ -165,13 +165,13 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     size = len(_encoder.encode(content))
     if size > MAX_CONTENT_BYTES:
         raise InvalidManifestError(
-            f"the {len(digests)} parts have {size} bytes, more than the limit of "
+            f"the {len(digests)} parts take up {size} bytes, more than the limit of "
             f"{MAX_CONTENT_BYTES}; divide the resource"
         )
     total = sum(sizes[digest] for digest in digests.values())
     if total > MAX_DECLARED_BYTES:
         raise InvalidManifestError(
-            f"the {len(digests)} parts have {total} bytes together, more than the limit of "
+            f"the {len(digests)} parts take up {total} bytes in total, more than the limit of "
             f"{MAX_DECLARED_BYTES}; use fewer or smaller ones, or divide the resource"
         )
     return content

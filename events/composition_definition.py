@@ -24,7 +24,7 @@ _OutputName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}
 
 
 class PartMetadata(ManifestStruct, frozen=True):
-    """Templates of the name and the metadata of a part.
+    """Templates for the name and metadata of a part.
 
     The default name is the name of the composed resource, a hyphen, and the name of the part.
     """
@@ -50,7 +50,7 @@ class PartManifest(ManifestStruct, frozen=True):
     metadata: Annotated[
         PartMetadata, msgspec.Meta(description="Name, labels and annotations of the part.")
     ] = PartMetadata()
-    spec: Annotated[Fields, msgspec.Meta(description="Template of the spec of the part.")] = {}  # noqa: RUF012
+    spec: Annotated[Fields, msgspec.Meta(description="Template of the part's spec.")] = {}  # noqa: RUF012
 
 
 class PartDefinition(ManifestStruct, frozen=True):

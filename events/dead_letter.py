@@ -1,8 +1,8 @@
 """Dead letters: messages that could not be processed, with the reason and their handling.
 
 A dead letter never changes. Each retry and dismissal is appended as a ``DeadLetterHandled``, so
-that the original message and its handling stay visible (ADR 0013). Messages beyond the quota of a
-namespace are only counted (ADR 0017).
+that the original message and its handling stay visible (ADR 0013). Messages beyond a namespace's
+quota are only counted (ADR 0017).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Stage = Literal["intake", "declaration", "request", "decision", "action", "obser
 """Stage that could not process a message. ``DeadLetterRecord`` explains each one."""
 
 KEPT_BYTES = MAX_MESSAGE_BYTES
-"""Maximum size in bytes of a payload that is kept completely. It covers every valid message."""
+"""Maximum size in bytes of a payload that is kept in full. It covers every valid message."""
 
 PREVIEW_BYTES = 64 * 1024
 """Number of bytes of a longer payload to keep. The reason and the size are always kept."""
 
 MAX_REASON_CHARACTERS = 2_000
 MAX_COUNTS = 200
-"""Maximum number of counted pairs of namespace and stage, because senders choose the namespaces."""
+"""Maximum number of counted (namespace, stage) pairs, because senders choose the namespaces."""
 
 OTHERS = "*"
 """Common name for the oldest counted namespaces, if there are too many."""
@@ -42,7 +42,7 @@ _MAX_ID = 256
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A message that could not be processed.
 
-    Messages of the stage ``quota`` (too many waiting messages in the namespace) are only counted;
+    Messages in the ``quota`` stage (too many waiting messages in the namespace) are only counted;
     see ``Discarded``.
     """
 
@@ -157,7 +157,7 @@ def payload_of(record: DeadLetterRecord) -> bytes:
 def published_subject(record: DeadLetterRecord) -> str:
     """Return the subject on which the message was published.
 
-    The stream stores it under another one.
+    The stream stores it under a different one.
     """
     parts = record.subject.split(".")
     if parts[0] == "in" and len(parts) == _INTAKE_TOKENS:

@@ -35,7 +35,7 @@ _BLANK: Final = re.compile(r"(?:\s*(?:#.*|---.*)?\n)*")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Origin of a document. ``line`` is the line of its first word."""
+    """Origin of a document. ``line`` is the line on which its content starts."""
 
     file: str
     number: int
@@ -119,7 +119,7 @@ def _parse_yaml(text: str, first_line: int) -> Any:
             return f"line {first_line + problem[0]}: {problem[1]}"
         parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
     except yaml.YAMLError as error:
-        return f"not YAML: {_describe_yaml_error(error, first_line)}"
+        return f"invalid YAML: {_describe_yaml_error(error, first_line)}"
     except RecursionError:
         return _TOO_DEEP
     except Exception as error:  # noqa: BLE001 - an invalid date, number or tag

@@ -1,8 +1,8 @@
 """Encodes and decodes CloudEvents 1.0 in structured JSON.
 
 The NATS binding of CloudEvents (1.0.2) defines the structured mode, and a message stays complete
-outside the bus. A bare manifest on a ``desired`` subject is also valid, for declarations with
-any NATS client.
+outside the bus. A bare manifest on a ``desired`` subject is also valid, so that any NATS client can
+declare resources.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from events.field_hints import field_error
 from events.intake import (
+    INTAKE_TYPE_NAMES,
     INTAKE_TYPES,
     LISTING_TYPE,
-    TYPE_OF_INTAKE,
     Declared,
     IntakeData,
     ListingPart,
@@ -38,7 +38,7 @@ _NESTING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class InvalidMessageError(ValueError):
-    """A message is invalid on its subject. The error states the problem and its path."""
+    """A message is invalid for its subject. The error states the problem and its path."""
 
 
 class CloudEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -79,7 +79,7 @@ _listing_decoder: msgspec.json.Decoder[ListingPart] = msgspec.json.Decoder(Listi
 
 def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datetime) -> bytes:
     """Encode an intake message as a CloudEvent."""
-    return _encode(message_id, source, TYPE_OF_INTAKE[type(data)], data, time)
+    return _encode(message_id, source, INTAKE_TYPE_NAMES[type(data)], data, time)
 
 
 def encode_listing_part(
@@ -231,7 +231,7 @@ def decode_log(payload: bytes) -> LogEvent:
 
 
 def version_in(payload: bytes) -> int:
-    """Return only the version of an event of the log; 0 if the payload is not an event."""
+    """Return only the version of a log event; 0 if the payload is not an event."""
     try:
         return _version_decoder.decode(payload).resourceversion
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

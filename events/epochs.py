@@ -1,7 +1,7 @@
 """Epochs of a log, from which the idempotency keys of its actions are derived (ADR 0065).
 
-Each restore begins an epoch, whose text contains the earlier ones: ``newest.older.oldest``. Several
-earlier ones that do not contain each other are separated by a comma: ``newest.one,other``.
+Each restore begins an epoch, a string that contains the earlier ones: ``newest.older.oldest``.
+Several earlier ones that do not contain each other are separated by a comma: ``newest.one,other``.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def epochs_in(epoch: str) -> list[str]:
 def next_epoch(new_id: str, *earlier: str) -> str:
     """Return the epoch with a new id that contains all earlier ones, each once."""
     known = [each for each in dict.fromkeys(earlier) if each]
-    joined = [each for each in known if not any(each in epochs_in(one)[1:] for one in known)]
+    joined = [each for each in known if not any(each in epochs_in(other)[1:] for other in known)]
     return ".".join(filter(None, (new_id, ",".join(joined))))

@@ -8,7 +8,7 @@ MAX_LISTED = 3
 
 MAX_MESSAGE_CHARACTERS = 4_000
 """Maximum length of a message for users. A message may quote a declaration. If a refusal exceeded
-the limit of the bus, the decider could not publish it, and would retry forever."""
+the bus's limit, the decider could not publish it, and would retry forever."""
 
 _MAX_QUOTED_CHARACTERS = 256
 
@@ -27,7 +27,7 @@ def shorten(message: str) -> str:
 
 
 def quote(text: str | None) -> str:
-    """Return text from an API as a truncated quotation, because it may have megabytes."""
+    """Return text from an API as a truncated quotation, because it may be megabytes long."""
     if text is None or len(text) <= _MAX_QUOTED_CHARACTERS:
         return repr(text)
     return f"{text[:_MAX_QUOTED_CHARACTERS]!r}..."

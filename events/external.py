@@ -36,7 +36,7 @@ class ExternalObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit
     written_by: Annotated[
         str | None,
         description(
-            "Idempotency key of the action that wrote the object last, if its provider stores it."
+            "Idempotency key of the action that last wrote the object, if its provider stores it."
         ),
     ] = None
     outputs: Annotated[

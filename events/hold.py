@@ -1,4 +1,4 @@
-"""Reasons for the outcome ``Held``, with their meaning and remedy."""
+"""Reasons for the ``Held`` outcome, with their meaning and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ two.
 
 
 class Hold(StrEnum):
-    """Reason for the outcome ``Held``. An approval names the hold that it ends."""
+    """Reason for the ``Held`` outcome. An approval names the hold that it ends."""
 
     PROVIDER_CONFIG_MISSING = "ProviderConfigMissing"
     WRONG_PROVIDER = "WrongProvider"
@@ -96,7 +96,7 @@ class _HoldText(NamedTuple):
 _TEXTS: Final[Mapping[Hold, _HoldText]] = {
     Hold.PROVIDER_CONFIG_MISSING: _HoldText(
         "ProviderConfig",
-        "No `ProviderConfig` of this name is declared",
+        "No `ProviderConfig` with this name is declared",
         "Declare the `ProviderConfig`, or correct `spec.providerConfigRef`",
     ),
     Hold.WRONG_PROVIDER: _HoldText(

@@ -7,7 +7,7 @@ Each struct is the ``data`` of a CloudEvent (``events.envelope``) on a subject o
 A *position* is a sequence number of the intake stream, and the logical clock of the system. The
 report of a call has a later position than everything that was known before the call. An observation
 contains the position at which its read began (``as_of``). An observation from before our last
-effect is therefore recognized as stale, independently of all clocks.
+effect is therefore recognized as stale, regardless of any clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
 _ExpectedGeneration = Annotated[
     int | None,
     description(
-        "Required generation of the resource; 0 if it must not exist, null if any. If the "
+        "Required generation of the resource; 0 if it must not exist, null for any. If the "
         "generation differs, the decider rejects the message."
     ),
 ]
@@ -79,7 +79,7 @@ class Declared(_Intake, frozen=True):
     reason: Annotated[
         str,
         description(
-            "Reason to show in the history. Default: the manifest's annotation reconciler/reason."
+            "Reason to show in the history. Default: the manifest's reconciler/reason annotation."
         ),
     ] = ""
 
@@ -138,19 +138,19 @@ class Approved(_Intake, frozen=True):
         description(
             "Reason for the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
             "DefinitionGuard, PruneGuard, Twin or Approval. The decider rejects the message if the "
-            "resource is held for another reason."
+            "resource is held for a different reason."
         ),
     ]
     decision: Annotated[
         ApprovalDecision,
         description(
             "Proceed: start or repeat the action. Abandon: end an action with an unknown result "
-            "without another call. Reject: reject the plan of the hold Approval."
+            "without another call. Reject: reject the plan of the Approval hold."
         ),
     ] = "Proceed"
     reason: Reason = ""
     plan: Annotated[
-        str, description("Digest of the plan that is approved or rejected, for the hold Approval.")
+        str, description("Digest of the plan that is approved or rejected, for the Approval hold.")
     ] = ""
 
 
@@ -300,7 +300,7 @@ class ActionError(_Intake, frozen=True):
     ]
     message: Annotated[str, description("Error text.")]
     status: Annotated[
-        int | None, description("HTTP status of the response; null without a response.")
+        int | None, description("HTTP status of the response; null if there was none.")
     ] = None
     retry_after_seconds: Annotated[float | None, description("Delay that the API requests.")] = None
     attempted: Annotated[
@@ -327,8 +327,8 @@ class Reported(_Intake, frozen=True):
     is_lookup: Annotated[
         bool,
         description(
-            "Whether the worker only read the API. Without an error and an object, the object does "
-            "not exist."
+            "Whether the worker only read the API. If it reports neither an error nor an "
+            "object, the object does not exist."
         ),
     ] = False
     redelivered: Annotated[
@@ -392,11 +392,11 @@ class ApiReported(_Intake, frozen=True):
             "ListingsResumed",
         ],
         description(
-            "Throttled: the API rejects calls for a time. Failing: consecutive calls failed. "
-            "Probing: the reporter requests permission for the call that decides whether an open "
-            "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
-            "stops and does not probe. Twin: the API has objects that are newer than the log. "
-            "ListingsFailed: no listing of `kind` has completed for several resync intervals. "
+            "Throttled: the API temporarily rejects calls. Failing: consecutive calls failed. "
+            "Probing: the reporter requests permission for the call that determines whether an "
+            "open breaker closes. Responding: the API responded to that call. Stopping: the "
+            "reporter stops and does not probe. Twin: the API has objects that are newer than the "
+            "log. ListingsFailed: no listing of `kind` has completed for several resync intervals. "
             "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
         ),
     ]
@@ -444,7 +444,7 @@ class TimerFired(_Intake, frozen=True):
 
 
 class Reply(_Intake, frozen=True):
-    """The decider's reply to a publisher that sent the header ``Reconciler-Reply-To``."""
+    """The decider's reply to a publisher that sent the ``Reconciler-Reply-To`` header."""
 
     accepted: Annotated[bool, description("Whether the decider accepted the message.")]
     reason: Annotated[
@@ -499,7 +499,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
 }
 """CloudEvents types of the intake messages. Their second part is the ``<what>`` of the subject."""
 
-TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
+INTAKE_TYPE_NAMES: dict[type[IntakeData], str] = {
     struct: name for name, struct in INTAKE_TYPES.items()
 }
 

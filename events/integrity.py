@@ -3,7 +3,7 @@
 Every event is stored with a digest of all events of its resource so far: a hash of the previous
 digest and of the stored bytes of the event. The digest is a header, so it does not depend on added
 fields (ADR 0010). The hash chain follows Haber and Stornetta, "How to Time-Stamp a Digital
-Document" (1991). It detects errors by disks, servers and operators, but is not a signature.
+Document" (1991). It detects errors caused by disks, servers and operators, but is not a signature.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
     ``position`` is its position in the log, and ``version`` the version that was expected there.
     ``resource`` is ``namespace/kind/name``. It is empty for a message without a resource.
-    ``losses`` counts how often the log's end was lost before, after which positions are reused.
+    ``losses`` counts earlier losses of the log's end, after which positions are reused.
     """
 
     problem: Problem

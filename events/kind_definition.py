@@ -1,4 +1,4 @@
-"""Kinds defined at run time: the kind ``KindDefinition``.
+"""Kinds defined at run time: the ``KindDefinition`` kind.
 
 A definition is based on an installed kind, on an HTTP API, or on other resources.
 """
@@ -79,11 +79,11 @@ class DefinedField(ManifestStruct, frozen=True):
     ] = None
     minimum: Annotated[
         float | None,
-        msgspec.Meta(description="Minimum of a number, or of the length of another type."),
+        msgspec.Meta(description="Minimum of a number, or of the length of any other value."),
     ] = None
     maximum: Annotated[
         float | None,
-        msgspec.Meta(description="Maximum of a number, or of the length of another type."),
+        msgspec.Meta(description="Maximum of a number, or of the length of any other value."),
     ] = None
     about: Annotated[
         str,
@@ -141,7 +141,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
 
 
 class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """Generation and digest of the definition of a kind."""
+    """Generation and digest of a kind's definition."""
 
     generation: Annotated[int, description("Generation of the KindDefinition.")]
     digest: Annotated[str, description("Digest of the KindDefinition.")]

@@ -54,7 +54,7 @@ from events.subjects import LogClass
 class _Event(
     msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, tag_field="event"
 ):
-    """Base of all events of the log: camelCase, with the name of the class as ``event``.
+    """Base of all log events: camelCase, with the class name as ``event``.
 
     ``gc=False`` here and in other structs: their values are trees, so there are no reference
     cycles.
@@ -62,11 +62,11 @@ class _Event(
 
 
 _Generation = Annotated[int, description("Generation of the declaration.")]
-_ActionId = Annotated[str, description("Id of the action: the id of the event ActionDecided.")]
+_ActionId = Annotated[str, description("Id of the action: the id of the ActionDecided event.")]
 _Delay = Annotated[float, description("Delay in seconds, from the time of the event.")]
 _ReportedAt = Annotated[
     datetime | None,
-    description("Time at which the bus received the result, by the clock of the bus."),
+    description("Time at which the bus received the result, by the bus's clock."),
 ]
 
 
@@ -75,7 +75,7 @@ _IsUnconfirmed = Annotated[
     description(
         "Whether a creation may have created, or may still create, an object that the log does "
         "not contain and whose name does not reveal it, because the API assigns ids, cannot "
-        "list, or responded with another uid."
+        "list, or responded with a different uid."
     ),
 ]
 
@@ -119,9 +119,9 @@ class SpecWithdrawn(_Event, frozen=True):
 
 
 class GenerationSuperseded(_Event, frozen=True):
-    """Generation ``by`` replaced a generation that was not settled yet."""
+    """Generation ``by`` replaced a generation that had not settled yet."""
 
-    generation: Annotated[int, description("Generation that was not settled yet.")]
+    generation: Annotated[int, description("Generation that had not settled yet.")]
     by: Annotated[int, description("Generation that replaced it.")]
 
 
@@ -313,10 +313,10 @@ class HoldApproved(_Event, frozen=True):
         description("Proceed: start or repeat the action. Abandon: end it without another call."),
     ] = "Proceed"
     reason: Reason = ""
-    plan: Annotated[str, description("Digest of the approved plan, for the hold Approval.")] = ""
+    plan: Annotated[str, description("Digest of the approved plan, for the Approval hold.")] = ""
     approved_at: Annotated[
         datetime | None,
-        description("Time at which the bus received the approval, by the clock of the bus."),
+        description("Time at which the bus received the approval, by the bus's clock."),
     ] = None
 
 
@@ -414,17 +414,18 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     fields: Annotated[Fields, description("Fields to write. Secrets are digests.")] = {}
     labels: Annotated[dict[str, str], description("Labels to write.")] = {}
     uid: Annotated[
-        str | None, description("Required uid of the object to update or delete; null if any.")
+        str | None, description("Required uid of the object to update or delete; null for any.")
     ] = None
     version: Annotated[
-        str | None, description("Required version of the object to update; null if any.")
+        str | None, description("Required version of the object to update; null for any.")
     ] = None
     purpose: _Purpose = "Converge"
     definition: Annotated[
         str, description("Digest of the definition of the kind, if a KindDefinition defines it.")
     ] = ""
     epoch: Annotated[
-        str, description("Epoch of the log, which names its restores; empty if there was none.")
+        str,
+        description("Epoch of the log, which identifies its restores; empty if there were none."),
     ] = ""
 
     @property
@@ -481,7 +482,7 @@ class Base(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
 class ActionDecided(_Event, frozen=True):
     """The decider chose the next action, and recorded it before any external call."""
 
-    action: Annotated[Action, description("The action, whose first attempt starts.")]
+    action: Annotated[Action, description("The action; its first attempt starts.")]
     base: Annotated[
         Base | None,
         description(
@@ -569,7 +570,7 @@ class ActionSucceeded(_Event, frozen=True):
     external_name: Annotated[
         str,
         description(
-            "Name of a replacement that has another name, or of an object that was created late."
+            "Name of a replacement with a different name, or of an object that was created late."
         ),
     ] = ""
     refused: Annotated[
@@ -791,8 +792,8 @@ class BreakerClosed(_Event, frozen=True):
 class TwinDetected(_Event, frozen=True):
     """The API of a ``ProviderConfig`` has objects that are newer than this log (ADR 0065).
 
-    Another copy of the log writes to the API, or this log is an older copy. Reconciler writes
-    nothing to the API until an operator approves.
+    Another copy of the log writes to the API, or this log is an older copy. Reconciler does not
+    write to the API until an operator approves.
     """
 
     objects: Annotated[tuple[NewerObject, ...], description("The first few of the newer objects.")]
@@ -811,7 +812,7 @@ class ListingsFailed(_Event, frozen=True):
 
 
 class ListingsResumed(_Event, frozen=True):
-    """A listing of a kind completed after ``ListingsFailed``, or no resource uses the kind."""
+    """A listing of a kind completed after ``ListingsFailed``, or no resource uses it anymore."""
 
     kind: Annotated[str, description("Kind of the objects.")]
 
@@ -844,7 +845,7 @@ class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
         ConditionType,
         description(
             "Converged: the object is as declared. Ready: the object is usable, according to its "
-            "kind. Degraded: calls fail. Paused: the policy stops all actions."
+            "kind. Degraded: calls are failing. Paused: the policy stops all actions."
         ),
     ]
     status: Annotated[

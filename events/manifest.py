@@ -92,7 +92,7 @@ Deletion = Literal["Delete", "Orphan"]
 Mode = Literal["Present", "Absent", "CreateOnly", "ObserveOnly"]
 Adoption = Literal["Adopt", "Refuse"]
 ApprovalLevel = Literal["Never", "Deletions", "Always"]
-"""Actions that require approval, from the least to the strictest level."""
+"""Actions that require approval, from the least strict to the strictest level."""
 
 
 class Policy(ManifestStruct, frozen=True):
@@ -153,9 +153,9 @@ class Policy(ManifestStruct, frozen=True):
     ] = ()
 
 
-def stricter_level(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
+def stricter_level(first: ApprovalLevel, second: ApprovalLevel) -> ApprovalLevel:
     """Return the stricter of two approval levels."""
-    return one if _STRICTNESS.index(one) >= _STRICTNESS.index(other) else other
+    return first if _STRICTNESS.index(first) >= _STRICTNESS.index(second) else second
 
 
 _STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)

@@ -41,19 +41,19 @@ def namespace_of_kind(kind: str, default: str) -> str:
 
 
 class InvalidNameError(ValueError):
-    """A name is invalid as a token of a subject.
+    """A name is invalid as a subject token.
 
     The message contains the name and the allowed characters.
     """
 
 
 def is_token(value: str) -> bool:
-    """Return whether ``value`` is valid as one token of a subject."""
+    """Return whether ``value`` is valid as one subject token."""
     return _TOKEN.fullmatch(value) is not None
 
 
 def check_token(value: str, *, what: str) -> str:
-    """Return ``value`` if it is valid as a token of a subject.
+    """Return ``value`` if it is valid as a subject token.
 
     Raises ``InvalidNameError`` otherwise.
     """
@@ -101,7 +101,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
         """Parse ``namespace/kind/name``. Raises ``InvalidNameError``."""
         parts = text.split("/")
         if len(parts) != 3:  # noqa: PLR2004 - namespace, kind and name
-            raise InvalidNameError(f"{text!r} is not a resource name; write namespace/kind/name")
+            raise InvalidNameError(f"{text!r} is not a resource name; expected namespace/kind/name")
         return cls.checked(*parts)
 
     @property

@@ -1,4 +1,4 @@
-"""The kind ``ProviderConfig``: the connection to one external API, with its policies and limits."""
+"""The ``ProviderConfig`` kind: the connection to one external API, with its policies and limits."""
 
 from __future__ import annotations
 
@@ -199,16 +199,16 @@ class Limits(ManifestStruct, frozen=True):
         _Count, msgspec.Meta(description="Maximum number of concurrent calls in each process.")
     ] = 64
     request_timeout_seconds: Annotated[
-        _Seconds, msgspec.Meta(description="Timeout of a call including its response, in seconds.")
+        _Seconds, msgspec.Meta(description="Timeout for a call including its response, in seconds.")
     ] = 10.0
     page_size: Annotated[
-        _Count, msgspec.Meta(description="Number of objects in a page of a listing.")
+        _Count, msgspec.Meta(description="Number of objects per page of a listing.")
     ] = 1000
     requests_per_second: Annotated[
         Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] | None,
         msgspec.Meta(
-            description="Maximum number of requests per second of all processes together. It "
-            "also covers every other ProviderConfig of the same API and account. "
+            description="Maximum number of requests per second by all processes combined. It "
+            "also covers every other ProviderConfig for the same API and account. "
             "Default: no limit."
         ),
     ] = None
@@ -278,12 +278,12 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         msgspec.Meta(
             description="Evidence that establishes ownership. Log: only the log. Prefix: the log "
             "or the name. Label: the log or the owner label. Strict: only the log, and "
-            "contradicting evidence makes an object disputed."
+            "contradictory evidence makes an object disputed."
         ),
     ] = "Log"
     owner_prefix: Annotated[
         str | None,
-        msgspec.Meta(description="Name prefix of your objects, for ownership Prefix and Strict."),
+        msgspec.Meta(description="Name prefix of your objects, if ownership is Prefix or Strict."),
     ] = None
     resync_seconds: Annotated[
         _Seconds,
@@ -294,14 +294,14 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         msgspec.Meta(
             description="Minimum time between two listings when the API reports changes, in "
             "seconds. If it is not less than resyncSeconds, Reconciler does not follow "
-            "these reports."
+            "those reports."
         ),
     ] = 5.0
     namespaces: Annotated[
         tuple[NamespacePattern, ...],
         msgspec.Meta(
             description="Namespaces whose resources may use this ProviderConfig. * matches any "
-            "characters. Namespace system is always permitted. Default: all."
+            "characters. The system namespace is always permitted. Default: all."
         ),
     ] = ("*",)
     allow: Annotated[
@@ -315,9 +315,9 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     retry: Annotated[
         Retry, msgspec.Meta(description="Delay between the attempts of an action.")
     ] = Retry()
-    breaker: Annotated[
-        Breaker, msgspec.Meta(description="Circuit breaker for an API that fails.")
-    ] = Breaker()
+    breaker: Annotated[Breaker, msgspec.Meta(description="Circuit breaker for a failing API.")] = (
+        Breaker()
+    )
     deletion_guard: Annotated[
         DeletionGuard,
         msgspec.Meta(
@@ -339,7 +339,7 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         msgspec.Meta(
             ge=0,
             le=MAX_SECONDS,
-            description="Seconds that the API may need until its listings show an effect.",
+            description="Seconds that may pass before the API's listings show an effect.",
         ),
     ] = 0.0
     approve: Annotated[

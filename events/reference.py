@@ -1,7 +1,7 @@
 """References of a spec to other resources and to secrets.
 
 ``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value from another resource in
-the namespace, and ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
+the namespace, and ``{"$secret": "db-password"}`` for a secret. The ``ShapeRef`` kind is a reference
 without a value: a service declares that it depends on a resource of another service.
 """
 
@@ -93,22 +93,22 @@ def shape_reference(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
 
 def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
     """Return the references of a spec. Raises ``InvalidManifestError`` for an invalid one."""
-    wanted: dict[str, list[str]] = {}
+    fields_by_target: dict[str, list[str]] = {}
     for path, node in _find_marked(fields, _REF, "spec"):
         target, field = _read(path, node, namespace)
-        if field not in wanted.setdefault(target, []):
-            wanted[target].append(field)
-    if len(wanted) > MAX_REFERENCES:
+        if field not in fields_by_target.setdefault(target, []):
+            fields_by_target[target].append(field)
+    if len(fields_by_target) > MAX_REFERENCES:
         raise InvalidManifestError(
             f"spec: references more than {MAX_REFERENCES} resources; use fewer"
         )
-    length = sum(len(field) for names in wanted.values() for field in names)
+    length = sum(len(field) for names in fields_by_target.values() for field in names)
     if length > MAX_FIELD_CHARACTERS:
         raise InvalidManifestError(
             f"spec: the fields of all references have {length} characters, more than the limit of "
             f"{MAX_FIELD_CHARACTERS}; reference fewer fields"
         )
-    return tuple(Reference(target, tuple(names)) for target, names in wanted.items())
+    return tuple(Reference(target, tuple(names)) for target, names in fields_by_target.items())
 
 
 def secrets_in(fields: Fields) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
             raise InvalidManifestError(field_error(error, SecretRef, path)) from None
         if secret.digest:
             raise InvalidManifestError(
-                f"{path}.digest: must not be declared; omit it, Reconciler computes it"
+                f"{path}.digest: must not be declared; omit it, because Reconciler computes it"
             )
         secret_paths[secret.path] = None
     if len(secret_paths) > MAX_SECRETS:

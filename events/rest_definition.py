@@ -93,15 +93,15 @@ class Call(ManifestStruct, frozen=True):
 class Paging(ManifestStruct, frozen=True):
     """How to request the next page of a listing.
 
-    The query parameter ``parameter`` contains the token, the page number (from ``first`` on) or the
-    offset. ``at`` is the path of the token in the response. The parameter ``size`` contains the
+    The query parameter ``parameter`` contains the token, the page number (starting at ``first``) or
+    the offset. ``at`` is the path of the token in the response. The ``size`` parameter contains the
     page size, at most ``max_size``.
     """
 
     by: Annotated[
         Literal["Token", "Link", "Page", "Offset"],
         msgspec.Meta(
-            description="Token: a token in the response. Link: the header Link. Page: "
+            description="Token: a token in the response. Link: the Link header. Page: "
             "numbered pages. Offset: offsets."
         ),
     ]
@@ -143,7 +143,8 @@ class Listing(ManifestStruct, frozen=True):
     paging: Annotated[
         Paging | None,
         msgspec.Meta(
-            description="How to request the next page. Without it, one response has all objects."
+            description="How to request the next page. Without it, one response contains all "
+            "objects."
         ),
     ] = None
 
@@ -240,7 +241,7 @@ class Idempotency(ManifestStruct, frozen=True):
     replayed: Annotated[
         _Header | None,
         msgspec.Meta(
-            description="Response header with which the API reports that it repeats a stored "
+            description="Response header that indicates that the API is repeating a stored "
             "response."
         ),
     ] = None
@@ -291,8 +292,8 @@ class RestSpec(ManifestStruct, frozen=True):
     ``document`` is a template over ``spec``: the desired object in the API's own format. Without
     it, each field is written to its ``to``. It is read there, or at its path in ``shown``. The
     lists in ``unordered`` have no significant order. ``immutable`` paths cannot change. ``where``
-    decides whether a listed object is of this kind. ``condition`` restricts a write to the version
-    that was read. Every request contains ``headers``.
+    determines whether a listed object is of this kind. ``condition`` restricts a write to the
+    version that was read. Every request contains ``headers``.
     """
 
     read: Annotated[Reading, msgspec.Meta(description="Request that reads one object.")]
@@ -404,7 +405,5 @@ class RestSpec(ManifestStruct, frozen=True):
     ] = None
     consistency_grace_seconds: Annotated[
         float,
-        msgspec.Meta(
-            ge=0, le=3600, description="Seconds that the API may need until reads show a write."
-        ),
+        msgspec.Meta(ge=0, le=3600, description="Seconds that may pass before reads show a write."),
     ] = 0.0

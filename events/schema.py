@@ -171,8 +171,8 @@ def _channels() -> list[_Channel]:
             "desired",
             f"rec.desired.{_ONE_RESOURCE}",
             (
-                "Desired state of one resource. The decider replies to the inbox in the header "
-                f"{REPLY_HEADER}."
+                "Desired state of one resource. The decider replies to the inbox in the "
+                f"{REPLY_HEADER} header."
             ),
             intake["desired"],
         ),
@@ -218,7 +218,7 @@ def _channels() -> list[_Channel]:
         _Channel(
             "reply",
             "{replyTo}",
-            f"The decider's reply, in the inbox that the header {REPLY_HEADER} named.",
+            f"The decider's reply, in the inbox that the {REPLY_HEADER} header named.",
             ["Reply"],
         ),
         _Channel(
@@ -230,14 +230,14 @@ def _channels() -> list[_Channel]:
         _Channel(
             "log",
             f"log.{_ONE_RESOURCE}.{{class}}",
-            "The event log (stream LOG_1, kept permanently).",
+            "The event log (LOG_1 stream, kept permanently).",
             ["LogEvent"],
         ),
         _Channel(
             "rejection",
             f"rejection.{_ONE_RESOURCE}",
             (
-                "A refused declaration (stream REJECTIONS, kept for 30 days). The log does not "
+                "A refused declaration (REJECTIONS stream, kept for 30 days). The log does not "
                 "contain it."
             ),
             ["LogEvent"],
@@ -252,8 +252,8 @@ def _channels() -> list[_Channel]:
             "deadletter",
             "deadletter.{stage}.{namespace}.{size}",
             (
-                "A dead letter: a message that could not be processed, and the reason (stream "
-                "DEADLETTERS, kept for 90 days)."
+                "A dead letter: a message that could not be processed, and the reason "
+                "(DEADLETTERS stream, kept for 90 days)."
             ),
             ["DeadLetterRecord"],
         ),

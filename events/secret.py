@@ -45,12 +45,12 @@ class SecretRef(
         return "/".join(filter(None, (self.store, self.namespace, self.name)))
 
     def label(self, namespace: str = "") -> str:
-        """Return the secret as shown in messages: ``default/db (store files)``.
+        """Return the secret as shown in messages: ``default/db (files store)``.
 
         ``namespace`` is the namespace of the resource, for a reference without one.
         """
         key = "/".join(filter(None, (self.namespace or namespace, self.name)))
-        return f"{key} (store {self.store})"
+        return f"{key} ({self.store} store)"
 
     @classmethod
     def from_path(cls, path: str) -> SecretRef:

@@ -40,8 +40,8 @@ MAX_PARTS: Final = 2000
 
 _MAX_CHUNK_BYTES: Final = 128 * 1024
 _USUAL_CHUNK_BYTES: Final = 32 * 1024
-"""Typical size of a chunk. One changed part stores its chunk again, so small chunks cost less to
-write and more to read."""
+"""Typical size of a chunk. If one part changes, its chunk is stored again, so small chunks cost
+less to write and more to read."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -92,9 +92,9 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
 
 
 def find_part_problem(parent: ResourceKey, key: ResourceKey) -> str:
-    """Return why a resource cannot be part of another one; empty if it can.
+    """Return the reason why a resource cannot be part of another; empty if it can.
 
-    A permission to declare the set in one namespace must not apply to another one.
+    Permission to declare the set in one namespace must not apply to another one.
     """
     if key.kind in COMPOSED_KINDS:
         return (
@@ -143,7 +143,7 @@ def _divide(parts: Sequence[Part]) -> list[list[Part]]:
     largest = max(sizes, key=lambda name: sizes[name], default="")
     if largest and sizes[largest] > _MAX_CHUNK_BYTES:
         raise InvalidManifestError(
-            f"{largest}: the manifest has {sizes[largest]} bytes, more than the limit of "
+            f"{largest}: the manifest is {sizes[largest]} bytes long, more than the limit of "
             f"{_MAX_CHUNK_BYTES} for a part; make it smaller"
         )
     number = 1

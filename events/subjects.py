@@ -5,7 +5,7 @@
                                        ``approval``, ``reference``, ``observed``, ``result``,
                                        ``timer``; the server stores them in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by resource
-``rec.<what>=<user>.<ns>...``          the same, from a user of the bus; permissions restrict the
+``rec.<what>=<user>.<ns>...``          the same, from a bus user; permissions restrict the
                                        token, so the server verifies the user (ADR 0042)
 ``listing.<config>.<kind>.<id>``       a listing of a scope: its start, its items and its end
 ``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``, or
@@ -14,7 +14,7 @@
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream stores
 ``state.<ns>.<kind>.<name>``           cached state of a resource
-``rate.<limit>``                       time up to which the calls of a rate limit are reserved
+``rate.<limit>``                       time until which the calls of a rate limit are reserved
 ``deadletter.<stage>.<ns>.<bytes>``    dead letters, with an upper limit on their size; one more
                                        token identifies a dead letter that is stored only once
 ``deadletter.handled``                 retries and dismissals of dead letters
@@ -41,7 +41,7 @@ REPLY_HEADER = "Reconciler-Reply-To"
 """Header with the inbox for the decider's reply. The reply subject of the message itself receives
 the server's acknowledgement."""
 
-USER_SIGN = "="
+USER_SEPARATOR = "="
 """Separator between the kind of a message and its user. No name contains it."""
 
 _INTAKE_TOKENS = 6
@@ -60,8 +60,8 @@ _NAMESPACE_INDEXES = {
 
 
 def intake(what: Intake, key: ResourceKey, user: str = "") -> str:
-    """Return the subject of a message to one resource. ``user`` is the verified user of the bus."""
-    return f"rec.{what}{USER_SIGN}{user}.{key.tokens}" if user else f"rec.{what}.{key.tokens}"
+    """Return the subject of a message to one resource. ``user`` is the verified bus user."""
+    return f"rec.{what}{USER_SEPARATOR}{user}.{key.tokens}" if user else f"rec.{what}.{key.tokens}"
 
 
 def stored_intake(key: ResourceKey) -> str:
@@ -75,13 +75,13 @@ ALL_STORED_INTAKE = "in.>"
 def intake_kind_of(subject: str) -> str:
     """Return the kind of an intake message from its stored subject, such as ``desired``."""
     parts = subject.split(".", 3)
-    return parts[2].partition(USER_SIGN)[0] if len(parts) > _WHAT_INDEX else ""
+    return parts[2].partition(USER_SEPARATOR)[0] if len(parts) > _WHAT_INDEX else ""
 
 
 def user_of(subject: str) -> str:
     """Return the user in a subject; empty if it contains none."""
     parts = subject.split(".", 3)
-    return parts[_WHAT_INDEX].partition(USER_SIGN)[2] if len(parts) > _WHAT_INDEX else ""
+    return parts[_WHAT_INDEX].partition(USER_SEPARATOR)[2] if len(parts) > _WHAT_INDEX else ""
 
 
 def stored_tokens(subject: str) -> str:
@@ -95,8 +95,8 @@ def actor(user: str, source: str) -> str:
     Without a verified user, a source that contains = is anonymous.
     """
     if user:
-        return f"{user}{USER_SIGN}{source}"
-    return f"anonymous{USER_SIGN}{source}" if USER_SIGN in source else source
+        return f"{user}{USER_SEPARATOR}{source}"
+    return f"anonymous{USER_SEPARATOR}{source}" if USER_SEPARATOR in source else source
 
 
 def listing(provider_config: str, kind: str, listing_id: str) -> str:
@@ -188,8 +188,8 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
             f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>; "
             "each part may use the characters A-Z a-z 0-9 _ -"
         )
-    what, sign, user = parts[_WHAT_INDEX].partition(USER_SIGN)
-    if sign:
+    what, separator, user = parts[_WHAT_INDEX].partition(USER_SEPARATOR)
+    if separator:
         check_token(user, what="user")
     for known in INTAKE_KINDS:
         if what == known:
@@ -212,7 +212,10 @@ def namespace_of(subject: str) -> str:
 
 
 def parse_intake(subject: str) -> tuple[Intake, ResourceKey]:
-    """Parse ``rec.<what>.<ns>.<kind>.<name>``. Raises like ``parse_stored_intake``."""
+    """Parse ``rec.<what>.<ns>.<kind>.<name>``.
+
+    Raises the same errors as ``parse_stored_intake``.
+    """
     prefix, _, rest = subject.partition(".")
     is_published = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
     return parse_stored_intake(f"in.0.{rest}" if is_published else subject)

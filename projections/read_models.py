@@ -74,7 +74,7 @@ class RowChanges(msgspec.Struct, frozen=True):
 
 
 class FleetCount(msgspec.Struct, frozen=True, rename="camel", order=True):
-    """Number of resources with one namespace, kind and outcome."""
+    """Number of resources with the same namespace, kind and outcome."""
 
     namespace: str
     kind: str
@@ -94,7 +94,7 @@ class FleetRow(FleetSummary, frozen=True, rename="camel"):
     """The stored form of the counts, which reveals rows that do not belong to the checkpoint.
 
     ``checksum``: the sum of the versions and positions of all status rows, each multiplied by a
-    hash of its name. Older rows result in another checksum. It does not include the content,
+    hash of its name. Older rows result in a different checksum. It does not include the content,
     because damage may be stored before this row. ``position``: that of the checkpoint.
     """
 
@@ -103,7 +103,7 @@ class FleetRow(FleetSummary, frozen=True, rename="camel"):
 
 
 _CHECKSUM_LIMIT = 2**53
-"""Modulus of the checksum, up to which all readers of JSON represent integers exactly."""
+"""Modulus of the checksum. All JSON readers represent smaller integers exactly."""
 
 
 _FleetEntry = tuple[str, bool, bool, int]
@@ -162,7 +162,7 @@ _fleet_row = msgspec.json.Decoder(FleetRow)
 
 
 class OutdatedRowsError(ValueError):
-    """Stored rows have another schema, or do not belong together. Rebuild them from the log."""
+    """Stored rows have a different schema, or are inconsistent. Rebuild them from the log."""
 
 
 class ReadModels:
@@ -275,7 +275,7 @@ class ReadModels:
     def mark_damage(self, damage: LogDamage) -> None:
         """Hold a resource, because its history is damaged.
 
-        The position does not change, because events before the damage may not be folded yet.
+        The position does not change, because events before the damage may not have been folded yet.
         """
         name = damage.resource or f"position/{damage.position}"
         if name not in self.damage:
@@ -307,7 +307,7 @@ class ReadModels:
     def has_earlier_loss(self, name: str) -> bool:
         """Return whether a resource lost events before the log last lost its end.
 
-        It has been held since, and has no later events.
+        It has since been held, and has no later events.
         """
         damage = self.damage.get(name)
         return damage is not None and damage.problem == "Lost" and damage.losses < self.losses
@@ -384,8 +384,8 @@ class ReadModels:
 def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadModels:
     """Return read models from stored rows, or from a selection of them.
 
-    Raises ``OutdatedRowsError`` if they have another schema, are incomplete, or include rows that
-    are older or newer than the checkpoint.
+    Raises ``OutdatedRowsError`` if they have a different schema, are incomplete, or include rows
+    that are older or newer than the checkpoint.
     """
     models = ReadModels()
     try:
@@ -440,15 +440,15 @@ def _total(fleet: FleetSummary) -> int:
 
 
 def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
-    """Fold a whole log, given as pairs of position and event."""
+    """Fold a whole log, given as (position, event) pairs."""
     models = ReadModels()
     for position, event in history:
         models.apply(position, event)
     return models
 
 
-def _set_membership(names: dict[str, None], name: str, belongs: bool) -> None:
-    if belongs:
+def _set_membership(names: dict[str, None], name: str, is_member: bool) -> None:
+    if is_member:
         names[name] = None
     else:
         names.pop(name, None)

@@ -268,7 +268,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     row.changed_at = event.time
     if row.since is None:
         row.since = event.time
-    match event.data:  # the most frequent cases first: each case that does not match costs 50 ns
+    match event.data:  # most frequent cases first: each case that does not match costs 50 ns
         case OutcomeRecorded() as data:
             row.unmet_since = _unmet_since(row, data, event.time)
             row.outcome = data.outcome
@@ -445,7 +445,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
         "" if data.provider_config == row.provider_config else data.provider_config
     )
     row.belongs_to = row.belongs_to if row.observed_digest else ""
-    if row.external_name != name:  # a replacement has another name
+    if row.external_name != name:  # a replacement has a different name
         row.declared_name = name
     elif not row.owned:
         row.declared_name = ""

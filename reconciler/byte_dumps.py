@@ -1,4 +1,4 @@
-"""Find bytes that text shows as numbers, such as a dumped request or a printed buffer."""
+"""Find bytes that text represents as numbers, such as a dumped request or a printed buffer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _BYTE_BY_NUMBER: Final = {
     for number in range(10**digits)
 }
 _PREFIX: Final = re.compile(rb"[0-9a-f]x", re.IGNORECASE)
-_NO_DIGITS: Final = bytes(each for each in range(256) if each not in b"0123456789abcdefABCDEF")
+_NON_DIGITS: Final = bytes(each for each in range(256) if each not in b"0123456789abcdefABCDEF")
 _GAPS: Final = bytes(each if each in b"0123456789" else ord(" ") for each in range(256))
 _UUID_CHARACTERS: Final = 36
 
@@ -113,26 +113,26 @@ class ByteDump:
 
 
 def dumps_in(text: bytes) -> Generator[int, None, list[ByteDump]]:
-    """Return the bytes that text shows as several consecutive numbers.
+    """Return the bytes that text represents as several consecutive numbers.
 
-    There are at most three dumps, because searching these is cheaper than searching each run of
+    There are at most three dumps, because searching them is cheaper than searching each run of
     numbers. Yields the cost of each step in bytes of plain text.
     """
     runs, lines = yield from _hexadecimal_runs(text)
     dumps: list[ByteDump] = []
     if runs:
-        shown = _join(text, runs, b" 0a ")
-        content = bytes.fromhex(_PREFIX.sub(b"", shown).translate(None, _NO_DIGITS).decode())
+        numbers = _join(text, runs, b" 0a ")
+        content = bytes.fromhex(_PREFIX.sub(b"", numbers).translate(None, _NON_DIGITS).decode())
         dumps.append(ByteDump(_without_zeros(content), text, runs))
         yield _NUMBER_COST * len(content)
     if lines:
         dumps.append((yield from _dump_of_lines(text, lines)))
     if runs := (yield from _decimal_runs(text)):
-        numbers = _join(text, runs, b" 10 ").translate(_GAPS).split()
+        decimals = _join(text, runs, b" 10 ").translate(_GAPS).split()
         yield len(text)
-        content = bytes(map(_BYTE_BY_NUMBER.__getitem__, numbers))
+        content = bytes(map(_BYTE_BY_NUMBER.__getitem__, decimals))
         dumps.append(ByteDump(_without_zeros(content), text, runs, is_decimal=True))
-        yield _NUMBER_COST * len(numbers)
+        yield _NUMBER_COST * len(decimals)
     return dumps
 
 
@@ -170,10 +170,10 @@ def _dump_of_lines(text: bytes, lines: Sequence[_Line]) -> Generator[int, None, 
     """Decode each line up to the offset of the next one, because text may look like bytes."""
     digits: list[bytes] = []
     parts: list[_Part] = []
-    for (offset, start, stop, end), after in zip(lines, [*lines[1:], None], strict=True):
-        count = 0 if after is None else after[0] - offset
+    for (offset, start, stop, end), next_line in zip(lines, [*lines[1:], None], strict=True):
+        count = 0 if next_line is None else next_line[0] - offset
         size = min(count, stop - start) if count > 0 else stop - start
-        digits.append(text[start:stop].translate(None, _NO_DIGITS)[: 2 * size])
+        digits.append(text[start:stop].translate(None, _NON_DIGITS)[: 2 * size])
         parts.append(_Part(start, stop, size, end))
         if len(parts) % _LINES_PER_STEP == 0:
             yield _RUN_COST * _LINES_PER_STEP

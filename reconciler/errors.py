@@ -11,7 +11,7 @@ A provider reports what happened by the class of its ``ProviderError`` (ADR 0070
     ├── NotFoundError           nothing was changed: the known state was outdated
     ├── ThrottledError          may have been done in part: retried when the API accepts calls
     ├── UnknownResultError      may have been done: retried with the same key, or looked up
-    └── ListingExpiredError     a listing expired, and starts again
+    └── ListingExpiredError     a listing expired, and is restarted
 """
 
 from __future__ import annotations
@@ -149,15 +149,15 @@ class RefusedError(ProviderError):
 class UnknownResultError(ProviderError):
     """The call may have been executed, or may still be: nothing proves that it was not.
 
-    The causes are no response, a cut connection, a response that cannot be read or classified, and
-    a failure after the first of several calls of one action.
+    The causes are no response, a broken connection, a response that cannot be read or classified,
+    and a failure after the first of several calls of one action.
     """
 
     error_class: ErrorClass = "Unknown"
 
 
 class UnreadableObjectsError(ProviderError):
-    """A listing is complete, except for objects that exist and cannot be shown.
+    """A listing is complete, except for objects that exist but cannot be shown.
 
     ``objects``: their names and uids, None for unknown ones. The listing does not prove that one of
     them is absent. If one of the names is unknown, it does not prove that any object is absent.

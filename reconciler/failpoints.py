@@ -1,6 +1,6 @@
 """Failpoints: named steps at which tests make a process die, stop or fail.
 
-The environment variable ``RECONCILER_FAILPOINT`` arms one of them for a process, when its roles
+The ``RECONCILER_FAILPOINT`` environment variable arms one of them for a process, when its roles
 start: ``NAME[/OPERATION][:ARRIVAL][=ACTION]``.
 
 - ``OPERATION`` (``Create``, ``Update``, ``Delete``): count only arrivals with that operation. Only
@@ -45,19 +45,19 @@ class Failpoint(StrEnum):
     """A batch was pulled from the intake; nothing has been decided yet."""
 
     DECIDER_DEAD_LETTERED = "decider.dead-lettered"
-    """Dead letters are stored; their messages are not acknowledged."""
+    """Dead letters were stored; their messages have not been acknowledged."""
 
     DECIDER_DECIDED = "decider.decided"
     """Turns have been decided; nothing has been appended."""
 
     DECIDER_BETWEEN_EVENTS = "decider.between_events"
-    """The first event of a turn of two is in the log, the second is not."""
+    """The first event of a two-event turn is in the log; the second is not."""
 
     DECIDER_BATCH_HALF_SENT = "decider.batch_half_sent"
     """The server has all messages of an atomic batch except the one that commits it."""
 
     DECIDER_APPENDED = "decider.appended"
-    """The events are in the log; timers, replies, rejections and dead letters are not sent."""
+    """The events are in the log; timers, replies, rejections and dead letters were not sent."""
 
     DECIDER_TOLD = "decider.told"
     """Timers, replies, rejections and dead letters were sent; nothing has been acknowledged."""
@@ -72,13 +72,13 @@ class Failpoint(StrEnum):
     """The action is still open; the API is called next."""
 
     WORKER_BETWEEN_CALLS = "worker.between_calls"
-    """One of several requests of an action was made; the next one follows."""
+    """One of an action's several requests was made; the next one follows."""
 
     WORKER_CALLED = "worker.called"
     """The call has ended, with or without a response; nothing has been reported yet."""
 
     WORKER_REPORTED = "worker.reported"
-    """The result is in the intake; the action is not acknowledged."""
+    """The result is in the intake; the action has not been acknowledged."""
 
     WORKER_ACKED = "worker.acked"
     """This process acknowledged the action."""
@@ -96,10 +96,10 @@ class Failpoint(StrEnum):
     """The overdue resources have been woken."""
 
     PROJECTOR_FOLDED = "projector.folded"
-    """Changes to the read models were collected; no row is written yet."""
+    """Changes to the read models were collected; no row has been written yet."""
 
     PROJECTOR_SAVED = "projector.saved"
-    """The rows and their checkpoint are written."""
+    """The rows and their checkpoint have been written."""
 
     @property
     def has_operation(self) -> bool:

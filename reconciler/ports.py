@@ -102,12 +102,12 @@ class EventLog(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Random name that this log got when it was created. Each log has a different name."""
+        """Random name that this log was given at its creation. Each log has a different name."""
         ...
 
     @property
     def epoch(self) -> str:
-        """Random name that this log got at its last restore; empty if it was never restored."""
+        """Random name given to this log at its last restore; empty if it was never restored."""
         ...
 
     @property
@@ -194,7 +194,7 @@ class IntakeReader(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of messages of a partition that may be delivered and not yet acknowledged."""
+        """Number of messages from a partition that may be delivered and not yet acknowledged."""
         ...
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
@@ -202,7 +202,7 @@ class IntakeReader(Protocol):
         ...
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Delay the redelivery of these messages, which still wait for a decision."""
+        """Delay the redelivery of these messages, which are still waiting for a decision."""
         ...
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
@@ -214,7 +214,7 @@ class IntakeReader(Protocol):
         ...
 
     async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
-        """Return whether no other reader got messages from their partitions after these."""
+        """Return whether no other reader received messages from their partitions after these."""
         ...
 
     async def newer_declarations(
@@ -283,7 +283,7 @@ class DeadLetter(NamedTuple):
     """A message that could not be processed, and the reason.
 
     ``dedup_key`` identifies the cause of dead letters that would recur, such as an object in a
-    listing or an action. The newest one is not repeated while the digest ``content`` is the same.
+    listing or an action. The newest one is not repeated while the ``content`` digest is the same.
     ``usable``: the message itself is valid, so it is never discarded.
     """
 
@@ -307,7 +307,7 @@ class DecisionSink(Protocol):
     """Destination of everything that a decider sends, except events of the log."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule wake-ups. A lost timer only costs time."""
+        """Schedule wake-ups. A lost timer only causes a delay."""
         ...
 
     async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
@@ -319,7 +319,7 @@ class DecisionSink(Protocol):
         ...
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        """Store dead letters; count those beyond the share of their namespace.
+        """Store dead letters; count those beyond their namespace's share.
 
         Returns those for which there is currently no space. Raises if it is unknown which are
         stored.
@@ -367,7 +367,7 @@ class ActionReader(Protocol):
         ...
 
     def free_slot(self, delivery: ActionDelivery) -> None:
-        """Allow one more action in addition to this one, which is not acknowledged yet."""
+        """Allow one more action in addition to this one, which has not been acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
@@ -412,8 +412,8 @@ class ListingReader(Protocol):
 class LogCertainty(Protocol):
     """Whether the log is still the one that this process has read.
 
-    After a lost connection, it may be another log, if a server returned with an older copy of its
-    data. A process must not execute the decisions of one log for another.
+    After a lost connection, it may be a different log, if a server returned with an older copy of
+    its data. A process must not execute the decisions of one log for another.
     """
 
     @property
@@ -427,14 +427,14 @@ class LogCertainty(Protocol):
 
 
 class LogWatch(LogCertainty, Protocol):
-    """Compares the log with what this process has read of it, to detect another log."""
+    """Compares the log with what this process has read of it, to detect a different log."""
 
     def record_read(self, position: int, event: LogEvent) -> None:
         """Remember the newest event that was read."""
         ...
 
     async def run(self) -> None:
-        """Compare continually. Raises if the log is another one."""
+        """Compare continually. Raises if the log is a different one."""
         ...
 
 
@@ -449,7 +449,7 @@ class RateStore(Protocol):
     """
 
     async def now(self) -> float:
-        """Return the time of the bus."""
+        """Return the bus's current time."""
         ...
 
     async def load(self, name: str) -> tuple[float, int]:
@@ -469,7 +469,7 @@ class RowsConflictError(Exception):
 
 
 class RowStore(Protocol):
-    """Stores the rows of the read models. The row ``checkpoint`` contains their log position.
+    """Stores the rows of the read models. The ``checkpoint`` row contains their log position.
 
     Every save writes the checkpoint, so its revision applies to all rows.
     """

@@ -1,7 +1,7 @@
 """Memory for the responses of one API: limits per response, for concurrent calls, and per listing.
 
-The caller of a provider opens a share. The client of the API takes the memory of each response from
-it before the response is decoded. The share returns all of it when the call ends.
+The caller of a provider opens a share. The API client takes the memory for each response from it
+before the response is decoded. The share returns all of it when the call ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_CALLS_BYTES: Final = 2 * MAX_RESPONSE_BYTES
 """Limit for all responses that the calls of one API use at the same time."""
 
 MAX_LISTING_BYTES: Final = 4 * MAX_RESPONSE_BYTES
-"""Limit for all pages of a listing: about 100,000 objects of 1 KiB, in memory together."""
+"""Limit for all pages of a listing: about 100,000 objects of 1 KiB, all in memory."""
 
 _VALUE_BYTES: Final = 64
 """Memory of a Python value in addition to its text: 56 for an empty list and 8 for its slot."""
 
-_NO_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
+_NON_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
 
 
 class MemoryLimitError(ValueError):
@@ -47,7 +47,7 @@ class ResponseBudget:
         try:
             yield share
         finally:
-            self._used -= share.taken
+            self._used -= share.used
 
     def take(self, size: int) -> None:
         """Count a response. Raises ``MemoryLimitError``."""
@@ -62,12 +62,12 @@ class Share:
     """The part of a budget that one call or one listing has taken."""
 
     def __init__(self, budget: ResponseBudget) -> None:
-        self.taken = 0
+        self.used = 0
         self._budget = budget
 
     def take(self, size: int) -> None:
         """Take memory for a response. Raises ``MemoryLimitError``."""
-        self.taken += size
+        self.used += size
         self._budget.take(size)
 
     @contextmanager
@@ -103,4 +103,4 @@ def decoded_bytes(content: bytes) -> int:
 
     It counts the characters that begin a value: ``,``, ``[`` and ``{``.
     """
-    return len(content) + _VALUE_BYTES * len(content.translate(None, _NO_VALUE))
+    return len(content) + _VALUE_BYTES * len(content.translate(None, _NON_VALUE))

@@ -29,8 +29,8 @@ MIN_CHARACTERS: Final = 6
 MIN_LINE_CHARACTERS: Final = 12
 """Shorter lines of a secret are searched for only together with the lines around them."""
 
-MIN_CUT_CHARACTERS: Final = 12
-"""A secret that was cut is hidden if this many characters remain, and at least half of it."""
+MIN_TRUNCATED_CHARACTERS: Final = 12
+"""A truncated secret is hidden if this many characters remain, and at least half of it."""
 
 MAX_REMEMBERED: Final = 10_000
 """Above this number, secrets that were last read over ``GRACE_SECONDS`` ago are dropped."""
@@ -58,7 +58,7 @@ _ESCAPE: Final = re.compile(
 )
 """The escapes of URLs, HTML, mail, JSON, Python, Git and shells, and indented line breaks.
 
-Half of a surrogate pair, or an escape that ends at a soft line break of mail, stays unchanged,
+Half of a surrogate pair, or an escape that ends at a soft line break in mail, stays unchanged,
 because the next level may complete it.
 """
 
@@ -168,7 +168,7 @@ class Secrecy:
     def hide_start(self, text: str, max_characters: int) -> str:
         """Return the first characters of text without its secrets, and search little more of it.
 
-        A cut before the search would leave the beginning of a secret, which is not found.
+        Truncating it before the search would leave the beginning of a secret, which is not found.
         """
         content = _encode(text[: max_characters + self.reach_bytes])
         spans = complete(self._find(content)) if self._forms else []
@@ -225,7 +225,7 @@ class Secrecy:
 
     def _index(self, secret: str) -> None:
         for form in _forms(secret):
-            needed = min(len(form), max(MIN_CUT_CHARACTERS, (len(form) + 1) // 2))
+            needed = min(len(form), max(MIN_TRUNCATED_CHARACTERS, (len(form) + 1) // 2))
             self._longest = max(self._longest, needed)
             self._forms[form[:needed]] = (*self._forms.get(form[:needed], ()), form)
             if needed < _WINDOW + _WINDOW - 1:
@@ -297,13 +297,13 @@ class Secrecy:
     def _matches(
         self, content: bytes, start: int, position: _WindowPosition
     ) -> Iterator[tuple[int, int]]:
-        """Return the spans of forms that begin at a position, complete or cut."""
+        """Return the spans of forms that begin at a position, complete or truncated."""
         needed = content[start : start + position.needed] if start >= 0 else b""
         for form in self._forms.get(needed, ()):
             part = content[start : start + len(form)]
             end = start + _common_length(part, form)
-            is_cut = content[end - 1 : end] in _MARKS or not content[end : end + 1].isalnum()
-            if part == form or is_cut:  # otherwise, only the beginning is the same
+            is_truncated = content[end - 1 : end] in _MARKS or not content[end : end + 1].isalnum()
+            if part == form or is_truncated:  # otherwise, only the beginning is the same
                 yield start, end
 
 
@@ -324,7 +324,7 @@ def split_login(secret: str) -> SplitLogin | None:
 
 
 def complete(search: Search[_T]) -> _T:
-    """Run a search to its end without a pause, and return its result."""
+    """Run a search to completion without pausing, and return its result."""
     while True:
         try:
             next(search)
@@ -358,29 +358,29 @@ def _forms(secret: str) -> Iterable[bytes]:
     lines = [each for each in map(str.strip, secret.splitlines()) if _is_secret_line(each)]
     plain = {_encode(each) for each in (*whole, *lines)}
     plain |= {b"".join(_latin(character) for character in each) for each in whole}
-    texts: set[bytes] = set()
+    forms: set[bytes] = set()
     for form in plain:  # a file may have thousands of lines, so each is processed separately
-        written = {form, *(form.replace(old, new) for old, new in _QUOTES)}
-        written |= {text.replace(b" ", b"+") for text in written}  # as in HTML forms
+        variants = {form, *(form.replace(old, new) for old, new in _QUOTES)}
+        variants |= {each.replace(b" ", b"+") for each in variants}  # as in HTML forms
         decoded = form
         for _ in range(_LEVELS):  # the search also decodes what looks like an escape in a secret
             decoded = complete(_unescape_all(decoded))
-            written.add(decoded)
-        texts |= written
+            variants.add(decoded)
+        forms |= variants
     for value in whole:
-        if len(value) >= MIN_CUT_CHARACTERS:  # a shorter one in capitals may be any word
+        if len(value) >= MIN_TRUNCATED_CHARACTERS:  # a shorter one in capitals could be any word
             content = _encode(value)
-            texts |= {_encode(changed) for changed in (value.lower(), value.upper())}
-            texts |= {_encode(changed) for changed in (value.swapcase(), value[::-1])}
-            texts.add(base64.b32encode(content)[: 8 * len(content) // 5])
+            forms |= {_encode(changed) for changed in (value.lower(), value.upper())}
+            forms |= {_encode(changed) for changed in (value.swapcase(), value[::-1])}
+            forms.add(base64.b32encode(content)[: 8 * len(content) // 5])
     for value in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
         content = _encode(value)
-        texts |= {content.hex().encode(), content.hex().upper().encode()}
-        for shown in {content, _encode(json.dumps(value)[1:-1])}:
-            for before in range(_ALIGNMENTS):
-                standard = _base64_within(shown, before)
-                texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
-    return (text for text in texts if len(text) >= MIN_CHARACTERS)
+        forms |= {content.hex().encode(), content.hex().upper().encode()}
+        for encoded in {content, _encode(json.dumps(value)[1:-1])}:
+            for offset in range(_ALIGNMENTS):
+                standard = _base64_core(encoded, offset)
+                forms |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
+    return (each for each in forms if len(each) >= MIN_CHARACTERS)
 
 
 def _passwords(secret: str) -> Iterator[str]:
@@ -399,11 +399,11 @@ def _is_secret_line(line: str) -> bool:
     return len(line) >= MIN_LINE_CHARACTERS and not line.startswith(_PEM_MARK)
 
 
-def _base64_within(content: bytes, before: int) -> bytes:
-    """Return the Base64 characters that depend only on content, after ``before`` other bytes."""
-    encoded = base64.b64encode(bytes(before) + content)
-    first = (8 * before + 5) // 6
-    return encoded[first : 8 * (before + len(content)) // 6]
+def _base64_core(content: bytes, offset: int) -> bytes:
+    """Return the Base64 characters that depend only on content, after ``offset`` other bytes."""
+    encoded = base64.b64encode(bytes(offset) + content)
+    first = (8 * offset + 5) // 6
+    return encoded[first : 8 * (offset + len(content)) // 6]
 
 
 def _windows(content: bytes, start: int) -> memoryview:
@@ -426,7 +426,7 @@ def _unescape_all(content: bytes) -> Search[bytes]:
 
 
 def _common_length(part: bytes, form: bytes) -> int:
-    """Return the length of the common prefix of two texts."""
+    """Return the length of the common prefix of two byte strings."""
     low, high = 0, len(part) if form.startswith(part) else len(part) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -496,7 +496,7 @@ def _encode(text: str) -> bytes:
 
 
 def _latin(character: str) -> bytes:
-    r"""Encode as Python's escape ``\xdf`` and old forms' ``%DF`` do."""
+    r"""Encode as Python's ``\xdf`` escape and old forms' ``%DF`` do."""
     return character.encode("latin-1") if ord(character) < 0x100 else _encode(character)  # noqa: PLR2004
 
 

@@ -47,7 +47,7 @@ START_TIMEOUT_SECONDS = 60.0
 
 
 SECRETS_VARIABLE = "RECONCILER_SECRETS"
-"""Environment variable with the folder of the secret store ``files``."""
+"""Environment variable with the folder of the ``files`` secret store."""
 
 
 def process_name() -> str:
@@ -93,7 +93,7 @@ async def run_roles(
 ) -> AsyncGenerator[ProcessParts]:
     """Run roles until the context ends. The streams must exist (``initialize``).
 
-    ``secrets`` is the folder of the secret store ``files``, instead of the environment's.
+    ``secrets`` is the folder of the ``files`` secret store, instead of the environment's.
 
     When the context is entered, the process has read the whole log. If a role fails, the context
     ends and raises its error in an exception group. Raises ``ConfigurationError`` for an invalid
@@ -111,7 +111,7 @@ async def run_roles(
 
 
 def secrets_folder() -> Path | None:
-    """Return the folder of the secret store ``files`` that the environment names."""
+    """Return the folder of the ``files`` secret store that the environment names."""
     folder = os.environ.get(SECRETS_VARIABLE)
     return Path(folder) if folder else None
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from nats.aio.client import Client
 
-from events.subjects import USER_SIGN
+from events.subjects import USER_SEPARATOR
 from infra.jetstream.errors import BusError
 from infra.jetstream.wire import FastClient, request
 
@@ -16,7 +16,7 @@ USER_INFO_SUBJECT: Final = "$SYS.REQ.USER.INFO"
 """Subject at which the server reports a connection's user and permissions."""
 
 _SECONDS: Final = 2.0
-_OWN_SUBJECT: Final = re.compile(rf"rec\.[a-z]+{USER_SIGN}([A-Za-z0-9_-]+)\.")
+_OWN_SUBJECT: Final = re.compile(rf"rec\.[a-z]+{USER_SEPARATOR}([A-Za-z0-9_-]+)\.")
 
 
 class _Allowed(msgspec.Struct, frozen=True):

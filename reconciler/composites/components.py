@@ -176,7 +176,7 @@ def _component_status(
 
 def _blocker(name: str, child: Child | None) -> str:
     if child is None:
-        return f"{name} is not declared yet"
+        return f"{name} has not been declared yet"
     why = child.message or child.reason
     return f"{name} is {child.outcome}" + (f": {why}" if why else "")
 
@@ -273,7 +273,7 @@ class _Content:
             )
         if other != component.name:
             raise InvalidManifestError(
-                f"components {other!r} and {component.name!r} both have the part {name}; "
+                f"components {other!r} and {component.name!r} both contain part {name}; "
                 "rename it in one of them"
             )
         self._components[component.name].append(name)
@@ -315,7 +315,7 @@ def _parts_of(component: Component) -> list[Part]:
         raise InvalidManifestError(f"component {component.name!r}: {error}") from None
     except Exception as error:  # an error in the author's code must fail only this resource
         raise InvalidManifestError(
-            f"component {component.name!r}: computing its parts failed: {_describe_error(error)}"
+            f"component {component.name!r}: cannot compute its parts: {_describe_error(error)}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The kind ``Deployment``: identical containers with rolling updates.
+"""The ``Deployment`` kind: identical containers with rolling updates.
 
 The rules are those of Kubernetes. At least ``replicas - maxUnavailable`` containers are ready, and
 at most ``replicas + maxSurge`` exist. Old containers that are not ready are removed first.
@@ -198,8 +198,8 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
             return Readiness(False, STALLED, f"{progress}; {why}")
-    waits = blocker(updated)
-    return Readiness(False, "Progressing", f"{progress}; {waits}" if waits else progress)
+    waiting = blocker(updated)
+    return Readiness(False, "Progressing", f"{progress}; {waiting}" if waiting else progress)
 
 
 def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
@@ -250,7 +250,7 @@ def _has_template(name: str, template: object) -> bool:
 
 
 def _templates_of(key: ResourceKey, observed: ExternalObject | None) -> dict[str, Manifest]:
-    """Return the manifest of each template of an existing container, even if a client edited it."""
+    """Return the manifest of each existing container's template, even if a client edited it."""
     if observed is None:
         return {}
     bodies: Mapping[str, Fields] = observed.fields.get(MANIFESTS, {})

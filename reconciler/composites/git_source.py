@@ -1,7 +1,7 @@
-"""The kind ``GitSource``: declares all resources of a commit of a Git repository (ADR 0053).
+"""The ``GitSource`` kind: declares all resources in a commit of a Git repository (ADR 0053).
 
 An observer resolves the ref, verifies and renders the commit, and checks its manifests. The result
-is the output ``head``. The functions in this module are pure.
+is the ``head`` output. The functions in this module are pure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.branch, self.tag, self.semver)) > 1:
-            raise ValueError("branch, tag, semver: set exactly one of them")
+            raise ValueError("branch, tag, semver: set only one of them")
 
 
 class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -110,7 +110,7 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
     depends_on: Annotated[
         list[str],
         _about(
-            description="Resources of the namespace, as KIND/NAME, that must have been ready "
+            description="Resources in the namespace, as KIND/NAME, that must have been ready "
             "before the first commit is declared."
         ),
     ] = []
@@ -147,7 +147,7 @@ class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
     ] = {}  # noqa: RUF012 - msgspec copies it
     head: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="Newest commit. While it is not declared, also its changes."),
+        msgspec.Meta(description="Newest commit, and its changes while it is not declared."),
     ] = {}  # noqa: RUF012 - msgspec copies it
     problem: Annotated[
         dict[str, str], msgspec.Meta(description="Reason why the newest commit is not declared.")

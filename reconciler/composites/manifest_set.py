@@ -1,4 +1,4 @@
-"""The kind ``ManifestSet``: the resources that `reconciler apply --set` declared."""
+"""The ``ManifestSet`` kind: the resources that `reconciler apply --set` declared."""
 
 from __future__ import annotations
 

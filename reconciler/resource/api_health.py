@@ -38,13 +38,13 @@ MAX_THROTTLED_SECONDS = 3_600.0
 """Maximum throttling in seconds. An absurd ``Retry-After`` must not stop all users of the API."""
 
 PROBE_TIMEOUTS = 2
-"""Timeout of a probe, as a multiple of the request timeout. After it, another process may probe."""
+"""Timeout of a probe, as a multiple of the request timeout. Another process may then probe."""
 
 MAX_NEWER_OBJECTS = 20
 """Maximum number of newer objects to record and list."""
 
 LISTINGS_FAILED: Final = "ListingsFailed"
-"""Reason for a degraded configuration: no listing of some kind completes (ADR 0069)."""
+"""Reason for a degraded configuration: listings of at least one kind do not complete (ADR 0069)."""
 
 _MAX_MESSAGE_CHARACTERS = 200
 _MAX_LISTED_OBJECTS = 3
@@ -99,7 +99,7 @@ def conclude_api_health(health: ApiHealth) -> Conclusion | None:
 def _record_throttling(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ApiThrottled | None:
-    """Return the event for a throttled API, unless a later time is already recorded."""
+    """Return the event for a throttled API, unless a later time has already been recorded."""
     wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
     until = _round_up_to_second(min(data.at, context.bus_now) + timedelta(seconds=wait))
     known = state.api.throttled_until
@@ -129,7 +129,7 @@ def _record_failure(
 def _record_probe(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerProbed | None:
-    """Return the permission to probe, if the breaker's wait is over and no other probe runs."""
+    """Return permission to probe, if the breaker's wait is over and no other probe is running."""
     health = state.api
     if health.open_until is None or _is_pending(health.open_until, health.open_seconds, context):
         return None
@@ -153,7 +153,7 @@ def _is_pending(until: datetime | None, seconds: float, context: Context) -> boo
 
 
 def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
-    """Return the event for newer objects that are not recorded yet."""
+    """Return the event for newer objects that have not been recorded yet."""
     if data.as_of != known.version:
         return None  # the report is older than the current hold or its approval
     actions = {(each.uid, each.action) for each in known.objects}
@@ -167,9 +167,9 @@ def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
 def _record_listings(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ListingsFailed | ListingsResumed | None:
-    """Return the event if the listings of a kind began to fail, or complete again."""
+    """Return the event if the listings of a kind have begun to fail, or complete again."""
     if data.as_of != state.desired.generation:
-        return None  # the report concerns another generation, possibly of another API
+        return None  # the report concerns a different generation, possibly with a different API
     is_known = data.kind in state.api.failed_listings
     if data.state == "ListingsResumed":
         return ListingsResumed(data.kind) if is_known else None
@@ -193,7 +193,7 @@ def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
         LISTINGS_FAILED,
         f"{list_first(kinds, '; ')}; until a listing completes, Reconciler detects neither drift "
         "nor deletions of these objects. Correct the cause of the error",
-        ready=Readiness(True, "Declared"),  # reads and writes of single objects still work
+        ready=Readiness(True, "Declared"),  # reads and writes of individual objects still work
     )
 
 
@@ -210,7 +210,7 @@ def _describe(twin: Twin) -> str:
         f"{plural(twin.total, 'object was', 'objects were')} written by actions that this log does "
         f"not contain: {first}"
         f"{more}; another installation is running on a copy of this log, or this log was copied or "
-        "restored from an older state. Reconciler writes nothing to this API. Stop the other "
+        "restored from an older state. Reconciler does not write to this API. Stop the other "
         "installation, then approve"
     )
 

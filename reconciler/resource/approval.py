@@ -1,4 +1,4 @@
-"""Approval: an action waits until an operator approves or rejects exactly this action (ADR 0040).
+"""Approval: an action waits until an operator approves or rejects exactly that action (ADR 0040).
 
 The request contains a *plan*: a digest of the action's parameters and of the current object. If
 either changes, the plan changes, and a decision about the earlier one no longer applies.
@@ -67,16 +67,16 @@ def apply_decision(data: Approved, command: Command, state: ResourceState) -> Co
             state,
             command,
             "Invalid",
-            "decision Abandon: not allowed for hold Approval; use Proceed or Reject",
+            "decision Abandon: not allowed for the Approval hold; use Proceed or Reject",
         )
     if data.plan != request.plan:
         mismatch = (
             f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
         )
-        outdated = (
+        message = (
             f"plan {request.plan[:SHORT_PLAN]} is waiting for approval, {mismatch}; review it first"
         )
-        return refuse(state, command, "PlanOutdated", outdated)
+        return refuse(state, command, "PlanOutdated", message)
     if request.decision == data.decision:
         return accept(state, command, reason="Unchanged")
     if data.decision == "Reject":
@@ -160,14 +160,14 @@ def describe_plan(request: ApprovalRequested) -> str:
     what = f"{request.operation} {request.external_name!r}"
     if request.purpose != "Converge":
         what = f"{request.purpose}: {what}"
-    listed = [
+    changes = [
         f"{each.path}: {format_value(each.observed)} → {format_value(each.desired)}"
         for each in request.changes
     ]
     if request.operation != "Update":
-        listed = []
-    more = len(listed) - _MAX_DESCRIBED
-    parts = [what, *listed[:_MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])]
+        changes = []
+    more = len(changes) - _MAX_DESCRIBED
+    parts = [what, *changes[:_MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])]
     return f"plan {request.plan[:SHORT_PLAN]} ({', '.join(parts)})"
 
 

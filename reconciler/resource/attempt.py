@@ -106,7 +106,7 @@ def new_action(
 def idempotency_key(log_id: str, action_id: str, epoch: str = "") -> str:
     """Return the idempotency key of an action, which is stable in replays and unique to the log.
 
-    A restored log assigns the ids of lost events again. `epoch` keeps their keys apart.
+    A restored log assigns the ids of lost events again. `epoch` keeps their keys distinct.
     """
     name = f"{log_id}:{epoch}" if epoch else log_id
     return hashlib.sha256(f"{name}/{action_id}".encode()).hexdigest()[:40]
@@ -143,8 +143,8 @@ def advance_action(
     # Before everything that needs the API: an outdated action without an effect does not need a
     # call.
     if not is_wanted and not flight.is_in_doubt:
-        newer = f"generation {generation} replaces generation {action.generation}"
-        return _abandon(flight, newer, context)
+        reason = f"generation {generation} replaces generation {action.generation}"
+        return _abandon(flight, reason, context)
     # From here on, the next step is a call, or a wait for one.
     if blocked is not None:
         return blocked
@@ -260,7 +260,7 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
 
 
 def _abandon(flight: InFlight, reason: str, context: Context) -> ActionAbandoned:
-    """Return the end of the action. It stays in doubt if a call may still arrive."""
+    """Return the event that ends the action. It stays in doubt if a call may still arrive."""
     in_doubt = flight.effect.may_arrive or flight.failed is None
     action = flight.action
     return ActionAbandoned(
@@ -400,7 +400,7 @@ def _judge_creation(action: Action, existing: ExternalObject | None, context: Co
         # Without unique names, our object may exist in addition to this one.
         return "Another" if context.capabilities.deterministic_names else "Unclear"
     # No owner label: another client may have removed ours. The content proves nothing, because
-    # other clients may have changed it, or may want the same.
+    # other clients may have changed it, or may want the same content.
     return "Unclear"
 
 

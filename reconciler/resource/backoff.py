@@ -24,10 +24,10 @@ _MAX_DOUBLINGS = 32
 
 
 def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = None) -> timedelta:
-    """Return the delay after the ``failures``-th consecutive failure (from 1).
+    """Return the delay after the ``failures``-th consecutive failure (starting at 1).
 
-    ``at_least`` is the delay in seconds that the API requests. It may exceed the maximum of the
-    policy, but not ``MAX_SECONDS``. Its jitter is up to the initial delay or a fraction of
+    ``at_least`` is the delay in seconds that the API requests. It may exceed the policy's
+    maximum, but not ``MAX_SECONDS``. Its jitter is up to the initial delay or a fraction of
     ``at_least``, whichever is larger.
     """
     doublings = min(max(failures - 1, 0), _MAX_DOUBLINGS)

@@ -40,8 +40,8 @@ def count_drift(
     recent = {each.path: each for each in known if at - each.last <= CONTENTION_WINDOW}
     paths = [MISSING] if drift.missing else [each.path for each in drift.differences]
     for path in paths:
-        before = recent.pop(path, PathDrift(path, 0, at, at))  # the newest are last
-        recent[path] = replace(before, times=before.times + 1, last=at)
+        previous = recent.pop(path, PathDrift(path, 0, at, at))  # the newest are last
+        recent[path] = replace(previous, times=previous.times + 1, last=at)
     return tuple(recent.values())[-_MAX_PATHS:]
 
 

@@ -1,4 +1,4 @@
-"""Decides about one resource: derives log events from commands and state.
+"""Makes the decisions for one resource: derives log events from commands and state.
 
 Everything that could differ between two runs (clock, jitter, policy, ids) is an input. Repeating a
 recorded decision therefore yields the same events (invariant 10).

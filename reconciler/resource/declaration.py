@@ -36,9 +36,9 @@ def declare(
     data: Declared, command: Command, state: ResourceState, context: Context
 ) -> CommandResult:
     """Accept a declaration as a new generation, or refuse it."""
-    known = _reject_outdated(data.expected_generation, command, state)
-    if known is not None:
-        return known
+    rejection = _reject_outdated(data.expected_generation, command, state)
+    if rejection is not None:
+        return rejection
     if context.kind is None:
         hint = context.missing_hint(context.now)
         message = f"kind {context.key.kind!r} is not registered; {hint}"
@@ -64,17 +64,17 @@ def declare(
     cycle = _describe_cycle(event, state, context)
     if cycle:
         return refuse(state, command, "DependencyCycle", cycle)
-    immutable = _explain_move(state, event) or _explain_redefinition(context, state, event)
-    if immutable is not None:
-        return refuse(state, command, "Immutable", immutable)
+    conflict = _explain_move(state, event) or _explain_redefinition(context, state, event)
+    if conflict is not None:
+        return refuse(state, command, "Immutable", conflict)
     return _next_generation(event, command, state, may_be_repeated=may_be_repeated)
 
 
 def withdraw(data: Withdrawn, command: Command, state: ResourceState) -> CommandResult:
     """Accept a withdrawal as a new generation, or refuse it."""
-    known = _reject_outdated(data.expected_generation, command, state)
-    if known is not None:
-        return known
+    rejection = _reject_outdated(data.expected_generation, command, state)
+    if rejection is not None:
+        return rejection
     if _repeats_older_message(command, state):
         return accept(state, command, reason="Duplicate")
     if not state.desired.is_declared:
@@ -106,7 +106,7 @@ def _reject_outdated(
 ) -> CommandResult | None:
     """Return the refusal of an outdated message, or None if it is current.
 
-    It is outdated if a newer generation was accepted first, or if it expects another generation.
+    It is outdated if a newer generation was accepted first, or expects a different generation.
     """
     desired = state.desired
     if command.position < desired.position:
@@ -118,11 +118,11 @@ def _reject_outdated(
     if _repeats_older_message(command, state):
         return None
     if expected is not None and expected != desired.generation:
-        stale = (
+        message = (
             f"expected generation {expected}, but the resource is at generation "
             f"{desired.generation}; read it again and retry"
         )
-        return refuse(state, command, "StaleGeneration", stale)
+        return refuse(state, command, "StaleGeneration", message)
     return None
 
 
@@ -218,13 +218,13 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
     for kind in declaration.fields.get("kinds") or ():
         if kind not in known[provider]:
             raise InvalidManifestError(
-                f"spec.kinds: {kind!r} is not a kind of provider {provider!r}; use one of "
+                f"spec.kinds: provider {provider!r} has no kind {kind!r}; use one of "
                 f"{', '.join(known[provider])}"
             )
 
 
 def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
-    """Return why a declaration cannot change an object's name or API; None if it can."""
+    """Explain why a declaration cannot change an object's name or API; None if it can."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
         return None
@@ -239,16 +239,14 @@ def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
 def _explain_redefinition(
     context: Context, state: ResourceState, event: SpecDeclared
 ) -> str | None:
-    """Return why a changed definition would lose track of objects; None if it would not."""
+    """Explain why a changed definition would lose track of objects; None if it would not."""
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
         return None
     for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.metadata"):
         before, after = (value_at(name, fields, {}) for fields in (spec.fields, event.fields))
         if before != after:
-            return (
-                f"spec.{name}: cannot be changed from {before!r}; define a kind with another name"
-            )
+            return f"spec.{name}: cannot be changed from {before!r}; define a kind with a new name"
     return None
 
 

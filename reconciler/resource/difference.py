@@ -1,7 +1,7 @@
 """The three-way comparison of the last applied, the desired and the observed content.
 
 A desired field differs if its observed value is not the desired one. A field that is no longer
-desired differs if it was applied and still exists. Fields of other clients and ignored fields never
+desired differs if it was applied and still exists. Other clients' fields and ignored fields never
 differ (invariant 8). Lists are compared as a whole, because only the kind's ``normalize`` defines
 the meaning of their order and length.
 
@@ -48,7 +48,7 @@ def differences(
     if kind.comparable is not None:
         desired, actual, applied = map(kind.comparable, (desired, actual, applied))
     field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.visible_paths)
-    # The name of a label may contain dots, so labels are one level deep.
+    # A label's name may contain dots, so labels are one level deep.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
     )
@@ -132,7 +132,7 @@ class Comparison(msgspec.Struct, gc=False):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether an object with another uid has replaced the owned one."""
+        """Whether an object with a different uid has replaced the owned one."""
         if self.owned is None or self.owned.uid is None or self.existing is None:
             return False
         return self.existing.uid not in (None, self.owned.uid)
@@ -152,7 +152,7 @@ class Comparison(msgspec.Struct, gc=False):
 
     @property
     def is_kept_by_api(self) -> bool:
-        """Whether the API itself changed the content of the last write to the observed one.
+        """Whether the API itself turned the last written content into the observed one.
 
         Writing it again would only cause a hot loop.
         """
@@ -214,7 +214,7 @@ def _build_wanted(
 def _labels(spec: Spec, owned: Owned | None, context: Context) -> dict[str, str]:
     """Return the labels that the object should have: the declared ones and our owner label.
 
-    An object that is only observed does not get an owner label.
+    An object that is only observed is not given an owner label.
     """
     if not context.capabilities.labels:
         return {}
@@ -258,7 +258,7 @@ def format_value(value: object) -> str:
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"
 
 
-# --- comparison of two contents
+# --- comparison of desired and observed content
 
 
 def _compare(
@@ -280,7 +280,7 @@ def _compare(
         elif want == have or (want is None and have is _MISSING):
             continue
         elif have is _MISSING and path in visible_paths:
-            continue  # the object was read under an older definition, without this field
+            continue  # the object was read with an older definition, without this field
         elif _is_mapping(want) and _is_mapping(have):
             yield from _compare(
                 _mapping(want),

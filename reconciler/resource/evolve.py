@@ -96,7 +96,7 @@ COMPLETED: frozenset[OutcomeName] = frozenset(
 """Outcomes that complete a generation. The next generation does not supersede it."""
 
 LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
-# Cached states contain the next two, so a changed text requires a new `STATE_SCHEMA`.
+# Cached states contain the next two, so changing their text requires a new `STATE_SCHEMA`.
 NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
 CHECKED_NOT_DONE = ActionError(
     "NotDone", "an operator approved the repetition of the call; the worker repeats it"
@@ -127,7 +127,7 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
     """Apply the endings that both folds of the log share (ADR 0066).
 
-    Events that end an action also change more in their own case.
+    Events that end an action make further changes in their own case.
     """
     endings, holds = endings_of(data), state.holds
     if endings.wait and state.waits.until is not None:
@@ -255,7 +255,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case LookupDecided(action, attempt):
             return _start_attempt(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
-            return _in_flight(state, hold_message=data.reason, effect=Effect.HELD)
+            return _update_in_flight(state, hold_message=data.reason, effect=Effect.HELD)
         case ActionNotDone():
             return _schedule_retry(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:
@@ -268,7 +268,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _fold_abandonment(state, data)
         case RetryScheduled() as data:
             if data.action_id is not None and state.actions.in_flight is not None:
-                return _in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
+                return _update_in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
             waits = replace(
                 state.waits,
                 until=data.at,
@@ -304,7 +304,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             state = replace(state, holds=holds, cause=event.id)
             return _remember_message(
-                _in_flight(state, abandoned=True) if data.orphan else state, event
+                _update_in_flight(state, abandoned=True) if data.orphan else state, event
             )
         case HoldApproved() as data:
             return _fold_approval(state, data, event)
@@ -345,7 +345,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             desired = replace(state.desired, definition=definition)
             return replace(state, desired=desired, cause=event.id)
 
-        # --- health of the API of a ProviderConfig
+        # --- health of a ProviderConfig's API
         case ApiThrottled() as data:
             api = replace(
                 state.api, throttled_until=data.until, throttled_seconds=data.delay_seconds
@@ -424,9 +424,9 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         or (earlier_spec.provider_config, earlier_spec.external_name) != location
     )
     if state.owned is not None or (state.released is not None and not is_moved):
-        pass  # a replacement may have another name
+        pass  # a replacement may have a different name
     elif observed.object is None or (observed.provider_config, observed.object.name) != location:
-        # The known object has another location, so none of its state applies.
+        # The known object has a different location, so none of its state applies.
         released_uid = None if is_moved else observed.released_uid
         observed = replace(observed, object=None, belongs_to="", released_uid=released_uid)
     if is_moved:
@@ -570,7 +570,7 @@ def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
 
 
 def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
-    """Return whether a creation produced an object whose ownership is not recorded yet."""
+    """Return whether a creation produced an object whose ownership has not been recorded yet."""
     if ended.action.operation != "Create":
         return False
     is_known = ended.reported_by or existing.uid in ended.created_uids
@@ -606,7 +606,7 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
 # --- actions
 
 
-def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
+def _update_in_flight(state: ResourceState, **changes: object) -> ResourceState:
     """Change the action in flight, if there is one."""
     flight = state.actions.in_flight
     if flight is None:
@@ -648,7 +648,7 @@ def _schedule_retry(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
     """Return the state in which the action is repeated immediately, because it had no effect."""
-    return _in_flight(
+    return _update_in_flight(
         state,
         failed=failed,
         retry_at=event.time,
@@ -664,7 +664,7 @@ def _clear_partial_effect(state: ResourceState) -> ResourceState:
     """Return the state after a lookup that found no effect of a throttled attempt."""
     flight = state.actions.in_flight
     is_partial = flight is not None and flight.effect is Effect.PARTIAL
-    return _in_flight(state, effect=Effect.REFUSED) if is_partial else state
+    return _update_in_flight(state, effect=Effect.REFUSED) if is_partial else state
 
 
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
@@ -681,7 +681,7 @@ def _end_waits(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -
     state = replace(state, waits=waits, observed=observed, cause=event.id)
     if flight is None or flight.retry_at is None:
         return state
-    return _in_flight(state, retry_at=event.time, retry_seconds=0.0)
+    return _update_in_flight(state, retry_at=event.time, retry_seconds=0.0)
 
 
 def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
@@ -724,7 +724,7 @@ def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
         effect = effect_after(flight.effect, Effect.UNKNOWN)
-        return _in_flight(state, unknown_results=flight.unknown_results + 1, effect=effect)
+        return _update_in_flight(state, unknown_results=flight.unknown_results + 1, effect=effect)
     ended = tuple(
         replace(each, in_doubt=True) if each.action.action_id == data.action_id else each
         for each in state.actions.ended
@@ -858,7 +858,7 @@ def _with_effect(
 ) -> Actions:
     """Record the newest effect. Observations that began before it are stale."""
     if event.causationposition < actions.effect_position:
-        return actions  # overtaken by a newer result
+        return actions  # superseded by a newer result
     return replace(
         actions,
         effect_position=event.causationposition,
@@ -907,7 +907,7 @@ def _with_result(
     if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
         uid = state.owned.uid  # the write may have reached another object, which is not owned
     base = ended.base or Applied(action.fields, action.labels)
-    # A label may be on the object of an earlier creation, with different content. A key may be on
+    # A label may be on an object from an earlier creation, with different content. A key may be on
     # the result of the first of several calls. A repeated response may be older than another
     # client's change. None of these confirms the whole content.
     is_complete = data.found_by not in ("Label", "Key") and not data.replayed
@@ -967,7 +967,7 @@ def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Ap
 
 
 def _union(first: Fields, second: Fields) -> Fields:
-    """Return the union of two contents at every depth. The second one takes precedence."""
+    """Return the union of two mappings at every depth. The second one takes precedence."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
         old, new = first[name], second[name]
@@ -993,7 +993,7 @@ def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceStat
 
 
 def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
-    """Record a failed attempt. Its recorded consequence decides whether the action ends."""
+    """Record a failed attempt. Its recorded consequence determines whether the action ends."""
     waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
         flight = _with_failure(flight, data)

@@ -29,7 +29,7 @@ from events.log import (
     TargetObserved,
 )
 from events.names import InvalidNameError, check_finalizer
-from events.subjects import USER_SIGN
+from events.subjects import USER_SEPARATOR
 from reconciler.resource import approval
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context, accept, refuse
@@ -46,8 +46,8 @@ def request_finalizer(
     except InvalidNameError as error:
         return refuse(state, command, "Invalid", str(error))
     if not state.desired.is_declared:
-        undeclared = "the resource is not declared; a finalizer requires a declared resource"
-        return refuse(state, command, "NotDeclared", undeclared)
+        message = "the resource is not declared; a finalizer requires a declared resource"
+        return refuse(state, command, "NotDeclared", message)
     holder = _holder(data.finalizer, state)
     if holder == command.actor:
         return accept(state, command, reason="Unchanged")
@@ -59,23 +59,23 @@ def request_finalizer(
             f"finalizer {data.finalizer!r} belongs to {holder}; use another name",
         )
     if len(state.holds.finalizers) >= MAX_FINALIZERS:
-        too_many = (
+        message = (
             f"the resource already has {MAX_FINALIZERS} finalizers, the maximum; remove one first"
         )
-        return refuse(state, command, "TooMany", too_many)
+        return refuse(state, command, "TooMany", message)
     return accept(state, command, FinalizerAdded(data.finalizer, command.actor))
 
 
 def release_finalizer(
     data: FinalizerReleased, command: Command, state: ResourceState
 ) -> CommandResult:
-    """Remove a finalizer, by its holder or by force, or refuse it."""
+    """Remove a finalizer for its holder or by force, or refuse the message."""
     holder = _holder(data.finalizer, state)
     if holder is None:
         return accept(state, command, reason="Unchanged")
     if not _may_remove(holder, command.actor) and not data.force:
-        by_force = f"finalizer {data.finalizer!r} belongs to {holder}; use force to remove it"
-        return refuse(state, command, "HeldByAnother", by_force)
+        message = f"finalizer {data.finalizer!r} belongs to {holder}; use force to remove it"
+        return refuse(state, command, "HeldByAnother", message)
     is_forced = data.force and not _may_remove(holder, command.actor)
     return accept(state, command, FinalizerRemoved(data.finalizer, is_forced, data.reason))
 
@@ -86,7 +86,7 @@ def _may_remove(holder: str, actor: str) -> bool:
     A finalizer that was added before actors were verified (ADR 0042) has a holder without the user
     prefix.
     """
-    return holder in (actor, actor.partition(USER_SIGN)[2])
+    return holder in (actor, actor.partition(USER_SEPARATOR)[2])
 
 
 def _holder(finalizer: str, state: ResourceState) -> str | None:
@@ -100,8 +100,8 @@ def force_release(data: ForcedRelease, command: Command, state: ResourceState) -
             state, command, "Invalid", "a forced release requires a reason; the log records it"
         )
     if state.desired.is_declared:
-        declared = "the resource is still declared; withdraw it before you release it"
-        return refuse(state, command, "StillDeclared", declared)
+        message = "the resource is still declared; withdraw it before you release it"
+        return refuse(state, command, "StillDeclared", message)
     holds = state.holds
     if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):
         return accept(state, command, reason="Unchanged")
@@ -127,7 +127,7 @@ def request_reconcile(
 
 
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
-    """Approve the named hold, decide about the waiting plan, or refuse the message."""
+    """Approve the named hold, approve or reject the waiting plan, or refuse the message."""
     if data.hold == Hold.APPROVAL:
         return approval.apply_decision(data, command, state)
     outcome = state.outcome
@@ -135,22 +135,22 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
     if outcome is not None and outcome.generation != state.desired.generation:
         hold = None  # the approval is for an outcome of an older generation
     if hold is None or hold != data.hold or not hold.is_approvable:
-        not_held = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
-        return refuse(state, command, "NotHeld", not_held)
+        message = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
+        return refuse(state, command, "NotHeld", message)
     if data.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
         return refuse(
             state,
             command,
             "Invalid",
-            f"decision Abandon: allowed only for hold {Hold.UNKNOWN_RESULT}",
+            f"decision Abandon: allowed only for the {Hold.UNKNOWN_RESULT} hold",
         )
     if data.decision == "Reject":
         return refuse(
-            state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
+            state, command, "Invalid", f"decision Reject: allowed only for the {Hold.APPROVAL} hold"
         )
     if hold == Hold.TWIN and not state.api.twin.objects:
         remedy = "approve it for the ProviderConfig that the resource's status message names"
-        return refuse(state, command, "Invalid", f"hold {Hold.TWIN}: {remedy}")
+        return refuse(state, command, "Invalid", f"{Hold.TWIN} hold: {remedy}")
     if state.holds.approved == hold:
         return accept(state, command, reason="Unchanged")
     approved = HoldApproved(hold, data.decision, data.reason, approved_at=command.stored_at)
@@ -190,7 +190,7 @@ def record_target(data: TargetReported, state: ResourceState) -> CommandResult:
         or desired.targets.get(data.target) == data.state
     ):
         return NOTHING_NEW
-    if _is_overtaken(data.target, data.known_version, state):
+    if _is_outdated(data.target, data.known_version, state):
         return NOTHING_NEW
     return CommandResult((TargetObserved(data.target, data.state),))
 
@@ -201,12 +201,12 @@ def record_secret(data: SecretReported, state: ResourceState) -> CommandResult:
     is_referenced = desired.is_declared and spec is not None and data.secret in spec.secrets
     if not is_referenced or desired.secrets.get(data.secret) == data.digest:
         return NOTHING_NEW
-    if _is_overtaken(data.secret, data.known_version, state):
+    if _is_outdated(data.secret, data.known_version, state):
         return NOTHING_NEW
     return CommandResult((SecretObserved(data.secret, data.digest),))
 
 
-def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
+def _is_outdated(name: str, known_version: int, state: ResourceState) -> bool:
     """Return whether the log has a newer report than the reporter had read.
 
     Reports may be redelivered or delayed. The reporter keeps reading, and reports again if needed.

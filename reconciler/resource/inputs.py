@@ -78,7 +78,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
-        for manifest in manifests_of(content):  # one invalid part rejects all
+        for manifest in manifests_of(content):  # one invalid part causes all to be rejected
             part = f"{manifest.key}: "
             content_key = (manifest.kind, content[CHILDREN][str(manifest.key)])
             check = context.check_part_name if content_key in checked else context.check_part
@@ -138,7 +138,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
 
 
 def _explain_missing(secret: SecretRef) -> str:
-    """Return why a secret has no digest.
+    """Explain why a secret has no digest.
 
     It does not reveal whether another namespace has the secret.
     """

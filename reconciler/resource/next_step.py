@@ -100,8 +100,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     # First: all other guards concern an API or an action, and some kinds have neither.
     if kind is not None and not kind.is_external:
         return _conclude_without_object(state, context)
-    # Before everything that starts an action: a call that may have been made is followed to its
-    # end, even after a withdrawal or while the kind or configuration is missing.
+    # Before everything that starts an action: a call that may have been made is tracked to
+    # completion, even after a withdrawal or while the kind or configuration is missing.
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
         return _continue_action(state.actions.in_flight, state, context, config)
@@ -185,7 +185,7 @@ def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclu
         return None
     return on_hold(
         Hold.UNKNOWN_PROVIDER,
-        f"no kind of provider {provider!r} is installed where the roles run; install its package",
+        f"provider {provider!r} has no kind installed where the roles run; install its package",
     )
 
 
@@ -221,7 +221,7 @@ def _continue_action(
 def _hold_for_changed_provider(
     name: str, state: ResourceState, context: Context
 ) -> Conclusion | None:
-    """Hold an action if its configuration got another provider after the decision."""
+    """Hold an action if its configuration has changed providers since the decision."""
     kind, config = context.kind, context.configs.get(name)
     if kind is None or config is None or config.provider == kind.provider:
         return None
@@ -272,8 +272,8 @@ def _hold_for_wrong_provider(
 def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
     """Claim a known object. A claim is not an action, so every policy allows it.
 
-    Either a listing missed an owned object, or our call created one whose ownership is not
-    recorded yet.
+    Either a listing missed an owned object, or our call created one whose ownership
+    has not been recorded yet.
     """
     state, existing = situation.state, situation.comparison.existing
     known = state.observed
@@ -321,10 +321,10 @@ def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) 
     if state.holds.approved == Hold.LOSS_GUARD:
         return on_hold(
             Hold.LOSS_GUARD,
-            f"{summary}; the loss is approved and takes effect with the next listing",
+            f"{summary}; the loss is approved and will take effect with the next listing",
         )
-    restored = describe_restoration(context)
-    hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
+    restore_note = describe_restoration(context)
+    hint = f"; {restore_note}: repeat the withdrawals made after it" if restore_note else ""
     return on_hold(
         Hold.LOSS_GUARD,
         f"{summary} from one listing{hint}; check that the ProviderConfig points to the right API, "
@@ -375,7 +375,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     """Return the step for a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.comparison.existing, spec.policy.mode
-    # Before the creation: nothing proves the absence of the owned object yet.
+    # Before the creation: nothing has proved the absence of the owned object yet.
     if existing is None and state.owned is not None:
         return Conclusion(
             "Degraded", AWAITING_READ, "waiting for the next read of the owned object"
@@ -404,7 +404,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     if situation.comparison.is_kept_by_api:
         message = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", message)
-    # Before the data guards: an operator is asked only when the write comes next.
+    # Before the data guards: an operator is asked only when the write is the next step.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
         return waiting
@@ -453,11 +453,11 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
-    is_fixed = LABELS in kind.immutable  # an adopted object cannot get the label
+    is_fixed = LABELS in kind.immutable  # the label cannot be added to an adopted object
     is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
     if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
-        stripped = "the log records ownership of the object, but the object lost its owner label"
-        return Conclusion("Disputed", "LabelMissing", stripped, ready=ready)
+        message = "the log records ownership of the object, but the object lost its owner label"
+        return Conclusion("Disputed", "LabelMissing", message, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(situation)
     converged = Conclusion("Converged", "AsDeclared", ready=ready)
@@ -519,15 +519,16 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
         # Other clients may have written since that read. Without conditional writes, our write
         # would undo their changes.
         return Conclusion(
-            "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
+            "Degraded", AWAITING_READ, "Reconciler will adopt the object after the next read"
         )
     has_no_label = not context.capabilities.labels and context.capabilities.listing
     if may_be_ours and has_no_label:
-        # Neither the creation nor the response proves the owner, because the object carries no
+        # Neither the creation nor the response proves ownership, because the object carries no
         # label.
         waiting = _wait_for_next_listing(
             state,
-            "Reconciler adopts the object after the next listing, unless another resource owns it",
+            "Reconciler will adopt the object after the next listing, unless another resource "
+            "owns it",
         )
         if waiting is not None:
             return waiting
@@ -542,10 +543,10 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
             if state.observed.is_released
             else "is not owned by this resource"
         )
-        if restored := _explain_by_restore(existing, context):
+        if restore_note := _explain_by_restore(existing, context):
             owner_text = (
                 "has the owner label of this resource, but the log never recorded ownership; "
-                f"{restored}"
+                f"{restore_note}"
             )
         return Conclusion(
             "Conflict",
@@ -604,7 +605,7 @@ def _finish_withdrawal(situation: Situation) -> Step:
     if state.retiring is not None:
         replaced = state.retiring
         if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
-            return retirement(situation)  # the replacement decided its deletion
+            return retirement(situation)  # its deletion is part of the replacement
         return OwnershipReleased(
             replaced.external_name, replaced.uid, "Orphaned", replaced.provider_config
         )
@@ -649,7 +650,7 @@ def _remove_owner_label(situation: Situation) -> ActionDecided | None:
     if situation.verdict.owner == "disputed":
         return None
     labels = {name: value for name, value in existing.labels.items() if name != OWNER_LABEL}
-    # All other content stays as it is, including drift, because nothing declares it.
+    # All other content stays unchanged, including drift, because nothing declares it.
     return new_action(state, context, "Update", kind.normalize(existing.fields), labels)
 
 
@@ -679,8 +680,8 @@ def _conclude_unowned(situation: Situation) -> Step:
     if judgment.claim is not None:
         waiting = _hold_for_deletion_guard(situation) or _wait_for_next_listing(
             state,
-            "no manifest declares the object; Reconciler deletes it after the next listing, unless "
-            "another resource owns it by then",
+            "no manifest declares the object; Reconciler will delete it after the next listing, "
+            "unless another resource owns it by then",
         )
         return waiting or _claim(existing, judgment.claim, situation)
     if judgment.owner == "disputed":
@@ -757,10 +758,10 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
         # that.
         if state.observed.position >= state.holds.approved_position:
             return None
-        later = f"{summary}; the deletion is approved and happens after the next two listings"
-        return on_hold(Hold.DELETION_GUARD, later)
-    restored = describe_restoration(situation.context)
-    hint = f"; {restored}: repeat the declarations made after it" if restored else ""
+        message = f"{summary}; the deletion is approved and will happen after the next two listings"
+        return on_hold(Hold.DELETION_GUARD, message)
+    restore_note = describe_restoration(situation.context)
+    hint = f"; {restore_note}: repeat the declarations made after it" if restore_note else ""
     return on_hold(
         Hold.DELETION_GUARD,
         f"{summary}, more than deletionGuard allows ({guard.max_count} objects, "
@@ -772,7 +773,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
-    """Return the claim of an existing object. If it had disappeared, the API may lag."""
+    """Return the claim to an existing object. If it had disappeared, the API may lag."""
     state = situation.state
     grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
     location = state.observed.provider_config
@@ -795,7 +796,7 @@ def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion
         return None
     remedy = "declare the resource with spec.policy.adoption: Adopt"
     if capabilities.labels:
-        remedy = f"give it the label {OWNER_LABEL}={context.owner}"
+        remedy = f"add the label {OWNER_LABEL}={context.owner} to it"
     return on_hold(
         Hold.UNKNOWN_RESULT,
         f"{existing.name!r} (uid {existing.uid}) may have been created by this resource (a "
@@ -824,23 +825,25 @@ def _describe_label(existing: ExternalObject, context: Context) -> str:
 
 
 def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
-    """Return how a restore may explain an unknown object with our label; empty if it cannot."""
+    """Describe how a restore may explain an object with our label, or return an empty string."""
     is_labeled = existing.labels.get(OWNER_LABEL) == context.owner
     return _explain_by_backup(context) if is_labeled else ""
 
 
 def _explain_by_backup(context: Context) -> str:
-    """Return how a restore may explain an unknown object; empty if there was none."""
-    restored = describe_restoration(context)
-    return f"{restored}, and the object may have been created after it" if restored else ""
+    """Describe how a restore may explain an unknown object, or return an empty string."""
+    restore_note = describe_restoration(context)
+    if not restore_note:
+        return ""
+    return f"{restore_note}, and the object may have been created after it"
 
 
-def _describe_remedies(restored: str, resource: str) -> str:
+def _describe_remedies(restore_note: str, resource: str) -> str:
     """Return the remedies for an object that a restore explains; empty if none does."""
-    if not restored:
+    if not restore_note:
         return ""
     return (
-        f"; {restored}. To manage it, declare {resource} with spec.policy.adoption: Adopt; to "
+        f"; {restore_note}. To manage it, declare {resource} with spec.policy.adoption: Adopt; to "
         f"release it, remove its label {OWNER_LABEL}; or delete it in the API"
     )
 

@@ -34,7 +34,7 @@ MAX_LAG_SECONDS = 60.0
 last write is wrong, not late. A longer grace would suspend observations after each write."""
 
 FIRST_LISTING_SECONDS = 120.0
-"""Minimum time in seconds after a creation within which a listing shows the created object. Two
+"""Minimum time in seconds allowed for a listing to show an object after its creation. Two
 listing intervals apply if they are longer."""
 
 AWAITING_READ = "AwaitingRead"
@@ -58,10 +58,10 @@ def observe(
     belongs_to = _find_other_owner(data, state, context)
     if belongs_to == state.observed.belongs_to and not _is_new(data, state, context):
         return NOTHING_NEW
-    doubted = _doubt_absence(data, state, context)
-    if doubted is not None:
+    doubt = _doubt_absence(data, state, context)
+    if doubt is not None:
         is_known = data.losses == state.observed.doubted
-        return NOTHING_NEW if is_known else CommandResult((doubted,))
+        return NOTHING_NEW if is_known else CommandResult((doubt,))
     unmanaged = data.exclusive
     event = ExternalObserved(
         data.provider_config,
@@ -85,10 +85,10 @@ def _concerns_resource(
     assigns_ids = not context.capabilities.deterministic_names
     if (
         assigns_ids
-        and _is_of_another_id(data, state)
+        and _is_for_another_id(data, state)
         and not _shows_wrong_uid(data, command, state, context)
     ):
-        # The read is of another id. It still concerns us if it shows the result of our creation.
+        # The read is for another id. It still concerns us if it shows the result of our creation.
         return False
     if state.owned is not None:
         return location == (state.owned.provider_config, state.owned.external_name)
@@ -105,7 +105,7 @@ def _concerns_resource(
 def _shows_wrong_uid(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
-    """Return whether our creation created the object, although its response had another uid.
+    """Return whether our creation created the object, although its response had a different uid.
 
     The idempotency key of that creation shows it. A copy of the object has the same key, so this
     applies only until a read confirms the uid of the response. An object with the key of another
@@ -122,7 +122,7 @@ def _shows_wrong_uid(
 
 
 def _is_second_object(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late or abandoned call of a creation created a second object."""
+    """Return whether a late or abandoned creation call created a second object."""
     if state.owned is None or state.retiring is not None:
         return False  # it may have the name of the replaced object
     if not context.capabilities.deterministic_names:
@@ -154,7 +154,7 @@ def _is_duplicate_creation(
 
 
 def _is_created_late(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether an object may be the result of a late call of a creation.
+    """Return whether an object may be the result of a late creation call.
 
     It must have our owner label and the name of a creation, because a label may be a copy
     (invariant 7).
@@ -176,14 +176,14 @@ def _is_created_late(data: Observed, state: ResourceState, context: Context) -> 
 
 
 def _claim_second_object(data: Observed) -> OwnershipClaimed:
-    """Return the claim of a second object, which is then deleted like a replaced one."""
+    """Return the claim to a second object, which is then deleted like a replaced one."""
     uid = None if data.object is None else data.object.uid
     return OwnershipClaimed(
         data.external_name, uid, "Found", data.provider_config, object=data.object
     )
 
 
-def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
+def _is_for_another_id(data: Observed, state: ResourceState) -> bool:
     """Return whether the observation is of an object other than the owned or known one.
 
     The observer may have known another object at that time. The absence of that one proves nothing
@@ -266,7 +266,7 @@ def find_labeled_resource(existing: ExternalObject | None, context: Context) -> 
 
 
 def awaits_first_listing(state: ResourceState, context: Context) -> bool:
-    """Return whether no listing proves yet that the object does not exist (invariant 6).
+    """Return whether no listing has proved yet that the object does not exist (invariant 6).
 
     This matters only for declarations whose creation would not conflict with the object. One read
     that began after the declaration is recorded. Later ones are recorded only if they differ.
@@ -314,7 +314,7 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
         and existing.version != known.object.version
     ):
         return True
-    # A deletion is approved, and this is the first read since the approval.
+    # A deletion was approved, and this is the first read since the approval.
     holds = state.holds
     return holds.approved == Hold.DELETION_GUARD and data.as_of >= holds.approved_position
 
@@ -356,8 +356,8 @@ def detect_loss_and_drift(
         )
         if not desired.is_declared:
             return (release,)
-        deletion = _find_suspect(state, owned, "Delete", lambda _action: True)
-        drift = DriftDetected(desired.generation, missing=True, suspected_action=deletion)
+        suspect = _find_suspect(state, owned, "Delete", lambda _action: True)
+        drift = DriftDetected(desired.generation, missing=True, suspected_action=suspect)
         return (drift, release)
     if comparison.is_replaced or _has_lost_its_uid(command, owned, existing):
         is_written = isinstance(command.data, Reported) and command.data.error is None
@@ -367,9 +367,9 @@ def detect_loss_and_drift(
         return (OwnershipReleased(*identity, "Replaced", config, unconfirmed=is_unclear),)
     if not desired.is_declared or not comparison.is_applied or not comparison.differences:
         return ()
-    write = _find_suspect(state, owned, "Update", _explains(comparison))
+    suspect = _find_suspect(state, owned, "Update", _explains(comparison))
     differences = comparison.differences
-    return (DriftDetected(desired.generation, differences=differences, suspected_action=write),)
+    return (DriftDetected(desired.generation, differences=differences, suspected_action=suspect),)
 
 
 def _seconds_since_write(command: Command, state: ResourceState) -> float:
@@ -421,7 +421,7 @@ def _has_lost_its_uid(command: Command, owned: Owned, existing: ExternalObject) 
     """Return whether a refused write shows that the object no longer has the owned uid.
 
     Some APIs have no ids, so the uid is in metadata that any client can remove. The object may then
-    be another one. A listing may omit the uid, but a refusal proves that it is missing.
+    be a different one. A listing may omit the uid, but a refusal proves that it is missing.
     """
     data = command.data
     error = data.error if isinstance(data, Reported) else None

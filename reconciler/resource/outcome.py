@@ -36,7 +36,7 @@ def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition,
     """Return the conditions of a resource, in the form that Kubernetes uses.
 
     ``Converged``: the object is as declared. ``Ready``: the object is usable, according to its
-    kind. ``Degraded``: calls fail. ``Paused``: the declaration stops all actions.
+    kind. ``Degraded``: calls are failing. ``Paused``: the declaration stops all actions.
     """
     generation = state.desired.generation
     name, reason, message = (

@@ -47,7 +47,7 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The verdict about an object.
 
-    ``claim`` is the reason for a claim, if ownership is not recorded yet.
+    ``claim`` is the reason for a claim, if ownership has not been recorded yet.
     """
 
     owner: Owner

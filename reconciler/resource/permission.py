@@ -1,4 +1,4 @@
-"""Permission of a resource to use its ``ProviderConfig`` and parts of the host (ADR 0060).
+"""A resource's permission to use its ``ProviderConfig`` and parts of the host (ADR 0060).
 
 Only creations and updates require it. A resource that loses its permission keeps its object, which
 a withdrawal can still delete.

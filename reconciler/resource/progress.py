@@ -19,7 +19,7 @@ def with_progress(
 ) -> Readiness | ProgressNoted:
     """Return the readiness of an object, or the progress event to record first.
 
-    The bus's clock decides whether the deadline has passed, as in `renewal`.
+    The bus's clock determines whether the deadline has passed, as in `renewal`.
     """
     kind, context = situation.kind, situation.context
     known, now = situation.state.progress, context.bus_now

@@ -29,7 +29,7 @@ def renewal_step(
     """Return the step for a renewal, or ``otherwise`` if none is due.
 
     Each renewal time causes one write. The bus's clock determines whether it has passed, so a
-    decider's wrong clock cannot cause an early or second write.
+    decider with an inaccurate clock cannot cause an early or second write.
     """
     state, context, kind = situation.state, situation.context, situation.kind
     known, now = state.renewal, context.bus_now

@@ -62,20 +62,20 @@ def retirement(situation: Situation) -> Step:
 
 
 def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusion | None:
-    """Return a hold if a write would lose data, unless it is approved.
+    """Return a hold if a write would destroy data, unless it is approved.
 
     ``fields`` is None for a deletion.
     """
     existing = situation.comparison.existing
     if existing is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
-    lost = situation.kind.describe_data_loss(fields, existing)
+    loss = situation.kind.describe_data_loss(fields, existing)
     return (
         on_hold(
             Hold.DATA_LOSS,
-            f"the action would lose {lost}; approve the loss, or change the declaration",
+            f"the action would lose {loss}; approve the loss, or change the declaration",
         )
-        if lost
+        if loss
         else None
     )
 

@@ -36,7 +36,7 @@ def report(
 ) -> CommandResult:
     """Record the result of an attempt.
 
-    A success of any attempt ends the action. A failure counts only for the current attempt, and
+    The success of any attempt ends the action. A failure counts only for the current attempt, and
     only once.
     """
     flight = state.actions.in_flight
@@ -49,9 +49,9 @@ def report(
             )
         )
     action = flight.action
-    early = _error_if_too_early(data, action, command, state, context)
-    if early is not None:
-        data = replace(data, error=early, absent=False)
+    premature_error = _error_if_too_early(data, action, command, state, context)
+    if premature_error is not None:
+        data = replace(data, error=premature_error, absent=False)
     if data.error is None and not data.is_lookup:
         success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
         uid = None if data.object is None else data.object.uid
@@ -86,11 +86,11 @@ def _error_if_too_early(
     remaining = grace - (began_at - written_at).total_seconds()
     if not grace or remaining <= 0:
         return None
-    why = (
+    message = (
         "the API reported that the object does not exist; it may not show the last write yet "
         f"(consistencyGraceSeconds: {grace:g})"
     )
-    return ActionError("NotDone", why, retry_after_seconds=round(remaining, 3))
+    return ActionError("NotDone", message, retry_after_seconds=round(remaining, 3))
 
 
 def _shows_object(ended: ResourceEvent) -> bool:
@@ -123,7 +123,7 @@ def _build_success(
 def _with_doubt(
     event: ResourceEvent, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Mark a deletion after which an object of an earlier creation may exist.
+    """Mark a deletion after which an object from an earlier creation may exist.
 
     The creation may have created an object other than the missing one. In an API without a
     listing, its call may also arrive late and go unnoticed.
@@ -159,16 +159,16 @@ def _late_successes(
     for ended in state.actions.ended:
         if ended.action.action_id == data.action_id and _is_new(data, ended, command):
             outdated = not _is_current(data, ended, state)
-            done = replace(_build_success(data, ended.action), late=True, outdated=outdated)
-            yield _with_report_time(_with_location(done, ended.action), command)
+            success = replace(_build_success(data, ended.action), late=True, outdated=outdated)
+            yield _with_report_time(_with_location(success, ended.action), command)
 
 
-def _with_location(done: ActionSucceeded, action: Action) -> ActionSucceeded:
+def _with_location(success: ActionSucceeded, action: Action) -> ActionSucceeded:
     """Add the location of a late creation, because no later event names it."""
     if action.operation != "Create":
-        return done
+        return success
     location = (action.provider_config, action.external_name)
-    return replace(done, provider_config=location[0], external_name=location[1])
+    return replace(success, provider_config=location[0], external_name=location[1])
 
 
 def _is_new(data: Reported, ended: Ended, command: Command) -> bool:
@@ -232,8 +232,8 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
         case "Create" if uid in ended.created_uids:
             return False  # a listing showed the object first, and it may since have been deleted
         case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
-            # The object was owned before its report, and no longer is. If ids derive from names,
-            # the call may have come later. A later listing then shows the object.
+            # The object was owned before its report, and no longer is. If ids are derived from
+            # names, the call may have come later. A later listing then shows the object.
             return False
         case "Create":
             return is_idle and (owned is None or (is_second_object and state.retiring is None))
@@ -352,7 +352,7 @@ def _after_failure(
 
 
 def _is_partial_creation(existing: ExternalObject | None, action: Action, context: Context) -> bool:
-    """Return whether a refused creation of several calls has created this object."""
+    """Return whether a refused creation with several calls has created this object."""
     is_creation = action.operation == "Create" and existing is not None
     return is_creation and judge_lookup(action, existing, context) in ("Key", "Label")
 
@@ -382,7 +382,7 @@ def _build_found_success(data: Reported, action: Action, found_by: FoundBy) -> A
 def _hold_unless_claimed(
     failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Hold the action for an operator, unless the resource would own the object in any case."""
+    """Hold the action for an operator, unless the resource would own the object anyway."""
     existing, location = failed.object, flight.action.provider_config
     if existing is not None and would_claim(existing, location, state, context):
         return failed
@@ -413,7 +413,7 @@ def _describe_unknown_result(existing: ExternalObject | None, context: Context) 
             "labels. Check the API. If the call did not take effect, repeat it: "
             f"{approve}. If it did, withdraw the resource, and then end the action without "
             f"another call: {approval_command(context.key, abandon=True)}. If the "
-            "resource stays declared, Reconciler creates an object again"
+            "resource stays declared, Reconciler will create another object"
         )
     if not context.capabilities.labels:
         return (

@@ -66,7 +66,7 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
     recorded_by: dict[str, int] = {}
     resolved: Fields | None = None  # fields with all references and secrets resolved
     definition: DefinitionRef | None = None  # definition of the kind, if it is defined at run time
-    resolved_by: str = ""  # digest of the definition with which `resolved` was computed
+    resolved_by: str = ""  # digest of the definition used to compute `resolved`
 
     @property
     def fields(self) -> Fields:
@@ -115,7 +115,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     is_released: bool = False  # whether the object was owned, and released on purpose
     # uid of the newest released object, until a read shows its absence
     released_uid: str | None = None
-    lost_uid: str | None = None  # uid of the owned object that was missing or replaced last
+    lost_uid: str | None = None  # uid of the owned object that was last missing or replaced
     lost_after_seconds: float = 0.0  # time from its last write to the read that did not show it
     # consistency grace of the API, learned from an object that reappeared
     grace_seconds: float = 0.0
@@ -210,7 +210,7 @@ class Waits(msgspec.Struct, frozen=True, gc=False):
     failures: int = 0
     conflicts: int = 0
     failure: ActionError | None = None
-    until: datetime | None = None  # end of a wait that belongs to no action
+    until: datetime | None = None  # end of a wait that does not belong to an action
     seconds: float = 0.0  # duration of that wait
     is_contention: bool = False  # whether the wait delays the correction of a contended field
 
@@ -256,7 +256,7 @@ class Holds(msgspec.Struct, frozen=True, gc=False):
     """Finalizers, references and operator decisions that affect a resource's object."""
 
     finalizers: tuple[Finalizer, ...] = ()
-    references: dict[str, OnWithdrawal] = {}  # by the name of the ShapeRef
+    references: dict[str, OnWithdrawal] = {}  # by referencing resource
     release_forced: bool = False
     orphan_forced: bool = False  # whether a forced release keeps the object in the API
     approved: str = ""  # the hold that an operator approved

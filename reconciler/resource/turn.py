@@ -80,7 +80,7 @@ class Context(msgspec.Struct, frozen=True):
     bus_time: datetime | None = None  # bus time at which the newest message was stored
     epoch: str = ""  # epoch of the log, set by its last restore
     restored_as_of: str = ""  # time of the restored backup
-    twins: Mapping[str, TwinHold] = {}  # by the name of the ProviderConfig
+    twins: Mapping[str, TwinHold] = {}  # by ProviderConfig name
     # known providers with their kinds; None if they are unknown
     providers: Mapping[str, tuple[str, ...]] | None = None
     # Targets by referencing resource, to detect cycles that a declaration would close.
@@ -91,8 +91,8 @@ class Context(msgspec.Struct, frozen=True):
     check_part: Callable[[Manifest], None] = lambda _manifest: None
     # Like `check_part`, for a part that differs from a checked one only in its name.
     check_part_name: Callable[[Manifest], None] = lambda _manifest: None
-    # Remedy for a missing kind or provider. It depends on the process, so it is only in refusals,
-    # never in events.
+    # Remedy for a missing kind or provider. It depends on the process, so it appears only in
+    # refusals, never in events.
     missing_hint: Callable[[datetime], str] = lambda _now: (
         "install its package where the roles run, then restart the roles"
     )

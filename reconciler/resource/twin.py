@@ -1,4 +1,4 @@
-"""Objects that prove that a second copy of this log exists, and the hold of their API (ADR 0065).
+"""Objects that prove that a second copy of this log exists, and the hold on their API (ADR 0065).
 
 Two copies of a data directory have the same log id, so they write the same owner labels. Any client
 can copy a label together with the idempotency key. But the key of an action that this log has not
@@ -24,11 +24,11 @@ MAX_NEWER_VERSIONS: Final = 256
 """Number of versions beyond the known one whose keys are compared with an object's key."""
 
 _RECENT: Final = 64
-"""Number of newest events that are checked first. One of them wrote nearly every changed object."""
+"""Number of newest events that are checked first. They wrote nearly every changed object."""
 
 
 class KeySpaces(NamedTuple):
-    """The inputs of the idempotency keys of a log: its id and its epochs, newest first."""
+    """The inputs of a log's idempotency keys: its id and its epochs, newest first."""
 
     log_id: str
     epochs: tuple[str, ...]
@@ -69,7 +69,7 @@ def newer_action(existing: ExternalObject, spaces: KeySpaces, known_version: int
 
 
 def hold_for_twin(step: ActionDecided | ActionRetried, context: Context) -> Step:
-    """Return the step, or the hold of its API."""
+    """Return the step, or the hold on its API."""
     name = step.action.provider_config
     hold = context.twins.get(name)
     if hold is None or not hold.is_held:

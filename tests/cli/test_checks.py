@@ -386,8 +386,8 @@ def test_a_kind_without_listings_is_reported_with_the_missed_intervals() -> None
             "spec.kinds names Record, Shpae, but provider 'shapes' has only Shape here",
             "omit spec.kinds",
         ),
-        ("dns", (), "no kinds are installed here for provider 'dns'", "Install the package"),
-        ("dns", ("Zone",), "no kinds are installed here for provider 'dns'", "Install the package"),
+        ("dns", (), "provider 'dns' has no kind installed here", "Install the package"),
+        ("dns", ("Zone",), "provider 'dns' has no kind installed here", "Install the package"),
     ],
 )
 async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reason(

@@ -144,7 +144,7 @@ def test_an_unreadable_message_cannot_be_retried_but_can_be_dismissed(
         (["retry", "1", "2", "--file", "x"], 2, "name exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
         (["show", "99999"], 1, "dead letter 99999 does not exist"),
-        (["list", "--resource", "foo"], 2, "write namespace/kind/name"),
+        (["list", "--resource", "foo"], 2, "expected namespace/kind/name"),
         (["retry", "--all", "--count", "99999"], 1, "--count is 99999; use --count"),
     ],
 )

@@ -41,7 +41,7 @@ def test_invalid_documents_do_not_block_the_others(live: Cli) -> None:
         ("default/Nothing/mixed", "", "UnknownKind"),
     }
     assert result.err.splitlines() == [
-        "error: mixed.yaml, document 2: not YAML: line 7, column 1: "
+        "error: mixed.yaml, document 2: invalid YAML: line 7, column 1: "
         "did not find expected ',' or ']'",
         "error: mixed.yaml, document 3: metadata.name: must be a string, not an integer; "
         "put it in quotes",

@@ -142,8 +142,8 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         TargetObserved("default/Shape/foo", TargetState(True, True, {"outputs.port": 5432})),
         "The referenced resource default/Shape/foo is declared with outputs.port: 5432",
     ),
-    (SecretObserved("files/db", "abc"), "Secret db (store files) has digest abc"),
-    (SecretObserved("env/shop/db", ""), "Secret shop/db (store env) does not exist"),
+    (SecretObserved("files/db", "abc"), "Secret db (files store) has digest abc"),
+    (SecretObserved("env/shop/db", ""), "Secret shop/db (env store) does not exist"),
     (
         DefinitionObserved(DefinitionRef(2, "abc", 3, 10)),
         "The kind's definition changed to generation 2, which affects 3 of 10 resources",

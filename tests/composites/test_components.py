@@ -212,7 +212,7 @@ def _failing(_values: object) -> Any:
 BAD: list[tuple[list[Component], str]] = [
     (
         [component("one", Part(block("a"))), component("two", Part(block("a")))],
-        "components 'one' and 'two' both have the part default/Block/a; rename it in one of them",
+        "components 'one' and 'two' both contain part default/Block/a; rename it in one of them",
     ),
     (
         [component("one", Part(block("a")), Part(block("a", "Blue")))],
@@ -224,7 +224,7 @@ BAD: list[tuple[list[Component], str]] = [
     ),
     (
         [Component("one", _failing)],
-        "component 'one': computing its parts failed: KeyError: 'size'",
+        "component 'one': cannot compute its parts: KeyError: 'size'",
     ),
     (
         [component("one", Part(block("a b")))],
@@ -313,7 +313,10 @@ def test_an_object_is_not_ready_while_a_part_is_missing_or_being_deleted():
     its.withdrawn("a")
     assert its.there is not None
     readiness = ready(content, its.there)
-    assert readiness.message == "2 of 3 parts are ready; one: default/Block/a is not declared yet"
+    assert (
+        readiness.message
+        == "2 of 3 parts are ready; one: default/Block/a has not been declared yet"
+    )
     its.show(content)
     leaving = {**its.there.outputs, "leaving": ["default/Block/x"]}
     readiness = ready(content, msgspec.structs.replace(its.there, outputs=leaving))

@@ -431,7 +431,7 @@ INVALID_DECLARATIONS: list[tuple[Fields, Fields, str]] = [
         with_part(name="x", manifest=shape("Red", metadata={"name": "= name + '-middle'"})),
         {},
         (
-            "components 'middle' and 'x' both have the part default/Shape/t-middle; rename it in "
+            "components 'middle' and 'x' both contain part default/Shape/t-middle; rename it in "
             "one of them"
         ),
     ),

@@ -26,7 +26,7 @@ from events.envelope import (
     encode_log,
     to_builtins,
 )
-from events.intake import INTAKE_TYPES, TYPE_OF_INTAKE, ListingPart, Reply
+from events.intake import INTAKE_TYPE_NAMES, INTAKE_TYPES, ListingPart, Reply
 from events.log import LogEvent, ResourceEvent, event_id, event_type
 from events.names import ResourceKey
 from infra.bus.streams import LOG_FORMAT
@@ -78,7 +78,7 @@ def _to_intake(data: Any) -> bytes:
 
 
 def _from_intake(payload: bytes, kind: Class) -> Any:
-    what: Any = TYPE_OF_INTAKE[kind].split(".")[1]  # pyright: ignore[reportArgumentType]
+    what: Any = INTAKE_TYPE_NAMES[kind].split(".")[1]  # pyright: ignore[reportArgumentType]
     return _as_json(decode_intake(payload, expected=what, fallback_id="-").data)
 
 

@@ -178,7 +178,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_reported():
     )
     assert "d.yaml:1: not UTF-8 text" in message
     assert "e.yaml:1: default/Shape/a is already declared in a.yaml:1" in message
-    assert "f.yaml:1: not YAML: line 2, column 1" in message
+    assert "f.yaml:1: invalid YAML: line 2, column 1" in message
     assert message.endswith("; 1 more")
     with pytest.raises(GitError, match="no manifests"):
         parts_of({"notes.txt": b""})

@@ -432,7 +432,7 @@ def test_a_kind_of_another_provider_is_refused_and_the_message_lists_its_kinds()
     story.providers = PROVIDERS
     story.turn(config_of_provider("shapes", "Shape", "Record"))
     assert (story.reply.accepted, story.reply.reason) == (False, "Invalid")
-    assert "'Record' is not a kind of provider 'shapes'" in story.reply.message
+    assert "provider 'shapes' has no kind 'Record'" in story.reply.message
     assert "Shape, Volume" in story.reply.message
     story.turn(config_of_provider("shapes", "Volume"))
     assert story.outcomes() == [("Converged", 1)]

@@ -269,7 +269,7 @@ def test_a_secret_is_represented_by_its_digest_and_a_rotation_is_a_write():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     assert (story.outcome, story.reason) == ("Waiting", "SecretMissing")
-    assert "waiting for secret default/db-password (store files): " in story.outcome_message
+    assert "waiting for secret default/db-password (files store): " in story.outcome_message
     report_digest(story, "d1")
     assert story.action.fields["password"] == {"$secret": "db-password", "digest": "d1"}
     story.succeed()

@@ -22,7 +22,7 @@ from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
-from events.intake import TYPE_OF_INTAKE, IntakeData, Reply, Withdrawn
+from events.intake import INTAKE_TYPE_NAMES, IntakeData, Reply, Withdrawn
 from events.log import LogEvent, OutcomeRecorded, ResourceEvent
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
@@ -341,7 +341,7 @@ class World:
 
     async def ask_as(self, source: str, key: ResourceKey, data: IntakeData) -> Reply:
         """Publish as another service, and wait for the decider's reply."""
-        what = cast("Intake", TYPE_OF_INTAKE[type(data)].split(".")[1])
+        what = cast("Intake", INTAKE_TYPE_NAMES[type(data)].split(".")[1])
         payload = encode_intake(uuid.uuid4().hex, source, data, time=now())
         return await self.ask_raw(intake(what, key), payload)
 

@@ -104,7 +104,7 @@ def _describe_unwatched(check: str, config: ProviderConfigSpec, installed: list[
         remedy = (
             f"Install the package of provider {config.provider!r} here and where the roles run."
         )
-        text = f"no kinds are installed here for provider {config.provider!r}"
+        text = f"provider {config.provider!r} has no kind installed here"
         return Finding(check, "warn", text, remedy)
     selected, known = ", ".join(config.kinds), ", ".join(installed)
     text = f"spec.kinds names {selected}, but provider {config.provider!r} has only {known} here"

@@ -57,7 +57,7 @@ from events.log import (
     TwinDetected,
 )
 from events.secret import SecretRef
-from events.subjects import USER_SIGN
+from events.subjects import USER_SEPARATOR
 from events.wording import plural
 from reconciler.cli.output import single_line, time_text
 from reconciler.ports import StoredEvent
@@ -147,7 +147,7 @@ def declaration_after(stored: StoredEvent, previous: SpecDeclared | None) -> Spe
 
 def format_actor(actor: str) -> str:
     """Return a sender's name for a sentence: a user, a service, or Reconciler."""
-    user, authenticated, source = actor.partition(USER_SIGN)
+    user, authenticated, source = actor.partition(USER_SEPARATOR)
     if authenticated:
         return f"{user} ({single_line(source)})"
     if is_process_actor(actor):
