@@ -40,7 +40,7 @@ _CHUNKED: Final = b"\r\ntransfer-encoding:"
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _NO_LENGTH: Final = (
     b"HTTP/1.1 411 Length Required\r\nConnection: close\r\nContent-Type: application/json\r\n\r\n"
-    b'{"error": "the request must have the header Content-Length, and no Transfer-Encoding"}\n'
+    b'{"error": "the request must have a Content-Length header, and no Transfer-Encoding"}\n'
 )
 _SIGNATURE: Final = "X-Hub-Signature-256"
 _TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header

@@ -351,7 +351,7 @@ async def _check_no_clients(nc: Client) -> None:
 
 
 async def _count_shared_events(nc: Client, backup: Backup, last: int) -> int:
-    """Count the leading events that log and backup share, up to a position in the log."""
+    """Count the leading events that the log and backup share, up to a position in the log."""
     events = _messages_of(backup.events())
     async with follow(nc, LOG) as follower:
         while follower.position < last:
@@ -393,8 +393,8 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
     if current != plan.log_state:
         raise RestoreRefusedError(
             f"another client has changed stream {LOG} in the meantime (for example, another "
-            "`reconciler restore`); this one changed nothing. Wait until the other one has ended, "
-            "then retry"
+            "`reconciler restore`); this one changed nothing. Wait until the other one has "
+            "finished, then retry"
         )
 
 

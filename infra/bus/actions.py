@@ -42,7 +42,7 @@ class JetStreamActionReader:
         self._decided_before = 0
 
     async def add_queue(self, provider_config: str, limit: int) -> None:
-        """Add the actions of a configuration, or change how many of them to hold."""
+        """Add a configuration's actions, or change how many of them to hold."""
         await self._track_connection()
         try:
             with with_remedy():

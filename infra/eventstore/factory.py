@@ -1,4 +1,4 @@
-"""The infrastructure factory, which the library `eventsourcing` finds by `PERSISTENCE_MODULE`."""
+"""The infrastructure factory, which the `eventsourcing` library finds by `PERSISTENCE_MODULE`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -179,7 +179,7 @@ class Identity:
             )
 
     def __str__(self) -> str:
-        suffix = "" if self.key_file is None else f" of {self.key_file.path}"
+        suffix = "" if self.key_file is None else f" from {self.key_file.path}"
         return f"{self.user}{suffix}"
 
 

@@ -58,10 +58,10 @@ async def schedule(
 
 
 async def schedule_many(nc: Client, schedules: Sequence[Schedule]) -> list[PublishAck | BusError]:
-    """Store many timers, pipelined, and return the result of each, in order.
+    """Store many timers in a pipeline, and return the result of each, in order.
 
     Raises:
-        ValueError: an `at` has no time zone; nothing was stored.
+        ValueError: an `at` value has no time zone; nothing was stored.
     """
     return await publish_many(nc, [_outgoing(schedule) for schedule in schedules])
 

@@ -308,7 +308,7 @@ class AccessFailedError(nats.errors.Error):
     """A `BusAccessError` in a form that makes nats-py retry."""
 
 
-class EndingTransport(TcpTransport):
+class LossTolerantTransport(TcpTransport):
     """A transport that fails as nats-py expects once the connection has ended.
 
     uvloop raises `RuntimeError` on a write after a connection loss that nats-py has not detected
@@ -467,7 +467,7 @@ class FastClient(Client):
         self._abandon_last_attempt()
         await super()._connect_to_server(s)
         if type(self._transport) is TcpTransport:  # nats-py has no transport parameter
-            original, self._transport = self._transport, EndingTransport()
+            original, self._transport = self._transport, LossTolerantTransport()
             vars(self._transport).update(vars(original))
 
     async def _process_connect_init(self) -> None:
@@ -490,7 +490,7 @@ class FastClient(Client):
         return None if match is None else (match.group(1) or b"").decode(errors="replace")
 
     def _abandon_last_attempt(self) -> None:
-        """Cancel the tasks of an attempt that failed late: they would use the next connection.
+        """Cancel the tasks of an attempt that failed late, which would use the next connection.
 
         A second reader would consume bytes of the handshake, or fail it with an error.
         """
