@@ -89,7 +89,7 @@ class _Bodies:
 
 
 def webhook(secret: str, on_push: OnPush) -> Starlette:
-    """Return the application, with one route for POST."""
+    """Return the application, with one POST route."""
     bodies = _Bodies()
 
     async def handle_push(request: Request) -> Response:

@@ -383,7 +383,7 @@ async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
 
 
 async def _check_unchanged(nc: Client, plan: Plan) -> None:
-    """Raise an error if the log is not in the state for which the restore was planned."""
+    """Raise an error if the log has changed since the restore was planned."""
     try:
         state = await stream_state(nc, LOG)
     except NotFoundOnBusError:

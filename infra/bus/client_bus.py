@@ -298,7 +298,7 @@ class JetStreamClientBus:
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
         """Read the log after a position, up to its end, or indefinitely if `follow` is set."""
-        log_events = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
+        log_events = log_between(self._nc, f"log.{tokens}.>", after=after, keep_following=follow)
         async with aclosing(log_events) as batches:
             async for events in batches:
                 yield events

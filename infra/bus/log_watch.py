@@ -48,12 +48,12 @@ class JetStreamLogWatch:
     """
 
     def __init__(
-        self, nc: Client, state: StreamState, newest: str, checked_connection: int
+        self, nc: Client, state: StreamState, event_id: str, checked_connection: int
     ) -> None:
         self._nc = nc
         self._created = state.created
         self._position = state.last_seq
-        self._event_id = newest
+        self._event_id = event_id
         self._checked_connection = checked_connection
         self._lost = asyncio.Event()
         self._certain = asyncio.Event()

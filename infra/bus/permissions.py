@@ -165,7 +165,7 @@ def service_exchanges(
     ]
     pull_requests: list[str] = []
     # A user that may create a consumer can make the server deliver to any subject in Reconciler's
-    # account, and so steal the messages of all other consumers. So `init` creates the consumers of
+    # account, and so steal all other consumers' messages. So `init` creates the consumers of
     # services (ADR 0064).
     for stream, subject_filter in (
         (LOG, subjects.outcome_filter(namespace_key.tokens)),  # no other log events

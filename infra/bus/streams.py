@@ -225,8 +225,8 @@ def follower_names(namespace: str) -> list[str]:
     """Return the names of a service's consumers of outcomes and rejections.
 
     They do not need acknowledgements. Their names are fixed, because permissions match whole
-    tokens. Namespaces and durable names contain no =, and worker consumers' names do not start with
-    it.
+    tokens. Namespaces and durable names do not contain =, and worker consumers' names do not start
+    with it.
     """
     return [f"={namespace}={number}" for number in range(FOLLOWERS)]
 
@@ -276,7 +276,7 @@ def decider_consumers() -> list[str]:
 
 
 def worker_consumer(provider_config: str) -> str:
-    """Return the name of the consumer for a configuration's actions. Other names contain no =."""
+    """Return the name of the consumer for a configuration's actions. No other name contains =."""
     return f"{_WORKERS}{provider_config}"
 
 
@@ -1005,8 +1005,8 @@ _STREAM_DEFAULTS: Final[Config] = {
     "sources": [],
     "mirror": None,
 }
-"""Fields that can lose, reject, change or copy messages. All are compared, even those with default
-values."""
+"""Fields that can cause messages to be lost, rejected, changed or copied. All are compared, even
+those with default values."""
 
 _CONSUMER_DEFAULTS: Final[Config] = {
     "ack_policy": "explicit",

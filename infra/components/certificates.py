@@ -54,7 +54,7 @@ _WELL_KNOWN: Final = _Ports(acme=14000, management=15000, http01=5002, dns=8053,
 class Certificates(LocalServer):
     """Pebble, with a DNS server that resolves every name to 127.0.0.1.
 
-    Pebble stores nothing: after a restart, it has no accounts or orders, and a new key.
+    Pebble keeps no state: after a restart, it has no accounts or orders, and a new key.
 
     ``isolated``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
     of its certificates. ``environment``: variables for pebble.

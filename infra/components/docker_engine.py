@@ -32,7 +32,7 @@ _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 class DockerEngine(LocalServer):
     """One dockerd, with its images, containers and volumes in one directory.
 
-    The containers end when dockerd is stopped, or when its parent is killed. If dockerd is killed,
+    The containers stop when dockerd is stopped, or when its parent is killed. If dockerd is killed,
     they keep running until its next start with the directory kills them. It requires root.
 
     ``isolated``: use a separate bridge, and do not change the machine's packet filter, so that

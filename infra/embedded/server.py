@@ -232,7 +232,7 @@ def _problem(health_url: str) -> str:
 
 
 def _configuration(folder: Path, port: int, settings: _Settings) -> str:
-    """Return the content of the configuration file, in which JSON strings are valid."""
+    """Return the content of the configuration file. Its format accepts JSON strings."""
     lines = [
         f"listen: {json.dumps(f'127.0.0.1:{port or -1}')}",
         f"ports_file_dir: {json.dumps(str(folder))}",

@@ -440,7 +440,7 @@ def server_urls(url: str) -> list[str]:
     urls = [each.strip() for each in url.split(",") if each.strip()]
     if not urls:
         raise BusUnavailableError(
-            f"{url!r}: contains no server; use a URL such as nats://host:4222"
+            f"{url!r} does not contain a server; use a URL such as nats://host:4222"
         )
     urls = [each if "://" in each else f"nats://{each}" for each in urls]
     for server_url in urls:

@@ -100,7 +100,7 @@ class KeyFile:
         seed = _SEED.search(text)
         if seed is None:
             raise BusAccessError(
-                f"{self.path} contains no user nkey seed; it needs a line that starts with SU"
+                f"{self.path} does not contain a user nkey seed; expected a line starting with SU"
             )
         public = self._public_key(seed.group(1))
         return Key(seed.group(1), public, "", public)

@@ -246,7 +246,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """A request for a subject's first messages, at most `limit` and at most one response."""
+    """A request for a subject's first messages: at most `limit`, and at most one response."""
 
     subject: str
     limit: int
@@ -443,8 +443,8 @@ class _Requests:
 def _attempts_for(nc: Client) -> list[tuple[float, int]]:
     """Return the time limit in seconds and the number of copies for each round of a read.
 
-    In a cluster, a random server with a copy of the stream responds. A failed server may be chosen
-    until its routes are closed, which may take a minute.
+    In a cluster, a random server with a replica of the stream responds. A failed server may be
+    chosen until its routes are closed, which may take a minute.
     """
     if is_clustered(nc):
         return [(_ATTEMPT_SECONDS, copies) for copies in (1, 2, 3, 3, 3, 3)]

@@ -526,7 +526,7 @@ class FastClient(Client):
     def _require_tls(self) -> None:
         if not self._server_info.get("tls_required"):
             raise AccessFailedError(
-                "the server does not offer the required TLS; nothing was sent to it"
+                "the server does not offer TLS, which is required; nothing was sent to it"
             )
 
     # On these errors, nats-py closes the client permanently, but this ends only the connection.
