@@ -135,8 +135,8 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on requests whose bodies have a declared length.
 
-        uvicorn would parse all chunks of a body, at 10 µs each, before the application can reject
-        it.
+        Otherwise, uvicorn would parse all chunks of a body, at 10 µs each, before the application
+        can reject it.
         """
         if self._is_head_complete:
             super().data_received(data)

@@ -135,8 +135,8 @@ class JetStreamClientBus:
     ) -> None:
         """Store messages. After a lost connection, store again those without a reply.
 
-        A lost connection loses replies. The decider detects a repeated message by its id, and
-        replies `Duplicate`.
+        Replies are lost along with the connection. The decider detects a repeated message by its
+        id, and replies `Duplicate`.
         """
         while not requests.complete.is_set():
             reconnects = self._nc.stats["reconnects"]

@@ -40,7 +40,7 @@ from infra.jetstream.reads import (
 )
 from reconciler.ports import DeadLetter
 
-_RECORD_BYTES: Final = 32 * 1024  # upper bound of reason, subject and headers
+_RECORD_BYTES: Final = 32 * 1024  # upper bound for reason, subject and headers
 _SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the server's headers
 _SIZE_TOKEN: Final = 3  # index in a letter's subject
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -229,7 +229,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 
 def _any_size_subject(letter: DeadLetter, namespace: str) -> str:
-    """Return the subject of all letters about the same problem, of any size."""
+    """Return the subject that matches all letters about the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 
 

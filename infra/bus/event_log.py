@@ -232,7 +232,7 @@ class JetStreamLog:
                 leaders_last = leaders.get(log_filter(key))
                 newest = 0 if leaders_last is None else leaders_last.seq
             by_version = _by_version(messages) if newest == head else {}
-            # Versions count from 1 without gaps, so the highest one is the number of events.
+            # Versions are numbered from 1 without gaps, so the highest one is the number of events.
             is_complete = newest == head and max(by_version, default=0) == len(messages)
             short = self._complete_history(key, messages) if is_complete else None
             if short is None:
@@ -338,7 +338,7 @@ class JetStreamLog:
     # --- reading
 
     async def read_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read the histories of a kind's resources in a namespace, each up to its first damage."""
+        """Read the histories of a kind's resources in a namespace, each up to any damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
@@ -434,7 +434,7 @@ def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the events of histories, each up to its first damage, ignoring gaps in positions."""
+    """Return the events of histories, each up to any damage, ignoring gaps in positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []

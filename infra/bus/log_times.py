@@ -1,7 +1,7 @@
 """Find positions in the log by time, and read the events between two positions.
 
 Times are the events' own, to the millisecond, as commands show them, because a restored log has the
-bus timestamps of the restore. The clocks of deciders may differ. Where times decrease, a time maps
+bus timestamps of the restore. Deciders' clocks may differ. Where times decrease, a time maps
 to one of the positions at which the log crosses it.
 """
 

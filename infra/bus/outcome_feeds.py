@@ -86,7 +86,7 @@ class _MergedReads(Generic[_Read]):
 class FollowedOutcomes:
     """Outcomes in order, interleaved with rejections. The position is not stored.
 
-    Messages from before the start are ordered by time. ``kept``: the rejections among them.
+    Messages stored before the start are ordered by time. ``kept``: the rejections among them.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ async def follow_durable(
     """Follow outcomes with durable consumers, which are created if missing.
 
     Raises:
-        IncompatibleStreamError: the name is in use for other outcomes.
+        IncompatibleStreamError: the name is already used for different outcomes.
     """
     # A new consumer receives all stored rejections, or none.
     for stream, subject_filter, first_seq in (

@@ -239,7 +239,7 @@ def _common() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follow(LOG, ROWS)
     yield from _get(LOG, ROWS)
-    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log lost its newest events
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect whether the log has lost its newest events
 
 
 def _call_apis() -> Iterator[str]:
@@ -336,7 +336,7 @@ def _backup() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follow(LOG)
     yield from _get(LOG, INTAKE, ROWS)
-    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log lost its newest events
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect whether the log has lost its newest events
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.INFO.{ROWS}"  # contains a copy of the log's identity
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # to find unprocessed declarations
@@ -344,11 +344,11 @@ def _backup() -> Iterator[str]:
 
 
 def _restore() -> Iterator[str]:
-    """Create streams and write the log, without deletion, so that no log can be replaced."""
+    """Create streams and write the log, but delete nothing, so that no log can be replaced."""
     yield from _installer()
     yield from _follow(LOG)
     yield from _get(LOG)
-    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log lost its newest events
+    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log has lost its newest events
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_ALL_RESOURCES)
     yield "rec.*.*.*.*"  # unprocessed declarations, as their original users

@@ -51,7 +51,7 @@ async def check_same_log(nc: Client, identity: LogIdentity) -> None:
     """
     if await retry_read(nc, lambda: find_log(nc)) != identity:
         raise StreamReplacedError(
-            f"stream {LOG} was restored while this process started; start the process again"
+            f"stream {LOG} was restored while this process was starting; start the process again"
         )
 
 

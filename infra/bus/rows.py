@@ -23,7 +23,7 @@ from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
 _ROWS_PER_SAVE: Final = 900  # the server accepts 1,000 messages in a batch
-_HEADERS_BYTES: Final = 1024  # upper bound of the headers in a batch
+_HEADERS_BYTES: Final = 1024  # upper bound for the headers in a batch
 _DELETED: Final = {"KV-Operation": "DEL"}
 
 _logger = structlog.get_logger(__name__)

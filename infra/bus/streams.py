@@ -454,9 +454,9 @@ async def begin_restoration(
     """Create the log's stream, or mark the existing one, so that no other process opens it.
 
     The old intake, and streams derived from the log, are deleted. Dead letters and listings stay.
-    The intake is created first, to reserve its storage, and does not accept messages before
-    ``ensure_topology``. Only existing streams are deleted, so an empty server requires no
-    permission to delete.
+    The intake is created first, to reserve its storage, and does not accept messages until
+    ``ensure_topology`` is called. Only existing streams are deleted, so no permission to delete is
+    required on an empty server.
 
     ``saved``: the names of the saved files that are required to complete the restore.
     ``end_restoration`` removes the mark.

@@ -99,7 +99,7 @@ class DockerEngine(LocalServer):
         return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
-        """Kill a containerd that outlived its dockerd, because the next dockerd would hang."""
+        """Kill a containerd that outlived its dockerd; otherwise the next dockerd would hang."""
         root = self._folder / "exec" / "containerd"
         while (pid := _process_of(root / "containerd.pid", root)) is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -44,7 +44,7 @@ class LocalServer(ABC):
 
     start_seconds: ClassVar[float] = 30.0
     stop_seconds: ClassVar[float] = 10.0
-    """Time to stop before the server is killed."""
+    """Time allowed for a shutdown before the server is killed."""
 
     max_folder_bytes: ClassVar[int | None] = None
 

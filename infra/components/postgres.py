@@ -48,7 +48,7 @@ class Postgres(LocalServer):
 
     The superuser connects without a password through a socket in the directory, which only the
     server's account (and root) can enter. Other roles connect with their passwords through the
-    socket or 127.0.0.1. If this process is root, the server runs as the user `postgres`, which must
+    socket or 127.0.0.1. If this process is root, the server runs as the `postgres` user, which must
     be able to reach the directory.
     """
 
@@ -186,7 +186,7 @@ def problem() -> str | None:
         if _program(name) is None:
             return f"PostgreSQL's {name} is not installed; {_INSTALL}"
     if os.geteuid() == 0 and _account() == (0, 0):
-        return f"PostgreSQL does not run as root, and the user {ACCOUNT} does not exist; add it"
+        return f"PostgreSQL does not run as root, and the {ACCOUNT} user does not exist; add it"
     return None
 
 

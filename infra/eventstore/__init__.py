@@ -5,7 +5,7 @@ stores its events in its own stream. Reconciler's log has a different layout (`r
 the same store (`infra.jetstream.sequences`), which `reconciler.sdk.history` reads. `factory.py`
 lists the settings. ADRs 0005 and 0023 explain why.
 
-The library expects exactly one factory class in this module, so export no other.
+The library expects exactly one factory class in this module, so do not export another.
 """
 
 from infra.eventstore.factory import JetStreamFactory

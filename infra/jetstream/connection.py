@@ -453,7 +453,7 @@ def server_urls(url: str) -> list[str]:
 
 
 def _address(url: str) -> str:
-    """Return the host and port of a URL in the form of `FastClient.last_server`."""
+    """Return the host and port of a URL in the format of `FastClient.last_server`."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or _DEFAULT_PORT}"
 

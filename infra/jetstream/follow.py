@@ -72,7 +72,7 @@ def follow_with_consumers(
     subject_filter: str,
     start_seq: int | None = None,
 ) -> "Follower":
-    """Return a follower for a user that may use only the existing consumers `names`.
+    """Return a follower for a user that may use only the existing consumers in `names`.
 
     It resets a consumer that no other client uses, and pulls from it. Such a user may not create a
     consumer, because the creator chooses the delivery subject (ADR 0064). If all are in use, `async
@@ -416,7 +416,7 @@ class _PulledFeed(_Feed):
         return await super().take()
 
     async def _find_unused_consumer(self, stream: str) -> str:
-        """Return an unused consumer: one without an open request, which every client keeps open.
+        """Return a consumer without an open request, because every client keeps one open.
 
         Raises:
             BusRefusedError: all consumers are in use.

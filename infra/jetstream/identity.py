@@ -134,8 +134,8 @@ def parse_login(secret: str, *, what: str) -> Login:
     """Parse `user:password`, a token, or the content of a `.creds` or nkey file.
 
     Raises:
-        BusAccessError: the secret has none of these forms. The message contains `what`, never the
-        secret.
+        BusAccessError: the secret is in none of these formats. The message contains `what`, never
+        the secret.
     """
     text, location = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):

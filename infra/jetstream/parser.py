@@ -97,7 +97,7 @@ def _line_start(name: str) -> bytes:
 
 
 def read_headers(block: bytes) -> Mapping[str, str] | None:
-    """Parse a header block. A status line becomes the headers `Status` and `Description`."""
+    """Parse a header block. A status line becomes the `Status` and `Description` headers."""
     if not block or block.startswith(_PLAIN_HEAD):
         return Headers(block) if block else None
     parsed, line = Headers(block).parse(), block[: block.find(_LINE_END)]
@@ -130,7 +130,7 @@ class MessageParser(Parser):
     """nats-py's parser with a shortcut for complete messages.
 
     nats-py's own parser, which needs two regular expressions and two passes per message, still
-    processes everything except complete messages in the usual form.
+    processes everything except complete messages in the usual format.
     """
 
     def __init__(self, client: Client, dispatch: Dispatch) -> None:
@@ -172,7 +172,7 @@ class MessageParser(Parser):
             line_end = data.find(_LINE_END, start)
             words = data[start : max(start, line_end)].split(b" ")
             counts = _WORD_COUNTS.get(words[0], (0, 0))
-            # Not a message, or one in an unusual form: nats-py's parser processes it.
+            # Not a message, or one in an unusual format: nats-py's parser processes it.
             if len(words) not in counts or b"" in words:
                 break
             head = line_end + CRLF_SIZE

@@ -446,7 +446,7 @@ class FastClient(Client):
         await super()._process_op_err(e)
 
     async def _attempt_reconnect(self) -> None:
-        """Reconnect after any error. An unexpected one would end nats-py's task."""
+        """Reconnect after any error. An unexpected one would otherwise end nats-py's task."""
         while True:
             try:
                 return await super()._attempt_reconnect()
@@ -620,7 +620,7 @@ def _convert_access_errors() -> Generator[None]:
 
 
 def suspect_server(nc: Client) -> None:
-    """Trigger a check of the server after a request got no response, or found no leader."""
+    """Trigger a check of the server after a request received no response, or found no leader."""
     if isinstance(nc, FastClient) and nc.on_suspicion is not None and nc.is_connected:
         nc.on_suspicion()
 
@@ -721,7 +721,7 @@ def split_reply(reply: str) -> list[str]:
     """Return the parts of an acknowledgement subject, starting with the consumer's name.
 
     In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
-    form has nine tokens, and the form with a domain and account eleven or more.
+    format has nine tokens, and the format with a domain and account has eleven or more.
     """
     tokens = reply.split(".")
     return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]
