@@ -1,4 +1,4 @@
-"""Files that users name, which may be devices such as /dev/zero, or on a full disk."""
+"""Files named by users, which may be devices such as /dev/zero, or be on a full disk."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _CHUNKED: Final = b"\r\ntransfer-encoding:"
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _NO_LENGTH: Final = (
     b"HTTP/1.1 411 Length Required\r\nConnection: close\r\nContent-Type: application/json\r\n\r\n"
-    b'{"error": "the request must have the header Content-Length, and no Transfer-Encoding"}\n'
+    b'{"error": "the request must have a Content-Length header, and no Transfer-Encoding"}\n'
 )
 _SIGNATURE: Final = "X-Hub-Signature-256"
 _TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header
@@ -89,7 +89,7 @@ class _Bodies:
 
 
 def webhook(secret: str, on_push: OnPush) -> Starlette:
-    """Return the application, with one route for POST."""
+    """Return the application, with one POST route."""
     bodies = _Bodies()
 
     async def handle_push(request: Request) -> Response:
@@ -135,8 +135,8 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on requests whose bodies have a declared length.
 
-        uvicorn would parse all chunks of a body, at 10 µs each, before the application can reject
-        it.
+        Otherwise, uvicorn would parse all chunks of a body, at 10 µs each, before the application
+        can reject it.
         """
         if self._is_head_complete:
             super().data_received(data)

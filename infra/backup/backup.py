@@ -1,6 +1,6 @@
 """Save a log to a file while the system runs.
 
-The backup is as of one position in the log. Unprocessed messages in the intake are read before
+The backup reflects one position in the log. Unprocessed messages in the intake are read before
 that position is determined. Those processed in between are also in the log, so the restore skips
 them.
 """
@@ -65,12 +65,12 @@ async def save_log(
 
     Raises:
         BackupFileError: the file cannot be written.
-        BusError: reading the streams failed.
+        BusError: the streams cannot be read.
     """
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
-        # Read before the log's position is determined, see the module docstring.
+        # Read before the log's position is determined (see the module docstring).
         decided = {} if all_declarations else await _read_decided_positions(nc)
         log = await _log(nc)
         config = {} if log is None else log.config
@@ -81,8 +81,8 @@ async def save_log(
         await _save_declarations(nc, writer, decided)
         last = 0 if log is None else (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
-            for one in messages:
-                chains.verify_next(to_recorded(one))
+            for message in messages:
+                chains.verify_next(to_recorded(message))
             writer.add(b"E", messages)
             progress(messages[-1].seq)
         chains.end(last)
@@ -112,13 +112,13 @@ async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessag
         return
     async with follow(nc, LOG) as follower:
         while follower.position < last:
-            messages = [one for one in await anext(follower) if one.seq <= last]
+            messages = [each for each in await anext(follower) if each.seq <= last]
             if messages:
                 yield messages
 
 
 async def _read_decided_positions(nc: Client) -> dict[int, int]:
-    """Return the intake position up to which each partition has been processed."""
+    """Return the last position in each intake partition that was processed without a gap."""
     decided: dict[int, int] = {}
     for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
         try:
@@ -146,7 +146,8 @@ async def _save_declarations(nc: Client, writer: BackupWriter, decided: dict[int
             messages = await read_subject(
                 nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_PAGE_MESSAGES
             )
-            writer.add(b"D", [one for one in messages if intake_kind_of(one.subject) == "desired"])
+            declared = [each for each in messages if intake_kind_of(each.subject) == "desired"]
+            writer.add(b"D", declared)
             if len(messages) < _PAGE_MESSAGES:
                 break
             first = messages[-1].seq + 1

@@ -258,7 +258,7 @@ class Backup:
         if magic.startswith(name):
             version = magic[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
             raise self._build_error(f"it has format {version}, but this release reads format 1")
-        raise self._build_error("it is not a backup of Reconciler")
+        raise self._build_error("it is not a Reconciler backup")
 
     def _build_error(self, reason: str) -> BackupFileError:
         return BackupFileError(f"{self.path} is not usable as a backup: {reason}")

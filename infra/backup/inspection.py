@@ -59,8 +59,8 @@ class LogSummary:
         """Return whether the log contains the result of processing a declaration.
 
         ``is_behind``: whether the intake ended before the log's causes, because it had lost its
-        newest messages, or had been recreated and reused positions. If so, the times are compared,
-        too.
+        newest messages, or had been recreated and reused positions. If so, the times are compared
+        as well.
         """
         resource = "/".join(declaration.subject.split(".")[3:6])
         if declaration.position > self.causes.get(resource, 0):

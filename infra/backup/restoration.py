@@ -353,7 +353,7 @@ async def _check_no_clients(nc: Client) -> None:
 
 
 async def _count_shared_events(nc: Client, backup: Backup, last: int) -> int:
-    """Count the leading events that log and backup share, up to a position in the log."""
+    """Count the leading events that the log and backup share, up to a position in the log."""
     events = _messages_of(backup.events())
     async with follow(nc, LOG) as follower:
         while follower.position < last:
@@ -385,7 +385,7 @@ async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
 
 
 async def _check_unchanged(nc: Client, plan: Plan) -> None:
-    """Raise an error if the log is not in the state for which the restore was planned."""
+    """Raise an error if the log has changed since the restore was planned."""
     try:
         state = await stream_state(nc, LOG)
     except NotFoundOnBusError:
@@ -395,8 +395,8 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
     if current != plan.log_state:
         raise RestoreRefusedError(
             f"another client has changed stream {LOG} in the meantime (for example, another "
-            "`reconciler restore`); this one changed nothing. Wait until the other one has ended, "
-            "then retry"
+            "`reconciler restore`); this one changed nothing. Wait until the other one has "
+            "finished, then retry"
         )
 
 

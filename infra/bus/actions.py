@@ -38,11 +38,11 @@ class JetStreamActionReader:
         self._leased: dict[str, Delivered] = {}
         self._occupied_slots: set[str] = set()
         self._connections: int | None = None
-        # The log's last position at the start of the current connection, see `_track_connection`.
+        # The log's last position at the start of the current connection (see `_track_connection`).
         self._decided_before = 0
 
     async def add_queue(self, provider_config: str, limit: int) -> None:
-        """Add the actions of a configuration, or change how many of them to hold."""
+        """Add a configuration's actions, or change how many of them to hold."""
         await self._track_connection()
         try:
             with with_remedy():
@@ -94,7 +94,7 @@ class JetStreamActionReader:
     async def _return_unreadable(self, unreadable: Delivered, reason: str) -> None:
         """Report an action that cannot be decoded, and return it for other workers.
 
-        It is not terminated, because it was decided, and a newer release may support it.
+        It is not terminated, because it has been decided, and a newer release may support it.
         """
         _logger.error("failed to read an action", position=unreadable.seq, error=reason)
         letter = DeadLetter(

@@ -1,4 +1,4 @@
-"""The bus clock: one for all processes, independent of their machines' clocks."""
+"""The bus clock, shared by all processes and independent of their machines' clocks."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ async def read_clock(nc: Client) -> BusClock:
     """
     sent_at = time.time()
     response = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-    return clock_of(str(response["ts"]), sent_at, time.time())
+    return compute_clock(str(response["ts"]), sent_at, time.time())
 
 
-def clock_of(bus_time: str, sent_at: float, received_at: float) -> BusClock:
+def compute_clock(bus_time: str, sent_at: float, received_at: float) -> BusClock:
     """Compare a bus time with the local times before and after the request, in seconds."""
     offset = datetime.fromisoformat(bus_time).timestamp() - (sent_at + received_at) / 2
     return BusClock(timedelta(seconds=offset), timedelta(seconds=(received_at - sent_at) / 2))

@@ -58,7 +58,7 @@ class RetryLog:
         self._not_before = 0.0
 
     def __call__(self, count: int) -> None:
-        """Log the number of unconfirmed messages, unless this was done within the last second."""
+        """Log the number of unconfirmed messages, unless it did so within the last second."""
         now = time.monotonic()
         if now >= self._not_before:
             self._not_before = now + 1.0
@@ -133,10 +133,10 @@ class JetStreamClientBus:
     async def _send_requests(
         self, messages: Sequence[IntakeMessageOut], requests: RequestBatch, stored: asyncio.Event
     ) -> None:
-        """Store messages. After a lost connection, store those without a reply again.
+        """Store messages. After a lost connection, store again those without a reply.
 
-        A lost connection loses replies. The decider detects a repeated message by its id, and
-        replies `Duplicate`.
+        Replies are lost along with the connection. The decider detects a repeated message by its
+        id, and replies `Duplicate`.
         """
         while not requests.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
@@ -200,7 +200,7 @@ class JetStreamClientBus:
         return stored.letters, stored.handled
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Read the counts of messages that got no dead letter."""
+        """Read the counts of messages for which no dead letter was stored."""
         return await retry_read(self._nc, lambda: read_discarded(self._nc))
 
     async def record_handling(self, handled: DeadLetterHandled) -> None:
@@ -232,7 +232,7 @@ class JetStreamClientBus:
         return state.last_seq
 
     async def store_listing_parts(self, subject: str, parts: Sequence[ListingPart]) -> None:
-        """Store the parts of a listing, pipelined in order, and raise the first failure."""
+        """Store the parts of a listing in order in a pipeline, and raise the first failure."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         for part in parts:
@@ -298,7 +298,7 @@ class JetStreamClientBus:
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
         """Read the log after a position, up to its end, or indefinitely if `follow` is set."""
-        log_events = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
+        log_events = log_between(self._nc, f"log.{tokens}.>", after=after, keep_following=follow)
         async with aclosing(log_events) as batches:
             async for events in batches:
                 yield events

@@ -1,7 +1,7 @@
 """Dead letters in the DEADLETTERS stream: stored by roles, read and handled by operators.
 
 Each namespace has a share of the stream. The server counts messages by subject, but not bytes.
-Therefore, the subject of a letter contains its size, rounded up to a power of two, so that the sum
+A letter's subject therefore contains its size, rounded up to a power of two, so that the sum
 of a namespace's sizes is never too small.
 """
 
@@ -40,7 +40,7 @@ from infra.jetstream.reads import (
 )
 from reconciler.ports import DeadLetter
 
-_RECORD_BYTES: Final = 32 * 1024  # upper bound of reason, subject and headers
+_RECORD_BYTES: Final = 32 * 1024  # upper bound for reason, subject and headers
 _SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the server's headers
 _SIZE_TOKEN: Final = 3  # index in a letter's subject
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -98,7 +98,7 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
 async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
     """Count messages for which no dead letter is stored, with one compare-and-set write.
 
-    If it raises an error, the messages may or may not be counted.
+    If it raises an error, the messages may or may not have been counted.
     """
     pairs = [(namespace_of(each.delivery.subject), each.stage) for each in letters]
     while pairs:
@@ -187,7 +187,7 @@ async def _split_by_share(
     fitting: list[_Outgoing] = []
     over_share: list[DeadLetter] = []
     for entry in outgoing:
-        # For a single letter that exceeds a share, only the limit of the stream applies.
+        # For a letter that alone exceeds a share, only the stream's limit applies.
         if entry.size <= share < used[entry.namespace] + entry.size:
             over_share.append(entry.letter)
         else:
@@ -197,14 +197,14 @@ async def _split_by_share(
 
 
 async def _used_bytes(nc: Client, namespace: str) -> int:
-    """Return the bytes counted for a namespace's letters: at most twice their size, never less."""
+    """Return the bytes counted for a namespace's letters: one to two times their actual size."""
     letters = (await subject_counts(nc, DEADLETTERS, deadletter_filter(namespace))).counts
     return sum(int(subject.split(".")[_SIZE_TOKEN]) * letters[subject] for subject in letters)
 
 
 def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     delivery = letter.delivery
-    # Base64 needs four bytes for three. The server's max_payload may be below KEPT_BYTES.
+    # Base64 uses four bytes for every three. The server's max_payload may be below KEPT_BYTES.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
     if may_contain_secret(delivery.subject):
         room = 0
@@ -229,7 +229,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 
 def _any_size_subject(letter: DeadLetter, namespace: str) -> str:
-    """Return the subject of all letters about the same problem, of any size."""
+    """Return the subject that matches all letters about the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 
 

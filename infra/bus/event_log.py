@@ -1,4 +1,4 @@
-"""The event log on the stream LOG_1: one message per event, one compare-and-set per resource."""
+"""The event log in the LOG_1 stream: one message per event, one compare-and-set per resource."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _POSITION_HEADER: Final = "Reconciler-Position"
 _FACT_SUFFIX: Final = ".fact"
 _MAX_SINGLE_APPENDS: Final = 2
 ALL_RESOURCES: Final = "*.*.*"
-"""The pattern ``namespace.kind.name`` of all resources."""
+"""The ``namespace.kind.name`` pattern that matches all resources."""
 
 _LEADER_ATTEMPTS: Final = 40
 _LEADER_PAUSE_SECONDS: Final = 0.05
@@ -232,7 +232,7 @@ class JetStreamLog:
                 leaders_last = leaders.get(log_filter(key))
                 newest = 0 if leaders_last is None else leaders_last.seq
             by_version = _by_version(messages) if newest == head else {}
-            # Versions count from 1 without gaps, so the highest one is the number of events.
+            # Versions are numbered from 1 without gaps, so the highest one is the number of events.
             is_complete = newest == head and max(by_version, default=0) == len(messages)
             short = self._complete_history(key, messages) if is_complete else None
             if short is None:
@@ -322,7 +322,7 @@ class JetStreamLog:
             if messages and messages[-1].seq >= head:
                 return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # the server that responded lags
-        raise BusUnavailableError(f"{LOG}: no replica returns {key} up to position {head} yet")
+        raise BusUnavailableError(f"{LOG}: no replica has returned {key} up to position {head} yet")
 
     def _cache_head(self, key: ResourceKey, chain: HistoryChain) -> None:
         head = Head(chain.position, chain.digest, chain.version)
@@ -338,7 +338,7 @@ class JetStreamLog:
     # --- reading
 
     async def read_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read the histories of a kind's resources in a namespace, each up to its first damage."""
+        """Read the histories of a kind's resources in a namespace, each up to any damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
@@ -358,7 +358,7 @@ class JetStreamLog:
         is_whole = tokens == ALL_RESOURCES
         listener = on_damage or _log_damage
         chains = LogChains(listener, after=after, max_resources=max_resources, is_whole=is_whole)
-        # Without a filter, messages under invalid subjects are also read and reported as damage.
+        # Without a filter, messages on invalid subjects are also read and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
     @asynccontextmanager
@@ -434,7 +434,7 @@ def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the events of histories, each up to its first damage, ignoring gaps in positions."""
+    """Return the events of histories, each up to any damage, ignoring gaps in positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []

@@ -19,7 +19,7 @@ from infra.jetstream.reads import StoredMessage, stream_state
 from reconciler.ports import ListingDelivery
 
 _MISSING_SECONDS = 1.0
-"""Interval between checks for a deleted stream."""
+"""Interval between checks for whether a deleted stream exists again."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -37,9 +37,9 @@ class JetStreamListingReader:
         self._stack = AsyncExitStack()
 
     async def next_batch(self) -> Sequence[ListingDelivery]:
-        """Wait for the next parts of listings, and return them.
+        """Wait for the next listing parts, and return them.
 
-        It waits even if the stream is deleted meanwhile, until the stream exists again.
+        If the stream is deleted meanwhile, it keeps waiting until the stream exists again.
         Raises ``NotFoundOnBusError`` if the first call finds no stream.
         """
         if self._follower is None:
@@ -53,7 +53,7 @@ class JetStreamListingReader:
     async def _reopen(self, error: StreamReplacedError) -> Follower:
         """Follow the stream again. Its observers will publish the lost listings again."""
         _logger.warning(
-            "listings of other services are not read until `reconciler init` has recreated the "
+            "listings from other services are not read until `reconciler init` has recreated the "
             "stream",
             stream=LISTINGS,
             reason=str(error),

@@ -92,7 +92,7 @@ class JetStreamIntakeWriter:
         self._source = source
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        """Publish messages, pipelined, and wait until all are stored.
+        """Publish messages in a pipeline, and wait until all are stored.
 
         Raises:
             NotStoredError: some messages were not stored, or may not have been stored.
@@ -162,7 +162,7 @@ class JetStreamIntakeReader:
         await ack(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
-        """Request the redelivery of messages after a delay in seconds."""
+        """Request redelivery of messages after a delay in seconds."""
         for each in deliveries:
             await nak(self._nc, cast("Delivered", each.receipt), seconds)
 
@@ -180,9 +180,9 @@ class JetStreamIntakeReader:
         """
         filters = [_resource_filter(each.subject) for each in deliveries]
         newest: dict[str, list[StoredMessage]] = {}
-        for one in await last_for_subjects(self._nc, INTAKE, filters):
-            if intake_kind_of(one.subject) == "desired":
-                newest.setdefault(stored_tokens(one.subject), []).append(one)
+        for message in await last_for_subjects(self._nc, INTAKE, filters):
+            if intake_kind_of(message.subject) == "desired":
+                newest.setdefault(stored_tokens(message.subject), []).append(message)
         newer: list[Sequence[IntakeDelivery]] = []
         for start in range(0, len(deliveries), _CONCURRENT_READS):
             batch = deliveries[start : start + _CONCURRENT_READS]
@@ -213,16 +213,18 @@ class JetStreamIntakeReader:
     async def _read(
         self, subjects: Sequence[str], *, after: int = 0, limit: int | None = None
     ) -> list[IntakeDelivery]:
-        """Read the declarations under several subjects, in order."""
+        """Read the declarations on several subjects, in order."""
         read = [
-            one
+            message
             for subject in subjects
-            for one in await read_subject(
+            for message in await read_subject(
                 self._nc, INTAKE, subject, start_seq=after + 1, limit=limit
             )
         ]
-        declared = [one for one in read if intake_kind_of(one.subject) == "desired"]
-        return [self._to_read_delivery(one) for one in sorted(declared, key=lambda one: one.seq)]
+        declared = [each for each in read if intake_kind_of(each.subject) == "desired"]
+        return [
+            self._to_read_delivery(each) for each in sorted(declared, key=lambda each: each.seq)
+        ]
 
     async def _unknown_subjects(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -264,7 +266,7 @@ class JetStreamIntakeReader:
     async def _read_newer(
         self, delivery: IntakeDelivery, newest: Sequence[StoredMessage]
     ) -> list[IntakeDelivery]:
-        subjects = [one.subject for one in newest if one.seq > delivery.position]
+        subjects = [each.subject for each in newest if each.seq > delivery.position]
         newer = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER_DECLARATIONS)
         return newer[:_MAX_NEWER_DECLARATIONS]
 

@@ -36,7 +36,7 @@ async def trim_periodically(nc: Client) -> None:
 
 async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
     """Delete processed messages except the newest ``keep``. Return the number deleted."""
-    # Read before the consumers, so that messages stored in between are not included.
+    # Read this before the consumers, so that messages stored in between are not included.
     state = await stream_state(nc, INTAKE)
     processed = min(
         [await _processed_position(nc, name, state.last_seq) for name in decider_consumers()]
@@ -56,7 +56,7 @@ def count_lost_messages(state: StreamState) -> int:
 
 
 async def _processed_position(nc: Client, consumer: str, last: int) -> int:
-    """Return the position up to which a consumer has processed all messages."""
+    """Return the last position that a consumer has processed without a gap."""
     info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", {})
     if not info["num_pending"] and not info["num_ack_pending"]:
         return last

@@ -1,7 +1,7 @@
 """Find positions in the log by time, and read the events between two positions.
 
 Times are the events' own, to the millisecond, as commands show them, because a restored log has the
-bus timestamps of the restore. The clocks of deciders may differ. Where times decrease, a time maps
+bus timestamps of the restore. Deciders' clocks may differ. Where times decrease, a time maps
 to one of the positions at which the log crosses it.
 """
 
@@ -70,19 +70,19 @@ async def log_between(
     *,
     after: int = 0,
     up_to: int | None = None,
-    follows: bool = False,
+    keep_following: bool = False,
 ) -> AsyncGenerator[Sequence[StoredEvent]]:
     """Read the log in batches after a position. Unreadable messages are logged and skipped.
 
-    Reading ends after ``up_to`` or, unless ``follows`` is set, after the message that was last when
-    reading began.
+    Reading ends after ``up_to`` or, unless ``keep_following`` is set, after the message that was
+    last when reading began.
     """
     if up_to is not None and up_to <= after:
         return
     follower = follow(nc, LOG, filters=[subject_filter], start_seq=after + 1)
     async with AsyncExitStack() as stack:
         await retry_read(nc, lambda: stack.enter_async_context(follower))
-        async for messages in follower if follows else follower.replay():
+        async for messages in follower if keep_following else follower.replay():
             selected = [each for each in messages if up_to is None or each.seq <= up_to]
             if events := decode_readable(selected, LOG):
                 yield events

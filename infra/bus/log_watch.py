@@ -32,8 +32,8 @@ An isolated leader takes about ten seconds to resign, and may lack newer events 
 
 _RETRY_SECONDS: Final = 0.1
 _LOG_OLDER: Final = (
-    "the server came back with older data. This process stops, because it has read events that "
-    "the log no longer contains; restore the newer data, or restore the log from a backup, "
+    "the server came back with older data. This process is stopping, because it has read events "
+    "that the log no longer contains; restore the newer data, or restore the log from a backup, "
     "then start the process again"
 )
 _logger = structlog.get_logger(__name__)
@@ -42,18 +42,18 @@ _logger = structlog.get_logger(__name__)
 class JetStreamLogWatch:
     """Implements ``reconciler.ports.LogWatch``. Create it with ``watch_log``.
 
-    A server may restart with other data: an older copy, an empty directory, or another log. In that
-    case, the log has a different creation time, is shorter, or has a different event at the last
-    position read. From the loss of a connection until a check succeeds, the log is uncertain.
+    A server may restart with different data: an older copy, an empty directory, or another log. In
+    that case, the log has a different creation time, is shorter, or has a different event at the
+    last position read. From the loss of a connection until a check succeeds, the log is uncertain.
     """
 
     def __init__(
-        self, nc: Client, state: StreamState, newest: str, checked_connection: int
+        self, nc: Client, state: StreamState, event_id: str, checked_connection: int
     ) -> None:
         self._nc = nc
         self._created = state.created
         self._position = state.last_seq
-        self._event_id = newest
+        self._event_id = event_id
         self._checked_connection = checked_connection
         self._lost = asyncio.Event()
         self._certain = asyncio.Event()
@@ -105,7 +105,7 @@ class JetStreamLogWatch:
         try:
             problem = await self._problem()
         except BusUnavailableError as error:
-            _logger.debug("could not verify yet that the log is the same", reason=str(error))
+            _logger.debug("could not yet verify that the log is the same", reason=str(error))
             return False
         if problem:
             self._raise_if_persistent(problem)
@@ -125,7 +125,7 @@ class JetStreamLogWatch:
         raise StreamReplacedError(problem)
 
     async def _problem(self) -> str:
-        """Return how the log differs from the one that this process read, or ""."""
+        """Describe how the log differs from the one that this process read, or return ""."""
         position, event_id = (
             self._position,
             self._event_id,

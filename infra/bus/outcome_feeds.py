@@ -44,7 +44,7 @@ from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
 _BATCH_MESSAGES: Final = 64
-_REPEATED_NS: Final = 300 * 1_000_000_000
+_OVERLAP_NS: Final = 300 * 1_000_000_000
 """Period before a resumed position whose rejections are returned again, in ns.
 
 A lagging client may have received an outcome before a rejection that was stored earlier.
@@ -72,11 +72,11 @@ class _MergedReads(Generic[_Read]):
         return stream, self._pending.pop(stream).result()
 
     def has_result(self, stream: str) -> bool:
-        """Return whether a reader has a result that was not yet returned."""
+        """Return whether a reader has a result that has not been returned yet."""
         return stream in self._pending and self._pending[stream].done()
 
     async def close(self) -> list[_Read]:
-        """Cancel the readers, and return the results that were not yet returned."""
+        """Cancel the readers, and return the results that have not been returned yet."""
         for each in self._pending.values():
             each.cancel()
         results = await asyncio.gather(*self._pending.values(), return_exceptions=True)
@@ -86,7 +86,7 @@ class _MergedReads(Generic[_Read]):
 class FollowedOutcomes:
     """Outcomes in order, interleaved with rejections. The position is not stored.
 
-    Messages from before the start are ordered by time. ``kept``: the rejections among them.
+    Messages stored before the start are ordered by time. ``kept``: the rejections among them.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class FollowedOutcomes:
 
     @property
     def _is_caught_up(self) -> bool:
-        """Whether all outcomes that existed at the start were returned."""
+        """Whether all outcomes that existed at the start have been returned."""
         return self._outcomes.caught_up.is_set() and not self._merged.has_result(LOG)
 
     def _kept_until(self, time_ns: int | None) -> list[StoredMessage]:
@@ -212,8 +212,8 @@ async def follow_outcomes(
     end = await _read_last_position(nc, LOG)
     if after is not None and after > end:
         raise PositionNotFoundError(
-            f"position {after}: after the end of the log at position {end}; use a position of "
-            "this log, not of another one"
+            f"position {after}: after the end of the log at position {end}; use a position "
+            "from this log, not from another one"
         )
     outcomes = follow(
         nc,
@@ -227,13 +227,13 @@ async def follow_outcomes(
         filters=[rejection_filter(each) for each in tokens],
         start_seq=await _read_last_position(nc, REJECTIONS) + 1 if after is None else 1,
     )
-    since_ns = await _read_storage_time(nc, after) - _REPEATED_NS if after else 0
+    since_ns = await _read_storage_time(nc, after) - _OVERLAP_NS if after else 0
     async with _open_feed(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
         yield feed
 
 
 def _matches(key: ResourceKey, patterns: Sequence[str]) -> bool:
-    """Return whether a resource matches one of the patterns ``namespace.kind.name``."""
+    """Return whether a resource matches one of the ``namespace.kind.name`` patterns."""
     tokens = key.tokens.split(".")
     return any(
         all(wanted in ("*", token) for wanted, token in zip(each.split("."), tokens, strict=True))
@@ -315,7 +315,7 @@ async def follow_durable(
     """Follow outcomes with durable consumers, which are created if missing.
 
     Raises:
-        IncompatibleStreamError: the name is in use for other outcomes.
+        IncompatibleStreamError: the name is already used for different outcomes.
     """
     # A new consumer receives all stored rejections, or none.
     for stream, subject_filter, first_seq in (
@@ -381,7 +381,7 @@ def _add_hint(error: BusDeniedError, namespace: str, name: str) -> BusDeniedErro
     hint = (
         f"run `reconciler init --namespace {namespace}`"
         if name == namespace
-        else "the durable stream of a service must have the name of its namespace, as in "
+        else "a service's durable stream must be named after its namespace, as in "
         f"outcomes({namespace!r}, durable={namespace!r})"
     )
     return BusDeniedError(f"{error}; {hint}", subject=error.subject)

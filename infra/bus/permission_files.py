@@ -22,7 +22,7 @@ from infra.bus.permissions import (
 
 ACCOUNT: Final = "RECONCILER"
 PLACEHOLDER: Final = "PUT-THE-PUBLIC-KEY-HERE-OF"
-"""Placeholder for a key. A server does not start with it, so a forgotten key grants no access."""
+"""Placeholder for a key. The server does not start with it, so a forgotten key grants no access."""
 
 _PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
 
@@ -102,7 +102,7 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
                         "name": each.subject,
                         "subject": each.subject,
                         "account": f"{PLACEHOLDER}-{ACCOUNT}",
-                        "type": each.form,
+                        "type": each.kind,
                     }
                     for name, each in _exchanges(users)
                     if name == account
@@ -115,7 +115,7 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
         {
             "name": each.subject,
             "subject": each.subject,
-            "type": each.form,
+            "type": each.kind,
             **({"response_type": "Stream"} if each.has_many_responses else {}),
         }
         for each in dict.fromkeys(each for _account, each in _exchanges(users))
@@ -144,7 +144,7 @@ def _accounts(users: Iterable[User]) -> list[str]:
 
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
-    """Return the distinct exchanges per account. A namespace's users differ only in inboxes."""
+    """Return the distinct exchanges per account. Users of a namespace differ only by inbox."""
     exchanges = [
         (user.account, each)
         for user in users
@@ -179,8 +179,8 @@ def _format_allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = (
 def _format_export(account: str, each: Exchange) -> str:
     response_type = ", response: stream" if each.has_many_responses else ""
     accounts = f"[{json.dumps(account)}]"
-    return f"{{ {each.form}: {json.dumps(each.subject)}, accounts: {accounts}{response_type} }}"
+    return f"{{ {each.kind}: {json.dumps(each.subject)}, accounts: {accounts}{response_type} }}"
 
 
 def _format_import(each: Exchange) -> str:
-    return f"{{ {each.form}: {{ account: {ACCOUNT}, subject: {json.dumps(each.subject)} }} }}"
+    return f"{{ {each.kind}: {{ account: {ACCOUNT}, subject: {json.dumps(each.subject)} }} }}"

@@ -2,8 +2,8 @@
 
 A principal's user may publish and subscribe only to these subjects. Services have their own
 accounts, not just users, because the server sends a response to any reply subject that a request
-contains. Within one account, it could store one service's acknowledgement under the subjects of
-another, or in the log. Across accounts, a response can only return to the requester.
+contains. Within one account, it could store one service's acknowledgement on another's subjects, or
+in the log. Across accounts, a response can only return to the requester.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _API: Final = "$JS.API"
 PURPOSES: Final[dict[Principal, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, replies and dead letters",
     "worker": "calls the APIs: reads decided actions, writes results",
-    "observer": "lists the APIs: writes observations and timers, accepts listings of services",
+    "observer": "lists the APIs: writes observations and timers, accepts listings from services",
     "projector": "maintains the read models: reads the log, writes rows",
     "operator": "manages the system: reads everything, declares in all namespaces, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
@@ -88,12 +88,12 @@ class Permissions(msgspec.Struct, frozen=True):
 class Exchange(msgspec.Struct, frozen=True):
     """A subject that Reconciler's account exports and a service's account imports.
 
-    ``form``: a service publishes to a "service", and subscribes to a "stream".
+    ``kind``: a service publishes to a "service", and subscribes to a "stream".
     ``has_many_responses``: whether a request has several responses.
     """
 
     subject: str
-    form: Literal["service", "stream"]
+    kind: Literal["service", "stream"]
     has_many_responses: bool = False
 
 
@@ -107,7 +107,7 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
     """
     if principal == "service":
         raise ValueError(
-            "the principal service has permissions per namespace; use service_permissions"
+            "the service principal has permissions per namespace; use service_permissions"
         )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
@@ -123,7 +123,7 @@ def service_permissions(
 ) -> Permissions:
     """Return the permissions of a service in one namespace, in an account with its imports."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
-    published = tuple(each.subject for each in exchanges if each.form == "service")
+    published = tuple(each.subject for each in exchanges if each.kind == "service")
     return Permissions(
         (USER_INFO_SUBJECT, *published),
         _own_inboxes(inboxes),
@@ -165,10 +165,10 @@ def service_exchanges(
     ]
     pull_requests: list[str] = []
     # A user that may create a consumer can make the server deliver to any subject in Reconciler's
-    # account, and so steal the messages of all other consumers. So `init` creates the consumers of
+    # account, and so steal all other consumers' messages. So `init` creates the consumers of
     # services (ADR 0064).
     for stream, subject_filter in (
-        (LOG, subjects.outcome_filter(namespace_key.tokens)),  # no other events of the log
+        (LOG, subjects.outcome_filter(namespace_key.tokens)),  # no other log events
         (REJECTIONS, subjects.rejection_filter(namespace_key.tokens)),
     ):
         requests.append(f"{_API}.DIRECT.GET.{stream}.{subject_filter}")
@@ -207,7 +207,7 @@ def _follow(*streams: str) -> Iterator[str]:
 
 
 def _get(*streams: str) -> Iterator[str]:
-    """Read single messages, from a replica or from the leader."""
+    """Read individual messages, from a replica or from the leader."""
     for stream in streams:
         yield f"{_API}.DIRECT.GET.{stream}"
         yield f"{_API}.STREAM.MSG.GET.{stream}"
@@ -239,7 +239,7 @@ def _common() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follow(LOG, ROWS)
     yield from _get(LOG, ROWS)
-    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log lost its newest events
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect whether the log has lost its newest events
 
 
 def _call_apis() -> Iterator[str]:
@@ -273,7 +273,7 @@ def _decider() -> Iterator[str]:
 
 def _worker() -> Iterator[str]:
     yield from _all_roles()
-    # No pattern distinguishes the consumers of workers from those of services.
+    # No pattern distinguishes workers' consumers from services' consumers.
     yield from _pull(LOG, "*")
     actions = subjects.log(_ALL_RESOURCES, "action")
     yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # when a configuration is declared
@@ -336,7 +336,7 @@ def _backup() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follow(LOG)
     yield from _get(LOG, INTAKE, ROWS)
-    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log lost its newest events
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect whether the log has lost its newest events
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.INFO.{ROWS}"  # contains a copy of the log's identity
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # to find unprocessed declarations
@@ -344,11 +344,11 @@ def _backup() -> Iterator[str]:
 
 
 def _restore() -> Iterator[str]:
-    """Create streams and write the log, without deletion, so that no log can be replaced."""
+    """Create streams and write the log, but delete nothing, so that no log can be replaced."""
     yield from _installer()
     yield from _follow(LOG)
     yield from _get(LOG)
-    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log lost its newest events
+    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log has lost its newest events
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_ALL_RESOURCES)
     yield "rec.*.*.*.*"  # unprocessed declarations, as their original users

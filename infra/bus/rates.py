@@ -43,7 +43,7 @@ class JetStreamRates:
         self._calibrated_at: float | None = None
 
     async def now(self) -> float:
-        """Return the server's time: its last reading plus the monotonic time since."""
+        """Return the server's time: its last reading plus the monotonic time since then."""
         at = self._calibrated_at
         if at is None or time.monotonic() - at > _CALIBRATION_SECONDS:
             await self._calibrate()

@@ -15,11 +15,11 @@ from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
 LOG_REPLACED_REMEDY: Final = (
-    "this process stops, because it has read a different log; keep all streams, and restore the "
-    "log from a backup with `reconciler restore`"
+    "this process is stopping, because it has read a different log; keep all streams, and restore "
+    "the log from a backup with `reconciler restore`"
 )
 INTAKE_REMEDY: Final = (
-    "Do not delete anything. Stop all roles. As the administrator of the account, run "
+    "Do not delete anything. Stop all roles. As the account's administrator, run "
     "`reconciler backup NAME.backup`, then `reconciler restore NAME.backup`, which saves the "
     "stream to a file, recreates it with positions after those in the log, and publishes its "
     "declarations again"
@@ -51,7 +51,7 @@ async def check_same_log(nc: Client, identity: LogIdentity) -> None:
     """
     if await retry_read(nc, lambda: find_log(nc)) != identity:
         raise StreamReplacedError(
-            f"stream {LOG} was restored while this process started; start the process again"
+            f"stream {LOG} was restored while this process was starting; start the process again"
         )
 
 

@@ -15,14 +15,14 @@ class StreamReplicas(msgspec.Struct, frozen=True):
     """The replicas of one stream.
 
     Attributes:
-        wanted: configured number of replicas.
+        configured: number of replicas in the configuration.
         present: number of servers with a replica, up to date or not. Removed servers do not count.
         leader: server that receives all writes; "" while there is none.
-        behind: servers whose replica is offline or not up to date. One more failure may lose data.
+        behind: servers whose replica is offline or out of date. One more failure may lose data.
     """
 
     stream: str
-    wanted: int
+    configured: int
     present: int
     leader: str
     behind: tuple[str, ...]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 async def retry_read(
     nc: Client, read: Callable[[], Awaitable[T]], *, seconds: float = MAX_RETRY_SECONDS
 ) -> T:
-    """Repeat a read until it succeeds, for at most `seconds`.
+    """Retry a read until it succeeds, for at most `seconds`.
 
     A server that is starting reports that its streams have no leader or do not respond, and a
     stream whose leader has failed does not respond until a new one is elected.

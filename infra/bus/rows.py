@@ -23,7 +23,7 @@ from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
 _ROWS_PER_SAVE: Final = 900  # the server accepts 1,000 messages in a batch
-_HEADERS_BYTES: Final = 1024  # upper bound of the headers in a batch
+_HEADERS_BYTES: Final = 1024  # upper bound for the headers in a batch
 _DELETED: Final = {"KV-Operation": "DEL"}
 
 _logger = structlog.get_logger(__name__)
@@ -46,11 +46,11 @@ class JetStreamRows:
         return (b"", 0) if message is None else (message.payload, message.seq)
 
     async def read_matching(self, pattern: str) -> Mapping[str, bytes]:
-        """Read the rows whose names match a pattern with the wildcards of subjects."""
+        """Read the rows whose names match a pattern with subject wildcards."""
         return _contents(await self._newest(pattern))
 
     async def _newest(self, pattern: str) -> dict[str, StoredMessage]:
-        """Read until no message is added during a pass.
+        """Repeat the read until no message is added during a pass.
 
         A row that is rewritten moves to the end of the stream, where a single pass would miss it.
         """
@@ -79,7 +79,7 @@ class JetStreamRows:
         }
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint if the revision still matches. Return the new one.
+        """Write changed rows and the checkpoint if the revision matches, and return the new one.
 
         A row that exceeds the message size keeps its old content, because one tenant's resource
         must not block the rows of all other tenants.
@@ -102,10 +102,10 @@ class JetStreamRows:
         return sequences[-1]
 
     def _fits(self, name: str, payload: bytes) -> bool:
-        """Return whether a row fits into a message with its headers."""
+        """Return whether a row fits in a message with its headers."""
         if len(payload) + _HEADERS_BYTES <= self._nc.max_payload:
             return True
-        _logger.error("a row is too large to be written", row=name, size=len(payload))
+        _logger.error("a row is too large to write", row=name, size=len(payload))
         return False
 
     async def clear(self, before: int) -> None:
@@ -114,5 +114,5 @@ class JetStreamRows:
 
 
 def _contents(messages: Mapping[str, StoredMessage]) -> dict[str, bytes]:
-    """Return the contents of rows, without deleted ones."""
+    """Return the contents of rows, omitting deleted ones."""
     return {name: message.payload for name, message in messages.items() if message.payload}

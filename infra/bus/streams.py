@@ -10,8 +10,8 @@ REJECTIONS      ``rejection.>``                     rejected declarations
 STATES          ``state.>``                         the newest state of each resource (a cache)
 LISTINGS        ``listing.>``                       listings from other observers, for one hour
 DEADLETTERS     ``deadletter.>``                    messages that could not be processed
-RATES           ``rate.>``, ``discarded``           time up to which each rate limit's calls are
-                                                    reserved; counts of discarded messages
+RATES           ``rate.>``, ``discarded``           when each rate limit's next call may start;
+                                                    counts of discarded messages
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -89,7 +89,7 @@ PARTITIONS: Final = 8
 FOLLOWERS: Final = 5
 """Number of concurrent outcome streams per service, across all its processes.
 
-The service user's JWT lists each by name, and must fit into a protocol line.
+The service user's JWT lists each by name, and must fit in a protocol line.
 """
 
 SERVICE_PULLS: Final = 16
@@ -126,8 +126,8 @@ UNKNOWN_LOG_ID: Final = "unknown"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
-"""The log's last position at the end of its last restore. Bus timestamps up to it are those of the
-restore."""
+"""The log's last position at the end of its last restore. Up to that position, bus timestamps are
+those of the restore."""
 
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 SAVED_METADATA: Final = "reconciler-log-saved"
@@ -225,7 +225,7 @@ def follower_names(namespace: str) -> list[str]:
     """Return the names of a service's consumers of outcomes and rejections.
 
     They do not need acknowledgements. Their names are fixed, because permissions match whole
-    tokens. Namespaces and durable names contain no =, and names of worker consumers do not start
+    tokens. Namespaces and durable names do not contain =, and worker consumers' names do not start
     with it.
     """
     return [f"={namespace}={number}" for number in range(FOLLOWERS)]
@@ -276,7 +276,7 @@ def decider_consumers() -> list[str]:
 
 
 def worker_consumer(provider_config: str) -> str:
-    """Return the name of the consumer for a configuration's actions. Other names contain no =."""
+    """Return the name of the consumer for a configuration's actions. No other name contains =."""
     return f"{_WORKERS}{provider_config}"
 
 
@@ -456,9 +456,9 @@ async def begin_restoration(
     """Create the log's stream, or mark the existing one, so that no other process opens it.
 
     The old intake, and streams derived from the log, are deleted. Dead letters and listings stay.
-    The intake is created first, to reserve its storage, and does not accept messages before
-    ``ensure_topology``. Only existing streams are deleted, so an empty server requires no
-    permission to delete.
+    The intake is created first, to reserve its storage, and does not accept messages until
+    ``ensure_topology`` is called. Only existing streams are deleted, so no permission to delete is
+    required on an empty server.
 
     ``saved``: the names of the saved files that are required to complete the restore.
     ``end_restoration`` removes the mark.
@@ -542,14 +542,14 @@ async def find_log(nc: Client) -> LogIdentity:
         await _check_no_lost_metadata(nc, state)
         await _check_no_lost_log(nc)
         raise NotFoundOnBusError(
-            f"stream {LOG} lacks the metadata {LOG_ID_METADATA}, so `reconciler init` did not "
+            f"stream {LOG} has no {LOG_ID_METADATA} metadata, so `reconciler init` did not "
             "create it"
         )
     return _identity(metadata)
 
 
 def find_lost_beginning(state: StreamState) -> str:
-    """Return an error text if the log lacks its first event, or "".
+    """Return an error message if the log lacks its first event, or "".
 
     The first event in a stream has position 1, and the server removes none unless a client changed
     the stream's configuration.
@@ -651,7 +651,7 @@ async def _recover_metadata(nc: Client, log: StreamState) -> dict[str, str]:
     """Rebuild the metadata of a log from its events, because no copy exists.
 
     Only owner labels contain the id. If there are none, no object has one, so any id is valid. The
-    newest epoch may have no action, so as after a restore, a new one keeps the keys apart.
+    newest epoch may have no actions, so a new one keeps the keys distinct, as after a restore.
     """
     try:
         log_id, epochs = await _find_recorded_identity(nc)
@@ -727,8 +727,8 @@ async def _check_subjects(nc: Client) -> None:
                 name for name in await _streams_with_subject(nc, subject) if name != stream
             ]:
                 raise IncompatibleStreamError(
-                    f"stream {others[0]} of another client uses subjects in {subject!r}, which "
-                    f"stream {stream} of Reconciler requires; use another NATS account, or change "
+                    f"another client's stream {others[0]} uses subjects in {subject!r}, which "
+                    f"Reconciler's stream {stream} requires; use another NATS account, or change "
                     f"the subjects of stream {others[0]}. Nothing was created"
                 )
 
@@ -807,7 +807,7 @@ def _check_usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
     """Check that the log is usable, and return its metadata.
 
     Raises:
-        IncompatibleStreamError: the log has another format, or is only partly restored.
+        IncompatibleStreamError: the log has another format, or is only partially restored.
     """
     check_format(metadata)
     if _is_being_restored(metadata):
@@ -859,7 +859,7 @@ def _is_being_restored(metadata: Mapping[str, str]) -> bool:
 
 
 async def existing_log(nc: Client) -> LogIdentity | None:
-    """Return the identity of the existing log, even if only partly restored, or None.
+    """Return the identity of the existing log, even if only partially restored, or None.
 
     Raises:
         IncompatibleStreamError: the log lost its metadata.
@@ -1021,8 +1021,8 @@ _STREAM_DEFAULTS: Final[Config] = {
     "sources": [],
     "mirror": None,
 }
-"""Fields that can lose, reject, change or copy messages. All are compared, even those with default
-values."""
+"""Fields that can cause messages to be lost, rejected, changed or copied. All are compared, even
+those with default values."""
 
 _CONSUMER_DEFAULTS: Final[Config] = {
     "ack_policy": "explicit",
@@ -1042,7 +1042,7 @@ _CONSUMER_DEFAULTS: Final[Config] = {
     "num_replicas": 0,
     "pause_until": None,
 }
-"""Fields that can make a consumer deliver less, later, or nothing."""
+"""Fields that can make a consumer deliver fewer messages, later, or none."""
 
 
 def _file_stream(name: str, **overrides: object) -> Config:

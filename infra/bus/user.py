@@ -38,7 +38,7 @@ class _UserInfo(msgspec.Struct, frozen=True):
 async def user_of_connection(nc: Client) -> str:
     """Return the user name in the permission to declare, or "" if there is none.
 
-    The name comes from the connection's permissions, so it does not need configuration.
+    The name comes from the connection's permissions, so it does not need to be configured.
     """
     if not (isinstance(nc, FastClient) and nc.requires_authentication):
         return ""
@@ -46,6 +46,6 @@ async def user_of_connection(nc: Client) -> str:
         message = await request(nc, USER_INFO_SUBJECT, b"", timeout=_SECONDS)
         response = msgspec.json.decode(message.data, type=_UserInfo)
     except (BusError, msgspec.DecodeError):
-        return ""  # older permissions contain no user name
+        return ""  # older permissions do not contain a user name
     allowed = response.data.permissions.publish.allow
     return next((found[1] for each in allowed if (found := _OWN_SUBJECT.match(each))), "")

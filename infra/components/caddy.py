@@ -151,7 +151,7 @@ class Caddy(LocalServer):
 
 
 def problem() -> str | None:
-    """Return why no server can be started on this machine, or None if one can."""
+    """Return the reason no server can be started on this machine, or None if one can."""
     if sys.platform == "win32":
         return "Caddy can only be started on Linux and macOS"
     return None if _program() is not None else f"Caddy is not installed; {_INSTALL}"

@@ -35,7 +35,7 @@ _PROGRAMS: Final = ("pebble", "pebble-challtestsrv")
 
 
 class _Ports(msgspec.Struct, frozen=True):
-    """The ports of all parts, reused at the next start if they are free."""
+    """All ports that the server uses, reused at the next start if they are free."""
 
     acme: int
     management: int
@@ -54,7 +54,7 @@ _WELL_KNOWN: Final = _Ports(acme=14000, management=15000, http01=5002, dns=8053,
 class Certificates(LocalServer):
     """Pebble, with a DNS server that resolves every name to 127.0.0.1.
 
-    Pebble stores nothing: after a restart, it has no accounts or orders, and a new key.
+    Pebble keeps no state: after a restart, it has no accounts or orders, and a new key.
 
     ``isolated``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
     of its certificates. ``environment``: variables for pebble.
@@ -80,7 +80,7 @@ class Certificates(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """The root directory, for a ``ProviderConfig`` of the provider ``certificates``."""
+        """The root directory, for a ``ProviderConfig`` of the ``certificates`` provider."""
         return self.root.as_uri()
 
     @property
@@ -151,7 +151,7 @@ class Certificates(LocalServer):
         return settings
 
     def _free_ports(self) -> _Ports:
-        """Return the ports of the last start or the well-known ones, if all of them are free."""
+        """Return the ports from the last start or the well-known ones, if all of them are free."""
         ports_file = self._folder / "ports.json"
         candidates = [] if self._isolated else [_WELL_KNOWN]
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
@@ -206,7 +206,7 @@ class Certificates(LocalServer):
 
 
 def problem() -> str | None:
-    """Return why pebble cannot be started on this machine, or None if it can."""
+    """Return the reason pebble cannot be started on this machine, or None if it can."""
     if sys.platform == "win32":
         return "pebble can only be started on Linux and macOS"
     for name in _PROGRAMS:

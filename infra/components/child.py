@@ -58,7 +58,7 @@ class Child:
     ) -> None:
         """Wait until ``is_ready``, which is called in a thread, returns True.
 
-        ``deadline``: a time of `time.monotonic`. ``seconds`` is only for the error message.
+        ``deadline``: a `time.monotonic` time. ``seconds`` is only for the error message.
 
         Raises:
             ComponentError: the process exited, or the deadline has passed.

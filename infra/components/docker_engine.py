@@ -32,8 +32,8 @@ _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 class DockerEngine(LocalServer):
     """One dockerd, with its images, containers and volumes in one directory.
 
-    The containers end when dockerd is stopped, or when its parent is killed. If dockerd is killed,
-    they continue until its next start on the directory kills them. It requires root.
+    The containers stop when dockerd is stopped, or when its parent is killed. If dockerd is killed,
+    they keep running until its next start with the directory kills them. It requires root.
 
     ``isolated``: use a separate bridge, and do not change the machine's packet filter, so that
     another Engine is not affected. The containers then reach only this machine. If None, this
@@ -99,7 +99,7 @@ class DockerEngine(LocalServer):
         return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
-        """Kill a containerd that outlived its dockerd, because the next dockerd would hang."""
+        """Kill a containerd that outlived its dockerd; otherwise the next dockerd would hang."""
         root = self._folder / "exec" / "containerd"
         while (pid := _process_of(root / "containerd.pid", root)) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -129,7 +129,8 @@ class DockerEngine(LocalServer):
     def _create_bridge(self) -> None:
         numbers = hashlib.sha256(bytes(self._folder)).digest()
         address = f"10.{200 + numbers[0] % 50}.{numbers[1]}.1/24"
-        _run("ip", "link", "add", self._bridge, "type", "bridge", may_fail=True)  # it may exist
+        # The bridge may already exist.
+        _run("ip", "link", "add", self._bridge, "type", "bridge", may_fail=True)
         _run("ip", "address", "replace", address, "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
 
@@ -162,7 +163,7 @@ class DockerEngine(LocalServer):
 
 
 def problem() -> str | None:
-    """Return why no Engine can be started on this machine, or None if one can."""
+    """Return the reason no Engine can be started on this machine, or None if one can."""
     if _program() is None:
         return f"dockerd is not installed; {_INSTALL}"
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Base class of components: a server in a directory on this machine."""
+"""Base class for components: a server in a directory on this machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LocalServer(ABC):
 
     start_seconds: ClassVar[float] = 30.0
     stop_seconds: ClassVar[float] = 10.0
-    """Time to stop before the server is killed."""
+    """Time allowed for a shutdown before the server is killed."""
 
     max_folder_bytes: ClassVar[int | None] = None
 
@@ -68,13 +68,13 @@ class LocalServer(ABC):
         return bool(self._children) and all(each.is_running for each in self._children)
 
     async def start(self, data: Path) -> None:
-        """Start the server on a directory, and return once it responds.
+        """Start the server with a data directory, and return once it responds.
 
         Raises:
             ComponentError: the server is not installed, is already running, or does not start.
         """
         if self.is_running:
-            raise ComponentError(f"{self.name} is already running on {self._folder}; stop it first")
+            raise ComponentError(f"{self.name} is already running in {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare_checked)
         deadline = time.monotonic() + self.start_seconds
@@ -108,7 +108,7 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _problem(self) -> str | None:
-        """Return why the server cannot be started on this machine, or None if it can."""
+        """Return the reason the server cannot be started on this machine, or None if it can."""
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -134,7 +134,7 @@ class LocalServer(ABC):
     # --- for subclasses
 
     def _wait_for_end(self, find: Callable[[], int | None], seconds: float) -> None:
-        """Wait until an earlier server on the directory ends. ``find`` returns its pid.
+        """Wait until an earlier server that uses the directory exits. ``find`` returns its pid.
 
         Raises:
             ComponentError: the server is still running after `seconds`.

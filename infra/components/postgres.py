@@ -48,7 +48,7 @@ class Postgres(LocalServer):
 
     The superuser connects without a password through a socket in the directory, which only the
     server's account (and root) can enter. Other roles connect with their passwords through the
-    socket or 127.0.0.1. If this process is root, the server runs as the user `postgres`, which must
+    socket or 127.0.0.1. If this process is root, the server runs as the `postgres` user, which must
     be able to reach the directory.
     """
 
@@ -104,7 +104,7 @@ class Postgres(LocalServer):
 
     def _prepare(self) -> None:
         self._create_folders()
-        self._wait_for_end(self._process_on_data, STOP_SECONDS)
+        self._wait_for_end(self._find_data_process, STOP_SECONDS)
         self._port = self._free_port()
 
     def _create_folders(self) -> None:
@@ -140,10 +140,10 @@ class Postgres(LocalServer):
             )
         target.rename(self._data)
 
-    def _process_on_data(self) -> int | None:
-        """Return the pid of the server that uses the data. Delete a pid file of another process."""
+    def _find_data_process(self) -> int | None:
+        """Return the pid of the server that uses the data. Delete another process's pid file."""
         pid = self._last_pid()
-        if pid is None or _runs_on(pid, self._data):
+        if pid is None or _is_using(pid, self._data):
             return pid
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         return None
@@ -155,7 +155,7 @@ class Postgres(LocalServer):
             return None
 
     def _free_port(self) -> int:
-        """Return the port of the last start if it is free, else another free one."""
+        """Return the port from the last start if it is free, else another free one."""
         port_file = self._folder / "port"
         with contextlib.suppress(OSError, ValueError):
             if is_free(port := int(port_file.read_text())):
@@ -179,14 +179,14 @@ class Postgres(LocalServer):
 
 
 def problem() -> str | None:
-    """Return why no server can be started on this machine, or None if one can."""
+    """Return the reason no server can be started on this machine, or None if one can."""
     if sys.platform == "win32":
         return "PostgreSQL can only be started on Linux and macOS"
     for name in ("initdb", "postgres"):
         if _program(name) is None:
             return f"PostgreSQL's {name} is not installed; {_INSTALL}"
     if os.geteuid() == 0 and _account() == (0, 0):
-        return f"PostgreSQL does not run as root, and the user {ACCOUNT} does not exist; add it"
+        return f"PostgreSQL does not run as root, and the {ACCOUNT} user does not exist; add it"
     return None
 
 
@@ -233,7 +233,7 @@ def _check_reachable(folder: Path, user: int, group: int) -> None:
             )
 
 
-def _runs_on(pid: int, folder: Path) -> bool:
+def _is_using(pid: int, folder: Path) -> bool:
     try:
         return bytes(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

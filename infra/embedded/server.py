@@ -85,7 +85,7 @@ class EmbeddedServer:
 
     @property
     def data_dir(self) -> Path:
-        """The directory of the last start."""
+        """The directory used for the last start."""
         return self._data_dir
 
     @property
@@ -95,7 +95,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The port of the last start. Pass it to the next one, so that clients can reconnect."""
+        """The port used for the last start. Pass it to the next, so that clients can reconnect."""
         return self._port
 
     @property
@@ -180,7 +180,7 @@ class EmbeddedServer:
         return await asyncio.to_thread(_problem, f"{self._monitoring_url}/healthz")
 
     def pause(self) -> None:
-        """Suspend the server (SIGSTOP), like a machine that hangs."""
+        """Suspend the server (SIGSTOP), to simulate a machine that hangs."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -221,7 +221,7 @@ def _problem(health_url: str) -> str:
     try:
         with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as response:
             content = response.read()
-    except urllib.error.HTTPError as error:  # the response of an unhealthy server
+    except urllib.error.HTTPError as error:  # the response from an unhealthy server
         content = error.read()
     except (OSError, http.client.HTTPException):
         return ""
@@ -232,7 +232,7 @@ def _problem(health_url: str) -> str:
 
 
 def _configuration(folder: Path, port: int, settings: _Settings) -> str:
-    """Return the content of the configuration file, in which JSON strings are valid."""
+    """Return the content of the configuration file. Its format accepts JSON strings."""
     lines = [
         f"listen: {json.dumps(f'127.0.0.1:{port or -1}')}",
         f"ports_file_dir: {json.dumps(str(folder))}",
@@ -322,7 +322,7 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> t
                 return port, next(iter(announced.monitoring), "")
         await asyncio.sleep(_POLL_SECONDS)
     raise EmbeddedServerError(
-        f"nats-server on {folder} did not respond within {START_TIMEOUT_SECONDS:.0f} s; see "
+        f"nats-server in {folder} did not respond within {START_TIMEOUT_SECONDS:.0f} s; see "
         f"{folder / 'nats.log'}"
     )
 
@@ -357,4 +357,4 @@ def _read_exit_reason(folder: Path) -> str:
     reason = errors[-1] if errors else (log_text.strip().splitlines() or ["no output"])[-1]
     if "address already in use" in reason:
         return f"another process is using the port ({reason.strip()}); use another port, or 0"
-    return f"nats-server on {folder} exited immediately: {reason.strip()}"
+    return f"nats-server in {folder} exited immediately: {reason.strip()}"

@@ -27,7 +27,7 @@ from infra.jetstream.errors import (
 )
 
 T = TypeVar("T")
-DEFAULT_TIMEOUT_SECONDS: Final = 20.0  # a cluster needs 8 s to elect a leader
+DEFAULT_TIMEOUT_SECONDS: Final = 20.0  # a cluster can take 8 s to elect a leader
 
 
 class Loop(Protocol):

@@ -1,4 +1,4 @@
-"""The infrastructure factory, which the library `eventsourcing` finds by `PERSISTENCE_MODULE`."""
+"""The infrastructure factory, which the `eventsourcing` library finds by `PERSISTENCE_MODULE`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class Settings:
         url = (env.get(NATS_URL) or "").strip()
         if not url:
             raise OSError(
-                "the environment contains no NATS server URL; set "
+                "the environment does not contain a NATS server URL; set "
                 f"{' or '.join(env.create_keys(NATS_URL))}, as in "
                 f"{NATS_URL}=nats://127.0.0.1:4222"
             )

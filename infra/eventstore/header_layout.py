@@ -44,7 +44,7 @@ class HeaderLayout:
 
     @property
     def events_filter(self) -> str:
-        """The subject filter of all events."""
+        """The subject filter for all events."""
         return f"{self._prefix}.*"
 
     @property
@@ -146,7 +146,7 @@ def _version(message: StoredMessage, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _build_not_event_error(message, f"header {name} is {text!r}") from None
+        raise _build_not_event_error(message, f"its {name} header is {text!r}") from None
 
 
 def _stream_name(text: str) -> str:
@@ -168,7 +168,7 @@ def _decode_topic(header: str) -> str:
 def _read_header(message: StoredMessage, name: str) -> str:
     value = (message.headers or {}).get(name)
     if value is None:
-        raise _build_not_event_error(message, f"header {name} is missing")
+        raise _build_not_event_error(message, f"its {name} header is missing")
     return value
 
 

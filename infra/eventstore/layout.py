@@ -23,7 +23,7 @@ class EventLayout(Protocol):
 
     @property
     def events_filter(self) -> str:
-        """The subject filter of all events, and of no other messages."""
+        """The subject filter that matches all events, and no other messages."""
         ...
 
     @property

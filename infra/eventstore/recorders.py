@@ -29,7 +29,7 @@ _MIN_PAGE: Final = 500
 
 
 class JetStreamRecorder(Recorder):
-    """Base class of the recorders. Subclasses keep the constructor's arguments."""
+    """Base class for the recorders. Subclasses keep the constructor's arguments."""
 
     writer_class: type[EventWriter] = EventWriter
 

@@ -61,7 +61,7 @@ class ResourceLayout:
 
     @property
     def events_filter(self) -> str:
-        """The subject filter of all events."""
+        """The subject filter for all events."""
         return "log.>"
 
     @property
@@ -164,7 +164,7 @@ def _log_event(event: StoredEvent) -> LogEvent:
 
 
 def _envelope(message: StoredMessage) -> _Envelope:
-    """Decode the envelope, and check that it is stored under its resource's subject."""
+    """Decode the envelope, and check that it is stored on its resource's subject."""
     try:
         envelope = _decoder.decode(message.payload)
         key = subjects.parse_log(message.subject)

@@ -2,7 +2,7 @@
 
 A token contains only letters, digits, `-` and `_`. A UUID becomes `u-` and its 32 hexadecimal
 digits. Text becomes `s-` and its UTF-8 bytes, with `_XX` for any byte except an ASCII letter, a
-digit or `-`. So each id has exactly one token.
+digit or `-`. Each id therefore has exactly one token.
 """
 
 import re

@@ -51,7 +51,7 @@ class EventWriter:
         try:
             heads = await self._assume_heads(entries)
             return await self.sequences.append(await self.prepare(entries, heads), heads)
-        # The guess was stale, or a version exists. The leader's heads decide.
+        # The guess was stale, or a version exists. Only the leader's heads are certain.
         except (AppendConflictError, IntegrityError):
             names = dict.fromkeys(entry.sequence for entry in entries)
             heads = await self._read(names, from_leader=True)

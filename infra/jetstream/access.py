@@ -9,7 +9,7 @@ from typing import Final
 from infra.jetstream.errors import BusAccessError
 
 VARIABLE_PREFIX: Final = "RECONCILER_"
-"""Each option has an environment variable: `tls_ca` is `RECONCILER_TLS_CA`."""
+"""Each option has an environment variable. For `tls_ca`, it is `RECONCILER_TLS_CA`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Access:
         """Return these options, completed from the environment.
 
         Raises:
-            BusAccessError: two options are mutually exclusive, or one requires a missing one.
+            BusAccessError: two options are mutually exclusive, or one requires another that is
+                missing.
         """
         # Credentials or an nkey passed as an argument override both variables.
         names = [each.name for each in fields(self) if getattr(self, each.name) is None]
@@ -52,7 +53,7 @@ class Access:
         return completed
 
     def check(self) -> None:
-        """Raise `BusAccessError` if options conflict, or if one lacks another that it requires."""
+        """Raise `BusAccessError` if options conflict, or one requires another that is missing."""
         if self.credentials is not None and self.nkey is not None:
             raise BusAccessError(
                 f"{self.credentials} and {self.nkey}: use credentials or an nkey, not both"

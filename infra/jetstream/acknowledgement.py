@@ -72,7 +72,7 @@ def read_acknowledgement(
 def _build_full_error(ack: Acknowledgement) -> StreamFullError:
     assert ack.error is not None
     return StreamFullError(
-        f"stream {ack.stream or '(not named)'} is full: {ack.error.description} (code "
+        f"stream {ack.stream or '(unnamed)'} is full: {ack.error.description} (code "
         f"{ack.error.code}/{ack.error.err_code}); nothing was stored. Raise max_bytes, or use "
         "a larger account or disk; pending work then resumes automatically"
     )

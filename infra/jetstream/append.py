@@ -15,7 +15,7 @@ from infra.jetstream.wire import check_size, encode, fail_on_denial, request, wr
 
 MAX_BATCH: Final = 1_000  # the server's limit on messages in one atomic batch (10199)
 
-# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit on
+# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit of
 # 50 open batches. Nothing was stored, so it can be sent again.
 _INCOMPLETE: Final = 10176
 _INCOMPLETE_ATTEMPTS: Final = 5
@@ -39,7 +39,7 @@ async def append(
 
     Args:
         timeout: seconds to wait for the acknowledgement.
-        before_commit: called after all messages of a batch except the last were sent.
+        before_commit: called after all messages of a batch except the last have been sent.
 
     Raises:
         AppendConflictError: an expectation does not hold; nothing was stored.
@@ -62,7 +62,7 @@ async def append_acknowledged(
     timeout_seconds: float,
     before_commit: Step | None = None,
 ) -> tuple[str, list[int]]:
-    """Append like `append`, and return the stream's name and the sequences."""
+    """Append as `append` does, and return the stream's name and the sequences."""
     for message in messages:
         check_expectation(message)
     if len(messages) > 1:
@@ -81,7 +81,7 @@ async def _append_batch(
     timeout_seconds: float,
     before_commit: Step | None,
 ) -> tuple[str, list[int]]:
-    """Send the batch, again if the server reports that it is incomplete."""
+    """Send the batch, and resend it if the server reports that it is incomplete."""
     for attempt in range(1, _INCOMPLETE_ATTEMPTS + 1):
         try:
             response = await _send_batch(nc, messages, timeout_seconds, before_commit)
@@ -105,13 +105,13 @@ async def _send_batch(
     """Send every message, and return the response to the last one, which commits the batch."""
     batch_id = _batch_ids.next().decode()
     commands = [
-        encode(nc, one.subject, one.payload, headers_of(one, batch_id, number))
-        for number, one in enumerate(messages[:-1], start=1)
+        encode(nc, message.subject, message.payload, headers_of(message, batch_id, number))
+        for number, message in enumerate(messages[:-1], start=1)
     ]
     last = messages[-1]
     commit = headers_of(last, batch_id, len(messages))
     commit["Nats-Batch-Commit"] = "1"
-    # Detect a last message that is too long before the first one is sent.
+    # Before the first message is sent, check that the last one is not too long.
     check_size(nc, last.subject, last.payload, commit)
     async with fail_on_denial(nc, [message.subject for message in messages]):
         await write(nc, commands, f"append to {subjects_of(messages)}")

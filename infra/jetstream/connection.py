@@ -287,7 +287,7 @@ class _ServerCheck:
 
 
 async def _receives_response(second: Client, client: Client) -> bool:
-    """Return whether a response to a request from `client` arrives on the connection `second`.
+    """Return whether a response to a request from `client` arrives on the `second` connection.
 
     If so, the servers of both connections and the metadata leader can reach each other.
     """
@@ -321,7 +321,7 @@ def _is_user_rejected(text: str) -> bool:
 
 
 async def _find_problem(client: Client) -> str:
-    """Return why JetStream is unusable on a connection, or "" if it responds and has a leader.
+    """Return the reason JetStream is unusable on a connection; "" if it responds and has a leader.
 
     A response that denies the request is sufficient. Responses on other subjects prove nothing,
     because the server handles those requests elsewhere.
@@ -349,7 +349,7 @@ async def connect(
     attempt rereads the key file.
 
     Args:
-        url: one server, or several of a cluster, separated by commas. Any that responds is used,
+        url: one server, or several in a cluster, separated by commas. Any that responds is used,
             and another one replaces it after a loss. `tls://` requires TLS.
         name: shown by the server's monitoring.
         timeout_seconds: time limit for the first connection; the server may still be starting.
@@ -439,7 +439,9 @@ def server_urls(url: str) -> list[str]:
     """
     urls = [each.strip() for each in url.split(",") if each.strip()]
     if not urls:
-        raise BusUnavailableError(f"{url!r} names no server; use a URL such as nats://host:4222")
+        raise BusUnavailableError(
+            f"{url!r} does not contain a server; use a URL such as nats://host:4222"
+        )
     urls = [each if "://" in each else f"nats://{each}" for each in urls]
     for server_url in urls:
         if server_url.partition("://")[0].lower() not in _SCHEMES:
@@ -451,7 +453,7 @@ def server_urls(url: str) -> list[str]:
 
 
 def _address(url: str) -> str:
-    """Return the host and port of a URL in the form of `FastClient.last_server`."""
+    """Return the host and port of a URL in the format of `FastClient.last_server`."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or _DEFAULT_PORT}"
 
@@ -544,7 +546,7 @@ def is_clustered(nc: Client) -> bool:
 
 
 def _lacks_leader(message: Msg | Incoming) -> bool:
-    """Return whether a response reports that there is no leader, as far as its server knows."""
+    """Return whether a response reports that its server knows of no leader."""
     if len(message.data) > MAX_RESPONSE_BYTES:
         return False
     try:

@@ -38,7 +38,7 @@ class AppendConflictError(BusError):
     of the subjects before you conclude that another client has written.
 
     Attributes:
-        filters: all expectations in the batch: subject filter to expected last sequence.
+        filters: all expectations in the batch, as subject filter to expected last sequence.
         actual_last: the actual last sequence, or None if the server did not report it.
     """
 

@@ -1,8 +1,8 @@
 """Follow a stream from any sequence: every message once, in order, indefinitely.
 
-It uses a push consumer with flow control: 57,000 to 66,000 messages/s, against 51,000 to 59,000 for
-a pull consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same run, two
-busy cores).
+It uses a push consumer with flow control: 57,000 to 66,000 messages/s, compared with 51,000 to
+59,000 for a pull consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same
+run, two busy cores).
 """
 
 import asyncio
@@ -72,9 +72,9 @@ def follow_with_consumers(
     subject_filter: str,
     start_seq: int | None = None,
 ) -> "Follower":
-    """Return a follower for a user that may use only the existing consumers `names`.
+    """Return a follower for a user that may use only the existing consumers in `names`.
 
-    It resets a consumer that no other client uses, and pulls from it. Such a user must not create a
+    It resets a consumer that no other client uses, and pulls from it. Such a user may not create a
     consumer, because the creator chooses the delivery subject (ADR 0064). If all are in use, `async
     with` raises `BusRefusedError`.
 
@@ -86,7 +86,7 @@ def follow_with_consumers(
 
 
 class Follower:
-    """Batches of a stream's messages under the filters, in order and without gaps.
+    """Batches of a stream's messages that match the filters, in order and without gaps.
 
     After a lost connection, missing heartbeats or a server restart, it creates a new ordered
     consumer that starts after the last message returned. Flow control bounds memory: the server
@@ -118,7 +118,7 @@ class Follower:
 
     @property
     def position(self) -> int:
-        """The stream sequence up to which every matching message was returned."""
+        """The last stream sequence covered: all matching messages up to it have been returned."""
         return self._position or 0
 
     async def __aenter__(self) -> Self:
@@ -148,7 +148,7 @@ class Follower:
         return self
 
     async def __anext__(self) -> list[StoredMessage]:
-        """Return the next messages: at least one, or an empty list on catching up.
+        """Return the next messages: at least one, or an empty list once it has caught up.
 
         Raises:
             StreamReplacedError: the stream was deleted, and possibly recreated.
@@ -276,7 +276,7 @@ class _Feed:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every message that the server announced was fetched."""
+        """Whether every message that the server announced has been fetched."""
         return self.nothing_pending and not self._waiting
 
     @property
@@ -416,7 +416,7 @@ class _PulledFeed(_Feed):
         return await super().take()
 
     async def _find_unused_consumer(self, stream: str) -> str:
-        """Return an unused consumer: one without an open request, which every client keeps open.
+        """Return a consumer without an open request, because every client keeps one open.
 
         Raises:
             BusRefusedError: all consumers are in use.

@@ -100,7 +100,7 @@ class KeyFile:
         seed = _SEED.search(text)
         if seed is None:
             raise BusAccessError(
-                f"{self.path} contains no user nkey seed; it needs a line that starts with SU"
+                f"{self.path} does not contain a user nkey seed; expected a line starting with SU"
             )
         public = self._public_key(seed.group(1))
         return Key(seed.group(1), public, "", public)
@@ -134,8 +134,8 @@ def parse_login(secret: str, *, what: str) -> Login:
     """Parse `user:password`, a token, or the content of a `.creds` or nkey file.
 
     Raises:
-        BusAccessError: the secret has none of these forms. The message contains `what`, never the
-        secret.
+        BusAccessError: the secret is in none of these formats. The message contains `what`, never
+        the secret.
     """
     text, location = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
@@ -179,7 +179,7 @@ class Identity:
             )
 
     def __str__(self) -> str:
-        suffix = "" if self.key_file is None else f" of {self.key_file.path}"
+        suffix = "" if self.key_file is None else f" from {self.key_file.path}"
         return f"{self.user}{suffix}"
 
 

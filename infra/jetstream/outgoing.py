@@ -14,7 +14,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         headers: the publisher's headers, without those for JetStream.
         expected_filter: a subject filter that matches `subject`, or None for no expectation.
-        expected_last: stream sequence of the last message under `expected_filter`; 0 for none.
+        expected_last: stream sequence of the last message that matches `expected_filter`, or 0.
     """
 
     subject: str
@@ -58,7 +58,7 @@ def subject_matches(subject_filter: str, subject: str) -> bool:
         return len(subject) >= len(subject_filter)  # the common case, without splitting
     filter_tokens, tokens = subject_filter.split("."), subject.split(".")
     for index, token in enumerate(filter_tokens):
-        if token == ">":  # noqa: S105 - a token of a subject
+        if token == ">":  # noqa: S105 - a subject token
             return index < len(tokens)
         if index >= len(tokens) or token not in ("*", tokens[index]):
             return False

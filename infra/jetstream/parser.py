@@ -35,7 +35,8 @@ class MessageTooLongError(OSError):
 class Headers(Mapping[str, str]):
     """The headers of a message, parsed on access, because most are never read.
 
-    A log message has six headers, of which only one is read. Parsing all takes five times as long.
+    A log message has six headers, of which only one is read. Parsing all of them takes five times
+    as long.
     """
 
     __slots__ = ("_block",)
@@ -54,7 +55,7 @@ class Headers(Mapping[str, str]):
     @overload
     def get(self, key: str, /, default: str | _Default) -> str | _Default: ...
     def get(self, key: str, /, default: str | _Default | None = None) -> str | _Default | None:
-        """Return a header or the default, without the cost of an exception as in `Mapping.get`."""
+        """Return a header or the default, without the exception that `Mapping.get` handles."""
         value = self._find(key)
         return default if value is None else value
 
@@ -71,7 +72,7 @@ class Headers(Mapping[str, str]):
         return True
 
     def items(self) -> ItemsView[str, str]:
-        """Return all headers, parsed once. If a header is repeated, the last value counts."""
+        """Return all headers, parsed once. If a header is repeated, the last value wins."""
         return self.parse().items()
 
     def parse(self) -> dict[str, str]:
@@ -82,7 +83,7 @@ class Headers(Mapping[str, str]):
 
     def _find(self, name: str) -> str | None:
         prefix, block = _line_start(name), self._block
-        # The last occurrence counts, as in `parse`.
+        # The last occurrence wins, as in `parse`.
         start = block.rfind(prefix)
         if start < 0:
             return None
@@ -96,7 +97,7 @@ def _line_start(name: str) -> bytes:
 
 
 def read_headers(block: bytes) -> Mapping[str, str] | None:
-    """Parse a header block. A status line becomes the headers `Status` and `Description`."""
+    """Parse a header block. A status line becomes the `Status` and `Description` headers."""
     if not block or block.startswith(_PLAIN_HEAD):
         return Headers(block) if block else None
     parsed, line = Headers(block).parse(), block[: block.find(_LINE_END)]
@@ -129,7 +130,7 @@ class MessageParser(Parser):
     """nats-py's parser with a shortcut for complete messages.
 
     nats-py's own parser, which needs two regular expressions and two passes per message, still
-    processes everything except complete messages in the usual form.
+    processes everything except complete messages in the usual format.
     """
 
     def __init__(self, client: Client, dispatch: Dispatch) -> None:
@@ -171,7 +172,7 @@ class MessageParser(Parser):
             line_end = data.find(_LINE_END, start)
             words = data[start : max(start, line_end)].split(b" ")
             counts = _WORD_COUNTS.get(words[0], (0, 0))
-            # Not a message, or one in an unusual form: nats-py's parser processes it.
+            # Not a message, or one in an unusual format: nats-py's parser processes it.
             if len(words) not in counts or b"" in words:
                 break
             head = line_end + CRLF_SIZE

@@ -28,7 +28,7 @@ from infra.jetstream.wire import (
     write,
 )
 
-# With at least this many messages, an atomic batch costs less than single publishes.
+# With at least this many messages, an atomic batch costs less than individual publishes.
 _MIN_BATCH = 16
 
 
@@ -65,7 +65,7 @@ async def publish_many(
     window: int = 1_000,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - a wait without any progress
 ) -> list[PublishAck | BusError]:
-    """Store the messages one by one, pipelined, and return the result of each, in order.
+    """Store the messages individually, in a pipeline, and return the result of each, in order.
 
     A failed message does not affect the others: its result is the error.
 
@@ -86,7 +86,7 @@ async def publish_in_batches(
     batch: int = 500,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - per batch
 ) -> list[PublishAck | BusError]:
-    """Publish like `publish_many`, but in atomic batches, to one stream that allows them.
+    """Publish as `publish_many` does, but in atomic batches, to one stream that allows them.
 
     With `sync_interval: always`, the server syncs once per batch instead of once per message, which
     is ten times as fast. The messages of a rejected batch are published again one by one, so that

@@ -4,7 +4,7 @@ nats-py's `fetch` sends one request per batch, waits for the whole batch, and do
 priority groups. This module sends the next request before the previous one is complete.
 
 With `sync_interval: always`, an acknowledgement on a work-queue stream deletes and syncs: 1,200 per
-second, against 24,000 on a limits stream (same run).
+second, compared with 24,000 on a limits stream (same run).
 """
 
 import asyncio
@@ -237,7 +237,7 @@ class PullGroup:
             try:
                 await self._send_requests()
             except BusError as error:
-                _log.debug("pulling from consumers of %s failed: %s", self._stream, error)
+                _log.debug("failed to pull from consumers of %s: %s", self._stream, error)
 
     async def _send_due_requests(self) -> None:
         if self._nc.stats["reconnects"] != self._reconnects:
@@ -257,7 +257,7 @@ class PullGroup:
                 await self._request(source, now)
 
     async def _is_same_consumer(self, source: "_Source") -> bool:
-        """Return whether the consumer responds and was not recreated.
+        """Return whether the consumer responds and has not been recreated.
 
         The server ends an open request if its consumer is deleted. Without an open request, the
         consumer may have been recreated unnoticed, and would deliver processed messages again.
@@ -407,7 +407,7 @@ class _Source:
     def __init__(self, index: int, name: str, limit: int) -> None:
         self.index = index
         self.name = name
-        self.credit = limit  # slots for messages that were neither received nor requested yet
+        self.credit = limit  # slots for messages that have been neither received nor requested
         self.pin_id = ""
         self.not_before = 0.0
         self.created = ""

@@ -155,7 +155,7 @@ async def _last_of(
 async def _last_readable(
     nc: Client, stream: str, subject_filter: str, up_to: int | None
 ) -> list[StoredMessage]:
-    """Return the last readable message of every subject under a filter."""
+    """Return the last readable message of every subject that a filter matches."""
     messages = await read_subject(nc, stream, subject_filter)
     return list(
         {
@@ -220,7 +220,7 @@ async def read_subject(
     start_seq: int = 1,
     limit: int | None = None,
 ) -> list[StoredMessage]:
-    """Return the messages under a subject filter in stream order, starting at `start_seq`.
+    """Return the messages that match a subject filter, in stream order from `start_seq`.
 
     A follower may respond, so the newest messages may be missing.
 
@@ -246,7 +246,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """A request for a subject's first messages, at most `limit` and at most one response."""
+    """A request for a subject's first messages: at most `limit`, and at most one response."""
 
     subject: str
     limit: int
@@ -280,9 +280,9 @@ async def read_starts(
 
 
 async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> StoredMessage | None:
-    """Return the last message under a filter from the stream's leader, or None.
+    """Return the last message that matches a filter from the stream's leader, or None.
 
-    Slower than a direct read, but it includes every acknowledged append.
+    This is slower than a direct read, but includes every acknowledged append.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
@@ -327,7 +327,7 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
             would report an empty stream.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
-    # A single server does not report a cluster.
+    # A standalone server does not report a cluster.
     if not info.get("cluster", {"leader": "the only server"}).get("leader"):
         raise BusUnavailableError(
             f"stream {stream} has no leader at the moment, so its content is unknown"
@@ -344,7 +344,7 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
 
 
 async def subject_counts(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
-    """Count the messages of each subject under a filter, from the server's index.
+    """Count the messages of each subject that a filter matches, from the server's index.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
@@ -389,8 +389,8 @@ class _Response:
 class _Requests:
     """Concurrent requests, each sent in one or more attempts.
 
-    The last token of a reply subject is the number of the attempt. The first complete response
-    counts.
+    The last token of a reply subject is the number of the attempt. The first complete response is
+    used.
     """
 
     def __init__(self, count: int) -> None:
@@ -443,8 +443,8 @@ class _Requests:
 def _attempts_for(nc: Client) -> list[tuple[float, int]]:
     """Return the time limit in seconds and the number of copies for each round of a read.
 
-    In a cluster, a random server with a copy of the stream responds. A failed server may be chosen
-    until its routes are closed, which may take a minute.
+    In a cluster, a random server with a replica of the stream responds. A failed server may be
+    chosen until its routes are closed, which may take a minute.
     """
     if is_clustered(nc):
         return [(_ATTEMPT_SECONDS, copies) for copies in (1, 2, 3, 3, 3, 3)]
@@ -499,7 +499,7 @@ def _check_response(
 def _to_error(subject: str, status: str, description: str) -> BusError:
     if status == "503":
         return BusUnavailableError(
-            f"{subject}: no responder (the stream is missing, has no allow_direct, or is still "
+            f"{subject}: no responder (the stream is missing, lacks allow_direct, or is still "
             "starting)"
         )
     return BusRefusedError(f"{subject}: {status} {description}", code=int(status))

@@ -19,7 +19,7 @@ from infra.jetstream.publish import publish, publish_many
 
 @dataclass(slots=True, frozen=True)
 class Schedule:
-    """A message for a later time.
+    """A message to deliver at a later time.
 
     Attributes:
         subject: the schedule's subject, which identifies it.
@@ -50,7 +50,7 @@ async def schedule(
 
     Raises:
         BusUnavailableError: no response, so the result is unknown; repeat the call.
-        BusRefusedError: the stream does not allow schedules, or lacks the subject `target`.
+        BusRefusedError: the stream does not allow schedules, or lacks the `target` subject.
         ValueError: `at` has no time zone.
     """
     timer = _outgoing(Schedule(subject, target, at, payload, headers, keep_seconds))
@@ -58,10 +58,10 @@ async def schedule(
 
 
 async def schedule_many(nc: Client, schedules: Sequence[Schedule]) -> list[PublishAck | BusError]:
-    """Store many timers, pipelined, and return the result of each, in order.
+    """Store many timers in a pipeline, and return the result of each, in order.
 
     Raises:
-        ValueError: an `at` has no time zone; nothing was stored.
+        ValueError: an `at` value has no time zone; nothing was stored.
     """
     return await publish_many(nc, [_outgoing(schedule) for schedule in schedules])
 

@@ -1,4 +1,4 @@
-"""Sequences of a stream: the messages under one subject filter, with compare-and-set appends.
+"""Sequences of a stream: the messages that match one subject filter, with compare-and-set appends.
 
 The decider's log (`infra.bus.event_log`) and the recorders for the `eventsourcing` library
 (`infra.eventstore`) share this store (ADR 0023).
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class HeadCache:
-    """The newest heads that this process has read, possibly stale because others append too.
+    """The newest heads that this process has read, possibly stale because others also append.
 
     A stale head is harmless: the server checks each append, and the message at a position never
     changes. Only the event loop's thread may use the cache.
@@ -121,7 +121,7 @@ class Sequences:
         Args:
             entries: at most 1,000, ordered by version within each sequence.
             heads: the expected head of each of their sequences.
-            before_commit: called after all entries except the last were sent.
+            before_commit: called after all entries except the last have been sent.
 
         Raises:
             AppendConflictError: a head has changed; nothing was stored.
@@ -173,7 +173,11 @@ class Sequences:
         if from_leader:
             names = list(sequences)
             messages = await asyncio.gather(*(self._read_last_from_leader(name) for name in names))
-            return {name: one for name, one in zip(names, messages, strict=True) if one is not None}
+            return {
+                name: message
+                for name, message in zip(names, messages, strict=True)
+                if message is not None
+            }
         newest: dict[str, StoredMessage] = {}
         for message in await last_for_subjects(self._nc, self._stream, list(sequences)):
             sequence = self._sequence_of(message.subject)

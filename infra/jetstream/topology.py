@@ -65,7 +65,7 @@ async def ensure_stream(
         else:
             return "created"
     if must_be_new:
-        raise StreamExistsError(f"stream {name} exists")
+        raise StreamExistsError(f"stream {name} already exists")
     config = with_raised_limit(config, existing)
     fields_to_change = differences(config, existing)
     if not fields_to_change:

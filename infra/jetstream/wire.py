@@ -308,7 +308,7 @@ class AccessFailedError(nats.errors.Error):
     """A `BusAccessError` in a form that makes nats-py retry."""
 
 
-class EndingTransport(TcpTransport):
+class LossTolerantTransport(TcpTransport):
     """A transport that fails as nats-py expects once the connection has ended.
 
     uvloop raises `RuntimeError` on a write after a connection loss that nats-py has not detected
@@ -446,7 +446,7 @@ class FastClient(Client):
         await super()._process_op_err(e)
 
     async def _attempt_reconnect(self) -> None:
-        """Reconnect after any error. An unexpected one would end nats-py's task."""
+        """Reconnect after any error. An unexpected one would otherwise end nats-py's task."""
         while True:
             try:
                 return await super()._attempt_reconnect()
@@ -467,7 +467,7 @@ class FastClient(Client):
         self._abandon_last_attempt()
         await super()._connect_to_server(s)
         if type(self._transport) is TcpTransport:  # nats-py has no transport parameter
-            original, self._transport = self._transport, EndingTransport()
+            original, self._transport = self._transport, LossTolerantTransport()
             vars(self._transport).update(vars(original))
 
     async def _process_connect_init(self) -> None:
@@ -490,7 +490,7 @@ class FastClient(Client):
         return None if match is None else (match.group(1) or b"").decode(errors="replace")
 
     def _abandon_last_attempt(self) -> None:
-        """Cancel the tasks of an attempt that failed late: they would use the next connection.
+        """Cancel the tasks of an attempt that failed late, which would use the next connection.
 
         A second reader would consume bytes of the handshake, or fail it with an error.
         """
@@ -526,7 +526,7 @@ class FastClient(Client):
     def _require_tls(self) -> None:
         if not self._server_info.get("tls_required"):
             raise AccessFailedError(
-                "the server does not offer the required TLS; nothing was sent to it"
+                "the server does not offer TLS, which is required; nothing was sent to it"
             )
 
     # On these errors, nats-py closes the client permanently, but this ends only the connection.
@@ -620,7 +620,7 @@ def _convert_access_errors() -> Generator[None]:
 
 
 def suspect_server(nc: Client) -> None:
-    """Trigger a check of the server after a request got no response, or found no leader."""
+    """Trigger a check of the server after a request received no response, or found no leader."""
     if isinstance(nc, FastClient) and nc.on_suspicion is not None and nc.is_connected:
         nc.on_suspicion()
 
@@ -721,7 +721,7 @@ def split_reply(reply: str) -> list[str]:
     """Return the parts of an acknowledgement subject, starting with the consumer's name.
 
     In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
-    form has nine tokens, and the form with a domain and account eleven or more.
+    format has nine tokens, and the format with a domain and account has eleven or more.
     """
     tokens = reply.split(".")
     return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]

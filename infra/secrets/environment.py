@@ -83,7 +83,7 @@ class EnvironmentSecrets:
         """Raise ``ConfigurationError``, because a process's environment is lost when it exits."""
         del value
         raise ConfigurationError(
-            f"secret {key.name!r} cannot be stored in the environment; use store 'files'"
+            f"secret {key.name!r} cannot be stored in the environment; use the 'files' store"
         )
 
     async def remove(self, key: SecretKey) -> None:

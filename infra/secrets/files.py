@@ -106,7 +106,7 @@ class FileSecrets:
         return True
 
     def digest_key(self) -> bytes:
-        """Return the key for digests, created once. Copy it to other hosts with the directory."""
+        """Return the digest key, created once. Copy it to other hosts along with the directory."""
         path = self._directory / _KEY_FILE
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
@@ -122,7 +122,7 @@ class FileSecrets:
         return path.read_bytes()
 
     def _keep_replaced(self, key: SecretKey, new: str | None = None) -> None:
-        """Keep the current value for some time, because an API may still return it."""
+        """Keep the current value for a while, because an API may still return it."""
         value = None
         with contextlib.suppress(ConfigurationError):  # an unreadable value was never used
             value = self._read(key)

@@ -64,7 +64,7 @@ class Grants:
 
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two concurrent commands must keep both grants
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # a concurrent command must not lose a grant
             grants = dict(self._read())
             yield grants
             write_private(self._path, msgspec.json.format(_encoder.encode(grants)))

@@ -96,7 +96,7 @@ async def follow_events(
     nc: Client, event_filter: EventFilter, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
     """Endlessly yield the matching events after a position."""
-    reading = log_between(nc, event_filter.subject_filter, after=after, follows=True)
+    reading = log_between(nc, event_filter.subject_filter, after=after, keep_following=True)
     async with aclosing(reading) as batches:
         async for events in batches:
             if matching := [event for event in events if event_filter.matches(event)]:

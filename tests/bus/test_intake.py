@@ -228,7 +228,7 @@ async def test_a_reader_from_before_a_restoration_delivers_nothing(bus: Client) 
         [IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)]
     )
     intake_reader = JetStreamIntakeReader(bus, identity)
-    with pytest.raises(StreamReplacedError, match="was restored while this process started"):
+    with pytest.raises(StreamReplacedError, match="was restored while this process was starting"):
         await intake_reader.next_batch()
     await intake_reader.close()
     late = JetStreamIntakeReader(bus, restored)

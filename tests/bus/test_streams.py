@@ -500,7 +500,7 @@ async def test_a_foreign_stream_with_our_subjects_is_reported_before_any_creatio
     nc = await connect(fresh_bus_url, name="test")
     try:
         await api_request(nc, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": [subject]})
-        with pytest.raises(IncompatibleStreamError, match="stream MINE of another client uses"):
+        with pytest.raises(IncompatibleStreamError, match="another client's stream MINE uses"):
             await ensure_topology(nc)
         assert (await api_request(nc, "STREAM.NAMES", None))["streams"] == ["MINE"]
     finally:

@@ -143,12 +143,12 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda content: content + b"x",
         "its content does not match its footer",
     ),
-    "foreign": (lambda content: b"PK\3\4" + content, "it is not a backup of Reconciler"),
+    "foreign": (lambda content: b"PK\3\4" + content, "it is not a Reconciler backup"),
     "newer": (
         lambda content: content.replace(MAGIC, b"reconciler-backup 2\n", 1),
         "it has format 2, but this release reads format 1",
     ),
-    "empty": (lambda content: b"", "it is not a backup of Reconciler"),
+    "empty": (lambda content: b"", "it is not a Reconciler backup"),
 }
 
 

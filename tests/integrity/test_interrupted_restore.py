@@ -276,7 +276,7 @@ async def test_a_restore_that_cannot_finish_is_refused_before_any_change(
     for stream in SUBJECTS:
         await delete_stream(nc, stream)
     await api_request(nc, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["state.>"]})
-    with pytest.raises(IncompatibleStreamError, match="MINE of another client"):
+    with pytest.raises(IncompatibleStreamError, match="another client's stream MINE"):
         await restore(nc, path, None)
     assert (await api_request(nc, "STREAM.NAMES", {}))["streams"] == ["MINE"]
     await delete_stream(nc, "MINE")

@@ -26,7 +26,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
 from infra.jetstream.wire import (
     ApiError,
-    EndingTransport,
+    LossTolerantTransport,
     bus_errors,
     request,
     subscribe,
@@ -344,14 +344,14 @@ async def test_a_reconnection_that_fails_unexpectedly_is_retried(
 ) -> None:
     nc = await connected(own_server)
     failures = [RuntimeError("another coroutine is already waiting for incoming data")]
-    readline = EndingTransport.readline
+    readline = LossTolerantTransport.readline
 
-    async def fail_once(self: EndingTransport) -> bytes:
+    async def fail_once(self: LossTolerantTransport) -> bytes:
         if failures:
             raise failures.pop()
         return await readline(self)
 
-    monkeypatch.setattr(EndingTransport, "readline", fail_once)
+    monkeypatch.setattr(LossTolerantTransport, "readline", fail_once)
     await nc.force_reconnect()
     await until(lambda: is_answered(nc))
     assert not failures
@@ -392,7 +392,7 @@ async def test_a_connection_closes_after_another_wait_for_its_end_was_canceled(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)
-    transport: EndingTransport = nc.__dict__["_transport"]
+    transport: LossTolerantTransport = nc.__dict__["_transport"]
     waiting = asyncio.create_task(transport.wait_closed())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -429,7 +429,7 @@ async def flush_at_turn(nc: Client, turn: int) -> None:
 
 
 def abort_transport(nc: Client) -> None:
-    transport: EndingTransport = nc.__dict__["_transport"]
+    transport: LossTolerantTransport = nc.__dict__["_transport"]
     transport.__dict__["_io_writer"].transport.abort()
 
 

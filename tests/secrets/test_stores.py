@@ -102,7 +102,7 @@ async def test_a_listed_variable_is_read_for_its_namespace_and_never_written(
     assert await stores.find(SecretRef("DB_PASSWORD", "env", namespace="billing"), "shop") is None
     with pytest.raises(ConfigurationError, match="add shop/DB_PASSWORD to RECONCILER_SECRET_ENV"):
         await stores.value(reference, "shop")
-    with pytest.raises(ConfigurationError, match="use store 'files'") as caught:
+    with pytest.raises(ConfigurationError, match="use the 'files' store") as caught:
         await stores.store(SecretRef("OTHER", "env"), "s3cr3t-value", "shop")
     assert "s3cr3t" not in str(caught.value)
     assert stores.secrecy.is_in("s3cr3t-value")

@@ -98,8 +98,8 @@ async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
 
         answer = await client.declare(shape("acme", "waiting"))
         assert answer.accepted  # decided, although no worker may call the API
-        await wait_until(lambda: caplog.text.count("rejects user worker of") > 0)
-        assert f"rejects user worker of {jwt_bus.folder / 'worker.creds'}" in caplog.text
+        await wait_until(lambda: caplog.text.count("rejects user worker from") > 0)
+        assert f"rejects user worker from {jwt_bus.folder / 'worker.creds'}" in caplog.text
         assert not connections["worker"].is_closed
 
         (jwt_bus.folder / "worker.creds").write_text("-----BEGIN NATS USER JWT-----\n")
@@ -155,7 +155,7 @@ def test_the_jwt_of_every_principal_fits_into_a_protocol_line(tmp_path: Path) ->
 
 async def test_a_refused_login_names_its_user_immediately(jwt_bus: JwtBus, tmp_path: Path) -> None:
     stranger = Pair.of_user().write(tmp_path / "stranger.nk")
-    with pytest.raises(BusAccessError, match=rf"rejects user U\w+ of {stranger}"):
+    with pytest.raises(BusAccessError, match=rf"rejects user U\w+ from {stranger}"):
         await connect(jwt_bus.bus.url, name="stranger", access=Access(nkey=stranger))
     result = await asyncio.to_thread(
         Cli(tmp_path).run, "get", "--nats-url", jwt_bus.bus.url, RECONCILER_NKEY=str(stranger)

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from events.excerpt import list_first
 from events.log import SOURCE
 from events.subjects import parse_stored_intake
-from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE, clock_of, read_clock
+from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE, compute_clock, read_clock
 from infra.bus.streams import INTAKE, LOG, RESTORED_END_METADATA
 from infra.jetstream.errors import BusDeniedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
@@ -48,7 +48,7 @@ def check_clock(server_time: str, requested_at: float, responded_at: float) -> F
             "the server does not report its time",
             "Compare the clocks of this machine and of the server.",
         )
-    clock = clock_of(server_time, requested_at, responded_at)
+    clock = compute_clock(server_time, requested_at, responded_at)
     verdict: Verdict = "ok"
     if clock.difference.total_seconds() > _WARN_SECONDS:
         verdict = "fail" if clock.difference > MAX_CLOCK_DIFFERENCE else "warn"

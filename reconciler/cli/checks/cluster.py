@@ -32,11 +32,11 @@ async def check_stream_replicas(nc: Client) -> list[Finding]:
 
 def judge_replicas(streams: Sequence[StreamReplicas]) -> Finding:
     """Report streams without a leader, or with replicas that are offline or not up to date."""
-    replicas = max((each.wanted for each in streams), default=1)
+    replicas = max((each.configured for each in streams), default=1)
     incomplete = [
-        f"{each.stream} has {min(each.wanted, each.present)} of {replicas}"
+        f"{each.stream} has {min(each.configured, each.present)} of {replicas}"
         for each in streams
-        if min(each.wanted, each.present) < replicas
+        if min(each.configured, each.present) < replicas
     ]
     leaderless = [each.stream for each in streams if not each.leader]
     behind = [f"{each.stream} on {', '.join(each.behind)}" for each in streams if each.behind]
