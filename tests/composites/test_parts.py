@@ -452,7 +452,7 @@ INVALID_DECLARATIONS: list[tuple[Fields, Fields, str]] = [
     (
         SPEC,
         {"dots": [str(number) for number in range(500)]},
-        "spec.composition.parts[2] (dots): exceeds the limit of 500 resources; divide",
+        "spec.composition.parts[2] (dots): exceeds the limit of 500 resources; split",
     ),
 ]
 
