@@ -65,7 +65,7 @@ def check_credential(read: ParsedManifest | Problem, secrecy: Secrecy) -> None:
     """
     name = read.source.file
     if secrecy.is_in(name):
-        raise GitError("BadCommit", "the name of a file contains this source's credential")
+        raise GitError("BadCommit", "a file name contains this source's credential")
     if isinstance(read, ParsedManifest) and secrecy.is_in_json(_encoder.encode(read.manifest)):
         raise GitError("BadCommit", f"{name} contains this source's credential")
 

@@ -55,7 +55,7 @@ def read_renderers() -> Renderers:
 def run_renderer(
     renderers: Renderers, name: str, files: Mapping[str, bytes], path: str
 ) -> dict[str, bytes]:
-    """Run a renderer in a folder of a commit. Raises ``GitError`` if it fails or takes too long."""
+    """Run a renderer in a commit's folder. Raises ``GitError`` if it fails or takes too long."""
     command = renderers.get(name)
     if command is None:
         names = ", ".join(sorted(renderers)) or "none"

@@ -147,7 +147,7 @@ async def consumer_names(api: JetStreamApi, stream: str) -> list[str]:
 
 def _check_overlap(names: Sequence[str], last: str) -> None:
     if last and names[:1] != [last]:
-        raise NotDoneError("the listing has a gap, because an object was deleted during it")
+        raise NotDoneError("the listing has a gap, because an object was deleted between its pages")
 
 
 def _request_subject(*tokens: str) -> str:

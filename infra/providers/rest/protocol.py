@@ -42,7 +42,7 @@ _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
 BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 MAX_RULE_CHARACTERS: Final = 64 * 1024
-"""Number of characters of a response to search for a rule's text: 32 MiB would take seconds."""
+"""Number of characters in a response to search for a rule's text: 32 MiB would take seconds."""
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
     "String": str,
