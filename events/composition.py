@@ -166,13 +166,13 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     if size > MAX_CONTENT_BYTES:
         raise InvalidManifestError(
             f"the {len(digests)} parts take up {size} bytes, more than the limit of "
-            f"{MAX_CONTENT_BYTES}; divide the resource"
+            f"{MAX_CONTENT_BYTES}; split the resource"
         )
     total = sum(sizes[digest] for digest in digests.values())
     if total > MAX_DECLARED_BYTES:
         raise InvalidManifestError(
             f"the {len(digests)} parts take up {total} bytes in total, more than the limit of "
-            f"{MAX_DECLARED_BYTES}; use fewer or smaller ones, or divide the resource"
+            f"{MAX_DECLARED_BYTES}; use fewer or smaller ones, or split the resource"
         )
     return content
 

@@ -83,7 +83,7 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
     """Return content divided into chunks. Raises ``InvalidManifestError`` if it is too large."""
     if len(parts) > MAX_PARTS:
         raise InvalidManifestError(
-            f"{parent}: {len(parts)} parts are more than the limit of {MAX_PARTS}; divide the set"
+            f"{parent}: {len(parts)} parts are more than the limit of {MAX_PARTS}; split the set"
         )
     chunks = [_chunk(parent, each) for each in _divide(parts)]
     documents = {_name(each): each for each in chunks}

@@ -1,7 +1,7 @@
 """HTTP/1.1 connections to one API. Each carries one call at a time, and every call is sent once.
 
 They expose what client libraries hide: whether any part of a call was sent. For a write, this
-decides whether to repeat it or to look up its result (ADR 0003, ADR 0004).
+determines whether to repeat it or look up its result (ADR 0003, ADR 0004).
 
 The size of a response is limited while it is received and decompressed (ADR 0057).
 """
@@ -36,7 +36,7 @@ MAX_HELD_BYTES = 4 * MAX_BODY_BYTES
 """Limit on the total size of an API's concurrent responses."""
 
 MAX_PIECES = 250_000
-"""Limit on the chunks of a body. Some servers send one per object. One-byte chunks would keep the
+"""Limit on the chunks in a body. Some servers send one per object. One-byte chunks would keep the
 event loop busy for seconds before the body reached its size limit."""
 
 _LINE_BYTES = 32
@@ -143,7 +143,11 @@ class Connection(asyncio.Protocol):
         try:
             self._send(request)
             received = await self._response
-            return await self._unpack_body(received, deadline) if _is_packed(received) else received
+            return (
+                await self._decompress_body(received, deadline)
+                if _is_compressed(received)
+                else received
+            )
         except BaseException:  # the next call must not receive this response
             self.close()
             raise
@@ -267,13 +271,13 @@ class Connection(asyncio.Protocol):
         if self._unread_bytes > MAX_HEADER_BYTES:
             raise _build_header_error()
 
-    async def _unpack_body(self, received: Received, deadline: float) -> Received:
+    async def _decompress_body(self, received: Received, deadline: float) -> Received:
         """Decompress a body in slices. Raises ``TimeoutError`` and ``InvalidResponseError``."""
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
-        packed_bytes, self._received_bytes = self._received_bytes, 0  # limited separately
+        compressed_bytes, self._received_bytes = self._received_bytes, 0  # limited separately
         try:
-            for piece, is_last in _unpack(received.content):
+            for piece, is_last in _decompress(received.content):
                 self._count(len(piece))
                 slices.append(piece)
                 if is_last:
@@ -285,7 +289,7 @@ class Connection(asyncio.Protocol):
         except zlib.error as error:
             raise InvalidResponseError(f"decompressing its body failed: {error}") from None
         finally:
-            self._received_bytes += packed_bytes
+            self._received_bytes += compressed_bytes
         raise InvalidResponseError("decompressing its body failed: it is truncated")
 
     def _ends_with_connection(self) -> bool:
@@ -297,7 +301,7 @@ class Connection(asyncio.Protocol):
             self._response.set_exception(error)
 
 
-def _is_packed(received: Received) -> bool:
+def _is_compressed(received: Received) -> bool:
     """Return whether a body is compressed.
 
     Raises ``InvalidResponseError`` for an encoding that was not offered.
@@ -313,16 +317,16 @@ def _is_packed(received: Received) -> bool:
     return True
 
 
-def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Yield the slices of a decompressed body, each with whether it is the last one."""
-    unpacker = zlib.decompressobj(_ANY_WRAPPER)
-    for start in range(0, len(packed), _SLICE_BYTES):
-        rest = packed[start : start + _SLICE_BYTES]
+def _decompress(compressed: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yield each slice of a decompressed body, and whether it is the last one."""
+    decompressor = zlib.decompressobj(_ANY_WRAPPER)
+    for start in range(0, len(compressed), _SLICE_BYTES):
+        rest = compressed[start : start + _SLICE_BYTES]
         is_full = True
         while rest or is_full:  # the decompressor keeps what does not fit into a full slice
-            piece = unpacker.decompress(rest, _SLICE_BYTES)
-            rest, is_full = unpacker.unconsumed_tail, len(piece) == _SLICE_BYTES
-            yield piece, unpacker.eof
+            piece = decompressor.decompress(rest, _SLICE_BYTES)
+            rest, is_full = decompressor.unconsumed_tail, len(piece) == _SLICE_BYTES
+            yield piece, decompressor.eof
 
 
 def _build_header_error() -> InvalidResponseError:
@@ -363,7 +367,7 @@ class Connections:
         self._slots = asyncio.Semaphore(max_connections)
         self._connecting_seconds = connecting_seconds
         self._idle_seconds = idle_seconds
-        self._held = _ReceivedSize()
+        self._received_size = _ReceivedSize()
         self._idle: deque[Connection] = deque()  # the newest last
         self._all: set[Connection] = set()
         self._is_closed = False
@@ -442,7 +446,7 @@ class Connections:
         return connection
 
     def _new(self) -> Connection:
-        return Connection(self._held)
+        return Connection(self._received_size)
 
     async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The kind ``Deployment``, whose API is Reconciler itself."""
+"""The ``Deployment`` kind, whose API is Reconciler itself."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def check_endpoint(endpoint: str) -> str:
 def path_segment(external_name: str, name_problem: Callable[[str], str | None]) -> str:
     """Percent-encode a name for use in a path.
 
-    Raises ``RefusedError`` for an invalid name, such as ``..``, which would be another path.
+    Raises ``RefusedError`` for an invalid name, such as ``..``, which would be a different path.
     """
     problem = name_problem(external_name)
     if problem is not None:
@@ -71,8 +71,8 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
     return quote(external_name, safe="")
 
 
-def is_other_path(text: str) -> bool:
-    """Return whether a segment would be another path in an API that decodes before it routes.
+def changes_path(text: str) -> bool:
+    """Return whether a segment would change the path in an API that decodes before it routes.
 
     Such an API treats an encoded slash as a separator, some also treat a backslash as one, and some
     decode twice. So ``..%2Fadmin`` would leave the collection, and ``a/`` or ``/`` would be a

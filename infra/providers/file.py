@@ -1,4 +1,4 @@
-"""The kind ``File``: content, mode and owner of a file below the root of its ``ProviderConfig``.
+"""The ``File`` kind: content, mode and owner of a file below the root of its ``ProviderConfig``.
 
 An extended attribute stores what a file cannot: labels, uid, the key of the last write, and whether
 the content is a secret. Content is reported only as a digest, which is keyed if the content is or
@@ -27,11 +27,11 @@ from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.file_attributes import (
     Mark,
+    inode_uid,
     mark_of,
     owner_of,
-    restored_mark,
+    restore_mark_on_error,
     set_owner,
-    uid_of_inode,
     version_of,
     write_mark,
 )
@@ -133,7 +133,7 @@ class _Content(NamedTuple):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a file's fields in canonical form: values filled in, and a mode of four digits.
+    """Return a file's fields in canonical form: values filled in, and a four-digit mode.
 
     Raises ``InvalidManifestError`` if the content is too large or refers to a missing value.
     """
@@ -153,20 +153,20 @@ def _fill_in_values(content: object, values: Mapping[str, object]) -> str:
     if not isinstance(content, str):
         raise InvalidManifestError("spec.values: allowed only if spec.content is a string")
     pieces = _PLACEHOLDER.split(content)  # text, name, text, ..., text
-    texts = {
+    strings = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()
     }
     names = Counter(pieces[1::2])
-    if unknown := names.keys() - texts.keys():
+    if unknown := names.keys() - strings.keys():
         raise InvalidManifestError(
             f"spec.content: ${{{min(unknown)[:_QUOTED_CHARACTERS]}}} is not in spec.values; use "
-            "one of " + ", ".join(sorted(texts)[:_QUOTED_CHARACTERS])
+            "one of " + ", ".join(sorted(strings)[:_QUOTED_CHARACTERS])
         )
-    size = sum(map(len, pieces[::2])) + sum(len(texts[name]) * names[name] for name in names)
-    if size > MAX_CONTENT_BYTES:  # before building the text, which could exhaust memory
+    size = sum(map(len, pieces[::2])) + sum(len(strings[name]) * names[name] for name in names)
+    if size > MAX_CONTENT_BYTES:  # before building the string, which could exhaust memory
         raise InvalidManifestError(_TOO_LARGE)
-    pieces[1::2] = [texts[name] for name in pieces[1::2]]
+    pieces[1::2] = [strings[name] for name in pieces[1::2]]
     return "".join(pieces)
 
 
@@ -188,11 +188,11 @@ def name_problem(name: str) -> str | None:
     if len(segments) > MAX_SEGMENTS:
         return f"use at most {MAX_SEGMENTS} segments, separated by /"
     if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
-        return f"use at most {_MAX_SEGMENT_BYTES} bytes between two /"
+        return f"use at most {_MAX_SEGMENT_BYTES} bytes between slashes"
     if any(segment in {"", ".", ".."} for segment in segments):
         return (
             "use a path below the root, such as etc/app.ini: no leading or trailing /, no //, and "
-            "no segment . or .."
+            "no . or .. segment"
         )
     if any(segment.startswith(OWN_PREFIX) for segment in segments):
         return f"names that start with {OWN_PREFIX} are reserved for Reconciler"
@@ -214,12 +214,12 @@ class FileProvider:
         return await self._call(lambda: self._create(action, content), writes=True)
 
     async def update(self, action: Action) -> Effect:
-        """Replace the file if it still has the uid and the version of the action."""
+        """Replace the file if it still has the action's uid and version."""
         content = await self._content(action)
         return await self._call(lambda: self._update(action, content), writes=True)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the file if it still has the uid of the action, whatever its version.
+        """Delete the file if it still has the action's uid, whatever its version.
 
         Its folder is never deleted.
         """
@@ -233,7 +233,7 @@ class FileProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the files of a scope, folder by folder. Links are neither followed nor listed."""
+        """List the files in a scope, folder by folder. Links are neither followed nor listed."""
         size = min(page_size, MAX_PAGE_SIZE)
         prefix, folders, names = scope.prefix or "", [""], list[str]()
         while folders or names:
@@ -259,7 +259,7 @@ class FileProvider:
         return await self._threads.run(function, writes=writes)
 
     async def _content(self, action: Action) -> _Content:
-        """Return the content that the action writes. A digest keeps the file's content."""
+        """Return the content that the action writes. With a digest, the file keeps its content."""
         if (problem := name_problem(action.external_name)) is not None:
             raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         content = action.fields["content"]
@@ -302,7 +302,7 @@ class FileProvider:
                 with contextlib.suppress(FileExistsError):
                     return Effect(self._write(folder, action, content, None))
                 existing = self._find(folder, action.external_name)
-            if existing is None and _is_other_than_file(stat_of(folder, segment)):
+            if existing is None and _is_not_regular_file(stat_of(folder, segment)):
                 raise RefusedError(
                     f"{action.external_name!r} is a link, a directory or a device, not a file; "
                     "Reconciler neither follows nor replaces it"
@@ -359,8 +359,8 @@ class FileProvider:
                     )
                 except PermissionError:
                     raise RefusedError(
-                        f"{name!r}: this filesystem has no hard links, which creating a file "
-                        "requires; use another filesystem"
+                        f"{name!r}: this filesystem does not support hard links, which creating a "
+                        "file requires; use another filesystem"
                     ) from None
                 with mark_unknown_result():
                     os.unlink(temporary_file, dir_fd=folder)
@@ -376,9 +376,10 @@ class FileProvider:
     def _change_large(
         self, folder: int, action: Action, content: _Content, existing: ExternalObject
     ) -> ExternalObject | None:
-        """Change the attributes of a file that is too large for a copy; None if it is not.
+        """Change the attributes of a file that is too large to copy; None if it is not.
 
-        A crash leaves the mark of the action, and a retry reports the attributes that are left.
+        After a crash, the file has the action's mark, so a retry reports its attributes as they
+        are.
         """
         name = action.external_name
         file = open_file(folder, name.rpartition("/")[2])
@@ -390,12 +391,12 @@ class FileProvider:
                 return None
             if file_stat.st_nlink > 1:
                 raise RefusedError(
-                    f"{name!r} has more than {MAX_CONTENT_BYTES} bytes, and is also a file of "
-                    "another name; remove the other hard links"
+                    f"{name!r} is larger than {MAX_CONTENT_BYTES} bytes, and also has another "
+                    "name; remove the other hard links"
                 )
             if version_of(file_stat) != existing.version:
                 raise _build_changed_error(self._read_object(file, name))
-            with restored_mark(file):
+            with restore_mark_on_error(file):
                 _mark(file, action, content, existing)
                 set_owner(file, action.fields.get("owner"), action.fields.get("group"))
                 os.fchmod(file, int(action.fields["mode"], 8))
@@ -415,7 +416,7 @@ class FileProvider:
             os.close(file)
 
     def _read_object(self, file: int, name: str) -> ExternalObject:
-        file_stat = os.fstat(file)  # before the content, so that a later change has another version
+        file_stat = os.fstat(file)  # before the content, so that a later change has a new version
         mark, has_attributes = mark_of(file)
         # Another client may have removed the mark. Content that not every user may read may be a
         # secret.
@@ -426,7 +427,7 @@ class FileProvider:
         return ExternalObject(
             name=name,
             fields=_shown_fields(file_stat, self._read_content(file, file_stat, is_secret), mark),
-            uid=mark.uid if mark else uid_of_inode(file, file_stat) if has_attributes else None,
+            uid=mark.uid if mark else inode_uid(file, file_stat) if has_attributes else None,
             version=version_of(file_stat),
             labels={} if mark is None else mark.labels,
             written_by=None if mark is None else mark.key,
@@ -481,7 +482,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
 
 
 def _check_kept_size(size: int, segment: str) -> None:
-    """Raise ``ConflictError`` for a file that has grown beyond the size of a copy."""
+    """Raise ``ConflictError`` for a file that has grown too large to copy."""
     if size > MAX_CONTENT_BYTES:
         raise ConflictError(f"{segment!r} was changed by another program")
 
@@ -508,7 +509,7 @@ def _mark(file: int, action: Action, content: _Content, existing: ExternalObject
     )
     if not write_mark(file, mark) and content.is_secret:
         raise RefusedError(
-            "this filesystem has no extended attributes, which mark secret content; use "
+            "this filesystem does not support extended attributes, which mark secret content; use "
             "another filesystem for files with secrets"
         )
 
@@ -523,7 +524,7 @@ def _is_written_by(existing: ExternalObject, action: Action) -> bool:
     return existing.written_by == action.idempotency_key
 
 
-def _is_other_than_file(file_stat: os.stat_result | None) -> bool:
+def _is_not_regular_file(file_stat: os.stat_result | None) -> bool:
     return file_stat is not None and not stat.S_ISREG(file_stat.st_mode)
 
 
@@ -578,4 +579,4 @@ FILE = Kind(
     outputs=FileOutputs,
     find_host_uses=find_host_uses,
 )
-"""The kind ``File``."""
+"""The ``File`` kind."""

@@ -28,7 +28,7 @@ ATTRIBUTE: Final = "user.reconciler"
 MAX_ATTRIBUTE_BYTES: Final = 3500
 """ext4 stores all attributes of a file in one block, which other clients may also use."""
 
-_GENERATION_OF_INODE: Final = 0x8008_7601  # FS_IOC_GETVERSION
+_GET_INODE_GENERATION: Final = 0x8008_7601  # FS_IOC_GETVERSION
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +59,7 @@ def mark_of(file: int) -> tuple[Mark | None, bool]:
 
 
 def write_mark(file: int, mark: Mark) -> bool:
-    """Write a file's mark; return False if the filesystem has no extended attributes."""
+    """Write a file's mark; return False if the filesystem has no support for it."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
         raise RefusedError(
@@ -76,8 +76,8 @@ def write_mark(file: int, mark: Mark) -> bool:
 
 
 @contextmanager
-def restored_mark(file: int) -> Generator[None]:
-    """Restore a file's mark after an error, so that nothing was changed.
+def restore_mark_on_error(file: int) -> Generator[None]:
+    """Restore a file's mark after an error, so that nothing has changed.
 
     Raises ``UnknownResultError`` if that fails.
     """
@@ -94,15 +94,15 @@ def restored_mark(file: int) -> Generator[None]:
                 os.removexattr(file, ATTRIBUTE)
         except OSError as failure:
             if failure.errno not in {errno.ENODATA, errno.ENOTSUP}:
-                raise UnknownResultError(f"done in part: {error}") from None
+                raise UnknownResultError(f"partly done: {error}") from None
         raise
 
 
-def uid_of_inode(file: int, file_stat: os.stat_result) -> str:
+def inode_uid(file: int, file_stat: os.stat_result) -> str:
     """Return a uid for an unmarked file. It contains the generation, because inodes are reused."""
     generation = bytes(8)
     with contextlib.suppress(OSError):  # not every filesystem has generations
-        generation = fcntl.ioctl(file, _GENERATION_OF_INODE, generation)
+        generation = fcntl.ioctl(file, _GET_INODE_GENERATION, generation)
     return f"inode-{file_stat.st_ino}-{struct.unpack('=q', generation)[0]}"
 
 

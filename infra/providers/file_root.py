@@ -58,7 +58,7 @@ class FileRoot:
     def open_parent(self, name: str, *, create: bool = False) -> Generator[int | None]:
         """Open the folder that contains a name; None if it does not exist and ``create`` is false.
 
-        Raises ``NotDoneError`` if the root is missing, ``RefusedError`` if the path has a link.
+        Raises ``NotDoneError`` if the root is missing, ``RefusedError`` if a link is in the path.
         """
         with self._folder(name.split("/")[:-1], create=create) as folder:
             yield folder
@@ -162,7 +162,7 @@ class _OpenPath:
 
 
 def root_path(endpoint: str) -> Path:
-    """Return the folder of an endpoint such as file:///srv/files.
+    """Return the folder for an endpoint such as file:///srv/files.
 
     Raises ``ConfigurationError`` for any other endpoint.
     """
@@ -178,14 +178,14 @@ def root_path(endpoint: str) -> Path:
 
 
 def temporary_name(key: str) -> str:
-    """Return the name of an action's temporary file, so that a retry finds what a crash left."""
+    """Return the name of an action's temporary file, so that a retry finds a leftover."""
     return f"{OWN_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def check_segment(segment: str) -> str:
     """Return the name of a folder entry. Raises ``RefusedError`` for a path.
 
-    System calls also accept paths, and an absolute path leads out of any folder.
+    System calls also accept paths, and an absolute path escapes any folder.
     """
     if segment in _RESERVED_SEGMENTS or "/" in segment or "\0" in segment:
         raise RefusedError(f"{segment!r} is not the name of a file in a directory")
@@ -242,7 +242,7 @@ def open_temporary(folder: int, segment: str) -> Generator[int]:
 
 
 def discard(folder: int, segment: str) -> None:
-    """Remove a temporary file left by a crash. Raises ``NotDoneError`` if its call still runs."""
+    """Remove a temporary file left by a crash. Raises ``NotDoneError`` if its call is running."""
     file = open_file(folder, segment)
     if file is None:
         return
@@ -309,7 +309,7 @@ def _add_entries(listing: Entries, folder: int, folder_name: str, prefix: str) -
 
 
 def _scan(folder: int) -> dict[str, bool]:
-    """Return the names in a folder, each with whether it is a folder.
+    """Return the names in a folder, and for each, whether it is a folder.
 
     If the folder changes during a scan, a replaced file can be missing (btrfs, tmpfs), so another
     scan follows.

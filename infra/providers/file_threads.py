@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class FileThreads:
-    """Threads of their own for one root, so that a hanging disk does not delay other work."""
+    """Dedicated threads for one root, so that a hanging disk does not delay other work."""
 
     def __init__(self, path: Path, timeout_seconds: float, name: str) -> None:
         self._path = path
@@ -28,13 +28,13 @@ class FileThreads:
     async def run(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
         """Run a blocking function in a thread.
 
-        Raises ``NotCalledError`` if no thread was free before the timeout, because this proves
-        nothing about the filesystem. Otherwise, raises the error of a filesystem that hangs.
+        Raises ``NotCalledError`` if no thread was free before the timeout, because that proves
+        nothing about the filesystem. Otherwise, raises the error for a hanging filesystem.
         """
-        begun = Lock()  # acquired once: by the thread, or by the timeout that abandons the call
+        claim = Lock()  # acquired once: by the thread, or by the timeout that abandons the call
 
         def call() -> _T:
-            if not begun.acquire(blocking=False):
+            if not claim.acquire(blocking=False):
                 raise TimeoutError
             return function()
 
@@ -43,10 +43,10 @@ class FileThreads:
             async with asyncio.timeout(self._timeout_seconds):
                 return await loop.run_in_executor(self._threads, call)
         except TimeoutError:
-            if begun.acquire(blocking=False):
+            if claim.acquire(blocking=False):
                 raise NotCalledError(
                     f"not called: {MAX_CONCURRENT_CALLS} calls to the filesystem of {self._path} "
-                    "are in progress; this one is retried",
+                    "are in progress; this one will be retried",
                     retry_after_seconds=self._timeout_seconds,
                 ) from None
             timeout_class = UnknownResultError if writes else NotDoneError

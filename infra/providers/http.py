@@ -29,7 +29,7 @@ from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
 """Less than the five seconds after which many servers close an idle connection, because a call sent
-while the server closes the connection has an unknown result."""
+while the server is closing the connection has an unknown result."""
 
 CONNECTING_FRACTION = 0.5
 """Fraction of a call's timeout for connecting. A call that fails to connect was not sent."""
@@ -108,8 +108,8 @@ class HttpApi:
         """Make one call and return the complete response, whatever its status.
 
         ``read_at``: time of the read on which the call relies, from ``time.monotonic`` (see
-        ``CallPermit``). ``writes``: whether the call changes anything; by default, the method
-        decides.
+        ``CallPermit``). ``writes``: whether the call changes anything; by default, this depends on
+        the method.
 
         Raises ``NotDoneError`` if nothing was sent or a read got no response, and
         ``UnknownResultError`` if a write got no response.
@@ -156,10 +156,11 @@ class HttpApi:
         )
 
     async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Response | None:
-        """Read one object; None if the API reports that it does not exist. Raises other refusals.
+        """Read one object; None if the API reports that it does not exist.
 
-        ``confirm`` reads the collection, and raises if that does not exist either: then the 404
-        comes from a wrong endpoint or a gateway, and does not prove that the object is missing.
+        Raises for any other refusal. ``confirm`` reads the collection, and raises if that does not
+        exist either. In that case, the 404 comes from an incorrect endpoint or a gateway, and does
+        not prove that the object is missing.
         """
         response = await self.call("GET", path)
         if response.status_code == HTTPStatus.NOT_FOUND:
@@ -170,7 +171,7 @@ class HttpApi:
         return response
 
     async def close(self) -> None:
-        """Close all connections. Calls that still wait for permission are not sent."""
+        """Close all connections. Calls that are still waiting for permission are not sent."""
         self._is_closed = True
         self._connections.close()
 
@@ -202,7 +203,7 @@ def encode_request(
 ) -> bytes:
     """Encode a request.
 
-    Raises ``RefusedError`` for characters that would turn it into another request.
+    Raises ``RefusedError`` for characters that would turn it into a different request.
     """
     if not (target.isascii() and target.isprintable()) or " " in target:
         raise RefusedError(

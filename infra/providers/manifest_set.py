@@ -1,4 +1,4 @@
-"""The kind ``ManifestSet``, whose API is Reconciler itself."""
+"""The ``ManifestSet`` kind, whose API is Reconciler itself."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from reconciler.secrecy import Secrecy
 
 MAX_DETAIL_CHARACTERS = 500
 MIN_SEARCHED_CHARACTERS = 16_384
-"""Start of a refusal's body to search for secrets before quoting it. Longer secrets require
-more."""
+"""Characters at the start of a refusal's body to search for secrets before quoting it. Longer
+secrets require more."""
 
 MAX_EXPLANATION_BYTES = 1024 * 1024
 """Longer refusals are quoted without decoding, because decoding 30 MiB takes 0.1 s."""
@@ -48,15 +48,15 @@ _T = TypeVar("_T")
 _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
 _INCONCLUSIVE_STATUSES = frozenset({404, 408, 409, 425})
-"""Client errors that a gateway may send after the API received a write, or that concern an earlier
-request with the same key. 429 is also one, but has its own error class."""
+"""Client errors that a gateway may send after the API has received a write, or that concern an
+earlier request with the same key. 429 is also one, but has its own error class."""
 
 _CONFIGURATION_REMEDIES = {
     401: "check the secret of spec.credentialsRef",
     403: "check the secret of spec.credentialsRef and its permissions",
     404: "nothing exists at this path; check spec.endpoint",
 }
-"""Refusals that no change to the manifest would avoid, so they are retried until an operator
+"""Refusals that changing the manifest would not avoid, so they are retried until an operator
 acts."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -107,7 +107,7 @@ def inconclusive_error_class(method: str) -> type[NotDoneError | UnknownResultEr
 
 
 def build_refusal_error(response: Response) -> ProviderError:
-    """Return the error for a refusal that has no special meaning in this API.
+    """Return the error for a refusal that the provider does not handle itself.
 
     A 404 is assumed to concern the collection: providers detect a missing object themselves.
     """
@@ -120,8 +120,8 @@ def build_refusal_error(response: Response) -> ProviderError:
         text += f" ({_CONFIGURATION_REMEDIES[status]})"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
-    is_proof = _CLIENT_ERROR <= status < _SERVER_ERROR
-    if not is_proof or (status in _INCONCLUSIVE_STATUSES and not is_from_read):
+    is_client_error = _CLIENT_ERROR <= status < _SERVER_ERROR
+    if not is_client_error or (status in _INCONCLUSIVE_STATUSES and not is_from_read):
         return inconclusive_error_class(response.method)(
             text, status=status, retry_after_seconds=wait
         )
@@ -197,7 +197,7 @@ def describe_problem(response: Response) -> str:
 
 
 def explanation(response: Response, decoder: msgspec.json.Decoder[_T]) -> _T | None:
-    """Decode the body of a refusal; None if it has another structure or is too long."""
+    """Decode the body of a refusal; None if it has a different structure or is too long."""
     if len(response.content) > MAX_EXPLANATION_BYTES:
         return None
     try:
@@ -213,12 +213,12 @@ def decode_start(content: bytes, characters: int) -> str:
 
 def redact_start(text: str, response: Response) -> str:
     """Return the start of an API's text without secrets. The text may be megabytes long."""
-    # Hide secrets before cutting the text, because the start of a cut secret is not recognized.
+    # Hide secrets before truncating, because the start of a truncated secret is not recognized.
     return response.secrecy.hide_start(text, MIN_SEARCHED_CHARACTERS)
 
 
 def retry_after_seconds(response: Response) -> float | None:
-    """Return the seconds that ``Retry-After`` requests, also from a date on the API's clock."""
+    """Return the seconds that ``Retry-After`` requests, even as a date on the API's clock."""
     text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         seconds = float(text)

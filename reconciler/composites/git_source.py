@@ -84,7 +84,7 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
     ] = ""
     interval_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=86_400)],
-        _about(description="Seconds between two checks of the repository."),
+        _about(description="Seconds between checks of the repository."),
     ] = 60
     credentials: Annotated[
         SecretRef | None,

@@ -154,7 +154,7 @@ def test_37_an_edited_container_is_replaced_in_the_rollout_and_not_before():
 
 
 def test_a_spec_that_is_too_large_for_an_event_is_refused():
-    with pytest.raises(InvalidManifestError, match="divide the resource"):
+    with pytest.raises(InvalidManifestError, match="split the resource"):
         compose(WEB, spec({"image": "x" * 200_000}), None)
 
 

@@ -286,7 +286,7 @@ INVALID_DEFINITIONS: list[tuple[Fields, str]] = [
     (_renamed("namePrefix", "x-"), "spec.namePrefix: not allowed with spec.composition"),
     (
         _renamed("constants", {"a": 1}),
-        "spec.constants: not allowed with spec.composition; write the values into the parts",
+        "spec.constants: not allowed with spec.composition; put the values in the parts",
     ),
     (_renamed("fields.color.to", "x"), "spec.fields.color.to: not allowed with spec.composition"),
     (spec(parts=[]), "spec.composition.parts: the length must be at least 1"),
@@ -452,7 +452,7 @@ INVALID_DECLARATIONS: list[tuple[Fields, Fields, str]] = [
     (
         SPEC,
         {"dots": [str(number) for number in range(500)]},
-        "spec.composition.parts[2] (dots): exceeds the limit of 500 resources; divide",
+        "spec.composition.parts[2] (dots): exceeds the limit of 500 resources; split",
     ),
 ]
 

@@ -140,7 +140,7 @@ def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
 BOMBS = {
     "a blob of 1 GiB": (
         pack_of(object_of(1, COMMIT), packed(3, GIB, zeros(GIB))),
-        "one of its objects has 1073741824 bytes, more than the limit of 64 MiB",
+        "one of its objects is 1073741824 bytes, more than the limit of 64 MiB",
     ),
     "a commit of 1 GiB": (pack_of(packed(1, GIB, zeros(GIB))), "more than the limit of 64 MiB"),
     "a blob that states to be small": (
@@ -158,7 +158,7 @@ BOMBS = {
                 hashlib.sha1(b"blob 100\0" + bytes(100)).digest(),
             ),
         ),
-        "one of its objects has 1073741824 bytes, more than the limit of 64 MiB",
+        "one of its objects is 1073741824 bytes, more than the limit of 64 MiB",
     ),
     "many blobs of 48 MiB": (
         pack_of(object_of(1, COMMIT), *[packed(3, 48 * MIB, zlib.compress(bytes(48 * MIB)))] * 12),

@@ -30,7 +30,7 @@ def test_a_renderer_runs_in_its_folder_with_all_other_files(monkeypatch: pytest.
     ("script", "words"),
     [
         ("echo no such chart >&2; exit 3", "mine: exit status 3: no such chart"),
-        ("yes", "its output has more than"),
+        ("yes", "its output is larger than"),
         ("sleep 60 & sleep 60", "took longer than"),
         ("setsid sleep 3 & exit 3", "mine: exit status 3"),  # it has our output open
     ],

@@ -330,6 +330,6 @@ async def test_a_commit_that_contains_the_credential_of_its_server_is_refused(
         failure = await failure_of(*credentials)
         assert failure is not None
         assert failure.reason == "BadCommit"
-        assert failure.message.endswith("contains the credential of this source")
+        assert failure.message.endswith("contains this source's credential")
     assert await failure_of("") is None
     assert await failure_of("git:another token") is None

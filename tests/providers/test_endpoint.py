@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.providers.endpoint import authorization, check_endpoint, is_other_path
+from infra.providers.endpoint import authorization, changes_path, check_endpoint
 from reconciler.errors import ConfigurationError
 
 
@@ -80,11 +80,11 @@ def test_a_secret_that_cannot_be_a_header_is_refused_and_not_shown(secret: str) 
     ],
 )
 def test_a_text_that_an_api_may_decode_to_another_path_is_detected(text: str) -> None:
-    assert is_other_path(text)
+    assert changes_path(text)
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a.b", "..a", "projects/x", "100%", "a%2Fb", "é", "...", "a\\b"]
 )
 def test_any_other_text_stays_one_segment(text: str) -> None:
-    assert not is_other_path(text)
+    assert not changes_path(text)

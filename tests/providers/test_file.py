@@ -962,7 +962,7 @@ async def test_without_attributes_no_secret_is_written(
     bare: Path, files: FileProvider, secrets: Secrets
 ) -> None:
     await secrets.store(SecretRef("db"), PLANTED, "default")
-    with pytest.raises(RefusedError, match="no extended attributes") as caught:
+    with pytest.raises(RefusedError, match="not support extended attributes") as caught:
         await files.create(create(fields=SECRET))
     assert PLANTED not in "".join(traceback.format_exception(caught.value))
     assert names_in(bare / "etc") == []

@@ -156,7 +156,7 @@ async def test_pages_of_one_object_are_refused_if_they_cannot_overlap():
     [
         (
             "http://elsewhere.example/other?size=2&offset=2",
-            "the next page is at another path, '/other'",
+            "the next page is at a different path, '/other'",
         ),
         ("http://[/notes?size=2", "its Link header is invalid: Invalid IPv6 URL"),
     ],

@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rest__list": None},
-        "spec.rest.read.confirm: required, because a wrong endpoint also returns 404",
+        "spec.rest.read.confirm: required, because an incorrect endpoint also returns 404",
     ),
     (
         {"rest__version": None},
@@ -74,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rest__read__body": {"a": 1}},
-        "spec.rest.read.body: not allowed with the method GET; set another method",
+        "spec.rest.read.body: not allowed with the GET method; set another method",
     ),
     (
         {"rest__create__body": {"name": "= nam", "labels": "= metadata"}},
@@ -82,7 +82,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rest__create__body": {"name": "= name"}},
-        "spec.rest.create.body: must write metadata, because spec.rest.metadata is set",
+        "spec.rest.create.body: must include metadata, because spec.rest.metadata is set",
     ),
     (
         {"rest__create__body": {"name": "= name +", "labels": "= metadata"}},
@@ -152,7 +152,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "rest__document": {"type": "= spec.type", "color": "= spec.color"},
             "constants": {"a": 1},
         },
-        "spec.constants: not allowed with spec.rest.document; write the values into the document",
+        "spec.constants: not allowed with spec.rest.document; put the values in the document",
     ),
     (
         {"rest__document": {"a": "= spec.type"}, "fields__type__to": "b"},
@@ -244,7 +244,7 @@ def test_an_invalid_definition_has_an_error_with_place_and_remedy(
         ),
         (
             {"rest__update__body": {"text": "= object.text"}},
-            "spec.rest.update.body: must write version, because condition is Body",
+            "spec.rest.update.body: must include version, because condition is Body",
         ),
     ],
 )
@@ -279,7 +279,7 @@ def test_fields_are_bounded_in_number_and_depth():
             "spec.a.map(x, spec.b.map(y, spec.c.map(z, z)))",
             "loops are nested deeper than 2",
         ),
-        ("+".join(["1"] * 34), "33 operators +, but at most 32 are allowed"),
+        ("+".join(["1"] * 34), "33 + operators, but at most 32 are allowed"),
         ("", "'' is not a CEL expression: at 1:1"),
         ("1 +", "'1 +' is not a CEL expression: at 1:4"),
         ("a", "unknown variable 'a'; use spec"),

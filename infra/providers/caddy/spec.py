@@ -63,7 +63,7 @@ class HealthCheck(_Part, frozen=True):
         _Path,
         _meta("Path that Caddy requests from each backend. A status of 200 to 299 means healthy."),
     ]
-    interval_seconds: Annotated[_Seconds, _meta("Seconds between two checks.")] = (
+    interval_seconds: Annotated[_Seconds, _meta("Seconds between checks.")] = (
         DEFAULT_INTERVAL_SECONDS
     )
     timeout_seconds: Annotated[_Seconds, _meta("Maximum duration of one check, in seconds.")] = (

@@ -87,7 +87,7 @@ class CertificateFolder:
         if calls >= max(1, self._concurrency // (2 * namespaces)):
             raise NotCalledError(
                 f"{calls} actions of namespace {namespace!r} are already waiting for their ACME "
-                "CAs; this one is retried",
+                "CAs; this one will be retried",
                 status=FAILED_DEPENDENCY,
                 retry_after_seconds=self.timeout_seconds,
             )

@@ -25,7 +25,7 @@ from reconciler.ports import IntakeMessageOut
 MAX_CHILDREN_PER_BATCH: Final = 500
 
 _POLL_SECONDS: Final = 0.1
-_MAX_NAMED: Final = 3
+_MAX_NAMED_CHILDREN: Final = 3
 _MAX_ORIGIN_CHARACTERS: Final = 300
 
 Publish = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
@@ -51,7 +51,7 @@ class Children:
         self._source = source
         self._wait_seconds = wait_seconds
 
-    async def check_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
+    async def check_names_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of unused names. Raises ``NotDoneError`` if a name is in use.
 
         Reads the log before anything is declared, because status rows lag behind.
@@ -93,7 +93,7 @@ class Children:
     def _declaration(self, part: Part, expected: int | None) -> IntakeMessageOut:
         reasons = (f"part of {self._parent}", part.origin[-_MAX_ORIGIN_CHARACTERS:], self._source)
         data = Declared(part.manifest, expected, reason=": ".join(filter(None, reasons)))
-        return message_of(self._action, part.manifest.key, data, "declared")
+        return build_message(self._action, part.manifest.key, data, "declared")
 
     async def withdraw(self, names: Sequence[str]) -> None:
         """Withdraw children. Configurations and definitions follow the resources that use them."""
@@ -118,7 +118,7 @@ class Children:
             batch = keys[start : start + MAX_CHILDREN_PER_BATCH]
             await self._publish(
                 [
-                    message_of(self._action, key, Withdrawn(reason=reason), "withdrawn")
+                    build_message(self._action, key, Withdrawn(reason=reason), "withdrawn")
                     for key in batch
                 ]
             )
@@ -148,7 +148,9 @@ class Children:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def message_of(action: Action, key: ResourceKey, data: IntakeData, step: str) -> IntakeMessageOut:
+def build_message(
+    action: Action, key: ResourceKey, data: IntakeData, step: str
+) -> IntakeMessageOut:
     """Build a message whose id identifies the step of the action."""
     identity = f"{action.idempotency_key}.{digest_of_text(str(key))}.{step}"
     return IntakeMessageOut("desired", key, data, identity)
@@ -171,6 +173,6 @@ def _describe_remaining(name: str, row: Row | None) -> str:
     return name if row is None else f"{name} ({row.outcome}: {row.message or row.reason})"
 
 
-def _limit_names(texts: Sequence[str]) -> list[str]:
-    rest = len(texts) - _MAX_NAMED
-    return [*texts[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])]
+def _limit_names(names: Sequence[str]) -> list[str]:
+    rest = len(names) - _MAX_NAMED_CHILDREN
+    return [*names[:_MAX_NAMED_CHILDREN], *([f"{rest} more"] if rest > 0 else [])]

@@ -89,7 +89,7 @@ def _check(spec: KindDefinitionSpec) -> None:
         )
     if spec.constants:
         raise InvalidManifestError(
-            "spec.constants: not allowed with spec.composition; write the values into the parts"
+            "spec.constants: not allowed with spec.composition; put the values in the parts"
         )
     for name, field in spec.fields.items():
         if field.to is not None:

@@ -58,7 +58,7 @@ def composed_kind(
 ) -> ComposedKind:
     """Build a kind whose objects are sets of other resources.
 
-    For the form of ``provider``, see ``lazy``.
+    For the format of ``provider``, see ``lazy``.
     """
     return ComposedKind(
         name=name,

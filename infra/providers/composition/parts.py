@@ -50,7 +50,7 @@ class Budget:
         self._resources -= resources
         if self._resources < 0:
             raise InvalidManifestError(
-                f"{location}: exceeds the limit of {MAX_RESOURCES} resources; divide the resource"
+                f"{location}: exceeds the limit of {MAX_RESOURCES} resources; split the resource"
             )
 
 

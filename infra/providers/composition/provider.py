@@ -36,7 +36,7 @@ from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_from_leader
-from infra.providers.composition.children import Children, digest_of_text, message_of
+from infra.providers.composition.children import Children, build_message, digest_of_text
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.state_reader import ComposedSet, Row, StateReader
@@ -168,7 +168,7 @@ class CompositionProvider:
         changed_parts = [each for each in parts if str(each.manifest.key) not in unchanged]
         manifests = [each.manifest for each in changed_parts]
         children = self._children(action)
-        new = await children.check_free(
+        new = await children.check_names_free(
             [each for each in manifests if not old_generations.get(str(each.key))]
         )
         # A child that an operator was permitted to declare differently is not among the parts.
@@ -313,7 +313,7 @@ class CompositionProvider:
     async def _publish_set(
         self, action: Action, existing: ComposedSet, data: IntakeData, step: str
     ) -> int:
-        [reply] = await self._publish([message_of(action, existing.key, data, step)])
+        [reply] = await self._publish([build_message(action, existing.key, data, step)])
         match reply.reason:
             case "StaleGeneration" | "Superseded":
                 raise ConflictError(f"{existing.key} has changed since it was read")
@@ -333,7 +333,7 @@ class CompositionProvider:
         if any(each.accepted for each in replies):
             self._api.permit.record_write()
         if len(replies) < len(messages):
-            # The breaker ignores this status: the messages may wait behind the tenant's own.
+            # The breaker ignores this status: the messages may be waiting behind the tenant's own.
             raise UnknownResultError(
                 "no decider replied; the parts may or may not have been declared",
                 status=HTTPStatus.FAILED_DEPENDENCY,

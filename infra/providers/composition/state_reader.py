@@ -210,7 +210,7 @@ class StateReader:
         }
 
     async def _read_declarations(self, subjects: str) -> dict[ResourceKey, Declaration]:
-        """Return all declarations. For most resources, the newest event contains it."""
+        """Return all declarations. For most resources, the newest event is enough."""
         nc = await self._api.connection()
         try:
             newest = await last_for_subjects(nc, LOG, [subjects])

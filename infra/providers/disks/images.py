@@ -22,7 +22,7 @@ from infra.providers.disks.folder import image_file_name
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.programs import build_waiting_error, is_out_of_space
 from infra.providers.disks.superblock import Superblock, read_superblock
-from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
+from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, inode_uid
 from infra.providers.file_root import open_file
 from infra.providers.responses import UNDECODABLE
 from reconciler.errors import RefusedError
@@ -121,7 +121,7 @@ def read_open_image(file: int, disk: str, attached: list[Loop] | None = None) ->
             block = read_superblock(file if device is None else device)
     else:
         block = read_superblock(file)
-    uid = mark.uid if mark is not None else uid_of_inode(file, file_stat)
+    uid = mark.uid if mark is not None else inode_uid(file, file_stat)
     return Image(file_stat, mark, block, attached_loops, uid)
 
 

@@ -1,4 +1,4 @@
-"""The kind ``Container``: one container of a Docker Engine, kept running as declared."""
+"""The ``Container`` kind: one Docker Engine container, kept running as declared."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ def ready(fields: Fields, observed: ExternalObject) -> Readiness:
     if not fields.get("running", True):
         return Readiness(False, "Stopped", "the container is declared with running: false")
     if state == "restarting":
-        return Readiness(False, "Restarting", "the container exited, and the Engine restarts it")
+        return Readiness(
+            False, "Restarting", "the container exited, and the Engine is restarting it"
+        )
     if health == "starting":
         return Readiness(False, "Starting", "its health check has not passed yet")
     if health == "unhealthy":
-        return Readiness(False, "Unhealthy", "its health check fails")
+        return Readiness(False, "Unhealthy", "its health check is failing")
     return READY
 
 
@@ -57,4 +59,4 @@ CONTAINER = Kind(
     find_host_uses=find_host_uses,
     immutable=frozenset({*_immutable, "labels"}),
 )
-"""The kind ``Container``."""
+"""The ``Container`` kind."""

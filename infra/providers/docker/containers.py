@@ -30,7 +30,7 @@ from infra.providers.docker.engine import (
     gather_limited,
     label_filter,
     labels_to_write,
-    mark_partly_done,
+    mark_partial_failure,
     read_error_message,
     strip_headers,
 )
@@ -166,7 +166,7 @@ class ContainersProvider(NamedObjects[_Container]):
             raise _build_creation_error(response, action.fields)
         if response.status_code != HTTPStatus.CREATED:
             raise build_engine_error(response)
-        with mark_partly_done("the container was created, but a later step failed"):
+        with mark_partial_failure("the container was created, but a later step failed"):
             created = await self._by_id(decode_body(response, _created_decoder).id)
         return await self._finish(created, action)
 
@@ -245,8 +245,8 @@ class ContainersProvider(NamedObjects[_Container]):
     async def _configuration(self, action: Action) -> dict[str, Any]:
         fields, env = action.fields, dict[str, str]()
         for name, value in fields.get("env", {}).items():
-            is_text = isinstance(value, str)
-            env[name] = value if is_text else await self._secret(value, action.namespace)
+            is_string = isinstance(value, str)
+            env[name] = value if is_string else await self._secret(value, action.namespace)
         return build_configuration(fields, env, labels_to_write(action))
 
     async def _secret(self, value: Fields, namespace: str) -> str:
@@ -284,11 +284,11 @@ class ContainersProvider(NamedObjects[_Container]):
     async def _finish(self, inspection: Inspection, action: Action) -> _Container:
         """Bring a new container to its declared state, and keep it after a failure."""
         try:
-            with mark_partly_done("the container was created, but a later step failed"):
+            with mark_partial_failure("the container was created, but a later step failed"):
                 return await self._complete(inspection, action.fields)
         except UnknownResultError as error:
-            if isinstance(error.__cause__, RefusedError):  # for example a missing command
-                with mark_partly_done("the container was created, but it could not be read"):
+            if isinstance(error.__cause__, RefusedError):  # for example, a missing command
+                with mark_partial_failure("the container was created, but it could not be read"):
                     incomplete = await self._container(await self._by_id(inspection.id))
                 raise RefusedError(
                     error.message, status=error.status, obstacle=incomplete.object
@@ -339,7 +339,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if not inspection.state.is_up:
             return await self._remove(inspection)
         await self._stop(inspection)
-        with mark_partly_done("the container was stopped, but could not be removed"):
+        with mark_partial_failure("the container was stopped, but could not be removed"):
             await self._remove(inspection)
         return True
 
@@ -464,7 +464,7 @@ def _immutable_differences(observed: ExternalObject, action: Action) -> list[str
     differences = [name for name in names if desired.get(name) != current.get(name)]
     if not differences and action.labels != observed.labels:
         return ["labels"]
-    old_networks, new_networks = (
+    new_networks, old_networks = (
         {each["name"] for each in fields.get("networks", ())} for fields in (desired, current)
     )
     is_fixed = bool(_EXCLUSIVE_NETWORKS & (old_networks ^ new_networks))

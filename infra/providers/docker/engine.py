@@ -121,7 +121,7 @@ class EngineApi:
     async def find_response(self, path: str) -> Response | None:
         """Return the response for one object; None as in ``find``.
 
-        A 404 with a different message comes from a wrong endpoint or a gateway.
+        A 404 with a different message comes from an incorrect endpoint or a gateway.
         """
         response = await self.call("GET", path)
         if response.status_code == HTTPStatus.NOT_FOUND and _NO_SUCH_OBJECT.search(
@@ -135,7 +135,7 @@ class EngineApi:
     async def call(
         self, method: str, path: str, *, query: Query = (), body: object = None
     ) -> Response:
-        """Make one call, in an API version that the Engine supports."""
+        """Make one call, using an API version that the Engine supports."""
         if not self._version:
             self._version = await self._negotiate_version()
         response = await self._http.call(
@@ -150,7 +150,7 @@ class EngineApi:
         ).startswith(_UNSUPPORTED_VERSION):
             self._version = ""  # the Engine was replaced
             raise NotDoneError(
-                f"the Engine was replaced by another version: {read_error_message(response)}"
+                f"the Engine was replaced with a different version: {read_error_message(response)}"
             )
         return response
 
@@ -257,7 +257,7 @@ def read_error_message(response: Response) -> str:
 
 
 def build_engine_error(response: Response) -> ProviderError:
-    """Classify a failed response that has no special meaning for the call."""
+    """Classify an error response that the caller does not handle itself."""
     message = read_error_message(response)
     if not message:
         return build_refusal_error(response)
@@ -281,7 +281,7 @@ def build_engine_error(response: Response) -> ProviderError:
 
 
 @contextmanager
-def mark_partly_done(description: str) -> Generator[None]:
+def mark_partial_failure(description: str) -> Generator[None]:
     """Mark a failure as partial: part of the action was done, and a retry resumes it."""
     try:
         yield

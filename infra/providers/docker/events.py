@@ -34,7 +34,7 @@ class EngineEvents:
     """Waits for events of given types and names. A mark is the newest event's time in ns.
 
     The Engine replays its last 256 events on request, so no connection is kept between calls. It
-    loses them when it stops, so after a failure, everything may have changed.
+    loses them when it stops, so after a failure, anything may have changed.
     """
 
     def __init__(self, api: EngineApi, types: list[str], names: list[str]) -> None:

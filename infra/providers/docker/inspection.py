@@ -34,7 +34,7 @@ MAX_INSPECTION_BYTES: Final = 1024 * 1024
 """An object has at most 256 KiB, and contains only part of what the Engine reports."""
 
 MAX_VARIABLES: Final = 32_768
-"""Limit on a container's variables, each of which takes 7 µs. More do not fit into an object."""
+"""Limit on a container's variables, each of which takes 7 µs. An object has no room for more."""
 
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
@@ -178,7 +178,7 @@ class Inspection(_ResponsePart, frozen=True):
 
     @property
     def networks(self) -> dict[str, Fields]:
-        """The container's networks by name, in the form of a spec."""
+        """The container's networks by name, in the format of a spec."""
         endpoints = self.network_settings.networks or {}
         return {name: self._network(name, endpoints[name]) for name in sorted(endpoints)}
 
@@ -227,7 +227,7 @@ def describe_excess_bytes(number: int) -> str:
     return f"{number} bytes exceed the limit of {MAX_INSPECTION_BYTES}" if is_too_long else ""
 
 
-# --- the form sent to the Engine
+# --- the format sent to the Engine
 
 
 def build_configuration(
@@ -264,7 +264,7 @@ def declared_label(fields: Fields) -> str:
 
 
 def limits_to_write(fields: Fields, inspection: Inspection) -> dict[str, Any]:
-    """Return the limits and the restart policy that differ, in the Engine's form.
+    """Return the limits and the restart policy that differ, in the Engine's format.
 
     ``Memory`` is None if no ``memoryBytes`` is declared, because the Engine cannot remove a limit.
     """
@@ -354,7 +354,7 @@ def _build_health_check(check: Fields) -> dict[str, Any]:
     return content
 
 
-# --- the form read from the Engine
+# --- the format read from the Engine
 
 
 def as_object(inspection: Inspection, digest: Callable[[str], str]) -> ExternalObject:

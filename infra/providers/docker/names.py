@@ -12,4 +12,4 @@ def name_problem(name: str) -> str | None:
     """Describe what is wrong with a container's or volume's name; None if it is valid."""
     if _NAME.fullmatch(name) is not None:
         return None
-    return "use 2 to 255 characters a-z A-Z 0-9 _ . - and start with a letter or digit"
+    return "use 2 to 255 of the characters a-z A-Z 0-9 _ . - and start with a letter or digit"

@@ -41,8 +41,8 @@ MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "r
 """Fields that the Engine changes in place. Changing any other field replaces the container."""
 
 
-def _meta(text: str, **rules: Any) -> msgspec.Meta:
-    return msgspec.Meta(description=text, **rules)
+def _meta(description: str, **rules: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=description, **rules)
 
 
 EnvName = Annotated[str, msgspec.Meta(pattern=r"^[^=\x00\s]{1,255}(?!\n)$")]
@@ -50,7 +50,7 @@ _Words = list[str]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
-"""The Engine does not accept shorter times, and treats 0 as unset."""
+"""The Engine does not accept shorter durations, and treats 0 as unset."""
 _Network = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}(?!\n)$")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=4096)]
 
@@ -72,7 +72,7 @@ class Mount(_Part, frozen=True):
     source: Annotated[
         _Name | None,
         _meta(
-            "Name of the volume, or path of the host's directory. It must exist. Required, except"
+            "Name of the volume, or path of the host directory. It must exist. Required, except"
             " for a tmpfs."
         ),
     ] = None
@@ -113,7 +113,7 @@ class Port(_Part, frozen=True):
     protocol: Annotated[Literal["tcp", "udp", "sctp"], _meta("Transport protocol.")] = "tcp"
 
     def __post_init__(self) -> None:
-        if self.address:  # the Engine treats any other text as all addresses
+        if self.address:  # the Engine treats any other string as all addresses
             _check_address("ports: address", self.address, ipaddress.ip_address)
 
 
@@ -122,7 +122,7 @@ class Network(_Part, frozen=True):
 
     name: Annotated[_Network, _meta("Name of the network, or host, none or bridge. It must exist.")]
     aliases: Annotated[
-        list[str], _meta("Additional DNS names of the container in this network.")
+        list[str], _meta("The container's additional DNS names in this network.")
     ] = []
     address: Annotated[
         str | None, _meta("Fixed IPv4 address in this network. Default: assigned by the Engine.")
@@ -140,7 +140,7 @@ class HealthCheck(_Part, frozen=True):
         Annotated[_Words, msgspec.Meta(min_length=1)],
         _meta("Command that runs in the container. Exit status 0 means healthy."),
     ]
-    interval_seconds: Annotated[_Seconds | None, _meta("Seconds between two checks.")] = None
+    interval_seconds: Annotated[_Seconds | None, _meta("Seconds between checks.")] = None
     timeout_seconds: Annotated[
         _Seconds | None, _meta("Maximum duration of one check, in seconds.")
     ] = None
@@ -183,16 +183,16 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         _Path | None, _meta("Working directory of the command. Default: the image's.")
     ] = None
     mounts: Annotated[
-        list[Mount], _meta("Volumes, directories of the host and in-memory filesystems to mount.")
+        list[Mount], _meta("Volumes, host directories and in-memory filesystems to mount.")
     ] = []
-    ports: Annotated[list[Port], _meta("Ports of the container that the host publishes.")] = []
+    ports: Annotated[list[Port], _meta("Container ports that the host publishes.")] = []
     networks: Annotated[
-        list[Network], _meta("All networks of the container. Default: bridge.")
+        list[Network], _meta("All of the container's networks. Default: bridge.")
     ] = []
     memory_bytes: Annotated[
         Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES, le=MAX_INTEGER)] | None,
         _meta(
-            "Memory limit, in bytes. The container may use the same amount of swap in addition. "
+            "Memory limit, in bytes. The container may also use the same amount of swap. "
             "Default: no limit."
         ),
     ] = None
@@ -201,7 +201,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         _meta("CPU limit, in processors: 0.5 is half a processor. Default: no limit."),
     ] = None
     health_check: Annotated[
-        HealthCheck | None, _meta("Health check of the container. Default: the image's.")
+        HealthCheck | None, _meta("The container's health check. Default: the image's.")
     ] = None
     restart: Annotated[
         Literal["no", "always", "on-failure", "unless-stopped"],
@@ -225,7 +225,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
             raise ValueError("maxRestarts: allowed only with restart: on-failure")
         if self.entrypoint == [""]:
             raise ValueError(
-                "entrypoint: must name a program; the entrypoint of the image cannot be removed"
+                "entrypoint: must name a program; the image's entrypoint cannot be removed"
             )
         _check_unique("mounts: target", [each.target for each in self.mounts])
         _check_unique(
@@ -291,7 +291,7 @@ def normalize(fields: Fields) -> Fields:
         name: value for name, value in fields.items() if value not in (None, {}, [])
     }
     if "env" in normalized:
-        normalized["env"] = {name: _text(value) for name, value in normalized["env"].items()}
+        normalized["env"] = {name: _to_string(value) for name, value in normalized["env"].items()}
     for name, part in (("mounts", _mount), ("ports", _port), ("networks", _network)):
         if name in normalized:
             normalized[name] = sorted((part(each) for each in normalized[name]), key=_sort_key)
@@ -354,7 +354,7 @@ def find_host_uses(fields: Fields) -> Sequence[HostUse]:
 def _is_unprivileged(user: str) -> bool:
     """Return whether a user and its group are numbers that cannot become 0.
 
-    The Engine does not check numbers that are missing in the image's /etc/passwd, and uses their
+    The Engine does not check numbers that are missing from the image's /etc/passwd, and uses their
     lowest 32 bits: 4294967296 is root.
     """
     match = _USER_AND_GROUP.fullmatch(user)
@@ -387,7 +387,7 @@ def _replace_by_digest(value: object) -> object:
     return cast("object", value)
 
 
-def _text(value: object) -> object:
+def _to_string(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
     return cast("object", value) if isinstance(value, dict) else str(value)

@@ -1,4 +1,4 @@
-"""The kind ``Volume``: a named volume of a Docker Engine with its data."""
+"""The ``Volume`` kind: a named Docker Engine volume and its data."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ VOLUME = Kind(
     immutable=frozenset({"driver", "options", "labels"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Volume``."""
+"""The ``Volume`` kind."""

@@ -18,7 +18,7 @@ DEFAULT_DRIVER: Final = "local"
 _SAFE_TMPFS_OPTION: Final = re.compile(
     r"|(size|nr_inodes|nr_blocks|mode|uid|gid)=[0-9]+[kmg%]?|r[ow]|no(dev|exec|suid|atime)"
 )
-"""Safe options of a tmpfs. ``bind`` is not one, because it would mount the device."""
+"""Safe options for a tmpfs. They exclude ``bind``, which would mount the device."""
 
 
 class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class VolumeOutputs(msgspec.Struct, frozen=True):
     """Path of a volume on the Engine's host."""
 
     mountpoint: Annotated[
-        str, msgspec.Meta(description="Directory of the volume on the Engine's host.")
+        str, msgspec.Meta(description="The volume's directory on the Engine's host.")
     ]
 
 
@@ -75,14 +75,14 @@ def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     names = [name for name in local_options if name in options] + sorted(
         options.keys() - set(local_options)
     )
-    texts = [f"{name}={options[name]}" for name in names]
+    settings = [f"{name}={options[name]}" for name in names]
     if driver != DEFAULT_DRIVER:
-        texts.insert(0, f"driver={driver}")
-    return (HostUse("spec.options", "devices", ",".join(texts)),)
+        settings.insert(0, f"driver={driver}")
+    return (HostUse("spec.options", "devices", ",".join(settings)),)
 
 
 def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
-    """Describe the data that would be lost in a deletion; empty if the data is stored elsewhere."""
+    """Describe the data that a deletion would lose; empty if the data is stored elsewhere."""
     options: Fields = observed.fields.get("options") or {}
     if fields is not None or options.get("type") == "tmpfs" or "device" in options:
         return ""

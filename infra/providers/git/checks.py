@@ -1,4 +1,4 @@
-"""Read and check the manifests in a commit's files: one invalid manifest makes all be rejected."""
+"""Read and check the manifests in a commit's files. One invalid manifest causes all to fail."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def check_credential(read: ParsedManifest | Problem, secrecy: Secrecy) -> None:
     """
     name = read.source.file
     if secrecy.is_in(name):
-        raise GitError("BadCommit", "the name of a file contains the credential of this source")
+        raise GitError("BadCommit", "a file name contains this source's credential")
     if isinstance(read, ParsedManifest) and secrecy.is_in_json(_encoder.encode(read.manifest)):
-        raise GitError("BadCommit", f"{name} contains the credential of this source")
+        raise GitError("BadCommit", f"{name} contains this source's credential")
 
 
 def documents_in(
     files: Mapping[str, bytes], namespace: str, *, is_rendered: bool = False
 ) -> Iterator[ParsedManifest | Problem]:
-    """Read the manifests of a commit's files, each with its file and line."""
+    """Read the manifests in a commit's files, each with its file and line."""
     for file, content in sorted(files.items()):
         if PurePosixPath(file).suffix.lower() not in SUFFIXES and not is_rendered:
             continue
@@ -86,7 +86,7 @@ def documents_in(
 
 
 def _rank(read: ParsedManifest | Problem) -> int:
-    """Return the order of checking a document: definitions precede the resources of their kinds."""
+    """Return a document's rank for checking: definitions precede the resources of their kinds."""
     return system_rank(read.key.kind) if isinstance(read, ParsedManifest) else 0
 
 

@@ -143,9 +143,8 @@ class Heads:
                 task = self._reads.get(spec.parent)
                 if task is not None and is_requested:
                     await asyncio.wait({task})  # it began before the request
-                    task = self._reads.get(
-                        spec.parent
-                    )  # another request may have since started one
+                    # another request may have since started one
+                    task = self._reads.get(spec.parent)
                 task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})
         except TimeoutError:
@@ -202,7 +201,7 @@ class Heads:
         return head
 
     async def has_new_commits(self) -> bool:
-        """Read the refs of the sources whose interval is over; return whether a commit is new.
+        """Read the refs of the sources whose interval has passed; return whether any has changed.
 
         A slow check continues in the background, and a later call returns its result.
         """
@@ -220,7 +219,7 @@ class Heads:
 
     @property
     def has_reads(self) -> bool:
-        """Whether a read is running or waits for its slot."""
+        """Whether a read is running or waiting for its slot."""
         return bool(self._reads or self._checks)
 
     def keep_only_sources(self, parents: Collection[str]) -> None:

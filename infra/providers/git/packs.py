@@ -16,7 +16,7 @@ from infra.providers.git.problems import GitError
 _MIB: Final = 1024 * 1024
 
 MAX_PACK_BYTES: Final = 128 * _MIB
-"""Limit on the pack of a commit and its history, which is on the disk during the read."""
+"""Limit on the pack of a commit and its history, which is on disk during the read."""
 
 MAX_OBJECT_BYTES: Final = 64 * _MIB
 """Limit on an unpacked object, including objects outside the source's folder."""
@@ -110,7 +110,7 @@ def _check_size(size: int) -> int:
     if size > MAX_OBJECT_BYTES:
         raise GitError(
             "BadCommit",
-            f"one of its objects has {size} bytes, more than the limit of "
+            f"one of its objects is {size} bytes, more than the limit of "
             f"{MAX_OBJECT_BYTES // _MIB} MiB",
         )
     return size

@@ -54,7 +54,7 @@ _json_encoder = msgspec.json.Encoder()
 
 
 class _TimeLimitError(BaseException):
-    """The time limit has passed. No library catches this class."""
+    """The time limit was exceeded. No library catches this class."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def _reply(request: Request) -> Reply:
         )
     except Exception as error:  # noqa: BLE001 - a repository may be damaged in any way
         failure = _failure(error, request.source["url"])
-    # The parent process serves all tenants, and searches these texts for secrets.
+    # The parent process serves all tenants, and searches these strings for secrets.
     message = failure.message[:MAX_MESSAGE_CHARACTERS]
     trace = failure.trace[-_MAX_TRACE_CHARACTERS:]
     return Reply(failure=msgspec.structs.replace(failure, message=message, trace=trace))

@@ -97,7 +97,7 @@ async def read_source(request: Request) -> Reply:
         prefix="reconciler-git-", ignore_cleanup_errors=True
     ) as folder:
         encoded = _encoder.encode(msgspec.structs.replace(request, folder=folder))
-        output = await _output_of(encoded, request.seconds + _GRACE_SECONDS)
+        output = await _run_reader(encoded, request.seconds + _GRACE_SECONDS)
     try:
         return await asyncio.to_thread(_decoder.decode, output)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -106,7 +106,7 @@ async def read_source(request: Request) -> Reply:
         ) from None
 
 
-async def _output_of(encoded: bytes, seconds: float) -> bytes:
+async def _run_reader(encoded: bytes, seconds: float) -> bytes:
     process = await asyncio.create_subprocess_exec(
         *_COMMAND,
         stdin=asyncio.subprocess.PIPE,

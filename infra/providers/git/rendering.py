@@ -47,7 +47,7 @@ def read_renderers() -> Renderers:
         raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {error}") from None
     for name, command in commands.items():
         if not command or shutil.which(command[0]) is None:
-            problem = f"program {command[0]!r} not found" if command else "has no command; add it"
+            problem = f"program {command[0]!r} not found" if command else "has no command; add one"
             raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {name}: {problem}")
     return commands
 
@@ -55,7 +55,7 @@ def read_renderers() -> Renderers:
 def run_renderer(
     renderers: Renderers, name: str, files: Mapping[str, bytes], path: str
 ) -> dict[str, bytes]:
-    """Run a renderer in a folder of a commit. Raises ``GitError`` if it fails or takes too long."""
+    """Run a renderer in a commit's folder. Raises ``GitError`` if it fails or takes too long."""
     command = renderers.get(name)
     if command is None:
         names = ", ".join(sorted(renderers)) or "none"
@@ -105,7 +105,7 @@ def _run(name: str, command: Sequence[str], directory: Path, working_folder: Pat
     finally:
         _end(process)
     if output.stat().st_size > MAX_OUTPUT_BYTES:
-        raise GitError("BadCommit", f"{name}: its output has more than {MAX_OUTPUT_BYTES} bytes")
+        raise GitError("BadCommit", f"{name}: its output is larger than {MAX_OUTPUT_BYTES} bytes")
     if status:
         words = errors.read_text(errors="replace").split()
         raise GitError(

@@ -46,8 +46,8 @@ MAX_FILES: Final = 5000
 MAX_BYTES: Final = 16 * 1024 * 1024
 
 MAX_ENTRIES: Final = 50_000
-"""Limit on a folder's entries, including links and empty folders, because trees that share subtrees
-can be huge in few bytes."""
+"""Limit on a folder's entries, including links and empty folders, because a few bytes can encode a
+huge tree if its subtrees are shared."""
 
 _BRANCHES: Final = b"refs/heads/"
 _TAGS: Final = b"refs/tags/"
@@ -73,7 +73,7 @@ class Remote:
 
     @property
     def guard(self) -> HostGuard:
-        """The connection guard. The URL comes from a declaration, and not from an operator."""
+        """The connection guard. The URL comes from a declaration, not from an operator."""
         return HostGuard(self.allow)
 
 
@@ -256,11 +256,12 @@ def _open_memory_file() -> BinaryIO:
 
 
 def ssh_command(remote: Remote) -> str:
-    """Return a command that connects to a server's resolved address, and checks its name's key.
+    """Return a command that connects to a server's resolved address.
 
-    ssh does not resolve the name again. It ignores the configuration, keys and agent of the
-    process's account, because with them, every tenant could read what only the account may read.
-    Raises ``GitError`` if the name has no address, or resolves to the host.
+    ssh checks the host key of the server's name, but does not resolve the name again. It ignores
+    the configuration, keys and agent of the process's account, because with them, every tenant
+    could read what only the account may read.
+    Raises ``GitError`` if the name has no address, or resolves to the host itself.
     """
     host, port = url_host(remote.url, PORTS["ssh"])
     try:

@@ -16,11 +16,11 @@ _SECONDS: Final = 20
 def check_signature(repository: Path, commit: str, signers: str) -> None:
     """Check a commit's signature. Raises ``GitError`` unless one of the signers made it.
 
-    ``signers`` has lines in the format of `ssh-keygen`: ``ann@example.org ssh-ed25519 AAAA…``.
+    ``signers`` has lines in `ssh-keygen` format: ``ann@example.org ssh-ed25519 AAAA…``.
     """
     git = shutil.which("git")
     if git is None or shutil.which("ssh-keygen") is None:
-        raise HostError("spec.signers requires the programs git and ssh-keygen", "; install them")
+        raise HostError("spec.signers requires the git and ssh-keygen programs", "; install them")
     allowed = repository / "allowed-signers"
     allowed.write_text(signers.strip() + "\n")
     command = [git, "-c", "gpg.format=ssh", "-c", f"gpg.ssh.allowedSignersFile={allowed}"]

@@ -33,7 +33,7 @@ class _Turn:
 
 
 class ReadSlots:
-    """Grants a free slot to the namespace with the fewest reads and the least used time."""
+    """Grants a free slot to the namespace with the fewest reads and the least time used."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

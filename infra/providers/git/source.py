@@ -1,4 +1,4 @@
-"""The kind ``GitSource``, which declares the manifests in a folder of a repository."""
+"""The ``GitSource`` kind, which declares the manifests in a folder of a repository."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _MAX_WAIT_FRACTION: Final = 0.5
 
 
 class Advisories:
-    """Counts advisories between and during the calls of ``changes``, with one subscription each.
+    """Counts advisories during and between calls to ``changes``, with one subscription per subject.
 
     ``is_relevant``: whether an advisory concerns the objects of the kind.
     """
@@ -80,17 +80,17 @@ class Advisories:
             return is_own
 
         subscriptions: list[Subscription] = []
-        is_followed = False
+        is_subscribed = False
         try:
             with on_denial(client, deny):
                 for subject in self._subjects:
                     subscriptions.append(await subscribe(client, subject, self._handle_advisory))  # noqa: PERF401
                 await client.flush(max(1, round(self._api.timeout_seconds)))
-            is_followed = not denials
+            is_subscribed = not denials
         except (nats.errors.Error, BusError) as error:
             raise NotDoneError(f"subscribing to the advisories failed: {error}") from error
         finally:
-            if not is_followed:
+            if not is_subscribed:
                 for subscription in subscriptions:
                     await unsubscribe(subscription)
         if denials:

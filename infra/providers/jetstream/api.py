@@ -1,4 +1,4 @@
-"""A connection to an external JetStream that sends each request once and classifies each failure.
+"""A connection to an external JetStream server. Sends each request once and classifies failures.
 
 It ignores the environment of Reconciler's own bus (``RECONCILER_CREDENTIALS`` and the like),
 because the provider logs in as a separate user.
@@ -51,7 +51,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 Config = dict[str, Any]
-"""A configuration in the server's form. Unknown fields are kept."""
+"""A configuration in the server's format. Unknown fields are kept."""
 
 KEY_METADATA: Final = "reconciler-key"
 """Metadata field with the key of an object's last write. It is not reported as a label."""
@@ -122,13 +122,12 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> Fields:
-        """Stable values. A work queue that is currently empty counts as one with data.
+        """Stable values. A work queue that is currently empty still counts as having data.
 
-        A stream without a leader also counts, because the responding server does not have its
-        state.
+        So does a stream without a leader, because the responding server does not have its state.
         """
-        is_led = has_leader(self.cluster)
-        return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}
+        leader_exists = has_leader(self.cluster)
+        return {"hasData": self.state.last_seq > 0 or not leader_exists, "hasLeader": leader_exists}
 
 
 _T = TypeVar("_T")
@@ -191,7 +190,7 @@ class JetStreamApi:
     async def stream(self, name: str) -> StreamInfo | None:
         """Return a stream; None if it does not exist.
 
-        Raises ``RefusedError`` for an unmanageable stream: if it counted as absent, it would be
+        Raises ``RefusedError`` for an unmanageable stream: if treated as absent, it would be
         created.
         """
         info = await self.query(f"STREAM.INFO.{name}", StreamInfo)
@@ -334,8 +333,8 @@ def _check_endpoint(endpoint: str) -> str:
     if not is_usable or not is_plain:
         raise ConfigurationError(
             f"spec.endpoint: {endpoint[:200]!r} is not the URL of a NATS server; use "
-            "nats://HOST:PORT or tls://HOST:PORT, and separate several servers of one "
-            "cluster by commas"
+            "nats://HOST:PORT or tls://HOST:PORT, and separate multiple servers of one "
+            "cluster with commas"
         )
     return endpoint
 

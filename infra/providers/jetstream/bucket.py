@@ -1,4 +1,4 @@
-"""The kind ``Bucket``: a key-value bucket of a JetStream server, which is stored as a stream."""
+"""The ``Bucket`` kind: a key-value bucket on a JetStream server, which stores it as a stream."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from infra.providers.jetstream.streams import (
     CAPABILITIES,
     UNLIMITED,
     Compression,
-    Form,
     Limit,
     Replicas,
     Seconds,
     Storage,
+    StreamMapping,
     StreamOutputs,
     StreamsProvider,
     duplicate_window,
@@ -147,7 +147,7 @@ def _name_of(stream: str) -> str | None:
 
 class _BucketsProvider(StreamsProvider):
     noun = "bucket"
-    form = Form(name_problem, _stream_of, _name_of, _config_of, _fields_of)
+    mapping = StreamMapping(name_problem, _stream_of, _name_of, _config_of, _fields_of)
 
 
 BUCKET = Kind(
@@ -164,4 +164,4 @@ BUCKET = Kind(
     immutable=frozenset({"storage"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Bucket``."""
+"""The ``Bucket`` kind."""

@@ -1,4 +1,4 @@
-"""The kind ``Consumer``: a durable pull consumer of a stream.
+"""The ``Consumer`` kind: a durable pull consumer of a stream.
 
 A consumer is unique within its stream, so its external name is ``STREAM/CONSUMER``; neither name
 can contain a slash. As with streams, no write is conditional on a version.
@@ -63,10 +63,10 @@ DEFAULT_MAX_ACK_PENDING = 1_000
 DEFAULT_MAX_WAITING = 512
 
 _SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
-"""The server sends an advisory for the API request of a consumer update, not for the update."""
+"""For a consumer update, the server sends an advisory only for the API request."""
 
 _REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
-_STREAM_OF_ADVISORY = 5
+_ADVISORY_STREAM_TOKEN = 5
 
 _REMOVABLE_SETTINGS = frozenset(
     {
@@ -129,7 +129,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     ack_wait_seconds: Annotated[
         Seconds,
         msgspec.Meta(
-            description="Seconds after which a message without acknowledgement is "
+            description="Seconds after which an unacknowledged message is "
             "redelivered. With backoffSeconds, its first value applies."
         ),
     ] = DEFAULT_ACK_WAIT_SECONDS
@@ -238,8 +238,8 @@ class _Consumer(msgspec.Struct, frozen=True):
     def as_object(self) -> ExternalObject:
         # Almost stable: it becomes true when the first message is pending.
         is_used = self.delivered.consumer_seq > 0 or self.num_pending > 0
-        is_led = has_leader(self.cluster)
-        outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
+        leader_exists = has_leader(self.cluster)
+        outputs = {"hasData": is_used or not leader_exists, "hasLeader": leader_exists}
         fields = _fields_of(self.config)
         return build_object(self.name, self.created, read_metadata(self.config), fields, outputs)
 
@@ -265,7 +265,7 @@ class _ConsumerPath(NamedTuple):
 
 
 class ConsumersProvider(NamedObjects[_Consumer]):
-    """Creates, updates and deletes the durable consumers of a JetStream server."""
+    """Creates, updates and deletes the durable consumers on a JetStream server."""
 
     noun = "consumer"
 
@@ -275,7 +275,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         self._unmanageable_streams: frozenset[str] = frozenset()
 
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why a consumer cannot have this name. Its parts are tokens of subjects."""
+        """Describe why a consumer cannot have this name. Its parts are subject tokens."""
         return name_problem(external_name)
 
     async def find(self, external_name: str) -> _Consumer | None:
@@ -342,9 +342,9 @@ class ConsumersProvider(NamedObjects[_Consumer]):
             for name in await consumer_names(self._api, stream):
                 unreadable.add(f"{stream}/{name}", None, "its stream cannot be read")
         for stream in streams:
-            begin = f"{stream.native_name}/"
+            stream_prefix = f"{stream.native_name}/"
             if stream.unmanageable_reason or not (
-                begin.startswith(prefix) or prefix.startswith(begin)
+                stream_prefix.startswith(prefix) or prefix.startswith(stream_prefix)
             ):
                 continue
             async for consumers in list_details(
@@ -353,7 +353,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
                 _Consumer,
                 unreadable,
                 stream=stream.native_name,
-                to_name=begin.__add__,
+                to_name=stream_prefix.__add__,
             ):
                 yield [each for each in consumers if each.is_durable]
         self._unmanageable_streams = frozenset(
@@ -392,7 +392,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         return await self._api.write(request, _Consumer, body, read_at=read_at)
 
     def _is_relevant(self, advisory: Incoming) -> bool:
-        stream = _stream_of_advisory(advisory)
+        stream = _read_changed_stream(advisory)
         return stream is not None and stream not in self._unmanageable_streams
 
 
@@ -456,15 +456,15 @@ def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     if fields is not None or not has_data(observed):
         return ""
     return (
-        f"the position of consumer {observed.name} and, in a stream with retention interest, the "
+        f"the position of consumer {observed.name} and, in a stream with interest retention, the "
         "messages that are waiting for it"
     )
 
 
-def _stream_of_advisory(advisory: Incoming) -> str | None:
+def _read_changed_stream(advisory: Incoming) -> str | None:
     """Return the stream whose consumer changed; None if the advisory reports no change."""
     if advisory.subject != _SUBJECTS[-1]:
-        return advisory.subject.split(".")[_STREAM_OF_ADVISORY]
+        return advisory.subject.split(".")[_ADVISORY_STREAM_TOKEN]
     try:
         subject = _request.decode(advisory.data).subject
     except UNDECODABLE:
@@ -561,4 +561,4 @@ CONSUMER = Kind(
     describe_data_loss=describe_data_loss,
     comparable=comparable,
 )
-"""The kind ``Consumer``."""
+"""The ``Consumer`` kind."""

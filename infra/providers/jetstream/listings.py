@@ -17,7 +17,7 @@ from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Unreadable
 
 MAX_CONCURRENT_READS: Final = 8
-"""Number of objects to read at a time. Each can have 1 MiB."""
+"""Number of objects to read at a time. Each can be 1 MiB."""
 
 
 class _NamedObject(Protocol):
@@ -55,7 +55,7 @@ class _Page(NamedTuple, Generic[_N]):
 async def list_details(
     api: JetStreamApi,
     kind: Literal["STREAM", "CONSUMER"],
-    form: type[_N],
+    object_type: type[_N],
     unreadable: Unreadable,
     *,
     stream: str = "",
@@ -70,10 +70,10 @@ async def list_details(
     last, offset = "", 0
     while True:
         try:
-            page = await _objects(api, kind, form, stream, offset)
+            page = await _objects(api, kind, object_type, stream, offset)
         except ListingTooLargeError:
             page = await _objects_by_name(
-                api, kind, form, stream, offset, unreadable=unreadable, to_name=to_name
+                api, kind, object_type, stream, offset, unreadable=unreadable, to_name=to_name
             )
         if page is None:
             return
@@ -86,17 +86,17 @@ async def list_details(
 
 
 async def _objects(
-    api: JetStreamApi, kind: str, form: type[_N], stream: str, offset: int
+    api: JetStreamApi, kind: str, object_type: type[_N], stream: str, offset: int
 ) -> _Page[_N] | None:
     page = await api.query(
-        _request_subject(kind, "LIST", stream), _Objects[form], {"offset": offset}
+        _request_subject(kind, "LIST", stream), _Objects[object_type], {"offset": offset}
     )
     if page is None and stream:
         return None  # the stream was deleted with its consumers
     if page is None or page.missing or page.offline:
-        subject_text = f"consumers of {stream}" if stream else "streams"
+        description = f"consumers of {stream}" if stream else "streams"
         raise NotDoneError(
-            f"the listing of {subject_text} is incomplete, because some have no leader"
+            f"the listing of {description} is incomplete, because some have no leader"
         )
     objects = page.streams or page.consumers or []
     return _Page(page.total, [each.native_name for each in objects], objects)
@@ -105,7 +105,7 @@ async def _objects(
 async def _objects_by_name(
     api: JetStreamApi,
     kind: str,
-    form: type[_N],
+    object_type: type[_N],
     stream: str,
     offset: int,
     *,
@@ -120,7 +120,7 @@ async def _objects_by_name(
     async def read(name: str) -> _N | None:
         async with slots:
             try:
-                return await api.query(_request_subject(kind, "INFO", stream, name), form)
+                return await api.query(_request_subject(kind, "INFO", stream, name), object_type)
             except ListingTooLargeError as error:
                 if (external_name := to_name(name)) is not None:
                     unreadable.add(external_name, None, error.message)
@@ -147,7 +147,7 @@ async def consumer_names(api: JetStreamApi, stream: str) -> list[str]:
 
 def _check_overlap(names: Sequence[str], last: str) -> None:
     if last and names[:1] != [last]:
-        raise NotDoneError("the listing has a gap, because an object was deleted meanwhile")
+        raise NotDoneError("the listing has a gap, because an object was deleted between its pages")
 
 
 def _request_subject(*tokens: str) -> str:

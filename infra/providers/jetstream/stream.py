@@ -1,4 +1,4 @@
-"""The kind ``Stream``: a stream of a JetStream server."""
+"""The ``Stream`` kind: a stream on a JetStream server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from infra.providers.jetstream.streams import (
     CAPABILITIES,
     UNLIMITED,
     Compression,
-    Form,
     Limit,
     Replicas,
     Seconds,
     Storage,
+    StreamMapping,
     StreamOutputs,
     StreamsProvider,
     duplicate_window,
@@ -64,7 +64,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         msgspec.Meta(
             description="limits: keep messages within the limits. interest: until all "
             "consumers have acknowledged them. workqueue: until one consumer has."
-            " A change from or to workqueue replaces the stream."
+            " A change to or from workqueue replaces the stream."
         ),
     ] = "limits"
     is_work_queue: Annotated[
@@ -101,8 +101,8 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     discard: Annotated[
         Literal["old", "new"],
         msgspec.Meta(
-            description="Policy at a limit. old: the server deletes the oldest messages. new: "
-            "the server refuses new messages."
+            description="Policy when a limit is reached. old: the server deletes the oldest "
+            "messages. new: the server refuses new messages."
         ),
     ] = "old"
     duplicate_window_seconds: Annotated[
@@ -116,13 +116,15 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         Compression, msgspec.Meta(description="Compression of the stored messages.")
     ] = "none"
     allow_direct: Annotated[
-        bool, msgspec.Meta(description="Whether every replica may serve direct reads.")
+        bool, msgspec.Meta(description="Whether any replica may serve direct reads.")
     ] = False
 
     def __post_init__(self) -> None:
         check_subjects(self.subjects)
         if self.is_work_queue not in (None, self.retention == _WORK_QUEUE):
-            raise ValueError("isWorkQueue: must not be declared; omit it, retention determines it")
+            raise ValueError(
+                "isWorkQueue: must not be declared; omit it, because retention determines it"
+            )
         window = self.duplicate_window_seconds or 0.0
         if self.max_age_seconds and window > self.max_age_seconds:
             raise ValueError("duplicateWindowSeconds: must not be greater than maxAgeSeconds")
@@ -229,7 +231,7 @@ def _name_of(stream: str) -> str | None:
 
 class _StreamsProvider(StreamsProvider):
     noun = "stream"
-    form = Form(name_problem, _same_name, _name_of, _config_of, _fields_of)
+    mapping = StreamMapping(name_problem, _same_name, _name_of, _config_of, _fields_of)
 
 
 STREAM = Kind(
@@ -246,4 +248,4 @@ STREAM = Kind(
     immutable=frozenset({"storage", "isWorkQueue"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Stream``."""
+"""The ``Stream`` kind."""

@@ -1,8 +1,8 @@
 """The provider of ``Stream`` and ``Bucket``, which are both streams.
 
 The API has no conditional writes. An update or a deletion reads the stream first and compares its
-uid. If another stream takes the name between these two calls, at most seconds apart, it is
-changed or deleted instead.
+uid. If another stream takes the name between these two calls, at most a few seconds apart, that
+stream is changed or deleted instead.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CAPABILITIES = Capabilities(
 
 
 def to_milliseconds(field: str, value: float) -> float:
-    """Round a duration like the server, but never to 0, which means no limit.
+    """Round a duration as the server does, but never to 0, which means no limit.
 
     Raises ``InvalidManifestError`` for a duration below a millisecond.
     """
@@ -95,7 +95,7 @@ class DeleteResponse(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class StreamMapping:
     """How the objects of a kind correspond to streams.
 
     ``stream_of`` and ``name_of`` convert between an object's and its stream's name. ``name_of``
@@ -115,27 +115,29 @@ class _Stream:
     """A stream as an object of a kind."""
 
     info: StreamInfo
-    form: Form
+    mapping: StreamMapping
 
     @property
     def name(self) -> str:
         """The external name."""
-        name = self.form.name_of(self.info.native_name)
+        name = self.mapping.name_of(self.info.native_name)
         if name is None:
-            raise NotDoneError(f"the response describes another stream: {self.info.native_name!r}")
+            raise NotDoneError(
+                f"the response describes a different stream: {self.info.native_name!r}"
+            )
         return name
 
     def as_object(self) -> ExternalObject:
-        info, fields = self.info, self.form.fields_of(self.info.config)
+        info, fields = self.info, self.mapping.fields_of(self.info.config)
         return build_object(
             self.name, info.created, read_metadata(info.config), fields, info.outputs
         )
 
 
 class StreamsProvider(NamedObjects[_Stream]):
-    """Creates, updates and deletes the streams that its subclass's ``form`` describes."""
+    """Creates, updates and deletes the streams that its subclass's ``mapping`` describes."""
 
-    form: ClassVar[Form]
+    mapping: ClassVar[StreamMapping]
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
@@ -144,13 +146,13 @@ class StreamsProvider(NamedObjects[_Stream]):
         self._write_lock = asyncio.Lock()
 
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why a stream cannot have this name. It is a token of subjects."""
-        return self.form.name_problem(external_name)
+        """Describe why a stream cannot have this name, which is a subject token."""
+        return self.mapping.name_problem(external_name)
 
     async def find(self, external_name: str) -> _Stream | None:
         """Read a stream. Raises ``RefusedError`` for an unmanageable stream."""
-        info = await self._api.stream(self.form.stream_of(external_name))
-        return None if info is None else _Stream(info, self.form)
+        info = await self._api.stream(self.mapping.stream_of(external_name))
+        return None if info is None else _Stream(info, self.mapping)
 
     async def create_object(self, action: Action) -> _Stream:
         """Create a stream. The server accepts a repeat with the same configuration."""
@@ -169,21 +171,21 @@ class StreamsProvider(NamedObjects[_Stream]):
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Stream]) -> None:
         """Delete a stream with all its messages."""
-        request = f"STREAM.DELETE.{self.form.stream_of(action.external_name)}"
+        request = f"STREAM.DELETE.{self.mapping.stream_of(action.external_name)}"
         await self._api.write(request, DeleteResponse, read_at=existing.read_at)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Stream]]:
-        """List the manageable streams of the form, in the server's pages."""
+        """List the manageable streams that it maps, in the server's pages."""
         del scope, page_size
-        unmanageable, name_of = set[str](), self.form.name_of
+        unmanageable, name_of = set[str](), self.mapping.name_of
         async for page in list_details(
             self._api, "STREAM", StreamInfo, unreadable, to_name=name_of
         ):
             unmanageable |= {each.native_name for each in page if each.unmanageable_reason}
             yield [
-                _Stream(each, self.form)
+                _Stream(each, self.mapping)
                 for each in page
                 if each.native_name not in unmanageable and name_of(each.native_name) is not None
             ]
@@ -208,8 +210,8 @@ class StreamsProvider(NamedObjects[_Stream]):
     async def _exclusive_write(self) -> AsyncGenerator[None]:
         """Wait until no other write of a configuration is in progress.
 
-        The server compares the subjects with those of all streams, and processes no other request
-        until it has finished.
+        The server compares the subjects with those of all streams, and does not process other
+        requests until it has finished.
         """
         try:
             async with asyncio.timeout(self._api.timeout_seconds):
@@ -227,19 +229,19 @@ class StreamsProvider(NamedObjects[_Stream]):
 
     def _is_relevant(self, advisory: Incoming) -> bool:
         stream = advisory.subject.split(".")[-1]
-        return stream not in self._unmanageable_streams and self.form.name_of(stream) is not None
+        return stream not in self._unmanageable_streams and self.mapping.name_of(stream) is not None
 
     def _config(self, action: Action) -> Config:
-        name, form = action.external_name, self.form
-        config = form.config_of(name, action.fields)
-        return {"name": form.stream_of(name), **config, "metadata": build_metadata(action)}
+        name, mapping = action.external_name, self.mapping
+        config = mapping.config_of(name, action.fields)
+        return {"name": mapping.stream_of(name), **config, "metadata": build_metadata(action)}
 
     async def _write(
         self, verb: str, action: Action, config: Config, *, read_at: float | None
     ) -> _Stream:
-        request = f"STREAM.{verb}.{self.form.stream_of(action.external_name)}"
+        request = f"STREAM.{verb}.{self.mapping.stream_of(action.external_name)}"
         info = await self._api.write(request, StreamInfo, config, read_at=read_at)
-        return _Stream(info, self.form)
+        return _Stream(info, self.mapping)
 
 
 def ready(_fields: Fields, observed: ExternalObject) -> Readiness:

@@ -1,4 +1,4 @@
-"""Subjects: which are valid, which two overlap, and which are reserved."""
+"""Subjects: which are valid, which overlap, and which are reserved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from infra.bus.streams import SUBJECTS
 
 MAX_SUBJECTS: Final = 32
 """Limit on the subjects of a stream or a consumer. The server compares each new subject with all
-subjects of all streams, and processes no other request meanwhile. With 7,000 others, comparing
+subjects of all streams, and meanwhile does not process other requests. With 7,000 others, comparing
 1,000 subjects of 220 characters takes 14 s."""
 
 MAX_CHARACTERS: Final = 4_096
@@ -48,8 +48,8 @@ def describe_reserved_stream(name: str, subjects: Iterable[str]) -> str:
     bucket_subject = f"$KV.{name.removeprefix(BUCKET_PREFIX)}.>"
     for subject in subjects:
         is_own_bucket = name.startswith(BUCKET_PREFIX) and subject == bucket_subject
-        reason = _overlap_with_own(subject) or (
-            "" if is_own_bucket else _overlap_with_server(subject)
+        reason = _describe_own_overlap(subject) or (
+            "" if is_own_bucket else _describe_server_overlap(subject)
         )
         if reason:
             return reason
@@ -60,17 +60,17 @@ def check_subjects(subjects: Sequence[str]) -> None:
     """Raise ``ValueError`` for invalid or reserved subjects."""
     _check_size("subjects", subjects)
     for subject in subjects:
-        _check_form(subject)
-        reason = _overlap_with_own(subject) or _overlap_with_server(subject)
+        _check_syntax(subject)
+        reason = _describe_own_overlap(subject) or _describe_server_overlap(subject)
         if reason:
-            raise ValueError(f"{reason}; use subjects with another first token")
+            raise ValueError(f"{reason}; use subjects with a different first token")
 
 
 def check_filters(subjects: Sequence[str]) -> None:
     """Raise ``ValueError`` for invalid subjects."""
     _check_size("filterSubjects", subjects)
     for subject in subjects:
-        _check_form(subject)
+        _check_syntax(subject)
 
 
 def _check_size(field: str, subjects: Sequence[str]) -> None:
@@ -82,21 +82,21 @@ def _check_size(field: str, subjects: Sequence[str]) -> None:
         )
 
 
-def _overlap_with_own(subject: str) -> str:
+def _describe_own_overlap(subject: str) -> str:
     for reserved in OWN_SUBJECTS:
         if overlap(subject, reserved):
             return f"subject {subject!r} overlaps {reserved!r}, which belongs to Reconciler"
     return ""
 
 
-def _overlap_with_server(subject: str) -> str:
+def _describe_server_overlap(subject: str) -> str:
     for reserved in SERVER_SUBJECTS:
         if overlap(subject, reserved):
             return f"subject {subject!r} overlaps {reserved!r}, which belongs to the server"
     return ""
 
 
-def _check_form(subject: str) -> None:
+def _check_syntax(subject: str) -> None:
     tokens = subject.split(".")
     is_valid = (
         all(tokens)

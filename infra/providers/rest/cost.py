@@ -15,7 +15,7 @@ MAX_COPIES: Final = 1_250_000
 """Limit on the values that an expression copies, which takes 0.2 s."""
 
 MAX_WORK: Final = 200_000
-"""Approximate maximum time of expressions that belong together, in microseconds."""
+"""Approximate maximum time for expressions that belong together, in microseconds."""
 
 COPIES_PER_MICROSECOND: Final = 6
 
@@ -26,7 +26,7 @@ _COPIES_PER_RESULT: Final = 3
 """The same for returning a value from the library."""
 
 _COPIES_PER_SEARCH: Final = 6
-"""Searching a text takes as long as this many copies of it."""
+"""Searching a string takes as long as this many copies of it."""
 
 CHARACTERS_PER_VALUE: Final = 256
 """Copying this many characters takes as long as copying a value."""
@@ -107,7 +107,8 @@ class InputValue:
     def element(self) -> _Value:
         """Return the value of a loop's variable."""
         if self._element is None:
-            self._element = InputValue([one for each in self._values for one in _elements(each)])
+            elements = [item for each in self._values for item in _elements(each)]
+            self._element = InputValue(elements)
         return self._element
 
     def field(self, name: str) -> _Value:

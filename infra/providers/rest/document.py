@@ -110,7 +110,7 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
     if rest.document is not None:
         if spec.constants:
             raise InvalidManifestError(
-                "spec.constants: not allowed with spec.rest.document; write the values into the "
+                "spec.constants: not allowed with spec.rest.document; put the values in the "
                 "document"
             )
         for name, field in spec.fields.items():

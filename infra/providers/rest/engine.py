@@ -44,7 +44,7 @@ class _EmptySchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
-    """Return the kind of a definition's API. Raises ``InvalidManifestError``."""
+    """Return the kind for a definition's API. Raises ``InvalidManifestError``."""
     protocol = Protocol(spec)
     rest = protocol.rest
     immutable = {*rest.immutable}
@@ -68,7 +68,7 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
     )
 
 
-def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+def _always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
     return IS_READY
 
 

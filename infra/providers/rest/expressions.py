@@ -231,7 +231,7 @@ class Inputs:
         return self._sizes[name]
 
     def values_of(self, names: Collection[str]) -> Mapping[str, InputValue]:
-        """Return variables in the form in which ``Cost`` examines them."""
+        """Return variables in the form that ``Cost`` examines."""
         for name in names:
             if name not in self._values and name in self._variables:
                 self._values[name] = InputValue(
@@ -240,7 +240,7 @@ class Inputs:
         return self._values
 
     def context(self, names: frozenset[str]) -> cel.Context:
-        """Return a context with these variables. Raises the errors of the library."""
+        """Return a context with these variables. Raises the library's errors."""
         context = self._contexts.get(names)
         if context is None:
             constant = {
@@ -255,7 +255,7 @@ class Inputs:
             functions = {_SORT_FUNCTION: _sort_keys, _MATCH_FUNCTION: self.matcher.is_match}
             context = cel.Context(variables=constant, functions=functions)
             if not self._replaced.keys().isdisjoint(names):
-                # asked for each name first; for null, the library falls back to the constant
+                # called for each name first; for null, the library falls back to the constant
                 context.set_variable_resolver(self._replaced.get)
             self._contexts[names] = context
         return context
@@ -264,8 +264,8 @@ class Inputs:
 class _Size(NamedTuple):
     """The size of a value, counted up to the first limit that it exceeds.
 
-    ``members``: the most members of one list or map. ``is_deep`` and ``is_long``: whether its
-    levels or one of its integers exceed the limits.
+    ``members``: the number of members in the largest list or map. ``is_deep`` and ``is_long``:
+    whether the value's levels or one of its integers exceed the limits.
     """
 
     values: int
@@ -303,7 +303,7 @@ def _check_pattern(call: Node, location: str) -> None:
 
 
 class _Matcher:
-    """The function ``matches``.
+    """The ``matches`` function.
 
     ``error`` is the first error of an evaluation. The function does not raise it, because the
     library would log it.
@@ -314,7 +314,7 @@ class _Matcher:
         self.error: ValueError | None = None
 
     def reset(self) -> None:
-        """Forget the error of an earlier evaluation."""
+        """Clear the error from an earlier evaluation."""
         self.error = None
 
     def is_match(self, text: Any, pattern: Any) -> bool:
@@ -349,12 +349,12 @@ def _find_problem(tree: Node, loops: int, nesting: int) -> str:
     if nesting > MAX_NESTED_LOOPS:
         return f"loops are nested deeper than {MAX_NESTED_LOOPS}"
     sums = sum(len(each.parts) - 1 for each in tree.walk() if each.kind == "Sum")
-    return f"{sums} operators +, but at most {MAX_SUMS} are allowed" if sums > MAX_SUMS else ""
+    return f"{sums} + operators, but at most {MAX_SUMS} are allowed" if sums > MAX_SUMS else ""
 
 
 def _measure(variable: Any) -> _Size:
     """Return the size of a variable. Stops at the first limit that it exceeds."""
-    values = characters = most_members = 0
+    values = characters = max_members = 0
     is_deep = is_long = False
     pending: list[tuple[Any, int]] = [(variable, 1)]
     while pending:
@@ -366,8 +366,8 @@ def _measure(variable: Any) -> _Size:
             is_long |= not -_INT64 <= value < _INT64
         elif isinstance(value, dict | list):
             members = cast("dict[str, Any] | list[Any]", value)
-            most_members, is_deep = max(most_members, len(members)), depth > MAX_DEPTH
-            if most_members > MAX_MEMBERS or is_deep:
+            max_members, is_deep = max(max_members, len(members)), depth > MAX_DEPTH
+            if max_members > MAX_MEMBERS or is_deep:
                 break
             if isinstance(members, dict):
                 characters += sum(map(len, members))
@@ -375,7 +375,7 @@ def _measure(variable: Any) -> _Size:
             pending.extend((each, depth + 1) for each in members)
         if _is_too_large(values, characters):
             break
-    return _Size(values, characters, most_members, is_deep, is_long)
+    return _Size(values, characters, max_members, is_deep, is_long)
 
 
 def _is_too_large(values: int, characters: int) -> bool:

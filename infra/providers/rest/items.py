@@ -76,7 +76,7 @@ class UndecodableItem(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A document whose list was emptied, and the items of this list."""
+    """A document whose list was emptied, and the items of that list."""
 
     document: Any
     items: list[Any]
@@ -101,7 +101,7 @@ async def split(content: bytes, steps: Sequence[str]) -> Split:
 
 
 async def check_structure(content: bytes) -> None:
-    """Raise ``SplitError`` for a text that is neither a JSON object nor a JSON list."""
+    """Raise ``SplitError`` for text that is neither a JSON object nor a JSON list."""
     scanner = _Scanner(content)
     begin = scanner.skip_space(0)
     if content[begin : begin + 1] not in _OPENING:
@@ -264,7 +264,7 @@ class _Scanner:
         if self._is_at(at, bracket):
             return at + 1, True
         if not self._is_at(at, b","):
-            raise SplitError(f"it has neither a comma nor an end at byte {at}")
+            raise SplitError(f"it has neither a comma nor {bracket.decode()} at byte {at}")
         return self.skip_space(at + 1), False
 
     def check_end(self, end: int) -> None:

@@ -57,7 +57,7 @@ def value_at(root: Any, steps: Collection[str]) -> Any:
 
 
 def put_at(root: Fields, steps: Collection[str], value: Any) -> None:
-    """Store a value at a path, and create missing objects on the way."""
+    """Store a value at a path, and create missing objects along the way."""
     *parents, last = steps
     for step in parents:
         child = root.get(step)
@@ -98,8 +98,8 @@ class Finder:
 class Template:
     """JSON that contains expressions.
 
-    If an expression of only names and dots has no value, its member is omitted. If its first name
-    is in ``required``, it fails instead.
+    If an expression consists only of names and dots, and has no value, its member is omitted. If
+    its first name is in ``required``, it fails instead.
     """
 
     def __init__(

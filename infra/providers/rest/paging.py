@@ -71,7 +71,7 @@ class Pages:
                 self._size = [(self._paging.size, str(size))]
 
     async def fetch(self, token: str) -> Page[ExternalObject]:
-        """Fetch the page for a token; an empty token is for the first page."""
+        """Fetch the page for a token; an empty token means the first page."""
         paging = self._paging
         if paging is None:
             return await self._page(await self._fetch(None, ()), None)
@@ -107,14 +107,14 @@ class Pages:
         return await self._page(content, _next_query(content.response))
 
     async def _by_offset(self, paging: Paging, token: str) -> Page[ExternalObject]:
-        begin = int(token or 0)
+        offset = int(token or 0)
         previous = self._last_items
-        content = await self._fetch_with_parameter(paging, str(begin - len(previous)))
+        content = await self._fetch_with_parameter(paging, str(offset - len(previous)))
         if content.items[: len(previous)] != previous:
             raise _build_changed_error()
         new_items = content.items[len(previous) :]
         if previous and not new_items:  # the end, or an API with one item per page
-            content = await self._fetch_with_parameter(paging, str(begin))
+            content = await self._fetch_with_parameter(paging, str(offset))
             if content.items:
                 message = (
                     "a page has one object, but paging by offset requires pages of two or more"
@@ -122,7 +122,7 @@ class Pages:
                 raise build_unusable_error(content.response, message)
         self._last_items = new_items[-1:]
         page = PageContent(content.response, content.content, new_items)
-        return await self._page(page, str(begin + len(new_items)) if new_items else None)
+        return await self._page(page, str(offset + len(new_items)) if new_items else None)
 
     async def _by_number(self, paging: Paging, token: str) -> Page[ExternalObject]:
         number = int(token or paging.first)
@@ -159,7 +159,7 @@ def _next_query(response: Response) -> str | None:
                 ) from None
             if target.path != current.path or not target.query:
                 raise build_unusable_error(
-                    response, f"the next page is at another path, {target.path[:200]!r}"
+                    response, f"the next page is at a different path, {target.path[:200]!r}"
                 )
             return target.query
     # otherwise the listing would end early but seem complete

@@ -1,6 +1,6 @@
-r"""Regular expressions of RE2 for ``matches``, limited in the time that they take.
+r"""RE2 regular expressions for ``matches``, limited in the time that they take.
 
-The library compiles a pattern at each call, and compiles its own Unicode classes: in the library,
+The library compiles a pattern on each call, and compiles its own Unicode classes: in the library,
 ``\w{63}`` takes 20 ms. As in RE2, ``\w``, ``\d`` and ``\s`` are ASCII (ADR 0057).
 """
 

@@ -22,7 +22,7 @@ from events.rest_definition import (
     Reading,
     RestSpec,
 )
-from infra.providers.endpoint import is_other_path
+from infra.providers.endpoint import changes_path
 from infra.providers.responses import decode_start
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
@@ -42,7 +42,7 @@ _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
 BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 MAX_RULE_CHARACTERS: Final = 64 * 1024
-"""Number of characters of a response to search for a rule's text: 32 MiB would take seconds."""
+"""Number of characters in a response to search for a rule's text: 32 MiB would take seconds."""
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
     "String": str,
@@ -96,7 +96,7 @@ class Request:
         if call.body is not None:
             if self.method == "GET":
                 raise InvalidManifestError(
-                    f"{location}.body: not allowed with the method GET; set another method"
+                    f"{location}.body: not allowed with the GET method; set another method"
                 )
             self.body = Template(call.body, f"{location}.body", BODY_VARIABLES)
 
@@ -211,10 +211,10 @@ class Protocol:
         return token_steps is None or token_steps[: len(steps)] == tuple(steps)
 
     def name_problem(self, name: str) -> str | None:
-        """Describe why this API cannot have an object with a name; None if it can."""
+        """Describe why this API cannot have an object with this name; None if it can."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
-        is_path = "/" in name or is_other_path(name)
+        is_path = "/" in name or changes_path(name)
         if is_path or not name.isprintable() or name != name.strip():
             return "do not use /, control characters, surrounding spaces, or the names . and .."
         if self._name_pattern is None or self._name_pattern.is_in(name):
@@ -229,7 +229,7 @@ class Protocol:
                     return False
             except ExpressionError as error:
                 raise UnusableObjectError(str(error)) from None
-        name = self._text_at(self.name_at, content)
+        name = self._string_at(self.name_at, content)
         if name is None:
             raise UnusableObjectError(f"an object has no name at {self.name_at.text}")
         return self._is_named(name)
@@ -250,7 +250,7 @@ class Protocol:
             name=name,
             fields=self.document.extract(content),
             uid=uid,
-            version=self._text_at(self.version_at, content) if self.version_at else None,
+            version=self._string_at(self.version_at, content) if self.version_at else None,
             labels={} if marks is None else marks.labels,
             written_by=None if marks is None else marks.key,
             outputs=self._find_outputs(content),
@@ -264,39 +264,39 @@ class Protocol:
         content, is_whole = item, True
         if isinstance(item, UndecodableItem):
             content, is_whole = item.readable, False
-        name = self._known_text(self.name_at, content, is_whole=is_whole)
+        name = self._known_string(self.name_at, content, is_whole=is_whole)
         if name is None:
             return None, None
         if not self._is_named(name):
             return None
         named, uid = self.rest.name, None
         if self.uid_at is not None:
-            uid = self._known_text(self.uid_at, content, is_whole=is_whole)
+            uid = self._known_string(self.uid_at, content, is_whole=is_whole)
         elif self.marking is not None and (is_whole or self.marking.steps is not None):
             uid = self.marking.read(content).uid
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
-    def _known_text(self, finder: Finder, content: Any, *, is_whole: bool) -> str | None:
+    def _known_string(self, finder: Finder, content: Any, *, is_whole: bool) -> str | None:
         """Return a string; None if an expression may be wrong, because members are missing."""
         if not is_whole and finder.steps is None:
             return None
         try:
-            return self._text_at(finder, content)
+            return self._string_at(finder, content)
         except UnusableObjectError:
             return None
 
     def _read_identity(self, content: Any, marks: ObjectMarks | None) -> tuple[str, str | None]:
-        name, named = self._text_at(self.name_at, content), self.rest.name
+        name, named = self._string_at(self.name_at, content), self.rest.name
         if name is None:
             raise UnusableObjectError(f"the object has no name at {self.name_at.text}")
         uid = None if marks is None else marks.uid
         if self.uid_at is not None:
-            uid = self._text_at(self.uid_at, content)
+            uid = self._string_at(self.uid_at, content)
             if uid is None:
                 raise UnusableObjectError(f"the object has no id at {self.uid_at.text}")
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
-    def _text_at(self, finder: Finder, content: Any) -> str | None:
+    def _string_at(self, finder: Finder, content: Any) -> str | None:
         try:
             value = finder.find(content)
         except ExpressionError as error:
@@ -310,7 +310,7 @@ class Protocol:
         return str(value)
 
     def _find_outputs(self, content: Any) -> Fields:
-        """Return the outputs, except those that are missing or have another type."""
+        """Return the outputs, except those that are missing or have the wrong type."""
         outputs: Fields = {}
         for name, (finder, output) in self._outputs.items():
             try:
@@ -359,7 +359,7 @@ def _check(protocol: Protocol) -> None:
         _check_server_ids(protocol, location)
     if rest.read.absent and protocol.list is None and rest.read.confirm is None:
         raise InvalidManifestError(
-            f"{location}.read.confirm: required, because a wrong endpoint also returns "
+            f"{location}.read.confirm: required, because an incorrect endpoint also returns "
             f"{rest.read.absent[0]}; set it to a path that succeeds only if the collection "
             f"exists, or set {location}.list"
         )
@@ -429,14 +429,14 @@ def _check_writes(protocol: Protocol, location: str) -> None:
         if call.body is None:
             _check_default_body(protocol, f"{location}.{name}.body")
             continue
-        texts = " ".join(_expressions(call.body))
-        if protocol.marking is not None and _METADATA.search(texts) is None:
+        expressions = " ".join(_expressions(call.body))
+        if protocol.marking is not None and _METADATA.search(expressions) is None:
             raise InvalidManifestError(
-                f"{location}.{name}.body: must write metadata, because spec.rest.metadata is set"
+                f"{location}.{name}.body: must include metadata, because spec.rest.metadata is set"
             )
-        if rest.condition == "Body" and name == "update" and "version" not in texts:
+        if rest.condition == "Body" and name == "update" and "version" not in expressions:
             raise InvalidManifestError(
-                f"{location}.{name}.body: must write version, because condition is Body"
+                f"{location}.{name}.body: must include version, because condition is Body"
             )
     if protocol.marking is not None and protocol.marking.is_map:
         top = protocol.marking.steps[:1] if protocol.marking.steps else ()

@@ -4,7 +4,7 @@ Guarantees that an API may lack, and their substitutes:
 
 - If objects can only be created unconditionally, the object is read first. If no condition protects
   a write, the uid is compared first. An object that appears between the two calls is overwritten or
-  deleted. Only the API could prevent that. The calls are at most seconds apart
+  deleted. Only the API could prevent that. The calls are at most a few seconds apart
   (``CallPermit.before_request``).
 - Without idempotency keys, the metadata in the object identifies an earlier attempt.
 """
@@ -24,7 +24,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.endpoint import is_other_path
+from infra.providers.endpoint import changes_path
 from infra.providers.http import HttpApi
 from infra.providers.responses import (
     UNDECODABLE,
@@ -79,7 +79,7 @@ class _ReadObject(msgspec.Struct, frozen=True):
 
 
 class RestProvider:
-    """A client of a JSON API over HTTP, with the protocol of a definition."""
+    """A client of a JSON API over HTTP, using a definition's protocol."""
 
     def __init__(
         self, protocol: Protocol, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
@@ -126,7 +126,7 @@ class RestProvider:
         raise ConflictError(text, status=response.status_code, replayed=self._is_replay(response))
 
     async def update(self, action: Action) -> Effect:
-        """Replace the object if it still has the uid and the version of the action."""
+        """Replace the object if it still has the action's uid and version."""
         protocol = self._protocol
         name = self._check_name(action.external_name)
         if protocol.update is None:
@@ -165,7 +165,7 @@ class RestProvider:
         return self._match_attempt(current.object, action, text, status=response.status_code)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the object if it still has the uid of the action."""
+        """Delete the object if it still has the action's uid."""
         protocol, call = self._protocol, self._protocol.rest.delete
         name = self._check_name(action.external_name)
         existing = await self._find(name, action.uid)
@@ -217,7 +217,7 @@ class RestProvider:
         uids: dict[tuple[str, str | None], str | None],
         unreadable: Unreadable,
     ) -> bool:
-        """Return whether an object is the first in a listing with its name or id."""
+        """Return whether an object is the first one in a listing with its name or id."""
         identity = candidate.name, candidate.uid if self._protocol.has_server_ids else None
         if identity not in uids:
             uids[identity] = candidate.uid
@@ -272,7 +272,7 @@ class RestProvider:
     async def _select_item(
         self, response: Response, items_at: Finder, name: str
     ) -> ExternalObject | None:
-        """Select an object by name. Raises if the API responded to the name with other objects."""
+        """Select an object by name. Raises if the API returned other objects for the name."""
         unreadable = Unreadable()
         _, items = await self._items_of(response, items_at)
         objects = await self._convert_items(items, unreadable)
@@ -365,7 +365,7 @@ class RestProvider:
         return PageContent(response, content, items)
 
     async def _items_of(self, response: Response, items_at: Finder) -> tuple[Any, list[Any]]:
-        """Decode a document and a list in it, item by item if some item cannot be decoded."""
+        """Decode a document and a list in it, item by item if any item cannot be decoded."""
         try:
             content = _decoder.decode(response.content)
         except UNDECODABLE as error:
@@ -597,7 +597,7 @@ class RestProvider:
         """Return the values of placeholders. Raises ``RefusedError`` for an id such as ``..``."""
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
-            if is_other_path(uid):
+            if changes_path(uid):
                 raise RefusedError(f"{external_name!r}: {uid!r} is not a valid id")
             values["uid"] = uid
         return values

@@ -20,12 +20,12 @@ LOOPS: Final = frozenset({*LISTING_LOOPS, "all", "exists", "exists_one", "exists
 
 _TOKEN: Final = re.compile(
     r"(?P<blank>[ \t\r\n\f]+|//[^\n]*)"
-    r"|(?P<text>[bB]?[rR](?:\"\"\"(?s:.*?)\"\"\"|'''(?s:.*?)'''|\"[^\"\n\r]*\"|'[^'\n\r]*')"
+    r"|(?P<string>[bB]?[rR](?:\"\"\"(?s:.*?)\"\"\"|'''(?s:.*?)'''|\"[^\"\n\r]*\"|'[^'\n\r]*')"
     r"|[bB]?(?:\"\"\"(?s:\\.|[^\\])*?\"\"\"|'''(?s:\\.|[^\\])*?'''"
     r"|\"(?:\\.|[^\"\\\n\r])*\"|'(?:\\.|[^'\\\n\r])*'))"
     r"|(?P<number>0x[0-9a-fA-F]+[uU]?|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?[uU]?)"
     r"|(?P<name>[A-Za-z_]\w*|`[^`\n]+`)"
-    r"|(?P<sign>[<>=!]=|&&|\|\||[-+*/%<>!?:.,()\[\]{}])",
+    r"|(?P<symbol>[<>=!]=|&&|\|\||[-+*/%<>!?:.,()\[\]{}])",
     re.ASCII,
 )
 _OPENING: Final = {"(": ")", "[": "]", "{": "}"}
@@ -106,7 +106,7 @@ def _tokenize(text: str) -> list[Token]:
         assert match.lastgroup is not None
         if match.lastgroup != "blank":
             tokens.append(Token(match.lastgroup, match[0], at))
-        if match.lastgroup == "sign":
+        if match.lastgroup == "symbol":
             depth += (match[0] in _OPENING) - (match[0] in _OPENING.values())
             max_depth = max(max_depth, depth)
         at = match.end()
@@ -133,11 +133,11 @@ class _Parser:
         self.expect(":")
         return _node("Choice", parts=(condition, if_true, self.expression()))
 
-    def expect(self, sign: str) -> None:
-        """Consume a required token; an empty ``sign`` requires the end."""
-        if sign and self._accept(sign):
+    def expect(self, symbol: str) -> None:
+        """Consume a required token; an empty ``symbol`` requires the end."""
+        if symbol and self._accept(symbol):
             return
-        if sign or self._at < len(self._tokens):
+        if symbol or self._at < len(self._tokens):
             token_text = (
                 repr(self._tokens[self._at].text) if self._at < len(self._tokens) else "the end"
             )
@@ -148,7 +148,7 @@ class _Parser:
             return self._unary()
         parts = [self._operators(level + 1)]
         is_sum = False
-        while self._is_at("sign", _LEVELS[level]) or self._is_at("name", _LEVELS[level]):
+        while self._is_at("symbol", _LEVELS[level]) or self._is_at("name", _LEVELS[level]):
             is_sum |= self._next().text == "+"
             parts.append(self._operators(level + 1))
         if len(parts) == 1:
@@ -157,7 +157,7 @@ class _Parser:
 
     def _unary(self) -> Node:
         is_plain = True
-        while self._is_at("sign", {"!", "-"}):
+        while self._is_at("symbol", {"!", "-"}):
             self._next()
             is_plain = False
         member = self._member()
@@ -196,7 +196,7 @@ class _Parser:
         if self._at == len(self._tokens):
             raise ExpressionSyntaxError("unexpected end")
         token = self._next()
-        if token.kind in ("text", "number"):
+        if token.kind in ("string", "number"):
             return _node("Literal", token.text)
         if token.text == ".":
             token = Token("name", f".{self._name()}", token.at)
@@ -216,12 +216,12 @@ class _Parser:
             case _:
                 raise ExpressionSyntaxError(f"syntax error at {token.text!r}")
 
-    def _list(self, end_sign: str) -> tuple[Node, ...]:
+    def _list(self, end_symbol: str) -> tuple[Node, ...]:
         nodes: list[Node] = []
-        while not self._accept(end_sign):
+        while not self._accept(end_symbol):
             nodes.append(self.expression())
             if not self._accept(","):
-                self.expect(end_sign)
+                self.expect(end_symbol)
                 break
         return tuple(nodes)
 
@@ -238,7 +238,7 @@ class _Parser:
 
     def _name(self) -> str:
         if not self._is_at("name"):
-            raise ExpressionSyntaxError("a name is missing after a dot")
+            raise ExpressionSyntaxError("expected a name after the dot")
         return self._next().text
 
     def _is_at(self, kind: str, texts: frozenset[str] | set[str] | None = None) -> bool:
@@ -247,8 +247,8 @@ class _Parser:
         token = self._tokens[self._at]
         return token.kind == kind and (texts is None or token.text in texts)
 
-    def _accept(self, sign: str) -> bool:
-        is_accepted = self._is_at("sign", {sign})
+    def _accept(self, symbol: str) -> bool:
+        is_accepted = self._is_at("symbol", {symbol})
         self._at += is_accepted
         return is_accepted
 
