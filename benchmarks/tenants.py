@@ -97,8 +97,8 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
         ):
             bus = Bus(client, nc)
             async with bus.follow_outcomes():
-                rare = settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS)
-                await bus.configure(rare)
+                config = settings.config(stack.api.url, settings.LONG_RESYNC_SECONDS)
+                await bus.configure(config)
                 await latencies(bus, "warm-up", _WARM_UP)
                 phases = [Phase("alone", await latencies(bus, "alone", samples))]
                 for name, namespaces in (("100 namespaces", 100), ("1 namespace", 1)):

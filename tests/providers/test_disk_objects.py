@@ -368,7 +368,7 @@ async def test_a_wiped_image_or_another_file_type_is_never_formatted(case: Case)
     assert "filesystem" in DISK.immutable, "so it would be replaced, and that waits for a person"
     with pytest.raises(RefusedError, match="never formats"):
         await case.changes(wiped, filesystem="ext4", label="x")
-    with pytest.raises(NotDoneError, match="no longer has the filesystem ext4"):
+    with pytest.raises(NotDoneError, match="no longer has an ext4 filesystem"):
         await case.attached()
     assert (await case.disk()).uid == disk.uid
 

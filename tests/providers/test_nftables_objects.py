@@ -814,14 +814,14 @@ async def test_an_unprivileged_client_gets_an_error_that_names_the_capability(
 def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nft_module, "SEARCH_PATH", "/nowhere")
     with pytest.raises(
-        ConfigurationError, match=r"nft is not installed; install the package nftables"
+        ConfigurationError, match=r"the nft program is not installed; install the nftables package"
     ):
         provider_at("nft:reconciler")
 
 
 async def test_a_table_named_like_a_reserved_word_is_refused(network_namespace: Namespace) -> None:
     services = Services(network_namespace, "flush")
-    with pytest.raises(ConfigurationError, match="flush is a reserved word of nft"):
+    with pytest.raises(ConfigurationError, match="flush is a reserved word in nft"):
         await services.create_service("web")
     assert network_namespace.nft("list ruleset") == ""
 

@@ -237,7 +237,7 @@ class AcmeOrder:
 
 
 def _ignore_limit(_limit: LimitedError) -> None:
-    """Ignore a limit, because nothing was ordered yet."""
+    """Ignore a limit, because nothing has been ordered yet."""
 
 
 def identifiers_of(fields: Fields) -> list[Identifier]:

@@ -1,4 +1,4 @@
-"""The provider of ``Certificate``: orders it once, stores it, and redelivers lost files."""
+"""The ``Certificate`` provider: orders a certificate once, stores it, and redelivers lost files."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     async def update_object(
         self, action: Action, existing: ExistingObject[_StoredCertificate]
     ) -> _StoredCertificate:
-        """Deliver lost files, and order another certificate only if a check requires it."""
+        """Deliver lost files, and order a new certificate only if a check requires it."""
         name, step, native = action.external_name, self._folder.step, existing.native
         case = native.case._replace(desired=action.fields, is_due=action.purpose == "Renew")
         if find_order_reason(findings(case)) is not None:
@@ -331,7 +331,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         return issuer, pending
 
     def _key_for(self, name: str, record: CertificateRecord, fields: Fields) -> str:
-        """Return the file of the key to use: the existing one unless the key is rotated."""
+        """Return the key file to use: the existing one unless the key is rotated."""
         algorithm = fields["keyAlgorithm"]
         if fields["keyRotation"] == "Never" and record.key_file:
             key = read_key(self._store.file(name, record.key_file))
@@ -409,7 +409,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.write(name, updated)
 
     def _write(self, action: Action) -> None:
-        """Write the fields whose changes do not require an order."""
+        """Write the fields that can change without an order."""
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name

@@ -56,7 +56,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close expired connections, whatever they have sent."""
+        """Close expired connections, regardless of what they have sent."""
         now = time.monotonic()
         for request, until in list(self._open.items()):
             if until <= now:
@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Responds to requests for current tokens only."""
+    """Responds only to requests for current tokens."""
 
     timeout = CONNECTION_SECONDS
 

@@ -1,4 +1,4 @@
-"""The kind ``Issuer``: a private CA, or an account with an ACME CA.
+"""The ``Issuer`` kind: a private CA, or an account with an ACME CA.
 
 They are one kind, so that certificates reference either in the same way.
 """
@@ -64,7 +64,7 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: Annotated[
         str | None,
         msgspec.Meta(
-            description="ADDRESS:PORT that the worker serves during a validation, such as "
+            description="ADDRESS:PORT that the worker listens on during validation, such as "
             "127.0.0.1:5002. Declare listen or folder."
         ),
     ] = None
@@ -268,4 +268,4 @@ ISSUER = Kind(
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Issuer``."""
+"""The ``Issuer`` kind."""

@@ -108,7 +108,7 @@ def normalize(fields: Fields) -> Fields:
         "connectionLimit": UNLIMITED,
         "allowConnections": True,
         **present,
-        # A mapping, so that a comparison ignores the extensions of other clients.
+        # A mapping, so that a comparison ignores other clients' extensions.
         "extensions": {
             name: True
             for name in sorted(set(cast("list[str]", extensions)))

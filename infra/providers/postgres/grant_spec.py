@@ -51,7 +51,7 @@ PRIVILEGES: Final[Mapping[Level, frozenset[str]]] = {
     "sequences": frozenset({"SELECT", "UPDATE", "USAGE"}),
     "functions": frozenset({"EXECUTE"}),
 }
-"""Privileges at each level. ``tables``, ``sequences`` and ``functions`` mean all in a schema."""
+"""Privileges at each level. ``tables``, ``sequences`` and ``functions`` cover all in a schema."""
 
 _SCHEMA_LEVELS: Final[Mapping[str, Level]] = {
     "tables": "tables",

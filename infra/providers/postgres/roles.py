@@ -1,4 +1,4 @@
-"""The provider of ``DatabaseRole``: each write is one transaction that includes the mark.
+"""The ``DatabaseRole`` provider: each write is one transaction that includes the mark.
 
 A password is never sent: the server receives a verifier that the provider computes. The stored
 verifier is compared with the current secret.
@@ -170,7 +170,7 @@ class _ReachableRole(msgspec.Struct, frozen=True):
         for name, has_it in (("createRole", self.create_role), ("replication", self.replication)):
             if has_it and not allow.permits("privileges", name):
                 return (
-                    f"has the privilege {name}, which spec.allow.privileges of the ProviderConfig "
+                    f"has the {name} privilege, which spec.allow.privileges of the ProviderConfig "
                     "does not allow"
                 )
         return ""
