@@ -127,8 +127,8 @@ def _show(phases: Sequence[Phase], load: float, title: str) -> None:
     ratio = p99[0] / p99[1]
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    met = "met" if ratio <= TARGET else "missed"
-    console.print(f"p99 with / alone: {ratio:.2f}; target at most {TARGET:g}: {met}")
+    verdict = "met" if ratio <= TARGET else "missed"
+    console.print(f"p99 with / alone: {ratio:.2f}; target at most {TARGET:g}: {verdict}")
     console.print(f"load average {load:.2f} before, {os.getloadavg()[0]:.2f} after")
 
 

@@ -333,7 +333,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     async def _read_written(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
         native = await self._read_route(name, servers)
         if native.observed is None:
-            raise NotDoneError(f"route {name!r} was deleted in the meantime")
+            raise NotDoneError(f"route {name!r} has since been deleted")
         return native
 
     async def _files(self, fields: Fields) -> Files | None:

@@ -88,7 +88,7 @@ class LimitedError(Exception):
         """Return the error for an action. It does not delay other actions."""
         remaining_seconds = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return NotDoneError(
-            f"{self.reason} (no order before {format_instant(self.until)})",
+            f"{self.reason} (no orders before {format_instant(self.until)})",
             status=HTTPStatus.TOO_MANY_REQUESTS,
             retry_after_seconds=remaining_seconds,
         )

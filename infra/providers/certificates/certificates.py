@@ -101,7 +101,7 @@ class _StoredCertificate(NamedTuple):
 
     @property
     def needs_delivery(self) -> bool:
-        """Whether a delivery fixes all problems."""
+        """Whether a delivery would fix all problems."""
         problems = findings(self.case)
         return bool(problems) and find_order_reason(problems) is None
 
@@ -314,7 +314,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         until = record.limited_until if record.limited_by == fields["issuer"] else None
         if until is not None and until > datetime.now(UTC):
             raise NotCalledError(
-                f"{record.limited_why} (no order before {format_instant(until)})",
+                f"{record.limited_why} (no orders before {format_instant(until)})",
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
@@ -342,7 +342,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     def _pending_key(self, name: str, pending: PendingOrder) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
         if key is None:
-            raise NotDoneError(f"the key of certificate {name!r} was deleted in the meantime")
+            raise NotDoneError(f"the key of certificate {name!r} has since been deleted")
         return key
 
     def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: PendingOrder) -> None:
@@ -369,7 +369,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._folder.issuers.write(issuer, msgspec.structs.replace(record, account=account))
 
     def _limit(self, name: str, issuer: str, limit: LimitedError) -> None:
-        """Record the time before which no order is accepted, for later actions."""
+        """Record when the CA accepts orders again, for later actions."""
         record = self._store.read(name)
         assert record is not None
         limits = {"limited_until": limit.until, "limited_why": limit.reason}

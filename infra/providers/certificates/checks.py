@@ -68,7 +68,7 @@ def key_matches_certificate(case: Case) -> Iterator[Finding]:
 
 
 def is_signed_by_issuer(case: Case) -> Iterator[Finding]:
-    """The current issuer signed the certificate. A recreated issuer has another key."""
+    """The current issuer signed the certificate. A recreated issuer has a different key."""
     if not case.is_trusted:
         yield Finding("OtherAuthority", "", "Order")
 

@@ -1,4 +1,4 @@
-"""HTTP servers for http-01 challenges, with a response for each token during its validation."""
+"""HTTP servers for http-01 challenges. They serve a response for each token while it is validated."""
 
 from __future__ import annotations
 

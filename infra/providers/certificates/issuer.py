@@ -178,8 +178,8 @@ def normalize(fields: Fields) -> Fields:
     present = {name: value for name, value in fields.items() if value is not None}
     for name in ("ownCa", "acme"):
         if isinstance(present.get(name), dict):
-            form: Fields = present[name]
-            canonical: Fields = {key: value for key, value in form.items() if value is not None}
+            variant: Fields = present[name]
+            canonical: Fields = {key: value for key, value in variant.items() if value is not None}
             for span in ("duration", "renewBefore"):
                 if span in canonical:
                     canonical[span] = canonical_span(canonical[span])

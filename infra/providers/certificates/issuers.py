@@ -184,7 +184,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         if (own_ca := action.fields.get("ownCa")) is not None:
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
-                raise NotDoneError(f"the key of issuer {name!r} was deleted in the meantime")
+                raise NotDoneError(f"the key of issuer {name!r} has since been deleted")
             updated = self._sign_if_changed(action, updated, own_ca, record, key)
         else:
             account = self._register_account(name, updated, record)

@@ -75,7 +75,7 @@ def loops() -> list[Loop]:
         except OSError as error:
             if error.errno not in _DETACHED_ERRORS:
                 raise
-            continue  # detached in the meantime
+            continue  # it has since been detached
         if file:
             devices.append(Loop(f"/dev/{folder.name}", number, file))
     return sorted(devices)

@@ -61,7 +61,7 @@ def _masquerade(protocol: Protocol) -> Expressions:
     ]
 
 
-# Priorities are numbers, because the name dstnat is unknown in the hook output.
+# Priorities are numbers, because the dstnat name is not valid for the output hook.
 _CHAINS: Final = {
     "prerouting": _SharedChain("prerouting", -100, (_look_up_service(),)),
     "output": _SharedChain("output", -100, (_look_up_service(),)),

@@ -75,7 +75,7 @@ class ServiceState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is an empty chain to which nothing leads, and thus not an object."""
+        """Whether it is an empty chain that nothing leads to, and therefore not an object."""
         return not self.rules and self.element is None
 
     @property

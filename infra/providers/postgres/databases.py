@@ -338,7 +338,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         """Create a database under its temporary name.
 
         ``CREATE DATABASE`` is not transactional, so its error does not prove that it had no effect.
-        Only the absence of the database after the statement has ended proves it.
+        Only the absence of the database after the statement has finished proves that.
         """
         try:
             await self._server.run(_create_statement(name, fields), read_at=read_at)
@@ -464,7 +464,7 @@ def _has_name(name: str) -> sql.Composed:
 
 def _create_statement(name: str, fields: Fields) -> sql.Composed:
     encoding, locale = fields.get("encoding"), fields.get("locale")
-    # A template with data cannot be copied to another encoding; template0 has none.
+    # A template with data cannot be copied to a different encoding; template0 has no data.
     default = "template0" if encoding or locale else "template1"
     parts = [sql.SQL("TEMPLATE {}").format(sql.Identifier(fields.get("template") or default))]
     if owner := fields.get("owner"):

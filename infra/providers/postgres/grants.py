@@ -309,7 +309,7 @@ class GrantsProvider:
             except ProviderError:
                 if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
                     raise
-                return []  # dropped in the meantime
+                return []  # it has since been dropped
         grouped = groupby(rows, lambda row: _build_target(database, row))
         return [
             _as_object(database, list(each)) for target, each in grouped if _has_unique_name(target)

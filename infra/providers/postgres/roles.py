@@ -187,7 +187,7 @@ class _Password(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A row, and the secret's digest, which is empty if the role has another password."""
+    """A row, and the secret's digest, which is empty if the role has a different password."""
 
     row: _Row
     digest: str
@@ -364,7 +364,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         return _Role(row, await self._digest_if_current(row, mark.password, mark.namespace))
 
     async def _digest_if_current(self, row: _Row, reference: SecretRef, namespace: str) -> str:
-        """Return the secret's digest; empty if the role has another password.
+        """Return the secret's digest; empty if the role has a different password.
 
         If the server hides stored passwords, compare the secret with the one last written.
         """
