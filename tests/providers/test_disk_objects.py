@@ -233,7 +233,7 @@ async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     run("e2fsck", "-f", "-n", case.image())
     assert case.is_marked()
 
-    with pytest.raises(RefusedError, match="never shrinks; declare at least as many"):
+    with pytest.raises(RefusedError, match="never shrinks; declare at least that size"):
         await case.changes(grown, sizeBytes=16 * MIB)
     assert await case.disk() == grown
     assert case.image().stat().st_size == 24 * MIB

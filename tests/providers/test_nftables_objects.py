@@ -298,7 +298,7 @@ async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_ser
     services.network_namespace.nft(
         "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
     )
-    with pytest.raises(NotDoneError, match="another program refers to it"):
+    with pytest.raises(NotDoneError, match="another program's rule or element refers to it"):
         await services.provider.delete(with_version_of(action("Delete", "web", {}), web))
     assert await services.provider.read("web") == web, "the deletion removes all or nothing"
     adopted = await services.update_service(

@@ -1,4 +1,4 @@
-"""HTTP servers for http-01 challenges. They serve a response for each token while it is validated."""
+"""HTTP servers for http-01 challenges, which serve each token's response during its validation."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ class DisksProvider(NamedObjects[_Disk]):
             if desired["sizeBytes"] < image.size_bytes:
                 raise RefusedError(
                     f"disk {name!r} is {image.size_bytes} bytes long and never shrinks; declare at "
-                    f"least that many, or declare another disk of {desired['sizeBytes']} bytes "
+                    f"least that size, or declare another disk of {desired['sizeBytes']} bytes "
                     "and copy the data"
                 )
             if desired["sizeBytes"] > image.size_bytes:
