@@ -47,18 +47,18 @@ class Phase(NamedTuple):
 
 @app.default
 def fairness(*, slow: int = 6_000, call_seconds: float = 2.0, samples: int = 300) -> int:
-    """Measure the time to Converged at a fast API, alone and next to a slow one, in the same run.
+    """Measure the time to Converged on a fast API, alone and next to a slow one, in the same run.
 
     The exit status is always 0; times are only printed with their target.
 
     Parameters
     ----------
     slow
-        Number of resources to declare at the slow API.
+        Number of resources to declare on the slow API.
     call_seconds
         Duration of each call to the slow API.
     samples
-        Number of resources to declare at the fast API in each phase, one after another.
+        Number of resources to declare on the fast API in each phase, one after another.
     """
     load = os.getloadavg()[0]
     phases = uvloop.run(_run(slow, call_seconds, samples))
@@ -76,8 +76,8 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
         ):
             bus = Bus(client, nc)
             async with bus.follow_outcomes():
-                await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
-                slow_config = settings.config(slow_url, settings.RARE_RESYNC_SECONDS)
+                await bus.configure(settings.config(stack.api.url, settings.LONG_RESYNC_SECONDS))
+                slow_config = settings.config(slow_url, settings.LONG_RESYNC_SECONDS)
                 await bus.configure(slow_config, _SLOW)
                 await latencies(bus, "warm-up", _WARM_UP)
                 alone = Phase("alone", await latencies(bus, "alone", samples))
@@ -117,7 +117,7 @@ async def _read_queue(bus: Bus) -> dict[str, Any]:
 
 def _show(phases: Sequence[Phase], load: float, title: str) -> None:
     table = Table("the fast API", title=title)
-    for heading in ("p50, ms", "p99, ms", "max, ms", "slow actions left", "of which delivered"):
+    for heading in ("p50, ms", "p99, ms", "max, ms", "slow actions left", "delivered"):
         table.add_column(heading, justify="right")
     for phase in phases:
         times = [f"{percentile(phase.milliseconds, each):.1f}" for each in (0.50, 0.99, 1.0)]
@@ -127,8 +127,8 @@ def _show(phases: Sequence[Phase], load: float, title: str) -> None:
     ratio = p99[0] / p99[1]
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    met = "met" if ratio <= TARGET else "missed"
-    console.print(f"p99 with / alone: {ratio:.2f}; target at most {TARGET:g}: {met}")
+    verdict = "met" if ratio <= TARGET else "missed"
+    console.print(f"p99 with / alone: {ratio:.2f}; target at most {TARGET:g}: {verdict}")
     console.print(f"load average {load:.2f} before, {os.getloadavg()[0]:.2f} after")
 
 

@@ -159,7 +159,7 @@ class _Intake:
 
 
 async def _event_costs(models: ReadModels, position: int) -> float:
-    """Fold and write single events; return the 99th percentile, in milliseconds."""
+    """Fold and write individual events; return the 99th percentile, in milliseconds."""
     projector, durations = Projector(models, _Store()), list[float]()
     for number in range(1, _SAMPLES + 1):
         event = _event("resource-0", 4 + number, OutcomeRecorded("Converged", 1, "", str(number)))

@@ -34,7 +34,7 @@ app = App(name="benchmarks.git", help_format="plaintext", result_action="return_
 
 
 class Phase(NamedTuple):
-    """The cost of a step, until the last resource was Converged."""
+    """The cost of a step, until the last resource has converged."""
 
     name: str
     resources: int
@@ -97,9 +97,9 @@ async def _run(manifests: int) -> list[Phase]:
         ):
             bus = Bus(client, nc)
             async with bus.follow_outcomes():
-                rare = settings.RARE_RESYNC_SECONDS
-                await bus.configure(settings.config(stack.api.url, rare))
-                own = ProviderConfigSpec(COMPOSITION, stack.server.url, resync_seconds=rare)
+                interval = settings.LONG_RESYNC_SECONDS
+                await bus.configure(settings.config(stack.api.url, interval))
+                own = ProviderConfigSpec(COMPOSITION, stack.server.url, resync_seconds=interval)
                 await bus.configure(own, COMPOSITION)
                 return await _phases(bus, client, stack, Pusher(Path(folder) / "work"), manifests)
 

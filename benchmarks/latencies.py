@@ -1,4 +1,4 @@
-"""Latencies of single declarations, one after another."""
+"""Latencies of individual declarations, one at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.converge.client import Bus
 
 
 async def latencies(bus: Bus, phase: str, samples: int) -> list[float]:
-    """Declare single resources; return the milliseconds until each was Converged."""
+    """Declare resources one at a time; return the milliseconds until each converged."""
     milliseconds: list[float] = []
     for number in range(samples):
         name = f"{phase}-{number}"

@@ -1,4 +1,4 @@
-"""Print the objects that Reconciler owned at a time, from the log alone, with the claiming event.
+"""Print the objects that Reconciler owned at a given time, and their claiming events, from the log.
 
 python examples/audit_replay.py 2026-11-21T12:00:00Z
 """
@@ -17,7 +17,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 
 
 async def owned_at(time: datetime) -> ReadModels:
-    """Return the read models as of a time, by folding the log up to it."""
+    """Return the read models as of a given time, by folding the log up to it."""
     models = ReadModels()
     async with connect(NATS_URL, source="examples/audit_replay", timeout_seconds=5) as client:
         async for batch in client.replay():

@@ -2,8 +2,8 @@
 
     python examples/plain_service.py [name]
 
-RECONCILER_NKEY names the file with the seed of the service. NAMESPACE is its namespace, "default"
-by default; the user of the service has the same name. docs/security.md lists the permissions of a
+RECONCILER_NKEY names the file with the service's seed. NAMESPACE is its namespace, "default"
+by default; the service's user has the same name. docs/security.md lists the permissions of a
 service and explains the names of its inbox and its consumer.
 """
 
@@ -38,7 +38,7 @@ async def main(name: str) -> None:
         max_reconnect_attempts=1,
         error_cb=ignore,
     )
-    # `reconciler init --namespace` created this consumer, which stores the position of the service.
+    # `reconciler init --namespace` created this consumer, which stores the service's position.
     # The program needs only new outcomes, so it resets the consumer to the end of the log.
     newest = await nc.request(f"$JS.API.DIRECT.GET.LOG_1.{OUTCOMES}")
     position = int((newest.headers or {}).get("Nats-Sequence", 0))

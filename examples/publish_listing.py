@@ -1,9 +1,9 @@
-"""Publish a complete listing of an API's objects in a scope, like the observer of another team.
+"""Publish a complete listing of an API's objects in a scope, like another team's observer.
 
     python examples/publish_listing.py default Shape < objects.json
 
 The input is a JSON array of objects with a name, a uid, fields and labels. The listing is
-completed only after all objects were read. An aborted listing proves nothing and deletes nothing.
+completed only after all objects have been read. An aborted one proves nothing and deletes nothing.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ class _Journal(msgspec.Struct):
 
 
 class Api:
-    """A client of the API's control routes, whose requests the API does not count."""
+    """A client for the API's control routes, whose requests the API does not count."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -67,7 +67,7 @@ def count_writes(statistics: Statistics) -> int:
 
 
 def count_reads(statistics: Statistics) -> int:
-    """Count the read requests: listing pages and single resources."""
+    """Count the read requests: listing pages and individual resources."""
     return sum(statistics.requests.get("GET", {}).values())
 
 

@@ -1,4 +1,4 @@
-"""The ceiling for appends: atomic batches to a separate stream, without other load."""
+"""The ceiling for appends: atomic batches to a separate stream, under no other load."""
 
 from __future__ import annotations
 

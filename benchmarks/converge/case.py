@@ -36,7 +36,7 @@ async def run_case(
         ):
             bus = Bus(client, nc)
             async with bus.follow_outcomes():
-                await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
+                await bus.configure(settings.config(stack.api.url, settings.LONG_RESYNC_SECONDS))
                 samples = 0 if latency_ms else idle_samples
                 return await _measure(stack, bus, Api(session), shapes, latency_ms, samples)
 

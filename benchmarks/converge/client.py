@@ -1,4 +1,4 @@
-"""The benchmark's client of the bus, which uses the SDK like another team's service."""
+"""The benchmark's bus client, which uses the SDK like another team's service."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Bus:
         self._all_received.clear()
 
     async def wait_for_expected(self) -> None:
-        """Wait until every expected outcome was received."""
+        """Wait until every expected outcome has been received."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 await self._all_received.wait()
@@ -109,7 +109,7 @@ class Bus:
 
     @asynccontextmanager
     async def follow_outcomes(self) -> AsyncGenerator[None]:
-        """Follow the outcomes inside the context."""
+        """Follow the outcomes within the context."""
         async with self._client.outcomes() as stream:
             task = asyncio.create_task(self._process_outcomes(stream))
             try:

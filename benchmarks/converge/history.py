@@ -1,9 +1,9 @@
 """Costs of earlier runs, in a unit that does not depend on the machine.
 
-A figure is a cost per resource, and less is better: the seconds times the append ceiling of the
+A figure is a cost per resource, and lower is better: the seconds times the append ceiling of the
 same run, which is the number of events that the machine could have appended in that time. For
 replay, it is the speed of the ordered consumer divided by that of the replay. Runs on different
-days and machines can therefore be compared, as far as noise allows.
+days and machines can therefore be compared, apart from noise.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def entry(rounds: Sequence[Case], layout: str) -> Entry:
 
 
 def case_name(case: Case, layout: str) -> str:
-    """Return the name of a case; entries of the same name can be compared."""
+    """Return the name of a case; entries with the same name can be compared."""
     return f"{case.shapes} resources, {case.latency_ms:g} ms, {layout}"
 
 

@@ -56,7 +56,7 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
     """Stop and start the reconciler while nothing changes.
 
     The API counts requests by method, not by path. The phase has one listing (the next one is an
-    hour away), so every GET beyond its pages reads a single resource.
+    hour away), so every GET beyond its pages reads an individual resource.
     """
     await bus.wait_until_idle()
     events_before = await bus.log_position()
@@ -108,7 +108,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         if each.idempotency_key is not None and each.method == "POST"
     }
     listing_times = await read_listing_times(bus.nc, intake_before)
-    await _list_rarely(stack, bus, api, len(names))
+    await _list_infrequently(stack, bus, api, len(names))
     return Drift(
         resync_seconds=settings.SHORT_RESYNC_SECONDS,
         deleted=len(deletions),
@@ -178,10 +178,10 @@ async def idle(bus: Bus, api: Api, samples: int) -> Latency:
     )
 
 
-async def _list_rarely(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
+async def _list_infrequently(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
     """Return to infrequent listings. The change itself causes one more listing."""
     await api.reset_counts()
-    await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
+    await bus.configure(settings.config(stack.api.url, settings.LONG_RESYNC_SECONDS))
     await _wait_until_read(api, settings.pages(shapes))
     await asyncio.sleep(settings.SETTLE_SECONDS)
 

@@ -39,7 +39,7 @@ class Converge(_Result, frozen=True):
 class Restart(_Result, frozen=True):
     """The reconciler was restarted without any change.
 
-    ``settled_seconds``: from its start until its first listing was read and no message waited.
+    ``settled_seconds``: from its start until its first listing was read and nothing was waiting.
     """
 
     stop_seconds: float
@@ -82,7 +82,7 @@ class Withdrawal(_Result, frozen=True):
 
 
 class Latency(_Result, frozen=True):
-    """Milliseconds from the publish of a single declaration, one after another."""
+    """Milliseconds from publishing each declaration, one at a time."""
 
     samples: int
     exists_p50_ms: float

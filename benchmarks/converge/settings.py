@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.provider_config import Limits, ProviderConfigSpec
 
-RARE_RESYNC_SECONDS = 3_600.0
+LONG_RESYNC_SECONDS = 3_600.0
 """Long enough that no listing runs during a phase, so all counts belong to the phase."""
 
 SHORT_RESYNC_SECONDS = 1.0

@@ -29,7 +29,7 @@ _ROWS: tuple[_Row, ...] = (
             f"{case.restart.listing_requests} / {case.restart.new_events}"
         ),
     ),
-    ("10 % deleted: restored, s", lambda case: f"{case.drift.seconds:.2f}"),
+    ("10% deleted: restored, s", lambda case: f"{case.drift.seconds:.2f}"),
     (
         "  from the listing that detects it, s",
         lambda case: f"{case.drift.since_listing_seconds:.2f}",

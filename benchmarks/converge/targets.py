@@ -24,7 +24,9 @@ def targets(cases: Sequence[Case]) -> tuple[Target, ...]:
                 case.converge.shapes_in_api == case.shapes and case.withdrawal.shapes_in_api == 0,
             ),
             _zero(f"{case_name}: restart, external writes", case.restart.external_writes),
-            _zero(f"{case_name}: restart, reads of single resources", case.restart.resource_reads),
+            _zero(
+                f"{case_name}: restart, reads of individual resources", case.restart.resource_reads
+            ),
             _zero(f"{case_name}: restart, new events", case.restart.new_events),
             _fact(
                 f"{case_name}: exactly the deleted objects are restored",

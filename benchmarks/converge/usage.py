@@ -40,7 +40,7 @@ class Meter:
         self._before = {name: cpu_seconds(pid) for name, pid in self._processes.items()}
 
     def read(self) -> tuple[ProcessUsage, ...]:
-        """Return the usage since the creation of the meter."""
+        """Return the usage since the meter was created."""
         return tuple(
             ProcessUsage(
                 name,

@@ -53,7 +53,7 @@ def _show(report: Report) -> None:
         fleet = report.fleet
         console.print(
             f"killed and started with {fleet.shapes:,} converged resources: settled in "
-            f"{fleet.settle_seconds} s, {fleet.resource_reads} reads of single resources, "
+            f"{fleet.settle_seconds} s, {fleet.resource_reads} reads of individual resources, "
             f"{fleet.listing_requests} pages of one listing, {fleet.external_writes} writes, "
             f"{fleet.new_events} new events; reading each resource individually takes "
             f"{fleet.individual_reads_seconds} s"
@@ -62,7 +62,7 @@ def _show(report: Report) -> None:
 
 
 def main() -> int:
-    """Run the benchmark; return 1 after a duplicate, leak, loss, or read of a single resource."""
+    """Run the benchmark; return 1 after a duplicate, leak, loss or individual read."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.faults", description="Measure the cost of crashes."
     )

@@ -92,7 +92,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
     """Kill the product when many resources have converged, restart it, and count its API requests.
 
     The listing after the one at startup is an hour away, so each GET beyond the pages of the first
-    one reads a single resource.
+    one reads an individual resource.
     """
     names = [f"{PREFIX}{number}" for number in range(shapes)]
     async with Lane(folder).open() as lane:

@@ -187,7 +187,7 @@ def _cpu(used: Mapping[str, float]) -> str:
 
 
 def _counts(title: str, changes: Mapping[str, Mapping[str, int]]) -> Table:
-    table = _table(title, "", "total", "of which")
+    table = _table(title, "", "total", "breakdown")
     for change, counts in changes.items():
         text = ", ".join(f"{count} {what}" for what, count in Counter(counts).most_common())
         table.add_row(change, str(sum(counts.values())), text)

@@ -215,7 +215,7 @@ async def _is_repaired(systems: Systems, name: str) -> bool:
 
 
 async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
-    """Return the time of the calls that undo each change, without other load."""
+    """Return the time of the calls that undo each change, under no other load."""
     starts: list[float] = []
     updates: list[float] = []
     creations: list[float] = []

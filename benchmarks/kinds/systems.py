@@ -31,7 +31,7 @@ from tests.engines import EngineAdmin
 from tests.folders import short_folder
 from tests.postgres import Superuser
 
-RARE_RESYNC_SECONDS = 3_600.0
+LONG_RESYNC_SECONDS = 3_600.0
 TIMEOUT_SECONDS = 300.0
 MIN_RESYNC_SECONDS = 0.5
 """Minimum time between a listing and one that an event triggers, as in `up --with docker`."""
@@ -61,7 +61,7 @@ class Systems:
     # --- declarations
 
     async def configure(
-        self, name: str, provider: str, prefix: str, resync_seconds: float = RARE_RESYNC_SECONDS
+        self, name: str, provider: str, prefix: str, resync_seconds: float = LONG_RESYNC_SECONDS
     ) -> None:
         """Declare a configuration for a prefix, otherwise as `up --with` declares it."""
         system = self.engine if provider == "docker" else self.postgres
@@ -121,14 +121,14 @@ class Systems:
 
     def listing_seconds(self, mark: int) -> list[float]:
         """Return the duration of each listing since a mark, until its last read."""
-        found: list[tuple[float, float]] = []
+        listings: list[tuple[float, float]] = []
         for timestamp, method, path in self._calls(mark):
             at = _seconds(timestamp)
             if (method, path) == ("GET", "/containers/json"):
-                found.append((at, at))
-            elif found and path.startswith("/containers/"):
-                found[-1] = (found[-1][0], at)
-        return [last - first for first, last in found]
+                listings.append((at, at))
+            elif listings and path.startswith("/containers/"):
+                listings[-1] = (listings[-1][0], at)
+        return [last - first for first, last in listings]
 
     def _calls(self, mark: int) -> Iterable[tuple[str, str, str]]:
         with self.engine.log.open("rb") as log:
@@ -142,7 +142,7 @@ class Systems:
         with self.postgres.log.open("rb") as log:
             log.seek(mark)
             text = log.read().decode(errors="replace").replace("\n\t", " ")
-        lines = text.splitlines()  # the next lines of a statement begin with tabs
+        lines = text.splitlines()  # the later lines of a statement begin with tabs
         return [match[1] for line in lines if (match := _STATEMENT.match(line)) is not None]
 
     def marks(self) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class Systems:
         return self.engine.log.stat().st_size, self.postgres.log.stat().st_size
 
     def cpu(self) -> dict[str, float]:
-        """Return the CPU seconds of each system so far, including ended children."""
+        """Return the CPU seconds of each system so far, including exited children."""
         return {name: _cpu_of_tree(pid) for name, pid in self.pids.items()}
 
 

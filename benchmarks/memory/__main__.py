@@ -182,7 +182,7 @@ def _show(case: Case, load: float) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     slowest = max(each.seconds for each in case.costs if each.events_read < filled.events // 2)
     print(
-        f"the slowest query of less than half of the log: {slowest:.2f} s "
+        f"the slowest query that reads less than half of the log: {slowest:.2f} s "
         f"(target {SECONDS:g} s: {'met' if slowest < SECONDS else 'missed'})"
     )
 

@@ -1,6 +1,6 @@
 """A complete kind in one module: an alias (CNAME record) of the records API.
 
-It is a module of your own package, which registers it under `reconciler.kinds`;
+Put it in a package of your own, which registers it under `reconciler.kinds`;
 docs/how-to/add-a-kind.md explains it.
 """
 

@@ -1,6 +1,6 @@
 """A complete kind with components: a board of shapes with a frame, corners and a badge.
 
-It is a module of your own package, which registers it under `reconciler.kinds`;
+Put it in a package of your own, which registers it under `reconciler.kinds`;
 docs/how-to/compose-kinds.md explains it.
 """
 

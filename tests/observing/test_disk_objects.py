@@ -161,7 +161,7 @@ async def test_an_unmounted_disk_is_mounted_again_and_grows_but_never_shrinks(
 
     await with_disks.declare_all([disk(size=8 * MIB)])
     failed = await with_disks.until_outcome(disk().key, "Failed", generation=3)
-    assert "has 16777216 bytes and never shrinks" in failed.message
+    assert "is 16777216 bytes long and never shrinks" in failed.message
 
 
 async def test_another_disk_is_mounted_at_the_path_once_the_first_is_unused(

@@ -770,7 +770,7 @@ async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     request_count = len(gate.order_times)
 
     other_fields = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
-    with pytest.raises(NotCalledError, match="no order before") as held:
+    with pytest.raises(NotCalledError, match="no orders before") as held:
         await provider.update(update(previous_certificate, other_fields))
     assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
     assert len(gate.order_times) == request_count, "no second request was sent"

@@ -233,7 +233,7 @@ async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     run("e2fsck", "-f", "-n", case.image())
     assert case.is_marked()
 
-    with pytest.raises(RefusedError, match="never shrinks; declare at least as many"):
+    with pytest.raises(RefusedError, match="never shrinks; declare at least that size"):
         await case.changes(grown, sizeBytes=16 * MIB)
     assert await case.disk() == grown
     assert case.image().stat().st_size == 24 * MIB
@@ -368,7 +368,7 @@ async def test_a_wiped_image_or_another_file_type_is_never_formatted(case: Case)
     assert "filesystem" in DISK.immutable, "so it would be replaced, and that waits for a person"
     with pytest.raises(RefusedError, match="never formats"):
         await case.changes(wiped, filesystem="ext4", label="x")
-    with pytest.raises(NotDoneError, match="no longer has the filesystem ext4"):
+    with pytest.raises(NotDoneError, match="no longer has an ext4 filesystem"):
         await case.attached()
     assert (await case.disk()).uid == disk.uid
 

@@ -298,7 +298,7 @@ async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_ser
     services.network_namespace.nft(
         "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
     )
-    with pytest.raises(NotDoneError, match="another program refers to it"):
+    with pytest.raises(NotDoneError, match="another program's rule or element refers to it"):
         await services.provider.delete(with_version_of(action("Delete", "web", {}), web))
     assert await services.provider.read("web") == web, "the deletion removes all or nothing"
     adopted = await services.update_service(
@@ -814,14 +814,14 @@ async def test_an_unprivileged_client_gets_an_error_that_names_the_capability(
 def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nft_module, "SEARCH_PATH", "/nowhere")
     with pytest.raises(
-        ConfigurationError, match=r"nft is not installed; install the package nftables"
+        ConfigurationError, match=r"the nft program is not installed; install the nftables package"
     ):
         provider_at("nft:reconciler")
 
 
 async def test_a_table_named_like_a_reserved_word_is_refused(network_namespace: Namespace) -> None:
     services = Services(network_namespace, "flush")
-    with pytest.raises(ConfigurationError, match="flush is a reserved word of nft"):
+    with pytest.raises(ConfigurationError, match="flush is a reserved word in nft"):
         await services.create_service("web")
     assert network_namespace.nft("list ruleset") == ""
 

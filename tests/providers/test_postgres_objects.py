@@ -627,8 +627,8 @@ async def test_a_membership_that_would_grant_superuser_is_refused(
     [
         ("SUPERUSER", "is a member of '{}', which is a superuser"),
         ("IN ROLE pg_read_server_files", "is a member of 'pg_read_server_files', which is equiv"),
-        ("CREATEROLE", "is a member of '{}', which has the privilege createRole"),
-        ("REPLICATION", "is a member of '{}', which has the privilege replication"),
+        ("CREATEROLE", "is a member of '{}', which has the createRole privilege"),
+        ("REPLICATION", "is a member of '{}', which has the replication privilege"),
     ],
 )
 async def test_a_membership_in_a_privileged_role_is_refused(
@@ -793,7 +793,7 @@ async def test_privileges_on_all_tables_are_exact_and_partial_ones_are_detected(
     grant_name = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
     expected = GRANT.check_fields(fields)
-    with pytest.raises(NotDoneError, match=r"there is no object yet to grant privileges on"):
+    with pytest.raises(NotDoneError, match=r"there is no object to grant privileges on yet"):
         await create_object(grants, GRANT, grant_name, fields)
     with psycopg.connect(
         host=str(postgres_server.socket),

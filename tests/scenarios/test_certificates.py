@@ -338,7 +338,7 @@ async def test_35_a_rate_limit_of_the_ca_holds_across_a_restart_and_a_new_declar
     await world.declare_all([public, change_manifest("web", issuer=issuer)])
     degraded = await world.until_outcome(WEB, "Degraded")
     assert "rateLimited: too many certificates" in degraded.message
-    assert "no order before" in degraded.message
+    assert "no orders before" in degraded.message
     gate.limit_for(0)
     await world.restart_reconciler()
     other_names = ["web.example.org", "www.example.org"]

@@ -60,5 +60,5 @@ def create_app(database: sqlite3.Connection, before_request: BeforeRequest) -> S
 
 
 async def _handle_disconnect(_request: Request, _error: Exception) -> Response:
-    """Return a response for a client that disconnected early; it never receives it."""
+    """Return a response for a client that disconnected early, which never receives it."""
     return Response(status_code=400)

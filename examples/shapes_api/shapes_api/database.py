@@ -33,11 +33,11 @@ class DataFolderError(Exception):
 def open_database(folder: Path) -> sqlite3.Connection:
     """Open the database of a data folder exclusively; create both if missing.
 
-    With a write-ahead log and `synchronous=NORMAL`, a committed transaction survives any end of the
+    With a write-ahead log and `synchronous=NORMAL`, a committed transaction survives a killed
     process, but not a power failure.
 
     Raises:
-        DataFolderError: the folder is not writable, is in use, or holds something else.
+        DataFolderError: the folder is not writable, is in use, or contains something else.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ class ExampleApiError(Exception):
 
 
 class ExampleApi:
-    """A process of the API on a data folder.
+    """A process of the API that uses a data folder.
 
     It exits when the process that started it exits or is killed. The folder and the port can be
     reused after `stop` and `kill`.
@@ -54,7 +54,7 @@ class ExampleApi:
         return self._process is not None and self._process.poll() is None
 
     async def start(self, data_dir: Path, *, port: int = 0, latency_ms: float = 0) -> str:
-        """Start the API and return its URL once it listens.
+        """Start the API and return its URL once it is listening.
 
         Args:
             data_dir: folder of the database and the log; created if missing.
@@ -122,7 +122,9 @@ def _spawn(
             )
             return process, log_start
     except OSError as error:
-        raise ExampleApiError(f"the API cannot be started on {data_dir}: {error}") from error
+        raise ExampleApiError(
+            f"the API cannot be started with data directory {data_dir}: {error}"
+        ) from error
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, log_start: int) -> str:

@@ -19,7 +19,7 @@ MAX_WAIT_SECONDS: Final = 30.0  # maximum wait of a request for changes
 
 
 class RecordContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields that clients may write. The order of `values` has no meaning."""
+    """The fields that clients may write. The order of `values` does not matter."""
 
     type: Literal["A", "AAAA", "CNAME", "MX", "TXT"]
     values: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
@@ -47,7 +47,7 @@ _encoder: Final = msgspec.json.Encoder()
 class Records:
     """Handles each request in one coroutine, which does not yield between a read and a write.
 
-    Neither does it yield between reading a zone's last change and waiting for the next one.
+    Nor does it yield between reading a zone's last change and waiting for the next one.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
@@ -77,10 +77,10 @@ class Records:
             "SELECT body FROM records WHERE zone = ? AND name > ? ORDER BY name LIMIT ?",
             (request.path_params["zone"], query.get("cursor", ""), size + 1),
         )
-        found = [_record_decoder.decode(row[0]) for row in rows]
+        matches = [_record_decoder.decode(row[0]) for row in rows]
         tags = set(query.getlist("tag"))
-        records = [record for record in found[:size] if tags <= set(record.tags)]
-        cursor = found[size - 1].name if len(found) > size else None
+        records = [record for record in matches[:size] if tags <= set(record.tags)]
+        cursor = matches[size - 1].name if len(matches) > size else None
         return _json_response(200, {"records": records, "next_cursor": cursor})
 
     async def _get(self, request: Request) -> Response:

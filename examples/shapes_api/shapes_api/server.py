@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from shapes_api.process import READY_PREFIX
 
-UNFINISHED_REQUESTS_SECONDS: Final = 1  # requests for changes may take long
+UNFINISHED_REQUESTS_SECONDS: Final = 1  # requests for changes may take a long time
 BACKLOG: Final = 2048
 
 

@@ -116,8 +116,8 @@ class Shapes:
         self._before_request = before_request
         self._running: set[str] = set()  # idempotency keys of running requests
         self._secret = secrets.token_bytes(32)
-        old = time.time() - KEPT_SECONDS
-        database.execute("DELETE FROM kept_answers WHERE kept_at < ?", (old,))
+        cutoff = time.time() - KEPT_SECONDS
+        database.execute("DELETE FROM kept_answers WHERE kept_at < ?", (cutoff,))
 
     def routes(self) -> list[Route]:
         """Return the contract's routes, each with all its methods."""

@@ -1,4 +1,4 @@
-"""Client of a Caddy server's admin API: reads and changes its JSON configuration path by path.
+"""Client for a Caddy server's admin API: reads and changes its JSON configuration path by path.
 
 Caddy reloads the whole configuration on each change, and restores the old one if that fails.
 """
@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
 
 class AdminApi:
-    """Client of one Caddy server, at ``unix:///PATH`` or at a URL."""
+    """Client for one Caddy server, at ``unix:///PATH`` or at a URL."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._http = HttpApi(

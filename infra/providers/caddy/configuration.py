@@ -1,6 +1,6 @@
 """A route in Caddy's configuration: how a declaration is written and read back.
 
-Caddy rejects unknown fields, so the metadata is in the text field ``group``. Routes in one group
+Caddy rejects unknown fields, so the metadata is in the ``group`` string field. Routes in one group
 exclude each other, but a group with one route has no effect.
 """
 
@@ -45,7 +45,7 @@ _LISTEN: Final = re.compile(r"(?:tcp/)?(\[[^\]]*\]|[^:/]*):([0-9]{1,5})")
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 CaddyRoute = dict[str, Any]
-"""A route in the form of the configuration."""
+"""A route as it appears in the configuration."""
 
 _Handler = dict[str, Any]
 
@@ -83,10 +83,10 @@ class CaddyServer(msgspec.Struct, frozen=True):
         return bool(self.tls_connection_policies)
 
     @property
-    def requests_no_certificates(self) -> bool:
-        """Whether Caddy requests no certificates for its hosts."""
+    def requests_certificates(self) -> bool:
+        """Whether Caddy requests certificates for its hosts."""
         automatic = self.automatic_https or AutomaticHttps()
-        return automatic.disable or automatic.disable_certificates
+        return not (automatic.disable or automatic.disable_certificates)
 
 
 class Pair(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The order of routes in the configuration. Caddy uses the first route that matches.
 
-More specific routes come first: named hosts, then wildcards, then any host, and for the same host
-the longest path. A route with several hosts or paths is ordered by its most specific ones.
+More specific routes come first: named hosts, then wildcards, then any host. For the same host,
+longer paths come first. A route with several hosts or paths is ordered by its most specific ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 MAX_PAIRS: Final = 1000
-"""Limit on a route's pairs of host and path, which each read must process. Foreign routes may
+"""Limit on a route's host-path pairs, which each read must process. Foreign routes may
 exceed it."""
 
 Rank = tuple[int, int]
@@ -43,7 +43,7 @@ class Reach(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of a route relative to the others of its server."""
+    """The position of a route relative to the others on its server."""
 
     is_misplaced: bool
     shadowed_by: str | None

@@ -1,4 +1,4 @@
-"""The kind ``Route``: a Caddy server forwards requests for hosts and paths to backends."""
+"""The ``Route`` kind: a Caddy server forwards requests for hosts and paths to backends."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ ROUTE = Kind(
     find_host_uses=find_host_uses,
     immutable=frozenset({"server"}),
 )
-"""The kind ``Route``."""
+"""The ``Route`` kind."""

@@ -1,4 +1,4 @@
-"""The provider of ``Route``: the routes of a Caddy server, and their certificates.
+"""The ``Route`` provider: the routes of a Caddy server, and their certificates.
 
 Each change names a path in the configuration and the ETag of its content. If another change has
 moved or rewritten the route, Caddy responds with 412, and nothing is done.
@@ -194,12 +194,12 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                     raise creation.error
                 if creation.servers is None:
                     raise ConflictError(f"route {name!r} already exists")
-                with _mark_partly_done(f"route {name!r} was created, but a later step failed"):
+                with _mark_partial_failure(f"route {name!r} was created, but a later step failed"):
                     certificate = await self._api.find(certificate_id(name))
                     await self._write_certificate(action, certificate, uid, files)
                     return await self._read_written(name, creation.servers)
         finally:
-            if creation in self._creations:  # canceled during the wait
+            if creation in self._creations:  # canceled while waiting
                 self._creations.remove(creation)
 
     async def complete_object(
@@ -210,7 +210,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             return await self.update_object(action, existing)
         files = await self._files(normalize(action.fields))
         async with self._change_lock:
-            with _mark_partly_done(
+            with _mark_partial_failure(
                 f"route {action.external_name!r} was created, but a later step failed"
             ):
                 uid = existing.object.uid or ""
@@ -241,7 +241,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         if native.route != route or existing.object.fields["differences"]:
             routes = await self._write(name, native, route)
             servers = _replace_routes(servers, fields, routes)
-        with _mark_partly_done(f"route {name!r} was written, but a later step failed"):
+        with _mark_partial_failure(f"route {name!r} was written, but a later step failed"):
             await self._write_certificate(action, native.certificate, uid, files)
             return await self._read_written(name, servers)
 
@@ -260,7 +260,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         native = existing.native
         assert native.part is not None
         await self._delete_certificate(existing.object.uid or "", native.certificate)
-        with _mark_partly_done(
+        with _mark_partial_failure(
             f"the certificate of route {native.name!r} was deleted, but a later step failed"
         ):
             await self._change("DELETE", native.part)
@@ -333,7 +333,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     async def _read_written(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
         native = await self._read_route(name, servers)
         if native.observed is None:
-            raise NotDoneError(f"route {name!r} was deleted in the meantime")
+            raise NotDoneError(f"route {name!r} has since been deleted")
         return native
 
     async def _files(self, fields: Fields) -> Files | None:
@@ -516,11 +516,11 @@ def _is_certificate_of(uid: str, part: Part) -> bool:
 
 
 def _convert(struct: type[_T], content: Any) -> _T:
-    """Convert part of the configuration. Raises ``NotDoneError`` for an unknown form."""
+    """Convert part of the configuration. Raises ``NotDoneError`` for an unknown structure."""
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
-        raise NotDoneError(f"Caddy's configuration has an unknown form: {error}") from None
+        raise NotDoneError(f"Caddy's configuration has an unknown structure: {error}") from None
 
 
 def _find_usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
@@ -533,7 +533,7 @@ def _find_usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
             f"Caddy has no server {name!r} (its servers: {names}); set spec.server",
             status=HTTPStatus.CONFLICT,
         )
-    if not server.requests_no_certificates:
+    if server.requests_certificates:
         raise NotDoneError(
             f"Caddy itself would obtain certificates for the hosts of server {name!r}; set "
             "its automatic_https.disable_certificates",
@@ -609,7 +609,7 @@ def _objects(
 
 
 @contextmanager
-def _mark_partly_done(description: str) -> Generator[None]:
+def _mark_partial_failure(description: str) -> Generator[None]:
     """Mark a failure as partial: part of the action was done, and a retry resumes it."""
     try:
         yield

@@ -112,7 +112,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     tls: Annotated[
         CertificateFiles | None,
         _meta(
-            "Certificate of the hosts: files on the machine that runs the roles. Requires hosts."
+            "Certificate for the hosts: files on the machine that runs the roles. Requires hosts."
         ),
     ] = None
     balancing: Annotated[

@@ -1,4 +1,4 @@
-"""The kinds ``Issuer`` and ``Certificate``, stored below the root of a ``ProviderConfig``.
+"""The ``Issuer`` and ``Certificate`` kinds, stored below the root of a ``ProviderConfig``.
 
 ``issuer`` and ``certificate`` define the kinds, and are pure and cheap to load. ``issuers`` and
 ``certificates`` are their providers, loaded on connection because their libraries are an extra.

@@ -1,4 +1,4 @@
-"""Requests of an account to an ACME CA (RFC 8555).
+"""An account's requests to an ACME CA (RFC 8555).
 
 All requests block. Responses are decoded with this project's schemas, and refusals raise
 ``ProviderError`` classes. No error has a 5xx status, because a failing CA is not a failure of the
@@ -49,7 +49,7 @@ MAX_LIMIT_SECONDS: Final = 30 * 86_400.0
 """Maximum wait that a CA can request. Common limits end within a week."""
 
 MAX_CHAIN_BYTES: Final = 128 * 1024
-"""Limit on a certificate chain, which each listing reads. One with 100 long names has 40 KiB."""
+"""Limit on a certificate chain, which each listing reads. A chain with 100 long names is 40 KiB."""
 
 _REVOKED: Final = "alreadyRevoked"
 _NO_ACCOUNT: Final = "accountDoesNotExist"
@@ -77,7 +77,7 @@ _T = TypeVar("_T")
 
 
 class LimitedError(Exception):
-    """The CA limits the rate of orders, and accepts none before an instant."""
+    """The CA limits the rate of orders, and accepts none before a given time."""
 
     def __init__(self, until: datetime, reason: str) -> None:
         super().__init__(reason)
@@ -88,7 +88,7 @@ class LimitedError(Exception):
         """Return the error for an action. It does not delay other actions."""
         remaining_seconds = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return NotDoneError(
-            f"{self.reason} (no order before {format_instant(self.until)})",
+            f"{self.reason} (no orders before {format_instant(self.until)})",
             status=HTTPStatus.TOO_MANY_REQUESTS,
             retry_after_seconds=remaining_seconds,
         )
@@ -318,7 +318,7 @@ class AcmeClient:
         return self._request(post, writes=writes)
 
     def _request(self, request: Callable[[ClientV2], _T], *, writes: bool) -> _T:
-        """Make a request. Repeat it if its nonce was rejected, because it was not executed."""
+        """Make a request. Retry it if its nonce was rejected, because the CA did not execute it."""
         for _ in range(MAX_BAD_NONCES):
             self._network.newest = None
             try:

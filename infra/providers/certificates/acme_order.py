@@ -87,8 +87,8 @@ class AcmeOrder:
     ) -> bytes:
         """Return the chain of the order at ``url``, or of a new one that ``record_order`` records.
 
-        ``register`` recreates an account that the CA has lost. ``record_limit`` records the instant
-        before which the CA does not accept an order. Both are called in the step that detects it.
+        ``register`` recreates an account that the CA has lost. ``record_limit`` records when
+        the CA accepts orders again. Both are called in the step that detects it.
         """
         self._record_limit = record_limit
         names = identifiers_of(fields)
@@ -237,7 +237,7 @@ class AcmeOrder:
 
 
 def _ignore_limit(_limit: LimitedError) -> None:
-    """Ignore a limit, because nothing was ordered yet."""
+    """Ignore a limit, because nothing has been ordered yet."""
 
 
 def identifiers_of(fields: Fields) -> list[Identifier]:

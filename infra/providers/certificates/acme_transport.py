@@ -43,7 +43,7 @@ class ResponseLimitError(requests.RequestException):
 
 
 class LimitedAdapter(HTTPAdapter):
-    """Sends the requests of a thread, each on its own connection. Trusts the CAs in a file."""
+    """Sends one thread's requests, each on its own connection. Trusts the CAs in a file."""
 
     def __init__(self, ca_file: Path | None, timeout_seconds: float, guard: HostGuard) -> None:
         self._guard = guard

@@ -1,4 +1,4 @@
-"""The kind ``Certificate``: a key, a certificate for it, and the files that servers read."""
+"""The ``Certificate`` kind: a key, a certificate for it, and the files that servers read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     issuer: Annotated[
         ObjectName,
         msgspec.Meta(
-            description="Name of an Issuer of the same ProviderConfig, or a reference to it."
+            description="Name of an Issuer with the same ProviderConfig, or a reference to it."
         ),
     ]
     common_name: Annotated[
@@ -113,8 +113,8 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """The values of a certificate, and the paths of its files.
 
-    ``combined_file`` contains key and chain, and is replaced in one step. ``digest`` changes with
-    any of the files.
+    ``combined_file`` contains the key and the chain, and is replaced in one step. ``digest``
+    changes with any of the files.
     """
 
     serial: Annotated[str, msgspec.Meta(description="Serial number.")]
@@ -127,7 +127,7 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ]
     ca_file: Annotated[str, msgspec.Meta(description="Path of the CA's certificate (ca.crt).")]
     combined_file: Annotated[
-        str, msgspec.Meta(description="Path of key, certificate and chain in one file (tls.pem).")
+        str, msgspec.Meta(description="Path of one file with the key and the chain (tls.pem).")
     ]
     digest: Annotated[
         str,
@@ -175,4 +175,4 @@ CERTIFICATE = Kind(
     outputs=CertificateOutputs,
     renewal_time=renewal_time,
 )
-"""The kind ``Certificate``."""
+"""The ``Certificate`` kind."""

@@ -1,4 +1,4 @@
-"""The provider of ``Certificate``: orders it once, stores it, and redelivers lost files."""
+"""The ``Certificate`` provider: orders a certificate once, stores it, and redelivers lost files."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _StoredCertificate(NamedTuple):
 
     @property
     def needs_delivery(self) -> bool:
-        """Whether a delivery fixes all problems."""
+        """Whether a delivery would fix all problems."""
         problems = findings(self.case)
         return bool(problems) and find_order_reason(problems) is None
 
@@ -169,7 +169,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     async def update_object(
         self, action: Action, existing: ExistingObject[_StoredCertificate]
     ) -> _StoredCertificate:
-        """Deliver lost files, and order another certificate only if a check requires it."""
+        """Deliver lost files, and order a new certificate only if a check requires it."""
         name, step, native = action.external_name, self._folder.step, existing.native
         case = native.case._replace(desired=action.fields, is_due=action.purpose == "Renew")
         if find_order_reason(findings(case)) is not None:
@@ -314,7 +314,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         until = record.limited_until if record.limited_by == fields["issuer"] else None
         if until is not None and until > datetime.now(UTC):
             raise NotCalledError(
-                f"{record.limited_why} (no order before {format_instant(until)})",
+                f"{record.limited_why} (no orders before {format_instant(until)})",
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
@@ -331,7 +331,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         return issuer, pending
 
     def _key_for(self, name: str, record: CertificateRecord, fields: Fields) -> str:
-        """Return the file of the key to use: the existing one unless the key is rotated."""
+        """Return the key file to use: the existing one unless the key is rotated."""
         algorithm = fields["keyAlgorithm"]
         if fields["keyRotation"] == "Never" and record.key_file:
             key = read_key(self._store.file(name, record.key_file))
@@ -342,7 +342,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     def _pending_key(self, name: str, pending: PendingOrder) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
         if key is None:
-            raise NotDoneError(f"the key of certificate {name!r} was deleted in the meantime")
+            raise NotDoneError(f"the key of certificate {name!r} has since been deleted")
         return key
 
     def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: PendingOrder) -> None:
@@ -369,7 +369,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._folder.issuers.write(issuer, msgspec.structs.replace(record, account=account))
 
     def _limit(self, name: str, issuer: str, limit: LimitedError) -> None:
-        """Record the time before which no order is accepted, for later actions."""
+        """Record when the CA accepts orders again, for later actions."""
         record = self._store.read(name)
         assert record is not None
         limits = {"limited_until": limit.until, "limited_why": limit.reason}
@@ -409,7 +409,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.write(name, updated)
 
     def _write(self, action: Action) -> None:
-        """Write the fields whose changes do not require an order."""
+        """Write the fields that can change without an order."""
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name

@@ -68,7 +68,7 @@ def key_matches_certificate(case: Case) -> Iterator[Finding]:
 
 
 def is_signed_by_issuer(case: Case) -> Iterator[Finding]:
-    """The current issuer signed the certificate. A recreated issuer has another key."""
+    """The current issuer signed the certificate. A recreated issuer has a different key."""
     if not case.is_trusted:
         yield Finding("OtherAuthority", "", "Order")
 
@@ -79,7 +79,7 @@ def ca_is_current(case: Case) -> Iterator[Finding]:
         yield Finding("AuthorityRenewed", "", "Delivery")
 
 
-def request_is_as_declared(case: Case) -> Iterator[Finding]:
+def request_matches_declaration(case: Case) -> Iterator[Finding]:
     """The request matches the declaration."""
     if case.desired is None or case.certificate is None:
         return
@@ -114,7 +114,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     key_exists,
     key_matches_certificate,
     is_signed_by_issuer,
-    request_is_as_declared,
+    request_matches_declaration,
     near_expiry,
     ca_is_current,
     files_are_delivered,
@@ -128,7 +128,7 @@ REQUEST: Final = (
     "keyAlgorithm",
     "duration",
 )
-"""The fields of an order. A changed value requires another certificate."""
+"""The fields of an order. A changed value requires a new certificate."""
 
 
 def findings(case: Case) -> list[Finding]:
@@ -137,5 +137,5 @@ def findings(case: Case) -> list[Finding]:
 
 
 def find_order_reason(candidates: list[Finding]) -> Finding | None:
-    """Return the first finding that requires another certificate."""
+    """Return the first finding that requires a new certificate."""
     return next((each for each in candidates if each.remedy == "Order"), None)

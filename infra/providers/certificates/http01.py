@@ -1,4 +1,4 @@
-"""HTTP servers for http-01 challenges, with a response for each token during its validation."""
+"""HTTP servers for http-01 challenges, which serve each token's response during its validation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close expired connections, whatever they have sent."""
+        """Close expired connections, regardless of what they have sent."""
         now = time.monotonic()
         for request, until in list(self._open.items()):
             if until <= now:
@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Responds to requests for current tokens only."""
+    """Responds only to requests for current tokens."""
 
     timeout = CONNECTION_SECONDS
 

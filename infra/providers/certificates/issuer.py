@@ -1,4 +1,4 @@
-"""The kind ``Issuer``: a private CA, or an account with an ACME CA.
+"""The ``Issuer`` kind: a private CA, or an account with an ACME CA.
 
 They are one kind, so that certificates reference either in the same way.
 """
@@ -64,7 +64,7 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: Annotated[
         str | None,
         msgspec.Meta(
-            description="ADDRESS:PORT that the worker serves during a validation, such as "
+            description="ADDRESS:PORT that the worker listens on during validation, such as "
             "127.0.0.1:5002. Declare listen or folder."
         ),
     ] = None
@@ -178,8 +178,8 @@ def normalize(fields: Fields) -> Fields:
     present = {name: value for name, value in fields.items() if value is not None}
     for name in ("ownCa", "acme"):
         if isinstance(present.get(name), dict):
-            form: Fields = present[name]
-            canonical: Fields = {key: value for key, value in form.items() if value is not None}
+            variant: Fields = present[name]
+            canonical: Fields = {key: value for key, value in variant.items() if value is not None}
             for span in ("duration", "renewBefore"):
                 if span in canonical:
                     canonical[span] = canonical_span(canonical[span])
@@ -268,4 +268,4 @@ ISSUER = Kind(
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Issuer``."""
+"""The ``Issuer`` kind."""

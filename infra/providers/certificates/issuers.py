@@ -1,4 +1,4 @@
-"""The provider of ``Issuer``: private CAs, and accounts with ACME CAs."""
+"""The ``Issuer`` provider: private CAs, and accounts with ACME CAs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         super().__init__(folder, folder.issuers)
 
     async def create_object(self, action: Action) -> _Issuer:
-        """Create a key, and with it a CA certificate or an account."""
+        """Create a key, then a CA certificate or an account with it."""
         name, step = action.external_name, self._folder.step
         if await step(lambda: self._read(name)) is not None:
             raise ConflictError(f"issuer {name!r} already exists")
@@ -184,7 +184,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         if (own_ca := action.fields.get("ownCa")) is not None:
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
-                raise NotDoneError(f"the key of issuer {name!r} was deleted in the meantime")
+                raise NotDoneError(f"the key of issuer {name!r} has since been deleted")
             updated = self._sign_if_changed(action, updated, own_ca, record, key)
         else:
             account = self._register_account(name, updated, record)
@@ -204,7 +204,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         previous: IssuerRecord,
         key: PrivateKey,
     ) -> IssuerRecord:
-        """Sign the CA's certificate again if the declaration requires another one."""
+        """Sign the CA's certificate again if the declaration requires a new one."""
         name = action.external_name
         chain = certificates_in(self._store.file(name, previous.certificate_file))
         applied: Fields = previous.fields.get("ownCa") or {}

@@ -31,7 +31,7 @@ CA_FILE: Final = "ca.crt"
 COMBINED_FILE: Final = "tls.pem"
 
 FILE_NAMES: Final = frozenset({KEY_FILE, CERTIFICATE_FILE, CA_FILE, COMBINED_FILE})
-"""A directory with such a name would prevent the delivery of a certificate's files."""
+"""A directory with one of these names would prevent the delivery of a certificate's files."""
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 RelativePath = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]

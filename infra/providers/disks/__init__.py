@@ -1,4 +1,4 @@
-"""Disks in image files, and their mounts: the kinds ``Disk`` and ``Attachment``.
+"""Disks in image files, and their mounts: the ``Disk`` and ``Attachment`` kinds.
 
 ``disk`` and ``attachment`` define the kinds with their providers. They share the folder and its
 locks (``folder``), the image files and their marks (``images``), the attached and mounted disks

@@ -1,4 +1,4 @@
-"""The kind ``Attachment``: a disk that is attached and mounted, as a separate resource.
+"""The ``Attachment`` kind: a disk that is attached and mounted, as a separate resource.
 
 ``attachments`` explains what is recorded, and where.
 """
@@ -64,7 +64,7 @@ from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 _T = TypeVar("_T")
 _WAITING_STATUS: Final = HTTPStatus.CONFLICT
 _MOUNT_OPTIONS: Final = "nodev,nosuid,errors=remount-ro"
-"""A user who can write to a disk must not gain devices or another user's rights from it."""
+"""A user who can write to a disk must not gain devices or another user's privileges through it."""
 
 
 class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -73,7 +73,7 @@ class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     disk: Annotated[
         Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?!\n)$")],
         msgspec.Meta(
-            description="Disk of the same ProviderConfig and namespace: {$ref: Disk/NAME, "
+            description="Disk with the same ProviderConfig and namespace: {$ref: Disk/NAME, "
             "field: name}, or its name."
         ),
     ]
@@ -247,7 +247,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder
                 mount_path = self._attachments.mount_path_of(name)
                 raise build_waiting_error(
-                    f"{mount_path} contains files, which a mount would hide; move them away"
+                    f"{mount_path} contains files, which a mount would hide; move them elsewhere"
                 )
 
     def _attach(self, action: Action) -> None:
@@ -280,7 +280,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                 if os.listdir(point):  # noqa: PTH208 - an open folder
                     raise build_waiting_error(
                         f"{attachment.mount_path} contains files, which a mount would hide; "
-                        "move them away"
+                        "move them elsewhere"
                     )
                 result = run(
                     "mount",
@@ -312,7 +312,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     # --- called in a thread: change and deletion
 
     def _record_intent(self, action: Action) -> None:
-        """Record first whether to mount the disk, so that a crash leaves a difference to detect."""
+        """First record whether to mount the disk, so that a crash leaves a difference to detect."""
         name = action.external_name
         attachment = self._attachments.find(name)
         if attachment is None or attachment.mark is None:
@@ -463,7 +463,7 @@ def _check_usable(action: Action, file: int | None) -> Image:
     if namespace_of(image.mark.labels.get(OWNER_LABEL, "")) != action.namespace:
         raise build_waiting_error(f"disk {disk!r} does not exist yet")
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
-        raise build_waiting_error(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
+        raise build_waiting_error(f"disk {disk!r} no longer has an {FILESYSTEM} filesystem")
     return image
 
 
@@ -549,4 +549,4 @@ ATTACHMENT = Kind(
     ready=ready,
     immutable=frozenset({"disk"}),
 )
-"""The kind ``Attachment``."""
+"""The ``Attachment`` kind."""

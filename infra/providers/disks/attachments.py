@@ -251,7 +251,8 @@ class Attachments:
                 return _mark_decoder.decode(os.read(file, MAX_MARK_BYTES))
             except UNDECODABLE as error:
                 raise NotDoneError(
-                    f"{ATTACHMENTS}/{segment} is unreadable ({error}); repair it, or move it away"
+                    f"{ATTACHMENTS}/{segment} is unreadable ({error}); repair it, or move it "
+                    "elsewhere"
                 ) from None
             finally:
                 os.close(file)

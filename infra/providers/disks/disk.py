@@ -1,4 +1,4 @@
-"""The kind ``Disk``: an image file with an ext4 filesystem, which can grow.
+"""The ``Disk`` kind: an image file with an ext4 filesystem, which can grow.
 
 The image is built under a name derived from the action's key. The last step links it to the disk's
 name, and replaces nothing. So an image with a disk's name is complete, and mkfs never runs on it.
@@ -336,13 +336,13 @@ class DisksProvider(NamedObjects[_Disk]):
                 raise ConflictError(f"disk {name!r} has changed since it was read")
             if image.superblock is None or image.superblock.filesystem != desired["filesystem"]:
                 raise RefusedError(
-                    f"disk {name!r} has the filesystem {observed.fields['filesystem']}; "
+                    f"the filesystem of disk {name!r} is {observed.fields['filesystem']}; "
                     "Reconciler never formats an existing disk"
                 )
             if desired["sizeBytes"] < image.size_bytes:
                 raise RefusedError(
-                    f"disk {name!r} has {image.size_bytes} bytes and never shrinks; declare at "
-                    f"least as many, or declare another disk of {desired['sizeBytes']} bytes "
+                    f"disk {name!r} is {image.size_bytes} bytes long and never shrinks; declare at "
+                    f"least that size, or declare another disk of {desired['sizeBytes']} bytes "
                     "and copy the data"
                 )
             if desired["sizeBytes"] > image.size_bytes:
@@ -530,4 +530,4 @@ DISK = Kind(
     immutable=frozenset({"filesystem"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Disk``."""
+"""The ``Disk`` kind."""

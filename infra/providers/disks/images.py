@@ -57,7 +57,7 @@ class Image(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the disk, as far as its filesystem has grown.
+        """The size to which the disk's filesystem has grown.
 
         If a crash kept the filesystem of a grown image from growing, it is the old size.
         """
@@ -78,7 +78,7 @@ class Image(NamedTuple):
         outputs: Fields = {"path": path, "sizeBytes": self.size_bytes}
         if block is not None:
             outputs["uuid"] = str(block.uuid)
-        # Without times, because writes to a mounted disk change the times of its image.
+        # Excludes times, because writes to a mounted disk change the times of its image.
         state = _encoder.encode((self.mark, fields, self.file_stat.st_ino))
         return ExternalObject(
             name=name,
@@ -183,7 +183,7 @@ def describe_missing_space(file: int, more_bytes: int) -> str:
 def reserve_space(file: int, size_bytes: int) -> None:
     """Set the size of an image, and reserve all of its space.
 
-    Raises ``NotDoneError`` if space is missing, and then leaves the image unchanged.
+    Raises ``NotDoneError`` if there is not enough space, and then leaves the image unchanged.
     """
     old_size = os.fstat(file).st_size
     try:

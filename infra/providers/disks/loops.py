@@ -38,7 +38,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 class Loop(NamedTuple):
-    """A loop device that has a file.
+    """A loop device with a backing file.
 
     ``number`` is major:minor, as in mountinfo. ``backing`` is the file's path, as in sysfs.
     """
@@ -64,7 +64,7 @@ class Loop(NamedTuple):
 
 
 def loops() -> list[Loop]:
-    """Return all loop devices that have a file."""
+    """Return all loop devices with a backing file."""
     devices: list[Loop] = []
     for backing in _SYSFS.glob("loop*/loop/backing_file"):
         folder = backing.parents[1]
@@ -75,7 +75,7 @@ def loops() -> list[Loop]:
         except OSError as error:
             if error.errno not in _DETACHED_ERRORS:
                 raise
-            continue  # detached in the meantime
+            continue  # it has since been detached
         if file:
             devices.append(Loop(f"/dev/{folder.name}", number, file))
     return sorted(devices)

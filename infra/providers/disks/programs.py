@@ -35,7 +35,7 @@ _PACKAGES: Mapping[str, str] = {
 _MAX_OUTPUT_CHARACTERS = 300
 _MAX_OUTPUT_BYTES = 4096
 REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
-"""Status of a single disk's failure. It does not open the breaker, because the folder is usable."""
+"""Status of one disk's failure. It does not open the breaker, because the folder is usable."""
 
 _NOT_PERMITTED: Final = (
     "permission denied",
@@ -68,8 +68,8 @@ def run(
     path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_SEARCH_PATH}")
     if path is None:
         raise ConfigurationError(
-            f"{program} is not installed where the worker runs; install the package "
-            f"{_PACKAGES[program]} (Debian: apt-get install {_PACKAGES[program]})"
+            f"{program} is not installed where the worker runs; install the "
+            f"{_PACKAGES[program]} package (Debian: apt-get install {_PACKAGES[program]})"
         )
     # Files instead of pipes: a program that writes to a pipe without a reader is killed.
     with TemporaryFile() as output, TemporaryFile() as errors:
@@ -120,7 +120,7 @@ def build_program_error(result: ProgramResult, context: str) -> ReconcilerError:
         return build_waiting_error(f"{context}: {result.output}")
     if result.program == "losetup" and any(each in text for each in _NO_LOOP):
         return ConfigurationError(
-            f"{context}: {result.output}; load the kernel module loop (modprobe loop), and provide "
+            f"{context}: {result.output}; load the loop kernel module (modprobe loop), and provide "
             "/dev/loop-control and /dev/loop* where the worker runs"
         )
     message = f"{context}: {result.program} exited with status {result.code}: {result.output}"

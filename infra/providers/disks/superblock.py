@@ -15,7 +15,7 @@ _MAGIC = 0xEF53
 _VALID = 0x1  # state: cleanly unmounted, or completely created
 _EXTENTS = 0x40  # features that ext2 and ext3 do not have
 _64_BIT = 0x80
-_MAX_BLOCK_BITS = 6  # above 1 KiB; the maximum of ext4 is 64 KiB
+_MAX_BLOCK_BITS = 6  # above 1 KiB; ext4's maximum is 64 KiB
 
 
 class Superblock(NamedTuple):

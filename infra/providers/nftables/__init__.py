@@ -1,7 +1,7 @@
-"""The kind of nftables: ``Service``, a virtual address in front of some backends.
+"""The nftables kind, ``Service``: a virtual address in front of some backends.
 
 ``service`` defines the kind, ``spec`` its fields, and ``services`` the provider. ``rules`` converts
 a service to and from nft's JSON, ``marks`` its metadata to and from comments. ``base`` creates the
-objects that all services of a table share. ``nft`` runs the program, and ``monitor`` reads its
+objects that all services in a table share. ``nft`` runs the program, and ``monitor`` reads its
 events. The page is docs/kinds/service.md.
 """

@@ -1,7 +1,7 @@
-"""The objects that all services of a table share: base chains, a map and a set.
+"""The objects that all services in a table share: base chains, a map and a set.
 
-Packets pass ``services``: incoming ones before they are routed, this machine's own as they leave.
-A connection that a service has redirected is masqueraded if its front is in ``masqueraded``.
+Packets pass through ``services``: incoming ones before they are routed, this machine's own as they
+leave. A connection that a service has redirected is masqueraded if its front is in ``masqueraded``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _masquerade(protocol: Protocol) -> Expressions:
     ]
 
 
-# Priorities are numbers, because the name dstnat is unknown in the hook output.
+# Priorities are numbers, because the dstnat name is not valid for the output hook.
 _CHAINS: Final = {
     "prerouting": _SharedChain("prerouting", -100, (_look_up_service(),)),
     "output": _SharedChain("output", -100, (_look_up_service(),)),
@@ -116,7 +116,7 @@ def is_intact(table_ref: TableRef, listing: TableListing) -> bool:
 
 
 def build_chain_repairs(table_ref: TableRef, listing: TableListing) -> list[Command]:
-    """Return the commands that repair the shared chains. Keeps rules of other clients.
+    """Return the commands that repair the shared chains. Keeps other clients' rules.
 
     Raises ``NotDoneError`` for a chain that cannot be repaired in place.
     """
@@ -153,7 +153,7 @@ def _check_hook(table_ref: TableRef, current: Chain, desired: _SharedChain) -> N
         return
     raise NotDoneError(
         f"chain {current.name} of {table_ref} must have type {_TYPE}, hook {desired.hook} and "
-        f"priority {desired.priority}; delete it, then Reconciler recreates it"
+        f"priority {desired.priority}; delete it, and Reconciler recreates it"
     )
 
 

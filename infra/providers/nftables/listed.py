@@ -73,7 +73,7 @@ class _Set(msgspec.Struct, frozen=True):
     elem: list[object] = []
 
     def is_own(self, name: str, map_type: object = None) -> bool:
-        """Return whether this is Reconciler's object of that name."""
+        """Return whether this is Reconciler's object with that name."""
         return (self.name, self.type, self.map) == (name, KEY, map_type)
 
 
@@ -129,7 +129,7 @@ def parse_listing(output: bytes) -> TableListing:
         items = _output_decoder.decode(output).nftables
         return _collect(items)
     except UNDECODABLE as error:
-        raise NotDoneError(f"invalid output of nft: {error}") from None
+        raise NotDoneError(f"invalid output from nft: {error}") from None
 
 
 def _collect(items: list[_Item]) -> TableListing:

@@ -1,8 +1,8 @@
-"""Metadata of a service, in comments of its last rules, which no packet reaches.
+"""Metadata of a service, in the comments of its last rules, which no packet reaches.
 
 It contains labels, the uid, the key of the action that last wrote the service, its front and its
-balance. A comment has at most 128 bytes, so the text is split across several. It is encoded like a
-URL query, because quotation marks in comments cannot be read back from ``nft list``.
+balance. A comment is at most 128 bytes long, so the text is split across several. It is encoded
+like a URL query, because quotation marks in comments cannot be read back from ``nft list``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
         if len(chunks) > MAX_COMMENTS:
             raise RefusedError(
                 f"metadata.labels: their {len(text):,} bytes exceed the limit of "
-                f"{MAX_COMMENTS * _CHUNK_BYTES:,} for comments of rules; declare fewer or "
+                f"{MAX_COMMENTS * _CHUNK_BYTES:,} for rule comments; declare fewer or "
                 "shorter ones"
             )
         return [

@@ -1,4 +1,4 @@
-"""Runs the program nft: each call is one kernel transaction, and each failure is classified.
+"""Runs the nft program: each call is one kernel transaction, and each failure is classified.
 
 It reads its script from a file in memory that is complete before it starts. From a pipe, it would
 execute the half that a killed process had written.
@@ -130,7 +130,7 @@ class Nft:
                 ) from None
             except MemoryLimitError as error:
                 limit_class = UnknownResultError if writes else NotDoneError
-                raise limit_class(f"the output of nft is unusable: {error}") from None
+                raise limit_class(f"nft's output is unusable: {error}") from None
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -167,7 +167,7 @@ class Nft:
 
     def _reject(self, error_output: str) -> ProviderError:
         """Classify nft's error. Raises ``ConfigurationError`` if every call would fail."""
-        first_line = next((line for line in error_output.splitlines() if line.strip()), "nothing")
+        first_line = next((line for line in error_output.splitlines() if line.strip()), "no output")
         text = f"nft: {first_line.partition('Error: ')[2] or first_line}"[:_MAX_MESSAGE_CHARACTERS]
         if error_output.startswith("nsenter:") and _MISSING in error_output:
             return NotDoneError(
@@ -180,8 +180,8 @@ class Nft:
             )
         if any(each in error_output for each in _NOT_SUPPORTED):
             raise ConfigurationError(
-                f"{text}; this kernel does not support nftables (nf_tables), or not for address "
-                f"family {FAMILY}; load the module, or run the roles on another machine"
+                f"{text}; this kernel does not support nftables (nf_tables), or its {FAMILY} "
+                "address family; load the module, or run the roles on another machine"
             )
         if _MISSING in error_output:
             return MissingError(text, status=HTTPStatus.CONFLICT)
@@ -189,7 +189,7 @@ class Nft:
             return ExistsError(text, status=HTTPStatus.CONFLICT)
         if _IN_USE in error_output:
             return NotDoneError(
-                f"{text}; a rule or an element of another program refers to it",
+                f"{text}; another program's rule or element refers to it",
                 status=HTTPStatus.CONFLICT,
             )
         if any(each in error_output for each in _TEMPORARY):
@@ -208,7 +208,7 @@ def _program(table_ref: TableRef) -> tuple[str, ...]:
         return (nft,)
     if nsenter is None:
         raise ConfigurationError(
-            "the program nsenter is not installed; install the package util-linux"
+            "the nsenter program is not installed; install the util-linux package"
         )
     return (nsenter, f"--net={_NAMESPACES}/{table_ref.namespace}", nft)
 
@@ -218,7 +218,7 @@ def nft_problem() -> str | None:
     if sys.platform != "linux":
         return "services require nftables, which exists only on Linux"
     if shutil.which("nft", path=SEARCH_PATH) is None:
-        return "the program nft is not installed; install the package nftables"
+        return "the nft program is not installed; install the nftables package"
     return None
 
 

@@ -1,8 +1,8 @@
 """A service as rules: a chain, the element that leads to it, and the commands that write both.
 
-A chain has one rule for each backend, and after them its mark, which no packet reaches. An
+A chain has one rule for each backend, followed by its mark, which no packet reaches. An
 anonymous map of backends (``dnat to numgen … map``) would be one rule with its own set, but nft
-reads the elements of all sets of a table before it shows one chain (see Design in
+reads the elements of all sets in a table before it shows one chain (see Design in
 docs/kinds/service.md).
 """
 
@@ -75,7 +75,7 @@ class ServiceState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is an empty chain to which nothing leads, and thus not an object."""
+        """Whether it is an empty chain that nothing leads to, and therefore not an object."""
         return not self.rules and self.element is None
 
     @property
@@ -119,7 +119,7 @@ class ServiceState:
         return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
     def _backend_fields(self) -> Fields:
-        """Return the backends and the balance; empty if the rules have another form."""
+        """Return the backends and the balance; empty if the rules have a different structure."""
         body = [each.expr for each in self.rules if not is_mark_comment(each.comment)]
         mark_rules = [each.expr for each in self.rules[len(body) :]]
         front = self.front
@@ -153,7 +153,7 @@ def read_mark(rules: list[Rule]) -> Mark | None:
 
 
 def all_services(listing: TableListing) -> list[ServiceState]:
-    """Return all services of a table, ordered by chain name."""
+    """Return all services in a table, ordered by chain name."""
     elements_by_chain: dict[str, list[Element]] = {}
     for element in listing.elements:
         elements_by_chain.setdefault(element.target, []).append(element)

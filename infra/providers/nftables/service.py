@@ -1,4 +1,4 @@
-"""The kind ``Service``: a virtual address and port, in front of some backends."""
+"""The ``Service`` kind: a virtual address and port, in front of some backends."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ SERVICE = Kind(
     ready=ready,
     find_host_uses=find_host_uses,
 )
-"""The kind ``Service``."""
+"""The ``Service`` kind."""

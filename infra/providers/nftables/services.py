@@ -1,4 +1,4 @@
-"""The provider of ``Service``: each write is one nft transaction, based on an earlier read."""
+"""The ``Service`` provider: each write is one nft transaction, based on an earlier read."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
                 await self.nft.apply(commands, read_at=read_at)
 
     async def _build_chain_repairs(self) -> list[Command]:
-        """Return repairs of the shared chains. Reads only these: listing a table is slow."""
+        """Return repairs for the shared chains. Reads only those: listing a table is slow."""
         listing = TableListing()
         for name in base.CHAINS:
             part = await self._read_chain(name)
@@ -267,7 +267,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
             if _RESERVED_WORD not in error.message:
                 raise
             raise ConfigurationError(
-                f"spec.endpoint: {self._table} is a reserved word of nft; use another name for "
+                f"spec.endpoint: {self._table} is a reserved word in nft; use another name for "
                 "the table"
             ) from error
 
@@ -304,7 +304,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         )
 
     async def _describe_target(self, namespace: str, element: Element) -> str:
-        """Describe where an element leads. Does not name services of other namespaces."""
+        """Describe where an element leads. Does not name services in other namespaces."""
         name = name_of(element.target)
         if name is None:
             return describe_target(element)
@@ -312,7 +312,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         mark = None if state is None else state.mark
         if mark is None or namespace_of(mark.labels.get(OWNER_LABEL, "")) == namespace:
             return f"service {name!r}"
-        return "a service of another namespace"
+        return "a service in another namespace"
 
 
 def _build_changed_error(action: Action, error: MissingError) -> ConflictError:

@@ -151,7 +151,7 @@ def name_problem(name: str) -> str | None:
 
 
 def parse_front(text: str) -> Front | None:
-    """Parse a ``Front``; None if the text is invalid."""
+    """Parse a ``Front``; None if it is invalid."""
     match = _FRONT.fullmatch(text)
     if match is None:
         return None
@@ -160,7 +160,7 @@ def parse_front(text: str) -> Front | None:
 
 
 def parse_balance(text: str) -> Balance | None:
-    """Parse a balance; None if the text is unknown."""
+    """Parse a balance; None if it is unknown."""
     balances: tuple[Balance, ...] = get_args(Balance)
     return next((each for each in balances if each == text), None)
 

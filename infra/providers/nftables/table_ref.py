@@ -1,4 +1,4 @@
-"""The nftables table of the services, in the process's network namespace or a named one."""
+"""The nftables table for the services, in the process's network namespace or a named one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind ``Database``: a database of a PostgreSQL server, its owner and its extensions."""
+"""The ``Database`` kind: a database on a PostgreSQL server, its owner and its extensions."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ DATABASE = Kind(
     immutable=frozenset({"encoding", "locale"}),
     describe_data_loss=describe_data_loss,
 )
-"""The kind ``Database``."""
+"""The ``Database`` kind."""

@@ -108,7 +108,7 @@ def normalize(fields: Fields) -> Fields:
         "connectionLimit": UNLIMITED,
         "allowConnections": True,
         **present,
-        # A mapping, so that a comparison ignores the extensions of other clients.
+        # A mapping, so that a comparison ignores other clients' extensions.
         "extensions": {
             name: True
             for name in sorted(set(cast("list[str]", extensions)))
@@ -148,7 +148,7 @@ def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     removed = observed.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
     if not removed:
         return ""
-    return f"the data of these extensions of database {observed.name}: {', '.join(sorted(removed))}"
+    return f"the data of these extensions in database {observed.name}: {', '.join(sorted(removed))}"
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:

@@ -1,4 +1,4 @@
-"""The provider of ``Database``.
+"""The ``Database`` provider.
 
 Creating a database takes several statements, and the first cannot run in a transaction. So a
 database is created under a name derived from the action's key, marked, filled, and finally renamed:
@@ -51,7 +51,7 @@ from reconciler.provider.secrets import Secrets
 LEFTOVER_SECONDS: Final = 3_600
 """Age at which an unfinished database is listed, so that an operator notices it."""
 
-_MAX_SESSIONS_NAMED: Final = 5
+_MAX_NAMED_SESSIONS: Final = 5
 
 _SELECT = sql.SQL(
     """
@@ -317,7 +317,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     # --- writing
 
     async def _check_requirements(self, action: Action) -> None:
-        """Raise before any effect if the owner or an extension is missing."""
+        """Raise if the owner or an extension is missing, before anything is created."""
         owner, extensions = action.fields.get("owner"), sorted(action.fields["extensions"])
         query = sql.SQL(
             "SELECT 'role' AS what, wanted AS name FROM unnest({}::text[]) AS wanted"
@@ -338,7 +338,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         """Create a database under its temporary name.
 
         ``CREATE DATABASE`` is not transactional, so its error does not prove that it had no effect.
-        Only the absence of the database after the statement has ended proves it.
+        Only the absence of the database after the statement has finished proves that.
         """
         try:
             await self._server.run(_create_statement(name, fields), read_at=read_at)
@@ -390,8 +390,8 @@ class DatabasesProvider(NamedObjects[_Database]):
             return
         if not fields["allowConnections"] and not observed.fields["allowConnections"]:
             raise RefusedError(
-                f"extensions of database {observed.name!r} cannot be changed while it allows no "
-                "connections; set allowConnections to true first"
+                f"extensions of database {observed.name!r} cannot be changed while it does not "
+                "allow connections; set allowConnections to true first"
             )
         available = sql.SQL("SELECT name FROM pg_available_extensions WHERE name = ANY({})")
         async with self._server.session() as session:
@@ -425,7 +425,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         query = sql.SQL(
             "SELECT pid, usename, application_name FROM pg_stat_activity"
             " WHERE datname = {} ORDER BY pid LIMIT {}"
-        ).format(database, _MAX_SESSIONS_NAMED)
+        ).format(database, _MAX_NAMED_SESSIONS)
         async with self._server.session() as session:
             rows = await session.run(query)
         sessions = [
@@ -464,7 +464,7 @@ def _has_name(name: str) -> sql.Composed:
 
 def _create_statement(name: str, fields: Fields) -> sql.Composed:
     encoding, locale = fields.get("encoding"), fields.get("locale")
-    # A template with data cannot be copied to another encoding; template0 has none.
+    # A template with data cannot be copied to a different encoding; template0 has no data.
     default = "template0" if encoding or locale else "template1"
     parts = [sql.SQL("TEMPLATE {}").format(sql.Identifier(fields.get("template") or default))]
     if owner := fields.get("owner"):

@@ -1,4 +1,4 @@
-"""The kind ``Grant``: the privileges of a role on a database, or on the objects of a schema."""
+"""The ``Grant`` kind: the privileges of a role on a database, or on the objects of a schema."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ GRANT = Kind(
     name_problem=grant_problem,
     outputs=GrantOutputs,
 )
-"""The kind ``Grant``."""
+"""The ``Grant`` kind."""

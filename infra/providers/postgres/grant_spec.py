@@ -51,7 +51,7 @@ PRIVILEGES: Final[Mapping[Level, frozenset[str]]] = {
     "sequences": frozenset({"SELECT", "UPDATE", "USAGE"}),
     "functions": frozenset({"EXECUTE"}),
 }
-"""Privileges at each level. ``tables``, ``sequences`` and ``functions`` mean all in a schema."""
+"""Privileges at each level. ``tables``, ``sequences`` and ``functions`` cover all in a schema."""
 
 _SCHEMA_LEVELS: Final[Mapping[str, Level]] = {
     "tables": "tables",
@@ -151,7 +151,7 @@ def grant_problem(name: str) -> str | None:
         return (
             "set the annotation reconciler/external-name to ROLE@DATABASE, "
             "ROLE@DATABASE/SCHEMA, or ROLE@DATABASE/SCHEMA/ with one of tables, sequences and "
-            "functions; the role public stands for all roles"
+            "functions; the name public stands for all roles"
         )
     grantee = None if target.grantee == PUBLIC else role_problem(target.grantee)
     schema = name_problem(target.schema) if target.schema else None

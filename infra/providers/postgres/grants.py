@@ -1,4 +1,4 @@
-"""The provider of ``Grant``: each write is one transaction, so it is complete or has no effect.
+"""The ``Grant`` provider: each write is one transaction, so it is complete or has no effect.
 
 The state is read from access control lists, with the server's defaults for a missing list. Owners
 are excluded, because their privileges follow from ownership.
@@ -299,7 +299,7 @@ class GrantsProvider:
         rows = await self._server.read(
             _Row, _SELECT.format(objects=on_database, condition=condition)
         )
-        # Grants in a database without connections have no effect.
+        # Grants in a database that does not accept connections have no effect.
         if database.allow_connections:
             in_schemas = _SCHEMA_OBJECTS.format(schema=_ANY_SCHEMA)
             try:
@@ -309,7 +309,7 @@ class GrantsProvider:
             except ProviderError:
                 if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
                     raise
-                return []  # dropped in the meantime
+                return []  # it has since been dropped
         grouped = groupby(rows, lambda row: _build_target(database, row))
         return [
             _as_object(database, list(each)) for target, each in grouped if _has_unique_name(target)
@@ -333,7 +333,7 @@ class GrantsProvider:
         updated = await self._find(session, target, database)
         if updated is None:
             raise NotDoneError(
-                f"{target.name!r}: there is no object yet to grant privileges on, or the role "
+                f"{target.name!r}: there is no object to grant privileges on yet, or the role "
                 "owns all of them",
                 status=REFUSED,
             )
@@ -402,7 +402,7 @@ def _build_target(database: _Database, row: _Row) -> GrantTarget:
 def _has_unique_name(target: GrantTarget) -> bool:
     """Return whether the target's name can be declared and is unambiguous.
 
-    A database owner may use slashes in names, so that two targets have the same name.
+    A database owner may use slashes in names, so two targets may have the same name.
     """
     return grant_problem(target.name) is None and parse_target(target.name) == target
 

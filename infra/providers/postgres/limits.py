@@ -25,7 +25,7 @@ MAX_RESULT_VALUES: Final = 2_000_000
 as 4 bytes."""
 
 MAX_TEXT_BYTES: Final = 64 * 1024
-"""Limit on a comment or a verifier, which its owner may make 1 GiB long. A larger text is not read,
+"""Limit on a comment or a verifier, which its owner may make 1 GiB long. A larger one is not read,
 because reading even its end takes the server seconds."""
 
 MAX_ROWS: Final = 200
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 def select_bounded(column: LiteralString) -> sql.Composed:
-    """Return an expression for a text column that is NULL where the text is too large to read."""
+    """Return an expression for a text column that is NULL where the value is too large to read."""
     expression = sql.SQL("CASE WHEN octet_length({text}) <= {limit} THEN {text} END")
     return expression.format(text=sql.SQL(column), limit=MAX_TEXT_BYTES)
 

@@ -26,7 +26,7 @@ def unfinished_name(key: str) -> str:
 
 
 REPLACEMENT_CHARACTER: Final = "\ufffd"
-"""Replaces bytes that are not UTF-8, so several objects may have a name that contains it.
+"""Replaces bytes that are not UTF-8, so several objects may share a name that contains it.
 """
 
 

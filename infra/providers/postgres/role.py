@@ -1,4 +1,4 @@
-"""The kind ``DatabaseRole``: a role of a PostgreSQL server, its password and its memberships."""
+"""The ``DatabaseRole`` kind: a role on a PostgreSQL server, its password and its memberships."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ DATABASE_ROLE = Kind(
     outputs=DatabaseRoleOutputs,
     find_host_uses=find_host_uses,
 )
-"""The kind ``DatabaseRole``."""
+"""The ``DatabaseRole`` kind."""

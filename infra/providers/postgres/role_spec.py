@@ -23,7 +23,7 @@ SUPERUSER_EQUIVALENTS = frozenset(
 class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A secret of the role, created if it is missing and removed with the role.
 
-    ``is_set`` is read-only and tells whether the role has this password.
+    ``is_set`` is read-only and indicates whether the role has this password.
     """
 
     name: Annotated[str, msgspec.Meta(description="Name of the secret.")]

@@ -1,4 +1,4 @@
-"""The provider of ``DatabaseRole``: each write is one transaction that includes the mark.
+"""The ``DatabaseRole`` provider: each write is one transaction that includes the mark.
 
 A password is never sent: the server receives a verifier that the provider computes. The stored
 verifier is compared with the current secret.
@@ -170,7 +170,7 @@ class _ReachableRole(msgspec.Struct, frozen=True):
         for name, has_it in (("createRole", self.create_role), ("replication", self.replication)):
             if has_it and not allow.permits("privileges", name):
                 return (
-                    f"has the privilege {name}, which spec.allow.privileges of the ProviderConfig "
+                    f"has the {name} privilege, which spec.allow.privileges of the ProviderConfig "
                     "does not allow"
                 )
         return ""
@@ -187,7 +187,7 @@ class _Password(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A row, and the secret's digest, which is empty if the role has another password."""
+    """A row, and the secret's digest, which is empty if the role has a different password."""
 
     row: _Row
     digest: str
@@ -364,7 +364,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         return _Role(row, await self._digest_if_current(row, mark.password, mark.namespace))
 
     async def _digest_if_current(self, row: _Row, reference: SecretRef, namespace: str) -> str:
-        """Return the secret's digest; empty if the role has another password.
+        """Return the secret's digest; empty if the role has a different password.
 
         If the server hides stored passwords, compare the secret with the one last written.
         """

@@ -52,7 +52,7 @@ _LOCK_TRIES: Final = 10
 _LOCK_WAIT_SECONDS: Final = 0.1
 
 _LOCK_TIMEOUT_DIVISOR: Final = 4
-"""Divisor of the request timeout: a quarter of it may pass until other sessions release a lock."""
+"""Divisor of the request timeout: a quarter of it is the limit on waiting for a lock."""
 
 _ENDPOINT = re.compile(
     r"postgresql://(?:(?P<user>[^@:/?#]+)@)?"
@@ -263,7 +263,7 @@ def parse_endpoint(endpoint: str) -> ServerAddress:
     if match is None or not 0 < port < 65_536:  # noqa: PLR2004 - the valid ports
         raise ConfigurationError(
             "spec.endpoint: must be postgresql://USER@HOST:PORT/DATABASE, where HOST may be "
-            "the directory of a socket, such as %2Frun%2Fpostgresql; put the password into "
+            "the directory of a socket, such as %2Frun%2Fpostgresql; put the password in "
             "spec.credentialsRef"
         )
     return ServerAddress(
@@ -298,7 +298,7 @@ def _tls(tls: Tls | None) -> dict[str, str]:
 
 
 def _has_unread_data(connection: psycopg.AsyncConnection[DictRow]) -> bool:
-    """Return whether there is unread data: on an idle connection, that is only its end."""
+    """Return whether there is unread data, which on an idle connection means that it has ended."""
     try:
         readable, _, _ = select.select([connection.fileno()], [], [], 0)
     except (OSError, ValueError, psycopg.Error):

@@ -1,1 +1,1 @@
-"""The kinds ``Shape`` and ``Record``, and the providers of their two APIs."""
+"""The ``Shape`` and ``Record`` kinds, and the providers of their two APIs."""

@@ -1,9 +1,9 @@
-"""The kind ``Record``, and the provider of the records API: a complete example of a kind's module.
+"""The ``Record`` kind, and the provider of the records API: a complete example of a kind's module.
 
 The endpoint names a zone: ``http://HOST:PORT/zones/example.org``. The API has no idempotency keys,
 so a record carries the key of the action that last wrote it, as a tag. When the API refuses a
-write, the tag distinguishes an earlier attempt of the same action, whose response was lost, from a
-write of another client. The module does not report this tag as a label.
+write, the tag distinguishes an earlier attempt of the same action, whose response was lost, from
+another client's write. The module does not report this tag as a label.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def name_problem(name: str) -> str | None:
 
 
 class RecordsProvider(NamedObjects[_Record]):
-    """A client of the records API, for one zone."""
+    """A client for one zone of the records API."""
 
     noun = "record"
 
@@ -259,4 +259,4 @@ RECORD = Kind(
     normalize=normalize,
     name_problem=name_problem,
 )
-"""The kind ``Record``."""
+"""The ``Record`` kind."""

@@ -1,4 +1,4 @@
-"""The kind ``Shape``, and the provider of the shapes API, whose contract is an OpenAPI file.
+"""The ``Shape`` kind, and the provider of the shapes API, whose contract is an OpenAPI file.
 
 Gaps in the API's guarantees, and how the provider handles them:
 
@@ -110,7 +110,7 @@ def name_problem(name: str) -> str | None:
 
 
 class ShapesProvider:
-    """A client of the shapes API."""
+    """A client for the shapes API."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
@@ -259,7 +259,7 @@ def _decode_object(response: Response, external_name: str) -> ExternalObject:
 
 
 def _is_replay(response: Response) -> bool:
-    """Whether the response is a replay. The contract defines no header, but these are common."""
+    """Whether the response is a replay. These headers are common, but not in the contract."""
     return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
 
 
@@ -281,4 +281,4 @@ SHAPE = Kind(
     connect=ShapesProvider,
     name_problem=name_problem,
 )
-"""The kind ``Shape``: its fields have one spelling each, so there is nothing to normalize."""
+"""The ``Shape`` kind: its fields have one spelling each, so there is nothing to normalize."""
