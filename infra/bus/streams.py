@@ -335,7 +335,7 @@ async def ensure_topology(
     for config in await _stream_configs(nc, metadata, first_position):
         is_new_log = config["name"] == LOG and is_new
         try:
-            wanted = {**config, "num_replicas": replicas}
+            wanted: Config = {**config, "num_replicas": replicas}
             if restored is not None and config["name"] == INTAKE:
                 wanted["subjects"] = [*wanted["subjects"], _RESTORING_SUBJECT]
             change = await ensure_stream(nc, wanted, remedy="", must_be_new=is_new_log)
