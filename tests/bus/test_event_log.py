@@ -114,6 +114,25 @@ async def test_a_cold_load_does_not_grow_with_the_length_of_the_history(
     assert sum(reads) <= EVENTS_BETWEEN_SAVES
 
 
+async def test_the_total_size_of_cached_states_is_limited(log: JetStreamLog) -> None:
+    keys = [new_key() for _ in range(5)]
+    repository = ResourceRepository(log, cached_bytes=20_000)
+
+    async def commit(key: ResourceKey, size: int) -> None:
+        base = (await repository.get([key]))[key]
+        more = events(key, base.state.version + 1, base.state.version + 1)
+        turn = Commit(key, base, fold(more, base.state), more, size)
+        assert not await repository.commit([turn])
+
+    for key in keys:
+        await commit(key, 6_000)
+    assert [repository.is_cached(key) for key in keys] == [False, False, True, True, True]
+    await commit(keys[2], 9_000)
+    assert [repository.is_cached(key) for key in keys] == [False, False, True, False, True]
+    loaded = await repository.get(keys)
+    assert [loaded[key].state.version for key in keys] == [1, 1, 2, 1, 1]
+
+
 async def _commit(
     repository: ResourceRepository, key: ResourceKey, history: Sequence[LogEvent]
 ) -> bool:

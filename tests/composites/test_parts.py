@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -16,6 +17,7 @@ from events.intake import Declared, DefinitionReported, TimerFired
 from events.log import ActionDecided, SpecDeclared, SpecResolved
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
+from infra.providers.composition import engine
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression, Inputs
@@ -246,6 +248,41 @@ def test_outputs_of_unchanged_inputs_are_evaluated_once(monkeypatch: pytest.Monk
     changed = build_provider_object(resolved_fields, kind, t_middle=Child("Degraded"))
     assert changed.outputs["outcome"] == "Degraded"
     assert len(evaluated) == 8
+
+
+def test_kept_outputs_have_a_maximum_total_size(monkeypatch: pytest.MonkeyPatch):
+    random.seed(1)
+    monkeypatch.setattr(engine, "_MAX_KEPT_BYTES", 20_000)
+    kind = kind_from(spec(outputs={"long": {"value": "children.middle.message"}}))
+    evaluated: list[str] = []
+    evaluate = Expression.evaluate
+
+    def record_and_evaluate(self: Expression, inputs: Inputs) -> Any:
+        evaluated.append(self.text)
+        return evaluate(self, inputs)
+
+    monkeypatch.setattr(Expression, "evaluate", record_and_evaluate)
+    resolved_fields = content(WITH_OUTPUTS, dots=["a"], divisor=2)
+    for _ in range(3):
+        for number in range(10):
+            middle = Child("Degraded", message=f"{number} " + "x" * 3_000)
+            build_provider_object(resolved_fields, kind, t_middle=middle)
+    assert 10 < len(evaluated) < 30, "the values of some objects are kept, but not of all"
+
+
+def test_outputs_that_are_too_long_are_reported_instead_of_recorded():
+    outputs = {"long": {"value": "children.middle.message"}}
+    definition = spec(outputs=outputs, ready="size(spec.dots) == 1")
+    kind, fields = kind_from(definition), content(definition, dots=["a"])
+    observed_object = build_provider_object(
+        fields, kind, t_middle=Child("Degraded", message="x" * 20_000)
+    )
+    assert "long" not in observed_object.outputs
+    assert observed_object.outputs["ready"] is True
+    assert observed_object.outputs["problem"] == (
+        "spec.composition.outputs: their values take up 20011 bytes, more than the limit of "
+        "16384; shorten them"
+    )
 
 
 def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():
