@@ -221,6 +221,7 @@ def test_storage_near_its_limit_is_reported() -> None:
     assert (too_little.verdict, "99%" in too_little.details) == ("fail", True)
     full = check_storage({"storage": 266, "limits": {"max_storage": 100}})
     assert (full.verdict, "266%" in full.details) == ("fail", True)
+    assert check_storage({"storage": 0, "limits": {"max_storage": 0}}).verdict == "fail"
     tiers = {
         "R1": {"storage": 5, "limits": {"max_storage": 100}},
         "R3": {"storage": 120, "limits": {"max_storage": 100}},

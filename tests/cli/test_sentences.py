@@ -208,7 +208,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ActionSucceeded("a@2", "Create", 2, replayed=True),
-        "An earlier call created the object: the API returned its stored response (attempt 2)",
+        "An earlier call created the object (attempt 2)",
     ),
     (
         ActionFailed("a@2", "Create", 1, ActionError("Throttled", "slow\ndown", 429)),

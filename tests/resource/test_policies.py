@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.log import ActionDecided, DriftDetected, OwnershipClaimed, OwnershipReleased
+from events.manifest import EXTERNAL_NAME_ANNOTATION
 from reconciler.resource.attempt import MAX_CONFLICTS
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
@@ -403,3 +404,17 @@ def test_the_message_about_a_released_object_names_the_release():
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
     assert story.state.outcome is not None
     assert "was released earlier" in story.state.outcome.message
+
+
+def test_a_foreign_object_does_not_count_as_released_after_another_object_was():
+    story = converged_story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    story.declare(annotations={EXTERNAL_NAME_ANNOTATION: "foreign"})
+    foreign_object = api_object(name="foreign", uid="u9")
+    story.fail("Conflict", existing=foreign_object)
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    assert story.state.outcome is not None
+    assert "is not owned by this resource" in story.state.outcome.message
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Deleted", "NotOurs")

@@ -46,7 +46,7 @@ _CHILDREN: Final = "children"
 _MAX_SET_NAME: Final = 63
 _MAX_OUTPUT_BYTES: Final = 16 * 1024
 _MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-_ENTRY_BYTES: Final = 256  # of memory, besides the values
+_ENTRY_BYTES: Final = 256  # of memory, in addition to the values
 _LOCATION: Final = "spec.composition"
 _encoder = msgspec.json.Encoder()
 
@@ -185,7 +185,7 @@ class _KeptValues:
         self._digests.append(digest)
         self._bytes += len(encoded) + _ENTRY_BYTES
         while self._bytes > _MAX_KEPT_BYTES:
-            at = random.randrange(len(self._digests))  # noqa: S311 - nobody gains by guessing it
+            at = random.randrange(len(self._digests))  # noqa: S311 - a guess gains nothing
             self._digests[at], self._digests[-1] = self._digests[-1], self._digests[at]
             self._bytes -= len(self._values.pop(self._digests.pop())) + _ENTRY_BYTES
 
