@@ -161,7 +161,7 @@ def test_a_spec_that_is_too_large_for_an_event_is_refused():
 def test_replicas_that_are_too_large_together_are_refused():
     """Each replica is declared separately, so a message of 100 KB would become 50 MB of the log."""
     large = {"image": "x", "command": ["x" * 100_000]}
-    with pytest.raises(InvalidManifestError, match=r"the 500 parts have .* together"):
+    with pytest.raises(InvalidManifestError, match=r"the 500 parts take up .* in total"):
         compose(WEB, spec(large, 500), None)
     assert len(compose(WEB, spec(large, 40), None)[CHILDREN]) == 40
 

@@ -181,7 +181,7 @@ class TestBoxes(ProviderContract):
         (Forgetful, "an_update_of_an_old_version_reports_the_current_object", "with_obstacle"),
         (Unlabelled, "a_created_object_is_read_as_it_was_declared", "one function"),
         (Widening, "a_created_object_is_read_as_it_was_declared", "Kind.normalize"),
-        (Unscoped, "a_listing_shows_the_scopes_prefix_only", "scope.has"),
+        (Unscoped, "a_listing_shows_only_the_scopes_prefix", "scope.has"),
         (
             Overwriting,
             "a_create_over_another_clients_object_reports_it_and_changes_nothing",
