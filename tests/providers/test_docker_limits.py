@@ -46,7 +46,7 @@ def engine(answer: Answer) -> Answer:
 
 
 EVENTS: dict[str, tuple[Answer, str]] = {
-    "an event without an end": (
+    "an endless event": (
         send(HEAD + b"\r\n", repeat=b"x" * MIB, times=1024),
         "an event is longer than 256 KiB",
     ),
@@ -58,24 +58,24 @@ EVENTS: dict[str, tuple[Answer, str]] = {
         send(HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip_of_zeros(2048 * MIB)),
         "invalid response: it is compressed",
     ),
-    "a refusal without an end": (
+    "an endless refusal": (
         send(b"HTTP/1.1 500 Error\r\n\r\n", repeat=b"x" * MIB, times=1024),
         "500",
     ),
-    "headers without an end": (
+    "endless headers": (
         send(HEAD, repeat=b"a:b\r\n" * 100_000, times=100),
         "headers are longer",
     ),
-    "an event nested without an end": (
+    "an endlessly nested event": (
         send(HEAD + b"\r\n", b"[" * 200_000 + b"\n"),
         "not an Engine event",
     ),
 }
 
 
-@pytest.mark.parametrize("what", EVENTS)
-async def test_events_that_are_too_large_are_an_error_that_names_the_limit(what: str) -> None:
-    answer, words = EVENTS[what]
+@pytest.mark.parametrize("case", EVENTS)
+async def test_events_that_are_too_large_are_an_error_that_names_the_limit(case: str) -> None:
+    answer, words = EVENTS[case]
     with hostile_server(engine(answer)) as port:
         provider = provider_at(port)
         async with measure_event_loop() as loop:
@@ -179,12 +179,12 @@ async def names_in(provider: ContainersProvider, found: list[str]) -> None:
         found += [each.name for each in page]
 
 
-@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("case", ODD)
 async def test_a_container_that_cannot_be_shown_hides_no_others_and_is_not_absent(
-    what: str,
+    case: str,
 ) -> None:
     names_found: list[str] = []
-    with hostile_server(engine_of(ODD[what], inspection("well"))) as port:
+    with hostile_server(engine_of(ODD[case], inspection("well"))) as port:
         provider = provider_at(port)
         with pytest.raises(UnreadableObjectsError) as unreadable:
             await names_in(provider, names_found)
@@ -193,7 +193,7 @@ async def test_a_container_that_cannot_be_shown_hides_no_others_and_is_not_absen
         await provider.close()
     assert names_found == ["name-well"]
     assert list(unreadable.value.objects) == [("name-odd", "odd")]
-    assert what == "type" or isinstance(raised.value, RefusedError)
+    assert case == "type" or isinstance(raised.value, RefusedError)
 
 
 async def test_the_largest_containers_leave_the_event_loop_to_others() -> None:

@@ -76,7 +76,7 @@ CHANGES: Mapping[str, Iterable[tuple[str, Any, Any]]] = {
     ],
 }
 ONLY_IN_A_CLUSTER = {("Stream", "replicas"), ("Bucket", "replicas")}
-FOLLOWS = {("Stream", "isWorkQueue"), ("Consumer", "stream")}
+DERIVED_FIELDS = {("Stream", "isWorkQueue"), ("Consumer", "stream")}
 KINDS = {kind.name: kind for kind in (STREAM, BUCKET, CONSUMER)}
 
 
@@ -95,7 +95,7 @@ def with_required_fields(kind: Kind, field: str, value: Any, subject: str) -> Fi
 
 @pytest.fixture
 async def consumer_name(nc: Client, unique: str) -> str:
-    """Create a stream, and return the name of a consumer of it."""
+    """Create a stream, and return the name of a consumer on it."""
     config = {"name": f"{unique}on", "subjects": [f"{unique}on.>"]}
     await api_request(nc, f"STREAM.CREATE.{unique}on", config)
     return f"{unique}on/c"
@@ -137,11 +137,11 @@ async def test_the_server_updates_all_but_immutable_fields_in_place(
 def test_every_field_has_a_change(kind: Kind) -> None:
     covered_fields = {(kind.name, field) for field, _, _ in CHANGES[kind.name]}
     all_fields = {(kind.name, field.encode_name) for field in msgspec.structs.fields(kind.schema)}
-    assert covered_fields | ONLY_IN_A_CLUSTER | FOLLOWS >= all_fields
+    assert covered_fields | ONLY_IN_A_CLUSTER | DERIVED_FIELDS >= all_fields
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_an_undeclared_field_with_the_servers_default_is_no_difference(
+async def test_an_undeclared_field_with_the_servers_default_does_not_count_as_a_difference(
     nats_server: EmbeddedServer,
     nc: Client,
     connect: Connect,
@@ -211,7 +211,7 @@ def test_durations_are_read_as_they_were_written(milliseconds: int) -> None:
         (CONSUMER, {"startTime": "2026-01-01T00:00:00Z"}, "required with deliverPolicy"),
     ],
 )
-def test_a_spec_that_no_server_accepts_is_refused_at_declaration(
+def test_a_spec_that_no_server_accepts_is_refused_when_declared(
     kind: Kind, fields: Fields, reason: str
 ) -> None:
     with pytest.raises(InvalidManifestError, match=reason):
