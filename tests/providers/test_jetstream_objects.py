@@ -25,7 +25,7 @@ from reconciler.errors import ConflictError, NotDoneError, RefusedError
 from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind, installed_kinds
-from tests.providers.connect import Connect, upon
+from tests.providers.connect import Connect, action_on
 
 CHANGES: Mapping[str, Iterable[tuple[str, Any, Any]]] = {
     "Stream": [
@@ -125,10 +125,10 @@ async def test_the_server_updates_all_but_immutable_fields_in_place(
 
     if changed_paths & kind.immutable:
         with pytest.raises(RefusedError, match=r"can ?not be updated|can not change"):
-            await provider.update(upon("Update", created_object, second))
+            await provider.update(action_on("Update", created_object, second))
         assert await provider.read(object_name) == created_object
     else:
-        updated_object = (await provider.update(upon("Update", created_object, second))).object
+        updated_object = (await provider.update(action_on("Update", created_object, second))).object
         assert updated_object is not None
         assert updated_object.fields == second
 
@@ -336,7 +336,7 @@ async def test_an_adopted_stream_keeps_its_messages_and_unmanaged_settings(
     assert foreign_stream is not None
     assert (foreign_stream.labels, foreign_stream.written_by) == ({"team": "a"}, None)
 
-    adopted = (await provider.update(upon("Update", foreign_stream, expected))).object
+    adopted = (await provider.update(action_on("Update", foreign_stream, expected))).object
 
     assert adopted is not None
     assert (adopted.uid, adopted.fields) == (foreign_stream.uid, expected)
@@ -411,7 +411,7 @@ async def test_a_push_consumer_differs_and_is_not_changed(
     assert existing is not None
     assert existing.fields != expected
     with pytest.raises(RefusedError, match="only pull consumers"):
-        await provider.update(upon("Update", existing, expected))
+        await provider.update(action_on("Update", existing, expected))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
