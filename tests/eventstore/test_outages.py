@@ -41,7 +41,7 @@ def test_a_restarted_server_has_all_events_and_recorders_continue(
 
 
 def _insert_when_possible(factory: JetStreamFactory, first_version: int) -> int:
-    """Insert an event; after a lost response, insert a later one, as the first may have been stored."""
+    """Insert an event; after a lost response, insert a later one, as it may have been stored."""
     recorder = application_recorder(factory)
     for version in range(first_version, first_version + 60):
         try:

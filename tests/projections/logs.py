@@ -73,6 +73,6 @@ def run_random_steps(seed: int) -> World:
     return world
 
 
-def log_of(seeds: list[int], seed: int) -> Log:
-    worlds = [run_random_steps(life) for life in seeds]
+def log_of(story_seeds: list[int], seed: int) -> Log:
+    worlds = [run_random_steps(story_seed) for story_seed in story_seeds]
     return interleave(*(renamed(w.story, KEYS[n]) for n, w in enumerate(worlds)), seed=seed)

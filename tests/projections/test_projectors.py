@@ -134,10 +134,10 @@ class Process:
 @quick
 @given(histories, st.integers(0, 99), st.booleans())
 def test_after_a_stop_at_any_batch_of_rows_the_next_start_continues_from_these_rows(
-    seeds: list[int], seed: int, is_before: bool
+    story_seeds: list[int], seed: int, is_before: bool
 ) -> None:
     """The next start is also stopped, and so on until all rows have been written."""
-    log = log_of(seeds, seed)
+    log = log_of(story_seeds, seed)
     rows = Rows()
 
     async def run() -> None:
@@ -172,17 +172,17 @@ schedules = st.lists(
 @quick
 @given(histories, st.integers(0, 99), schedules)
 def test_two_projectors_never_replace_rows_with_older_ones(
-    seeds: list[int], seed: int, happening: list[tuple[int, str, int]]
+    story_seeds: list[int], seed: int, schedule: list[tuple[int, str, int]]
 ) -> None:
     """The schedule determines which one applies events, writes, is killed, or loses a response."""
-    log = log_of(seeds, seed)
+    log = log_of(story_seeds, seed)
     rows = Rows()
 
     async def run() -> None:
         processes = [Process(rows, log), Process(rows, log)]
         for process in processes:
             await process.start()
-        for projector_index, what, count in happening:
+        for projector_index, what, count in schedule:
             process = processes[projector_index]
             process.store.is_before = what == "kill"
             match what:

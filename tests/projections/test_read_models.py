@@ -80,8 +80,10 @@ def to_sweep(models: ReadModels) -> set[str]:
 
 @quick
 @given(histories, st.integers(0, 99), st.integers(1, 7))
-def test_rows_written_step_by_step_equal_rebuilt_rows(seeds: list[int], seed: int, every: int):
-    log = log_of(seeds, seed)
+def test_rows_written_step_by_step_equal_rebuilt_rows(
+    story_seeds: list[int], seed: int, every: int
+):
+    log = log_of(story_seeds, seed)
     live, stored = ReadModels(), dict[str, bytes]()
     for number, (position, event) in enumerate(log):
         live.apply(position, event)
@@ -450,9 +452,9 @@ def test_rows_are_incomplete_if_any_of_them_is_lost():
 @quick
 @given(histories, st.integers(0, 99), st.data())
 def test_rows_are_outdated_if_any_of_them_is_older(
-    seeds: list[int], seed: int, data: st.DataObject
+    story_seeds: list[int], seed: int, data: st.DataObject
 ):
-    log = log_of(seeds, seed)
+    log = log_of(story_seeds, seed)
     stored = dict(rebuild(log).rows())
     earlier = dict(rebuild(log[: data.draw(st.integers(0, len(log)), "earlier")]).rows())
     names = stored.keys() | earlier.keys()
