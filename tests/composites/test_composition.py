@@ -95,7 +95,7 @@ async def edit_part(world: World) -> bool:
     return row is None or PART_OF_LABEL not in row.labels
 
 
-async def test_two_composites_with_the_same_part_have_one_owner_and_the_other_reports_why(
+async def test_only_one_of_two_composites_with_the_same_part_owns_it(
     world: World,
 ):
     other_key = ResourceKey("default", KIND, "other")
@@ -135,7 +135,7 @@ async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(w
 
 
 async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
-    """The messages may wait behind others from their tenant, while the bus works for all other tenants."""
+    """The messages may wait behind others from their tenant, while the bus works for other tenants."""
     limits = Limits(request_timeout_seconds=0.5)
     await world.configure(
         api_config(world.server.url, provider="composition", limits=limits, retry=Retry(2.0)),
@@ -420,7 +420,9 @@ async def test_the_surplus_parts_of_an_adopted_set_are_deleted(world: World):
 
 
 @pytest.mark.parametrize("parent", ["x", "default/Palette", "default/Palette/other"])
-async def test_a_set_written_by_another_client_does_not_hide_objects(world: World, parent: str):
+async def test_a_set_written_by_another_client_does_not_hide_other_objects(
+    world: World, parent: str
+):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     spec = {"parent": parent, "uid": "u", "key": "k", "fields": {"children": {"x": "y"}}}

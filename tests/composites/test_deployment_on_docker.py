@@ -1,4 +1,4 @@
-"""Scenario 37 on a real Engine, through the whole loop: the rollout of a Deployment with three replicas."""
+"""Scenario 37 on a real Engine, through the whole loop: the rollout of three replicas."""
 
 from __future__ import annotations
 

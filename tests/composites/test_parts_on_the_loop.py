@@ -266,7 +266,9 @@ async def test_resources_outlive_their_definition_and_can_be_withdrawn(world: Wo
         {"components": 7, "hooked": {"x": {"from": 1}}},
     ],
 )
-async def test_a_set_written_by_another_client_does_not_hide_objects(world: World, written: Fields):
+async def test_a_set_written_by_another_client_does_not_hide_other_objects(
+    world: World, written: Fields
+):
     outcomes = spec(outputs={"title": {"value": "spec.color + children.side.outcome"}})
     assert (await world.ask(DEFINITION, definition(outcomes))).accepted
     await declare_and_wait(world)
