@@ -1,4 +1,4 @@
-"""A composition without code: the results of its expressions, and the errors of invalid ones."""
+"""A composition without code: the results of its expressions, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def colors(fields: Fields) -> dict[str, str]:
 
 
 def build_provider_object(
-    fields: Fields, kind: Kind | None = None, **standing: Child
+    fields: Fields, kind: Kind | None = None, **child_states: Child
 ) -> ExternalObject:
     """Return the object as the provider shows it; parts that are not given are ready."""
     children = {
-        name: standing.get(name.rpartition("/")[2].replace("-", "_"), READY)
+        name: child_states.get(name.rpartition("/")[2].replace("-", "_"), READY)
         for name in fields[CHILDREN]
     }
     connect = (kind or kind_from()).connect
@@ -71,7 +71,7 @@ def test_parts_are_composed_from_the_declaration():
     assert {each.metadata.namespace for each in manifests_of(fields)} == {"default"}
 
 
-def test_another_order_of_fields_in_the_declaration_is_no_change():
+def test_another_order_of_fields_in_the_declaration_is_not_a_change():
     assert content(dots=["a", "b"]) == content(dots=["b", "a"])
 
 
@@ -164,7 +164,7 @@ def test_a_part_waits_for_a_missing_value_and_existing_parts_stay():
     assert "waiting" not in second
 
     deleted_object = build_provider_object(
-        second, t_middle=Child("Degraded", message="its API does not answer")
+        second, t_middle=Child("Degraded", message="its API does not respond")
     )
     third = content(WITH_DEPENDENCY, deleted_object)
     assert colors(third)["t-after"] == "Green", "an existing part stays unchanged"
@@ -398,13 +398,15 @@ INVALID_DEFINITIONS: list[tuple[Fields, str]] = [
 
 
 @pytest.mark.parametrize(("definition", "message"), INVALID_DEFINITIONS)
-def test_an_invalid_definition_names_the_place_and_the_remedy(definition: Fields, message: str):
+def test_the_error_for_an_invalid_definition_names_the_path_and_the_remedy(
+    definition: Fields, message: str
+):
     with pytest.raises(InvalidManifestError) as caught:
         kind_from(definition)
     assert str(caught.value).startswith(message), caught.value
 
 
-def test_a_string_with_the_word_children_is_no_reference():
+def test_a_string_with_the_word_children_is_not_a_reference():
     definition = with_part(
         name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
     )
@@ -495,7 +497,7 @@ INVALID_DECLARATIONS: list[tuple[Fields, Fields, str]] = [
 
 
 @pytest.mark.parametrize(("definition", "fields", "message"), INVALID_DECLARATIONS)
-def test_the_error_of_a_failed_expression_names_its_part(
+def test_the_error_for_a_failed_expression_names_its_part(
     definition: Fields, fields: Fields, message: str
 ):
     with pytest.raises(InvalidManifestError) as caught:
@@ -531,7 +533,7 @@ def test_the_time_of_a_composition_is_proportional_to_its_parts():
     assert many < 16 * few
 
 
-def test_long_texts_and_patterns_count_for_each_item():
+def test_long_strings_and_patterns_count_for_each_item():
     dots = [str(number) for number in range(490)]
     for label, color in (
         ("= spec.color + spec.color == '' ? 'a' : 'b'", "Red" * 80_000),
@@ -561,10 +563,10 @@ def redefine(story: Story, definition: Fields, generation: int = 2) -> list[Any]
     return list(story.turn(DefinitionReported(generation, story.kind.definition.digest, 1, 1)))
 
 
-def observe_again(story: Story, **standing: Child) -> list[Any]:
+def observe_again(story: Story, **child_states: Child) -> list[Any]:
     known_object = story.state.observed.object
     assert known_object is not None
-    fresh = build_provider_object(known_object.fields, story.kind, **standing)
+    fresh = build_provider_object(known_object.fields, story.kind, **child_states)
     observed_object = msgspec.structs.replace(
         fresh,
         name=known_object.name,
