@@ -100,7 +100,7 @@ class _FakeConnection:
 async def test_doctor_tries_another_server_of_the_cluster_before_it_reports_no_leader(
     failures: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is cut offset from the others responds that no stream has a leader."""
+    """A server that is cut off from the others responds that no stream has a leader."""
     nc = _FakeConnection()
     moves_at_attempts: list[int] = []
 
@@ -155,7 +155,7 @@ async def test_a_server_that_disabled_jetstream_is_reported_with_its_health(
         await diagnose(connection, full=False)
 
 
-async def test_without_a_monitoring_url_the_server_health_is_unknown(
+async def test_the_server_health_is_unknown_without_a_monitoring_url(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server with a full disk still responds to all requests except publishes."""
@@ -201,7 +201,7 @@ async def test_a_command_switches_from_a_server_without_a_leader_to_another_serv
 
 
 async def test_a_temporary_problem_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request waits between two pulls of a decider, for longer on a busy machine."""
+    """Between a decider's pulls no request is waiting, on a busy machine for longer."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
 

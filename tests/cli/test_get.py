@@ -17,7 +17,7 @@ from tests.cli.runner import STOP_SECONDS, Cli, shape
 
 @pytest.fixture
 def teams(live: Cli, unique: str) -> str:
-    """Declare two shapes, of the teams a and b; return their namespace."""
+    """Declare two shapes, of teams a and b; return their namespace."""
     name = unique.lower()
     manifests = "".join(
         f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}-{team}, namespace: {name}, "
@@ -124,9 +124,11 @@ def test_missing_and_ambiguous_names_are_reported(
 # --- manifests
 
 
-@pytest.mark.parametrize("form", ["json", "yaml"])
-def test_applying_printed_manifests_changes_nothing(live: Cli, teams: str, form: str) -> None:
-    printed = live.ok("get", "-n", teams, "-o", form).out
+@pytest.mark.parametrize("output_format", ["json", "yaml"])
+def test_applying_printed_manifests_changes_nothing(
+    live: Cli, teams: str, output_format: str
+) -> None:
+    printed = live.ok("get", "-n", teams, "-o", output_format).out
     replies = live.ok("apply", "-f", "-", "-o", "json", text=printed).json
     assert [reply["reason"] for reply in replies] == ["Unchanged", "Unchanged"]
     (manifest, _) = live.ok("get", "-n", teams, "-o", "json").json

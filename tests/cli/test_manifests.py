@@ -109,7 +109,7 @@ def test_binary_standard_input_is_refused_like_a_binary_file(
             read_all([path], "team")
 
 
-def test_the_line_of_a_mistake_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
+def test_an_errors_line_number_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"# one\n{shape('good')}---\nx: [y\n---\n{shape('also')}")
     assert len(documents.good) == 2
     assert "line 8, column 1" in documents.problems()[0]

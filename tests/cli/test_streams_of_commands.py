@@ -40,7 +40,7 @@ def test_closed_streams_are_no_error(live: Cli, command: str, redirection: str) 
 
 
 @pytest.mark.parametrize("command", ["get -A", "--help"])
-def test_a_full_disk_under_the_output_is_reported_in_one_line(live: Cli, command: str) -> None:
+def test_output_to_a_full_disk_is_reported_in_one_line(live: Cli, command: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
     result = run_in_shell(live, f"reconciler {command} > /dev/full")

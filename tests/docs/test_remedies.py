@@ -1,4 +1,4 @@
-"""No remedy names a command that removes what shows how long the log was (ADR 0010)."""
+"""No remedy names a command that removes evidence of the log's length (ADR 0010)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMOVES = re.compile(r"nats\s+(?:stream|s|kv)\s+(?:rm|del|delete|purge|rmm)\s+[\
 
 def removed(text: str) -> list[str]:
     """Return the streams that text tells users to remove, or to remove messages from."""
-    joined = re.sub(r"\"\s*\n\s*f?\"", "", text)  # a message that is written over several lines
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", text)  # a message that spans several lines
     return [
         name
         for name in REMOVES.findall(joined)
@@ -28,7 +28,7 @@ def files() -> list[Path]:
     return [path for path in (*paths, ROOT / "README.md") if path.suffix in (".py", ".md")]
 
 
-def test_the_forbidden_words_are_found() -> None:
+def test_forbidden_commands_are_found() -> None:
     assert removed("run `nats stream purge KV_reconciler`") == ["KV_reconciler"]
     assert removed('"Delete it (`nats stream rm "\n    f"{INTAKE}`)"') == ["INTAKE}"]
     assert removed("nats kv del reconciler checkpoint") == ["reconciler"]
@@ -36,7 +36,7 @@ def test_the_forbidden_words_are_found() -> None:
 
 
 @pytest.mark.parametrize("folder", ["reconciler", "infra", "events", "projections", "docs", "rest"])
-def test_no_text_advises_to_remove_a_witness(folder: str) -> None:
+def test_no_text_advises_removing_a_witness(folder: str) -> None:
     folders = ("reconciler", "infra", "events", "projections", "docs")
     for path in files():
         first = path.relative_to(ROOT).parts[0]

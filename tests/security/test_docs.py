@@ -25,7 +25,7 @@ def _row(principal: Principal) -> list[str]:
 
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
-def test_the_table_names_every_subject_that_a_role_may_write(principal: Principal) -> None:
+def test_the_table_names_every_subject_that_a_role_may_publish_to(principal: Principal) -> None:
     if principal == "service":
         published = service_permissions("namespace", ["user"]).publish
     else:
@@ -74,7 +74,7 @@ def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None
         ),
     ],
 )
-def test_impossible_options_are_refused_in_one_line(
+def test_invalid_options_are_refused_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     result = InProcessCli(tmp_path).run("permissions", *arguments)

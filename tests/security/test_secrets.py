@@ -93,10 +93,10 @@ async def test_a_secret_that_an_api_repeats_appears_nowhere(
     assert b"you sent Bearer ***" in stored  # the API's message is stored without the secret
     logs = "\n".join(logged) + "".join(capfd.readouterr())
     for secret in SECRETS:
-        for form in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
-            assert form.encode() not in stored
-            assert form not in logs
-            assert form not in output_lines
+        for encoded in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
+            assert encoded.encode() not in stored
+            assert encoded not in logs
+            assert encoded not in output_lines
 
 
 def _log_everything() -> list[str]:
@@ -178,7 +178,7 @@ async def test_no_error_and_no_log_line_shows_a_seed(
     stranger = Pair.of_user()
     key = stranger.write(tmp_path / "stranger.nk")
     outputs: list[str] = []
-    for path in (key, _write_damaged(tmp_path, stranger), _write_half(tmp_path, stranger)):
+    for path in (key, _write_damaged(tmp_path, stranger), _write_truncated(tmp_path, stranger)):
         with pytest.raises(BusAccessError) as refused:
             await connect(guarded.bus.url, name="stranger", access=Access(nkey=path))
         outputs += traceback.format_exception(refused.value)
@@ -191,7 +191,7 @@ def _write_damaged(folder: Path, pair: Pair) -> Path:
     return path
 
 
-def _write_half(folder: Path, pair: Pair) -> Path:
+def _write_truncated(folder: Path, pair: Pair) -> Path:
     path = folder / "halved.nk"
     path.write_text(pair.seed[:30])
     return path
@@ -228,7 +228,7 @@ def test_an_unexpected_error_is_reported_without_the_secret() -> None:
     assert raised.value.__suppress_context__
 
 
-def test_a_long_error_is_cut_before_it_is_searched() -> None:
+def test_a_long_error_is_truncated_before_it_is_searched() -> None:
     """An API may repeat megabytes in its response; searching them would block the event loop."""
     secrecy = Secrecy(FROM_VARIABLE)
     long = "\\u1234" * 500_000
@@ -240,10 +240,10 @@ def test_a_long_error_is_cut_before_it_is_searched() -> None:
             raise error from ProviderError(f"{long} {FROM_VARIABLE}")
         assert len(str(caught.value)) <= MAX_ERROR_CHARACTERS + len("ValueError: ")
         assert caught.value.__cause__ is None
-    assert time.process_time() - began < 100 * search_seconds  # without the cut 180 times
+    assert time.process_time() - began < 100 * search_seconds  # 180 times without truncation
 
 
-def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
+def test_a_secret_at_the_end_of_a_truncated_error_is_hidden() -> None:
     secrecy = Secrecy(FROM_VARIABLE)
     prefix = "." * (MAX_ERROR_CHARACTERS - len(FROM_VARIABLE) // 3)
     with pytest.raises(ProviderError) as caught, mask_secrets(secrecy):
