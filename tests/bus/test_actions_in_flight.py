@@ -1,4 +1,4 @@
-"""The number of actions of a namespace that may begin at an API."""
+"""The number of actions that a namespace may begin at an API."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Bus:
         self.replies: list[Reply] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
-        self.overtook: list[IntakeDelivery] = []
+        self.overtaking: list[IntakeDelivery] = []
         self.lookups = 0
 
     @property
@@ -85,13 +85,13 @@ class Bus:
 
     async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         assert deliveries
-        return not self.overtook
+        return not self.overtaking
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
         return [
-            [newer for newer in self.overtook if newer.position > each.position]
+            [newer for newer in self.overtaking if newer.position > each.position]
             for each in deliveries
         ]
 
@@ -235,7 +235,7 @@ async def test_a_newer_withdrawal_that_another_decider_treated_as_unchanged_wins
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, other_bus).handle([withdrawn])
     assert [reply.reason for reply in other_bus.replies] == ["Unchanged"]
-    own_bus.overtook = [withdrawn]
+    own_bus.overtaking = [withdrawn]
     await decider(log, own_bus).handle([declaration(key, 1, "Red")])
     history = [each.data for each in await history_of(log, key)]
     assert [each.generation for each in history if isinstance(each, SpecWithdrawn)] == [2]
@@ -249,7 +249,7 @@ async def test_an_unrecorded_withdrawal_between_late_declarations_is_decided_aga
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, other_bus).handle([withdrawn])
     late, again = replace(declaration(key, 1, "Red"), delivered=2), declaration(key, 3, "Red")
-    own_bus.overtook = [withdrawn, again]
+    own_bus.overtaking = [withdrawn, again]
     await decider(log, own_bus).handle([late, again])
     history = [each.data for each in await history_of(log, key)]
     generations = [each for each in history if isinstance(each, (SpecDeclared, SpecWithdrawn))]
@@ -257,11 +257,11 @@ async def test_an_unrecorded_withdrawal_between_late_declarations_is_decided_aga
 
 
 class OvertakenBus(Bus):
-    """A bus on which another decider got newer declarations of some resources."""
+    """A bus on which another decider received newer declarations for some resources."""
 
-    def __init__(self, *overtook: IntakeDelivery) -> None:
+    def __init__(self, *overtaking: IntakeDelivery) -> None:
         super().__init__()
-        self.overtook = list(overtook)
+        self.overtaking = list(overtaking)
         self.dead_letters: list[int] = []
 
     async def newer_declarations(
@@ -269,8 +269,8 @@ class OvertakenBus(Bus):
     ) -> Sequence[Sequence[IntakeDelivery]]:
         newer_by_delivery = await super().newer_declarations(deliveries)
         return [
-            [newer for newer in of_each if newer.subject == each.subject]
-            for each, of_each in zip(deliveries, newer_by_delivery, strict=True)
+            [newer for newer in newer_messages if newer.subject == each.subject]
+            for each, newer_messages in zip(deliveries, newer_by_delivery, strict=True)
         ]
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
@@ -354,7 +354,7 @@ async def test_a_late_message_does_not_set_the_bus_clock_back(
     assert [each and each.second for each in times] == [1, 3, 3, 4]
 
 
-async def test_a_decider_with_a_stale_state_decides_a_timer_on_the_current_state(
+async def test_a_decider_with_a_stale_state_handles_a_timer_with_the_current_state(
     log: JetStreamLog,
 ) -> None:
     key, configurations = new_key(), Configurations()
@@ -416,7 +416,7 @@ class RecordingBus(Bus):
 
 
 async def one_of_each(log: JetStreamLog) -> tuple[Configurations, list[IntakeDelivery]]:
-    """Return messages of three resources that lead to a timer, a reply and a dead letter."""
+    """Return messages for three resources that lead to a timer, a reply and a dead letter."""
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     tried, fine, refused = new_key(), new_key(), new_key()
@@ -449,7 +449,7 @@ async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
 
 
 @pytest.mark.parametrize("fails_at", ["timers", "replies"])
-async def test_a_message_without_a_sent_reply_is_redelivered(
+async def test_a_message_whose_reply_was_not_sent_is_redelivered(
     log: JetStreamLog, fails_at: str
 ) -> None:
     configurations, messages = await one_of_each(log)
@@ -458,15 +458,15 @@ async def test_a_message_without_a_sent_reply_is_redelivered(
         await decider(log, bus, configurations).handle(messages)
     assert bus.acknowledged == 0
     again = [replace(each, delivered=2) for each in messages]
-    await decider(log, bus, configurations).handle(again)  # another process gets them
+    await decider(log, bus, configurations).handle(again)  # another process receives them
     assert bus.acknowledged == len(messages)
     assert {reply.reason for reply in bus.replies} >= {"Duplicate", "Invalid"}
 
 
-async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
+async def test_a_rejection_that_cannot_be_stored_does_not_block_other_messages(
     log: JetStreamLog,
 ) -> None:
-    """No reply is sent before the rejection is stored, because the message may be accepted then."""
+    """No reply is sent before the rejection is stored: the message may still be accepted."""
     configurations, messages = await one_of_each(log)
     bus = RecordingBus("rejections")
     own_decider = decider(log, bus, configurations)
@@ -528,7 +528,7 @@ async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStrea
     ]
 
 
-async def test_a_message_without_a_stored_dead_letter_is_redelivered(
+async def test_a_message_whose_dead_letter_was_not_stored_is_redelivered(
     log: JetStreamLog,
 ) -> None:
     configurations, messages = await one_of_each(log)
@@ -587,7 +587,7 @@ async def test_a_namespace_has_a_share_of_the_slots_and_the_rest_is_discarded(
     assert bus.acked == [3, 4, 5, 6, 9, 10]
 
 
-async def test_redelivered_messages_of_an_earlier_decider_take_no_extra_slots(
+async def test_redelivered_messages_from_an_earlier_decider_take_no_extra_slots(
     log: JetStreamLog,
 ) -> None:
     bus = FullBus()
@@ -619,7 +619,7 @@ async def test_every_discarded_message_is_counted(log: JetStreamLog) -> None:
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 3, 4, 5], [])
 
 
-async def test_undecidable_messages_are_retried_within_the_share_of_their_namespace(
+async def test_undecidable_messages_are_retried_within_their_namespaces_share(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_inputs: Any) -> Any:
@@ -635,7 +635,7 @@ async def test_undecidable_messages_are_retried_within_the_share_of_their_namesp
     assert (bus.acked, bus.discarded) == ([], [])
 
 
-async def test_a_message_of_a_damaged_resource_is_never_discarded(
+async def test_a_message_for_a_damaged_resource_is_never_discarded(
     log: JetStreamLog, bus: Client
 ) -> None:
     key, full = new_key(), FullBus()
@@ -681,7 +681,7 @@ async def test_the_second_definition_in_a_batch_is_checked_against_the_first(
 async def test_definitions_that_a_tenant_may_not_declare_are_refused_together(
     log: JetStreamLog,
 ) -> None:
-    """Otherwise each would be stored and acknowledged alone, and all other tenants would wait."""
+    """Otherwise each would be stored and acknowledged separately while other tenants wait."""
 
     class Counting(Bus):
         calls = 0
@@ -774,7 +774,7 @@ async def test_messages_left_by_a_turn_are_decided_in_later_turns(log: JetStream
     assert not bus.waits
 
 
-class EndingBus(OneBatchBus):
+class BlockingBus(OneBatchBus):
     """A bus that delivers one batch and blocks every decision."""
 
     def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
@@ -788,7 +788,7 @@ class EndingBus(OneBatchBus):
 
 
 async def test_a_decider_that_stops_returns_its_undecided_messages(log: JetStreamLog) -> None:
-    bus = EndingBus(
+    bus = BlockingBus(
         [declaration(new_key(), at, "Red") for at in range(1, MAX_MESSAGES_PER_TURN + 6)]
     )
     running = asyncio.create_task(decider(log, bus).run())

@@ -148,7 +148,7 @@ async def test_a_failed_append_changes_no_state_and_stores_no_cached_state(
             await _commit(repository, key, history)
         await api_request(bus, f"STREAM.UPDATE.{LOG}", state.config)
     else:
-        monkeypatch.setattr(sequences, "append", _unanswered)
+        monkeypatch.setattr(sequences, "append", _fail_without_response)
         with pytest.raises(BusUnavailableError):
             await _commit(repository, key, history)
     stored = len(await history_of(log, key))
@@ -156,7 +156,7 @@ async def test_a_failed_append_changes_no_state_and_stores_no_cached_state(
     assert not await _has_cached_state(bus, key)
 
 
-async def _unanswered(*_: object, **__: object) -> list[int]:
+async def _fail_without_response(*_: object, **__: object) -> list[int]:
     raise BusUnavailableError("no response in time")
 
 
@@ -164,16 +164,16 @@ async def test_a_cached_state_is_stored_after_its_events(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, repository, original_append = new_key(), ResourceRepository(log), log.append
-    before: list[tuple[int, bool]] = []
+    states_before: list[tuple[int, bool]] = []
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
         version = (await repository.get([key]))[key].state.version
-        before.append((version, await _has_cached_state(bus, key)))
+        states_before.append((version, await _has_cached_state(bus, key)))
         return await original_append(appends)
 
     monkeypatch.setattr(log, "append", append)
     assert await _commit(repository, key, events(key, 1, EVENTS_BETWEEN_SAVES))
-    assert before == [(0, False)]
+    assert states_before == [(0, False)]
     assert (await repository.get([key]))[key].state.version == EVENTS_BETWEEN_SAVES
     assert await _has_cached_state(bus, key)
 

@@ -95,7 +95,7 @@ def test_a_redelivered_message_is_not_refused():
     assert not queue.take_excess()
 
 
-def test_messages_of_roles_are_never_refused():
+def test_messages_from_roles_are_never_refused():
     queue = filled_queue((message("flood", n, what="result") for n in range(50)), SMALL)
     assert not queue.take_excess()
 
@@ -195,4 +195,4 @@ def test_messages_that_are_put_back_keep_their_order_and_are_counted_again(data:
     assert all(positions == sorted(positions) for positions in decided.values())
     assert sorted(each for positions in decided.values() for each in positions) == sorted(waiting)
     queue.add(message("a", 1_000 + at) for at in range(10))
-    assert len(queue.take()) == 10, "nothing is counted as waiting any more"
+    assert len(queue.take()) == 10, "no message may still be counted as waiting"

@@ -29,7 +29,7 @@ CONFIG = ProviderConfigSpec(provider="notes", endpoint="http://notes")
 
 
 class Notes:
-    """An API where several notes have one name."""
+    """An API where several notes have the same name."""
 
     def __init__(self, *existing: ExternalObject) -> None:
         self.objects = existing
@@ -56,8 +56,8 @@ class Notes:
     async def close(self) -> None: ...
 
 
-def note(uid: str, name: str = "todo", **of_it: object) -> ExternalObject:
-    return ExternalObject(name, {}, uid, **of_it)  # pyright: ignore[reportArgumentType]
+def note(uid: str, name: str = "todo", **fields: object) -> ExternalObject:
+    return ExternalObject(name, {}, uid, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def capabilities_with(*, names: bool = False, listing: bool = True) -> Capabilities:

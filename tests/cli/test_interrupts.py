@@ -79,8 +79,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("second", ["", "cleanup", "shutdown"])
 def test_interrupts_of_a_running_command_are_reported_in_one_line(cli: Cli, second: str) -> None:
-    """A second interrupt may arrive while the command cleans up, or while the event loop shuts
-    down."""
+    """A second interrupt may arrive while the command cleans up or the event loop shuts down."""
     process = subprocess.run(
         [sys.executable, "-c", INTERRUPT_AT_WORK.format(second=second)],
         cwd=cli.folder,

@@ -33,7 +33,7 @@ def test_a_data_directory_in_use_is_reported_in_one_line(running_up: tuple[Cli, 
     )
 
 
-def test_up_starts_again_on_the_data_of_a_killed_up(cli: Cli) -> None:
+def test_up_restarts_with_the_data_of_a_killed_up(cli: Cli) -> None:
     with up(cli) as killed:
         killed.process.kill()
         killed.process.communicate(timeout=STOP_SECONDS)

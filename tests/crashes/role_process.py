@@ -64,7 +64,7 @@ class RoleProcess:
 
     @classmethod
     def spawn(cls, url: str, log: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """Start a new interpreter, for environment variables that take effect only at the start."""
+        """Start a new interpreter, for environment variables that take effect only at startup."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crashes.roles", url],
@@ -91,7 +91,7 @@ class RoleProcess:
         await self._wait_until(lambda: READY in self.error_output, "ready")
 
     async def wait_until_ended(self) -> int:
-        """Wait for the end of the process, and return its exit code."""
+        """Wait until the process exits, and return its exit code."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (code := self._poll()) is None:
             assert time.monotonic() < deadline, f"still alive:\n{self.error_output}"
@@ -99,7 +99,7 @@ class RoleProcess:
         return code
 
     async def wait_until_killed_at(self, point: str) -> None:
-        """Wait for the end of the process, and assert that it was killed at the failpoint."""
+        """Wait until the process exits, and assert that it was killed at the failpoint."""
         code = await self.wait_until_ended()
         assert (code, self._reached(point)) == (-signal.SIGKILL, True), self.error_output
 
@@ -138,7 +138,7 @@ class RoleProcess:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert self._poll() is None, (
-                f"ended with {self._poll()}, not {what}:\n{self.error_output}"
+                f"exited with {self._poll()}, not {what}:\n{self.error_output}"
             )
             assert time.monotonic() < deadline, f"not {what}:\n{self.error_output}"
             await asyncio.sleep(_POLL_SECONDS)

@@ -44,8 +44,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def leave_room(world: World, stream: str, room_bytes: int) -> None:
     """Limit a stream to ``room_bytes`` more bytes; a negative number removes the limit."""
     state = await stream_state(world.nc, stream)
-    most = state.bytes + room_bytes if room_bytes >= 0 else -1
-    await api_request(world.nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_bytes": most})
+    max_bytes = state.bytes + room_bytes if room_bytes >= 0 else -1
+    await api_request(world.nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_bytes": max_bytes})
 
 
 async def read_stream_limits(world: World) -> str:

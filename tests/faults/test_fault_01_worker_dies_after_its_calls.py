@@ -16,7 +16,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 COUNT = 30
 
 
-@pytest.mark.parametrize("is_response_lost", [False, True], ids=["answered", "reply lost"])
+@pytest.mark.parametrize(
+    "is_response_lost", [False, True], ids=["response received", "response lost"]
+)
 async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
     lane: Lane, name: str, is_response_lost: bool
 ) -> None:

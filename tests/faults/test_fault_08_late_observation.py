@@ -1,4 +1,4 @@
-"""Fault 8: late, duplicate and reordered observations never undo newer knowledge."""
+"""Fault 8: late, duplicate and reordered observations never undo newer state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WITHOUT_OBSERVER = ("decider", "worker", "projector")
 
 
 async def observe(lane: Lane, name: str) -> Observed:
-    """Return an observation of the present state, as by another observer."""
+    """Return an observation of the current state, as another observer would publish it."""
     as_of = (await stream_state(lane.nc, INTAKE)).last_seq
     began = datetime.now(UTC)
-    answer = await lane.http.get(f"/shapes/{name}")
-    if answer.status_code == 404:
+    response = await lane.http.get(f"/shapes/{name}")
+    if response.status_code == 404:
         return Observed("default", name, None, "CompleteListing", as_of, began)
-    shape = answer.raise_for_status().json()
+    shape = response.raise_for_status().json()
     fields = {"type": shape["type"], "color": shape["color"]}
     observed_object = ExternalObject(
         name, fields, shape["uid"], str(shape["version"]), shape["labels"]
@@ -87,7 +87,7 @@ async def test_8_an_absence_that_was_observed_before_the_recreation_is_ignored(
     await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST", "human DELETE", "POST"]
     facts = [type(each.data) for each in await lane.history(name)]
-    for once in (ExternalObserved, DriftDetected, OwnershipReleased):
-        assert facts.count(once) == 1
+    for event_type in (ExternalObserved, DriftDetected, OwnershipReleased):
+        assert facts.count(event_type) == 1
     await lane.assert_sound()
     await process.stop()

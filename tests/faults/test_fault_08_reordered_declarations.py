@@ -1,6 +1,6 @@
 """Fault 8 for declarations: the older one arrives last, because its first reader died.
 
-The messages of a dead process are redelivered after their lease, behind newer messages.
+The messages of a dead process are redelivered after their lease, following newer messages.
 """
 
 from __future__ import annotations

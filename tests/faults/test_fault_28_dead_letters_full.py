@@ -1,4 +1,4 @@
-"""Fault 28: more unusable messages than a partition delivers, and full dead letters.
+"""Fault 28: more unusable messages than a partition delivers, and a full dead-letter stream.
 
 Other resources still converge, and discarded messages are counted.
 """
@@ -78,7 +78,7 @@ async def flood(
 
 
 async def pending(world: World, partition: int | str = partition_of(HOSTILE)) -> tuple[int, int]:
-    """Return how many messages of a partition wait for a slot, and how many have one."""
+    """Return how many of a partition's messages are waiting for a slot, and how many have one."""
     name = f"CONSUMER.INFO.{INTAKE}.decider-{partition}"
     info = await api_request(world.nc, name, None)
     return info["num_pending"], info["num_ack_pending"]

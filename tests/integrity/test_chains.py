@@ -41,10 +41,10 @@ class PassResult:
 
 
 def run_pass(
-    stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None = None
+    stored: Sequence[RecordedEvent], *, after: int = 0, max_resources: int | None = None
 ) -> PassResult:
     result = PassResult()
-    chains = LogChains(result.damage.append, after=after, max_resources=most)
+    chains = LogChains(result.damage.append, after=after, max_resources=max_resources)
     for record in stored:
         event = chains.verify_next(record)
         if event is not None:
@@ -57,7 +57,7 @@ def move_to(stored: RecordedEvent, position: int) -> RecordedEvent:
 
 
 def renumber(stored: Sequence[RecordedEvent]) -> list[RecordedEvent]:
-    return [move_to(one, position) for position, one in enumerate(stored, 1)]
+    return [move_to(record, position) for position, record in enumerate(stored, 1)]
 
 
 def test_a_sound_history_has_no_damage() -> None:
@@ -154,7 +154,7 @@ def test_a_position_without_an_event_is_missing_even_if_its_resource_is_unknown(
     assert "events at positions 4 to 5, found no event" in str(damage[0])
 
 
-def test_an_event_of_no_resource_is_reported() -> None:
+def test_an_event_without_a_resource_is_reported() -> None:
     result = run_pass([RecordedEvent(1, "log.some.thing", b"hello", "")])
     assert [(each.problem, each.resource) for each in result.damage] == [("Misplaced", "")]
 
@@ -173,13 +173,15 @@ def test_a_bounded_pass_checks_the_resources_with_the_newest_events() -> None:
     skipped = [*foo[:2], foo[3]]
     soon = renumber([*skipped[:2], *others[:2], skipped[2]])
     late = renumber([*skipped[:2], *others, skipped[2]])
-    assert [each.problem for each in run_pass(soon, most=2).damage] == ["Missing"]
-    assert run_pass(late, most=2).damage == [], "its history is forgotten, so the event is accepted"
+    assert [each.problem for each in run_pass(soon, max_resources=2).damage] == ["Missing"]
+    assert run_pass(late, max_resources=2).damage == [], (
+        "its history is forgotten, so the event is accepted"
+    )
     assert [each.problem for each in run_pass(late).damage] == ["Missing"]
-    assert len(run_pass(late, most=2).sound) == len(late)
+    assert len(run_pass(late, max_resources=2).sound) == len(late)
 
 
-def test_another_resources_event_is_misplaced_even_if_version_and_digest_fit() -> None:
+def test_another_resources_event_is_misplaced_even_if_version_and_digest_match() -> None:
     first, second = events(FOO, 1, 2)
     stored = records_of([first, second])
     payload = encode_log(replace(second, subject=str(BAR)))

@@ -45,15 +45,15 @@ async def _start_server(world: World) -> None:
     async def is_connected() -> bool:
         return world.nc.is_connected
 
-    await world.until(is_connected, "connected again")
+    await world.until(is_connected, "reconnected")
 
 
 def _flip(world: World, event_id: str) -> None:
     """Change a byte in the middle of one event, on the disk."""
     (block,) = blocks_of(world.server.data_dir, LOG)
     content = bytearray(block.read_bytes())
-    place = content.index(f'"id":"{event_id}"'.encode())
-    content[place + 8] ^= 0xFF
+    position = content.index(f'"id":"{event_id}"'.encode())
+    content[position + 8] ^= 0xFF
     block.write_bytes(content)
 
 
@@ -65,9 +65,9 @@ async def _outcomes(world: World, operator: Operator) -> dict[str, tuple[str, st
 
 
 async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
-    ran = await operator.run(world.server.url, "replay", "-o", "json")
-    assert ran.status == 1
-    return ran.json["integrity"]["damage"]
+    result = await operator.run(world.server.url, "replay", "-o", "json")
+    assert result.status == 1
+    return result.json["integrity"]["damage"]
 
 
 async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
 async def test_a_deletion_in_a_log_in_use_is_detected_soon(
     bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows report Converged until the scrubber, which reads when events are missing."""
+    """The rows report Converged until the scrubber, which reads the log when events are missing."""
     monkeypatch.setattr(scrubber, "CHECK_SECONDS", 0.5)
     monkeypatch.setattr(scrubber, "FIRST_DELAY_SECONDS", 3_600.0)
     world = bare_world
@@ -196,15 +196,15 @@ async def test_a_truncated_log_holds_the_resources_that_lost_events(
     await operator.run_ok(world.server.url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
 
-    async def is_well() -> bool:  # unchanged, or as declared while it was held
+    async def has_converged() -> bool:  # unchanged, or as declared while it was held
         return (await _outcomes(world, operator))["baz"] == ("Converged", "AsDeclared")
 
-    await world.until(is_well, "baz converges")
+    await world.until(has_converged, "baz converges")
     await world.until_outcome("foo", "Converged", generation=3)
     assert (await operator.diagnose(world.server.url, "log"))["status"] == "ok"
 
 
-async def test_a_damaged_newest_event_hides_no_other_resource(
+async def test_a_damaged_newest_event_does_not_hide_other_resources(
     bare_world: World, operator: Operator
 ) -> None:
     """The server omits the messages that would follow it."""
@@ -291,9 +291,9 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
 
 
 GARBAGE = {
-    "is no event": (log_subject(shape("foo"), "fact"), b"hello"),
+    "is not an event": (log_subject(shape("foo"), "fact"), b"hello"),
     "has a subject of its own": ("log.default.Shape.foo.fact.more", b"hello"),
-    "is of a newer release": (
+    "is from a newer release": (
         log_subject(shape("foo"), "fact"),
         b'{"id":"default/Shape/foo@7","source":"reconciler","type":"reconciler.resource.Teleported",'
         b'"subject":"default/Shape/foo","time":"2027-01-01T00:00:00Z","resourceversion":7,'
@@ -317,7 +317,7 @@ async def test_garbage_in_a_history_holds_only_that_resource(
     assert outcomes["foo"] == ("Held", "LogDamaged")
 
 
-async def test_garbage_of_no_resource_is_reported_by_doctor_and_holds_nothing(
+async def test_garbage_without_a_resource_is_reported_by_doctor_and_causes_no_hold(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world

@@ -49,7 +49,7 @@ async def test_a_service_declares_and_withdraws_without_denials(
         deleted_outcome = await client.wait_for(key, generation=reply.generation)
         assert deleted_outcome.outcome == "Deleted"
         assert (await api.get(f"/shapes/{name}")).status_code == 404
-    # The client tries once to read the format of the log, and once to follow it freely.
+    # The client requests the log's stream information twice: for its format, and to follow it.
     requests = [line for line in guarded.violations() if line not in violations_before]
     assert [line for line in requests if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
     assert len(requests) == 2
