@@ -14,7 +14,7 @@ from tests.bus.histories import new_key
 from tests.bus.test_worker import action_event
 
 
-async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_connection(
+async def test_an_actions_delivery_count_is_certain_if_it_was_decided_on_this_connection(
     bus: Client, log: JetStreamLog
 ) -> None:
     """A killed server loses its record of deliveries from the last milliseconds."""

@@ -29,7 +29,7 @@ def _action(key: ResourceKey, config: str = "default") -> Action:
     return Action(f"{key}@1", "key", "Create", 1, config, key.name, (), {}, {})
 
 
-def test_one_namespace_may_use_all_of_an_api():
+def test_one_namespace_may_use_all_of_an_apis_capacity():
     actions = ActionsInFlight(Clock(), 10)
     begin_actions(actions, "one", 10)
     assert actions.remaining(Destination("one", "default")) == 0

@@ -187,7 +187,7 @@ async def test_a_call_that_began_before_a_breaker_event_proves_nothing(process: 
     assert await process.reports() == []
 
 
-async def test_timeouts_of_a_suspended_process_are_not_attributed_to_the_api(
+async def test_timeouts_in_a_suspended_process_are_not_attributed_to_the_api(
     process: Process,
 ) -> None:
     gate = process.gates.of("first")
@@ -298,7 +298,7 @@ async def test_a_clock_that_is_behind_does_not_extend_a_throttle(
     assert process.gates.of("first").closed_seconds <= 8.0
 
 
-async def test_a_later_request_of_an_action_is_also_blocked(process: Process) -> None:
+async def test_a_later_request_for_an_action_is_also_blocked(process: Process) -> None:
     requests: list[int] = []
     with suppress(GateClosedError), process.gates.of("first").calls("first"):
         for number in range(3):

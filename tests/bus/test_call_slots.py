@@ -1,4 +1,4 @@
-"""Concurrent calls of one API are limited, and evenly spread while more calls wait."""
+"""Concurrent calls to one API are limited, and evenly spread while more calls wait."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> N
     assert bus.acknowledged == 1
 
 
-async def test_slow_decisions_of_one_namespace_do_not_delay_another(log: JetStreamLog) -> None:
+async def test_slow_decisions_for_one_namespace_do_not_delay_another(log: JetStreamLog) -> None:
     bus, seconds = Bus(), itertools.count()
     slow = decider(log, bus, cpu_time=lambda: next(seconds) * 0.03)
     flood = [declaration(new_key(), position, "Red") for position in range(1, 21)]
@@ -244,7 +244,7 @@ async def test_a_newer_withdrawal_that_another_decider_treated_as_unchanged_wins
 async def test_an_unrecorded_withdrawal_between_late_declarations_is_decided_again(
     log: JetStreamLog,
 ) -> None:
-    """Otherwise a repeat of the withdrawal would end the later declaration."""
+    """Otherwise a repeat of the withdrawal would withdraw the later declaration."""
     key, own_bus, other_bus = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, other_bus).handle([withdrawn])
@@ -361,7 +361,7 @@ async def test_a_decider_with_a_stale_state_handles_a_timer_with_the_current_sta
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     stale, other_decider = decider(log, Bus(), configurations), decider(log, Bus())
     await stale.handle([declaration(key, 1, "Red")])
-    [create] = await actions_of(log, key)
+    [create] = await read_actions(log, key)
     created_object = ExternalObject(key.name, create.fields, "u1", "1", create.labels)
     now = datetime.now(UTC)
     result = Reported(create.action_id, 1, now, now, "w", object=created_object)
@@ -370,7 +370,7 @@ async def test_a_decider_with_a_stale_state_handles_a_timer_with_the_current_sta
         [declaration(key, 3, "Blue")]
     )  # held: this decider has no configuration
     await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
-    assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
+    assert [each.operation for each in await read_actions(log, key)] == ["Create", "Update"]
 
 
 class RecordingBus(Bus):
@@ -421,7 +421,7 @@ async def one_of_each(log: JetStreamLog) -> tuple[Configurations, list[IntakeDel
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     tried, fine, refused = new_key(), new_key(), new_key()
     await decider(log, Bus(), configurations).handle([declaration(tried, 1, "Red")])
-    [create] = await actions_of(log, tried)
+    [create] = await read_actions(log, tried)
     now = datetime.now(UTC)
     result = Reported(create.action_id, 1, now, now, "w", error=ActionError("NotDone", "no"))
     return configurations, [
@@ -439,7 +439,7 @@ async def test_all_messages_are_published_before_any_is_acknowledged(log: JetStr
     assert (bus.calls[-1], bus.acknowledged) == ("ack", len(messages))
 
 
-async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
+async def test_an_unreadable_message_becomes_a_dead_letter_before_it_is_acknowledged(
     log: JetStreamLog,
 ) -> None:
     bus = RecordingBus()
@@ -481,7 +481,7 @@ async def test_a_rejection_that_cannot_be_stored_does_not_block_other_messages(
     assert bus.replies[-1].reason == "Invalid"
 
 
-async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetStreamLog) -> None:
+async def test_a_rejection_without_a_free_slot_becomes_a_dead_letter(log: JetStreamLog) -> None:
     class RejectionFailureBus(FullBus):
         def __init__(self) -> None:
             super().__init__()
@@ -538,7 +538,7 @@ async def test_a_message_whose_dead_letter_was_not_stored_is_redelivered(
     assert bus.acknowledged == len(messages) - 1
 
 
-async def actions_of(log: JetStreamLog, key: ResourceKey) -> list[Action]:
+async def read_actions(log: JetStreamLog, key: ResourceKey) -> list[Action]:
     decided = [each.data for each in await history_of(log, key)]
     return [each.action for each in decided if isinstance(each, ActionDecided)]
 

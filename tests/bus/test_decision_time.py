@@ -1,4 +1,4 @@
-"""The CPU time that the decisions of a batch may take."""
+"""The CPU time that the decisions in a batch may take."""
 
 from __future__ import annotations
 

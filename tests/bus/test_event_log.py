@@ -67,7 +67,7 @@ async def test_histories_read_together_equal_histories_read_separately(
 ) -> None:
     keys = [new_key() for _ in range(20)]
     positions = dict.fromkeys(keys, 0)
-    for version in (1, 3):  # all events have one subject, so the heads are not enough
+    for version in (1, 3):  # all events have the same subject, so the heads are not enough
         appends = [
             ResourceAppend(key, events(key, version, version + 1), positions[key]) for key in keys
         ]

@@ -60,7 +60,7 @@ async def test_all_messages_for_a_resource_go_to_one_partition(bus: Client) -> N
     assert partitions <= set(range(PARTITIONS))
 
 
-# Few messages are published one by one, many in batches; each position is refused once.
+# Few messages are published one by one, many in batches; the first, second or last is refused.
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("index", [0, 1, -1])
 async def test_a_refused_message_in_a_batch_is_reported(
@@ -210,7 +210,7 @@ async def test_a_flood_of_declarations_is_counted_once(
 async def test_a_reply_subject_that_the_bus_may_refuse_is_ignored(
     bus: Client, reader: JetStreamIntakeReader, reply: str
 ) -> None:
-    """A decider repeats a batch whose replies fail, so one message would block all others."""
+    """A decider retries a batch whose replies fail, so one message would block all others."""
     key = new_key()
     for name in (reply, "_INBOX.ann.1.a=b"):
         headers = {REPLY_HEADER: name}

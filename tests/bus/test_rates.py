@@ -1,4 +1,4 @@
-"""All processes share one rate of calls, which is stored on the real bus."""
+"""All processes share one call rate, which is stored on the real bus."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
 async def test_a_log_keeps_its_identity_if_all_streams_lose_their_metadata(
     fresh_bus_url: str,
 ) -> None:
-    """A tool that declares all streams again keeps their consumers."""
+    """A tool that redeclares all streams keeps their consumers."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -401,7 +401,7 @@ def without_metadata(config: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key != "metadata"}
 
 
-async def test_a_log_without_its_start_is_refused_by_roles_and_reported_by_doctor(
+async def test_a_log_that_lost_its_start_is_refused_by_roles_and_reported_by_doctor(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")

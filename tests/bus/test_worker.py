@@ -107,7 +107,7 @@ class Api:
 
 
 class Bus:
-    """A bus that delivers and records acknowledgments and reports."""
+    """A bus that delivers actions, and records acknowledgments and reports."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         self._deliveries = list(deliveries)
@@ -270,7 +270,7 @@ _ENDS: list[Callable[[str], ResourceEvent]] = [
 
 @pytest.mark.parametrize("delivered", [1, 2])
 @pytest.mark.parametrize("end", _ENDS)
-async def test_an_action_that_has_ended_is_not_called_again(
+async def test_an_action_that_has_ended_is_not_executed_again(
     log: JetStreamLog, end: Callable[[str], ResourceEvent], delivered: int
 ) -> None:
     """A recreated consumer delivers the whole history for the first time.
@@ -333,7 +333,7 @@ async def test_each_attempt_and_each_outcome_has_a_separate_result(
     assert len(set(ids)) == 3
 
 
-async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> None:
+async def test_an_action_without_an_end_is_executed_again(log: JetStreamLog) -> None:
     key, api = new_key(), Api()
     bus = await work(log, api, [action_event(key)])
     assert api.calls == len(bus.reports) == 1
@@ -361,7 +361,7 @@ async def test_a_report_states_whether_a_deletion_found_nothing(
     ("delivered", "is_count_certain", "is_called"),
     [(1, True, True), (2, True, False), (1, False, False)],
 )
-async def test_a_creation_that_cannot_be_repeated_is_not_called_if_redelivered(
+async def test_a_creation_that_cannot_be_repeated_is_not_executed_if_redelivered(
     log: JetStreamLog, delivered: int, is_count_certain: bool, is_called: bool
 ) -> None:
     api = Api()
@@ -381,7 +381,7 @@ async def test_a_creation_that_cannot_be_repeated_is_not_called_if_redelivered(
     assert report.error is None or report.error.error_class == "Unknown"
 
 
-async def test_nothing_is_called_before_the_history_is_loaded(
+async def test_no_call_is_made_before_the_history_is_loaded(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, api, load = new_key(), Api(), log.load
@@ -656,7 +656,7 @@ class HangingApi(Api):
     update = delete
 
 
-async def test_an_unread_delivery_of_a_suspended_process_is_treated_as_redelivered(
+async def test_an_unread_delivery_to_a_suspended_process_is_treated_as_redelivered(
     log: JetStreamLog,
 ) -> None:
     bus = ResumedBus(log, [action_event(new_key())])
@@ -843,7 +843,7 @@ WRITTEN = ExternalObject("foo", {})
         ("Delete", NotDoneError("it waits", status=409), "NotDone"),
     ],
 )
-async def test_a_failure_after_a_write_of_the_same_action_is_in_doubt(
+async def test_a_failure_after_a_write_by_the_same_action_is_in_doubt(
     log: JetStreamLog, operation: Operation, error: BaseException, error_class: str
 ) -> None:
     bus = await work(
@@ -855,7 +855,7 @@ async def test_a_failure_after_a_write_of_the_same_action_is_in_doubt(
     assert report.error.retry_after_seconds == getattr(error, "retry_after_seconds", None)
 
 
-async def test_a_write_of_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
+async def test_a_write_by_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
     await work(log, WritingApi(), [action_event(new_key())])
     bus = await work(log, Api(fails=NotDoneError("no", status=409)), [action_event(new_key())])
     assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]

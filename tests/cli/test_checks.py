@@ -97,7 +97,7 @@ class _FakeConnection:
 
 
 @pytest.mark.parametrize(("failures", "verdict"), [(1, "ok"), (2, "fail")])
-async def test_doctor_tries_another_server_of_the_cluster_before_it_reports_no_leader(
+async def test_doctor_tries_another_server_in_the_cluster_before_it_reports_no_leader(
     failures: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is cut off from the others responds that no stream has a leader."""
@@ -201,7 +201,7 @@ async def test_a_command_switches_from_a_server_without_a_leader_to_another_serv
 
 
 async def test_a_temporary_problem_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a decider's pulls no request is waiting, on a busy machine for longer."""
+    """Between a decider's pulls, a gap that grows on a busy machine, no request is waiting."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
 
@@ -289,7 +289,7 @@ def test_a_stage_is_judged_by_its_pending_messages_and_waiting_requests(
 
 
 @pytest.mark.parametrize("pending", [0, 1])
-def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending: int) -> None:
+def test_the_first_remedy_is_to_restore_a_missing_server_in_the_cluster(pending: int) -> None:
     """The role may be running and still reconnecting."""
     replicas = [{"name": "b", "current": True}, {"name": "c", "current": False}]
     consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
@@ -407,18 +407,18 @@ def send_no_body(connection: socket.socket, _head: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("responder", "expected"),
     [
         (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "longer than 32 MiB"),
         (send_no_body, "no response within"),
     ],
 )
 async def test_an_api_whose_response_is_too_long_or_never_ends_fails_its_own_check(
-    answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
+    responder: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])
-    with hostile_server(answer) as port:
+    with hostile_server(responder) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
         configurations = Configurations()
         configurations.by_name["zone"] = config

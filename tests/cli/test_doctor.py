@@ -202,7 +202,7 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
     )
     assert (
         reported_findings["intake"].verdict == reported_findings["actions"].verdict == "warn"
-    )  # no role runs
+    )  # no role is running
     assert "no decider is pulling messages" in reported_findings["intake"].details
 
 

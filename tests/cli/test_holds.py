@@ -51,7 +51,7 @@ def add_billing_finalizer(url: str, name: str) -> None:
     asyncio.run(request())
 
 
-def test_every_approvable_hold_is_an_option_of_the_command():
+def test_the_command_accepts_every_approvable_hold():
     assert set(get_args(HoldName)) == {hold for hold in Hold if hold.is_approvable}
 
 

@@ -22,7 +22,7 @@ PURPOSE_COLUMNS = 47
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
 
-def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
+def test_a_configuration_for_an_unknown_provider_is_refused(live: Cli) -> None:
     result = live.run("apply", "-f", "-", "--wait", "-o", "json", text=CONFIG)
     assert result.status == 1
     (problem,) = result.json

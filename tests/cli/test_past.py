@@ -88,7 +88,7 @@ HISTORY: tuple[tuple[ResourceKey, Sequence[ResourceEvent]], ...] = (
 
 
 class RecordedCli(Cli):
-    """Commands on a server with a known log, where no role runs."""
+    """Commands on a server with a known log, where no role is running."""
 
     def __init__(self, folder: Path, url: str) -> None:
         super().__init__(folder)

@@ -1,6 +1,6 @@
 """Pages whose commands are run as written, and whose output is compared.
 
-What a page has in code blocks:
+The code blocks on a page:
 
 - ``sh``: commands, one a line. A comment ``# exit status N`` states a status other than 0.
 - ``text`` after them: lines of their output, in order. ``…`` stands for any text.

@@ -31,7 +31,7 @@ def test_an_install_command_names_this_distribution() -> None:
     ] == []
 
 
-def test_no_example_assumes_the_address_of_the_bus() -> None:
+def test_no_example_assumes_the_bus_address() -> None:
     """`up` uses port 4222 only if it is free, and the bus there may be another team's."""
     files = [path for path in (REPOSITORY / "examples").rglob("*") if path.is_file()]
     assert len(files) > 10

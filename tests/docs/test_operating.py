@@ -40,7 +40,7 @@ def manifests() -> list[Manifest]:
     return [msgspec.convert(yaml.safe_load(block), Manifest) for block in yaml_blocks]
 
 
-def fields_of(struct: type[msgspec.Struct]) -> set[str]:
+def field_names(struct: type[msgspec.Struct]) -> set[str]:
     return {field.encode_name for field in msgspec.structs.fields(struct)}
 
 
@@ -59,8 +59,8 @@ def test_the_manifests_are_accepted() -> None:
 
 def test_the_manifests_show_every_field() -> None:
     config, shape = manifests()
-    assert set(config.spec) == fields_of(ProviderConfigSpec)
-    assert set(shape.spec["policy"]) == fields_of(Policy)
+    assert set(config.spec) == field_names(ProviderConfigSpec)
+    assert set(shape.spec["policy"]) == field_names(Policy)
 
 
 def test_every_field_of_the_manifests_is_explained() -> None:
@@ -168,7 +168,7 @@ def bus_commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", bus_commands())
-def test_the_commands_of_the_troubleshooting_page_are_valid(
+def test_the_commands_on_the_troubleshooting_page_are_valid(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
@@ -210,7 +210,7 @@ def parse_bus_commands(line: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_commands_of_a_guide_are_valid(
+def test_the_commands_in_a_guide_are_valid(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)

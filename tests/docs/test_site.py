@@ -136,7 +136,7 @@ def test_every_link_leads_to_a_page_and_an_anchor(site: Site) -> None:
     assert dead == []
 
 
-def test_linked_files_of_the_repository_are_in_the_site(site: Site) -> None:
+def test_linked_repository_files_are_in_the_site(site: Site) -> None:
     assert "repository/examples/foo.yaml.html" in site.pages[site.folder / "tutorial.html"].links
     page = (site.folder / "repository" / "examples" / "foo.yaml.html").read_text()
     assert "Purple" in page

@@ -93,7 +93,7 @@ async def test_fault_14_a_full_log_delays_all_work_until_there_is_space(world: W
     assert await check(world.nc, world.human.url) == []
 
 
-async def test_fault_14_full_dead_letters_delay_only_unusable_messages(
+async def test_fault_14_a_full_dead_letter_stream_delays_only_unusable_messages(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.decider.decider._FIRST_DELAY_SECONDS", 0.5)

@@ -48,7 +48,7 @@ async def wait_for_error(world: World) -> str:
     ("stream", "consumer"),
     [(INTAKE, "decider-3"), (LOG, worker_consumer("default"))],
 )
-async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
+async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_exits(
     world: World, stream: str, consumer: str
 ) -> None:
     await delete_consumer(world.nc, stream, consumer)
@@ -62,8 +62,8 @@ async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     assert await world.human.effects("foo") == ["POST", "PUT"]
 
 
-@pytest.mark.parametrize("is_recreated", [True, False], ids=["recreated", "gone"])
-async def test_fault_18_every_role_ends_when_its_log_was_replaced(
+@pytest.mark.parametrize("is_recreated", [True, False], ids=["recreated", "deleted"])
+async def test_fault_18_every_role_exits_when_its_log_was_replaced(
     world: World, *, is_recreated: bool
 ) -> None:
     await world.stop_reconciler()

@@ -1,4 +1,4 @@
-"""Fault 21, scenario 25: two deciders that both believe they are alone; still only one effect."""
+"""Fault 21, scenario 25: two deciders that each act as the only one; still only one effect."""
 
 from __future__ import annotations
 

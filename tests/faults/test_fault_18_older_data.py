@@ -74,7 +74,7 @@ async def wait_until_lost(watch: LogCertainty) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorter(
+async def test_fault_18_a_role_exits_before_its_first_call_when_its_log_is_shorter(
     world: World, tmp_path: Path, role: Role
 ) -> None:
     data, older = world.server.data_dir, tmp_path / "older"

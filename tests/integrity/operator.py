@@ -31,7 +31,7 @@ class Operator:
         return finding
 
 
-def blocks_of(data_dir: Path, stream: str) -> list[Path]:
+def list_blocks(data_dir: Path, stream: str) -> list[Path]:
     """Return the files in which a stopped server stores a stream's messages, oldest first."""
     folder = data_dir / "jetstream" / "$G" / "streams" / stream / "msgs"
     return sorted(folder.glob("*.blk"), key=lambda path: int(path.stem))

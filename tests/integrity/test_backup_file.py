@@ -28,7 +28,7 @@ from reconciler.ports import ResourceAppend
 from reconciler.roles.runtime.configurations import Configurations
 from tests.accounts import Accounts
 from tests.bus.histories import events, new_key
-from tests.bus.test_decider import Bus, actions_of, decider, declaration
+from tests.bus.test_decider import Bus, decider, declaration, read_actions
 from tests.integrity.operator import Operator
 
 
@@ -286,7 +286,7 @@ async def _decided(log: JetStreamLog, key: ResourceKey) -> Action:
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     await decider(log, Bus(), configurations).handle([declaration(key, 1, "Red")])
-    [action] = await actions_of(log, key)
+    [action] = await read_actions(log, key)
     return action
 
 

@@ -16,7 +16,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from reconciler.roles.decider import decider
 from reconciler.roles.projector import scrubber
-from tests.integrity.operator import Operator, blocks_of
+from tests.integrity.operator import Operator, list_blocks
 from tests.scenarios.harness import World, api_config, shape
 
 CONFIG = ResourceKey("system", "ProviderConfig", "default")
@@ -50,7 +50,7 @@ async def _start_server(world: World) -> None:
 
 def _flip(world: World, event_id: str) -> None:
     """Change a byte in the middle of one event, on the disk."""
-    (block,) = blocks_of(world.server.data_dir, LOG)
+    (block,) = list_blocks(world.server.data_dir, LOG)
     content = bytearray(block.read_bytes())
     position = content.index(f'"id":"{event_id}"'.encode())
     content[position + 8] ^= 0xFF
@@ -179,7 +179,7 @@ async def test_a_truncated_log_holds_the_resources_that_lost_events(
     await operator.run_ok(world.server.url, "backup", "sound")
     last = await world.log_position()
     await _stop_server(world)
-    (block,) = blocks_of(world.server.data_dir, LOG)
+    (block,) = list_blocks(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(b'"id":"default/Shape/baz@6"')])
     block.with_name("index.db").unlink()  # without it, the server accepts the shorter log
@@ -275,7 +275,7 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     await _create_history(world)
     await operator.run_ok(world.server.url, "backup", "sound")
     await _stop_server(world)
-    for block in blocks_of(world.server.data_dir, LOG):
+    for block in list_blocks(world.server.data_dir, LOG):
         block.unlink()
     await _start_server(world)
     assert "Missing" in {each["problem"] for each in await _damage(world, operator)}

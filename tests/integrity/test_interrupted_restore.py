@@ -197,7 +197,7 @@ async def test_a_restore_interrupted_at_any_step_is_completed_after_all_metadata
     assert interrupted_with_log > 3
 
 
-async def test_waiting_declarations_of_a_deleted_log_are_republished(
+async def test_waiting_declarations_for_a_deleted_log_are_republished(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()

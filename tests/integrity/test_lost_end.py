@@ -37,7 +37,7 @@ from reconciler.ports import ResourceAppend
 from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import initialize, run_roles
 from tests.bus.histories import events, new_key, remove_metadata
-from tests.integrity.operator import Operator, blocks_of
+from tests.integrity.operator import Operator, list_blocks
 from tests.scenarios.harness import World, api_config, shape
 
 
@@ -209,7 +209,7 @@ async def _lose_from(world: World, event_id: str) -> None:
 
 def _truncate_log_before(world: World, event_id: str) -> None:
     """Truncate the log of a stopped server before an event."""
-    (block,) = blocks_of(world.server.data_dir, LOG)
+    (block,) = list_blocks(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(f'"id":"{event_id}"'.encode())])
     block.with_name("index.db").unlink()
@@ -231,7 +231,7 @@ async def _recreate_intake(world: World) -> None:
 
 async def _truncate_intake(world: World) -> None:
     await world.server.stop()
-    (block,) = blocks_of(world.server.data_dir, INTAKE)
+    (block,) = list_blocks(world.server.data_dir, INTAKE)
     content = block.read_bytes()
     block.write_bytes(content[: len(content) // 2])
     block.with_name("index.db").unlink()

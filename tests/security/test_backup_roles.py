@@ -109,7 +109,7 @@ def test_a_restored_service_reads_its_outcomes_from_the_beginning(
         raise AssertionError("no outcome")
 
     assert asyncio.run(first_outcome()) == "Converged"
-    # A service may not read the format of the log, which its client tries once.
+    # A service may not read the log's format, but its client tries to once.
     assert [
         line for line in violations(empty_server) if "$JS.API.STREAM.INFO.LOG_1" not in line
     ] == []

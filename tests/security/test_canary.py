@@ -44,7 +44,7 @@ async def test_47_no_secret_is_written_anywhere(tmp_path: Path, cli: Cli) -> Non
         cli.write("story.yaml", _manifests(api.url, token, root, "Red"))
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
         await _wait_until(lambda: _read_password(root) == PASSWORDS[0])
-        api.secrets.append(PASSWORDS[0])  # `up` has read it; as if it had sent it to the API
+        api.secrets.append(PASSWORDS[0])  # as if `up`, which has read it, had sent it
         await _wait_until(lambda: _has_repeated_all(api, TOKENS[0]))
 
         await store.write(SecretKey("default", "password"), PASSWORDS[1])

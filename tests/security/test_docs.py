@@ -1,4 +1,4 @@
-"""The page about security agrees with the code."""
+"""The security page agrees with the code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_option_and_variable_is_documented() -> None:
     assert len(Tls.__struct_fields__) == 3
 
 
-def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None:
+def test_the_commands_on_the_page_print_the_output_shown(tmp_path: Path) -> None:
     cli: Cli = InProcessCli(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if "reconciler" in line]

@@ -217,7 +217,7 @@ async def test_an_unreachable_server_is_named_without_the_password() -> None:
 def test_an_unexpected_error_is_reported_without_the_secret() -> None:
     secrecy = Secrecy(FROM_FILE)
     with pytest.raises(ProviderError) as raised, mask_secrets(secrecy):
-        _fail_with(FROM_FILE)
+        _raise_key_error(FROM_FILE)
     assert "***" in str(raised.value)
     chain: BaseException | None = raised.value
     while chain is not None and not (
@@ -259,7 +259,7 @@ def test_an_error_that_is_its_own_cause_is_reported_like_any_other() -> None:
     assert str(raised.value) == "***"
 
 
-def _fail_with(text: str) -> None:
+def _raise_key_error(text: str) -> None:
     raise KeyError(f"header {text}")
 
 
