@@ -592,10 +592,10 @@ async def test_redelivered_messages_from_an_earlier_decider_take_no_extra_slots(
 ) -> None:
     bus = FullBus()
     await decider(log, bus).handle([unreadable(1), unreadable(2)])
-    following = decider(log, bus)
-    await following.handle([unreadable(3), unreadable(4)])
+    next_decider = decider(log, bus)
+    await next_decider.handle([unreadable(3), unreadable(4)])
     assert sorted(bus.waits) == [1, 2, 3, 4], "for the duration of one wait"
-    await following.handle([unreadable(1, delivered=2), unreadable(2, delivered=2)])
+    await next_decider.handle([unreadable(1, delivered=2), unreadable(2, delivered=2)])
     assert bus.acked == [1, 2]
 
 
@@ -721,8 +721,8 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     now = datetime.now(UTC)
     report = Reported(created.action_id, 1, now, now, "w1", object=created_object)
     await outdated_decider.handle([delivery("result", key, 4, report)])
-    observed_report = DefinitionReported(2, "newer", 1, 1)
-    await outdated_decider.handle([delivery("reference", key, 5, observed_report)])
+    definition_report = DefinitionReported(2, "newer", 1, 1)
+    await outdated_decider.handle([delivery("reference", key, 5, definition_report)])
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
     assert resolved == ["Circle", "Hexagon"]

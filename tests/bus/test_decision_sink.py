@@ -81,12 +81,12 @@ async def test_a_message_that_the_bus_cannot_store_does_not_block_others(bus: Cl
     await sink.reject([Rejection(key, oversized, "test", datetime.now(UTC)), rejection(key, 2)])
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 1
 
-    event_reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reply_received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     inbox = bus.new_inbox()
-    await subscribe(bus, inbox, lambda _reply: event_reported.set_result(None))
+    await subscribe(bus, inbox, lambda _reply: reply_received.set_result(None))
     short = Reply(True, "Accepted", 1, 1)
     await sink.send_replies([(f"_INBOX.{'a' * 4_000}", short), (inbox, oversized), (inbox, short)])
-    await asyncio.wait_for(event_reported, TIMEOUT_SECONDS)
+    await asyncio.wait_for(reply_received, TIMEOUT_SECONDS)
 
 
 async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_is_stored(

@@ -42,14 +42,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list of the number of messages that each read of a resource's events returned."""
     counts: list[int] = []
 
-    async def counted(
+    async def read_and_count(
         nc: Client, stream: str, subject_filter: str, *, start_seq: int = 1
     ) -> list[StoredMessage]:
         messages = await read_subject(nc, stream, subject_filter, start_seq=start_seq)
         counts.append(len(messages))
         return messages
 
-    monkeypatch.setattr(sequences, "read_subject", counted)
+    monkeypatch.setattr(sequences, "read_subject", read_and_count)
     return counts
 
 

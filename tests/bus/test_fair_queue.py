@@ -130,15 +130,13 @@ def test_nothing_is_lost_and_each_namespace_keeps_its_order(
         for position, (namespace, partition, size) in enumerate(drawn)
     ]
     queue = filled_queue(messages, SMALL)
-    remaining_deliveries = queue.take_excess()
+    excess = queue.take_excess()
     deliveries: list[IntakeDelivery] = []
     while queue:
         batch = queue.take()
         assert batch, "a queue with messages returns some"
         deliveries += batch
-    assert {each.position for each in (*deliveries, *remaining_deliveries)} == set(
-        range(len(messages))
-    )
+    assert {each.position for each in (*deliveries, *excess)} == set(range(len(messages)))
     for namespace in "abc":
         own_positions = [
             each.position for each in deliveries if namespace_of(each.subject) == namespace

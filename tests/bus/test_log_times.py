@@ -73,9 +73,9 @@ async def test_unreadable_events_are_skipped(bus: Client, log: JetStreamLog) -> 
         (await publish(bus, "log.default.Shape.odd.fact", b"no event")).seq for _ in range(9)
     ]
     late_positions = await append_at(log, [later + timedelta(seconds=8)])
-    existing_event = await first_event_from(bus, unreadable[0])
-    assert existing_event is not None
-    assert existing_event.position == late_positions[0]
+    first_event = await first_event_from(bus, unreadable[0])
+    assert first_event is not None
+    assert first_event.position == late_positions[0]
     for second in range(2, 9):
         assert (
             await last_position_before(bus, later + timedelta(seconds=second)) == early_positions[1]

@@ -73,11 +73,11 @@ async def test_many_calls_cost_few_round_trips(
     saves: list[float] = []
     original_save = JetStreamRates.save
 
-    async def counted(store: JetStreamRates, name: str, time: float, revision: int) -> int:
+    async def save_and_count(store: JetStreamRates, name: str, time: float, revision: int) -> int:
         saves.append(time)
         return await original_save(store, name, time, revision)
 
-    monkeypatch.setattr(JetStreamRates, "save", counted)
+    monkeypatch.setattr(JetStreamRates, "save", save_and_count)
     await Process(bus, name, per_second=1000, burst=1).calls(500)
     assert len(saves) <= 10
 

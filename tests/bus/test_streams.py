@@ -553,8 +553,8 @@ async def test_a_suspended_init_does_not_rename_the_log_of_another_init(
 async def write_log_metadata(nc: Client, metadata: dict[str, str]) -> None:
     """Write to the log the metadata that another release would write."""
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
-    metadata_found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
-    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata_found})
+    new_metadata = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": new_metadata})
 
 
 async def test_a_new_intake_next_to_an_old_log_continues_its_positions(fresh_bus_url: str) -> None:

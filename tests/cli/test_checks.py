@@ -471,9 +471,9 @@ def test_resources_whose_provider_config_was_withdrawn_are_reported() -> None:
 def test_held_resources_are_counted_by_reason() -> None:
     healthy = plain_row(declared=True, owned=True, outcome="Converged")
     assert check_holds([healthy]).verdict == "ok"
-    doubted_rows = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
+    held_rows = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
-    finding = check_holds([healthy, dangling, *doubted_rows])
+    finding = check_holds([healthy, dangling, *held_rows])
     assert finding.verdict == "warn"
     assert finding.details == (
         "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
@@ -483,11 +483,11 @@ def test_held_resources_are_counted_by_reason() -> None:
 def test_rows_that_differ_are_reported() -> None:
     old = _status(5)
     assert differences({"status.a.b.c": old}, {"status.a.b.c": old}) == []
-    existing_differences = differences(
+    reported_differences = differences(
         {"status.a.b.c": old, "fleet": b"1", "ownership.a.b.c": b"2"},
         {"status.a.b.c": _status(4), "fleet": b"1", "status.a.b.d": old},
     )
-    assert [(row.row, row.problem) for row in existing_differences] == [
+    assert [(row.row, row.problem) for row in reported_differences] == [
         ("ownership.a.b.c", "missing"),
         ("status.a.b.c", "different"),
         ("status.a.b.d", "unexpected"),

@@ -86,8 +86,8 @@ def test_a_resource_can_be_selected_in_every_form(
 
 
 def test_several_resources_can_be_selected_in_different_forms(live: Cli, teams: str) -> None:
-    declared_names = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
-    assert declared_names == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
+    selected_names = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
+    assert selected_names == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ async def delete_stream(url: str, name: str) -> None:
     await close(nc)
 
 
-WITHOUT_LOG = (
+LOG_COMMANDS = (
     "get Shape foo -o json",
     "apply -f foo.yaml --wait",
     "apply -f foo.yaml --dry-run=server",
@@ -341,7 +341,7 @@ def test_every_command_on_an_empty_server_refers_to_init(
     local_cli.write("foo.yaml", shape("foo"))
     with empty_bus(tmp_path / "bus") as url:
         local_cli.url = url
-        for command in WITHOUT_LOG:
+        for command in LOG_COMMANDS:
             result = local_cli.run(*command.split())
             error_text = [line for line in result.err.splitlines() if not line.startswith("bus: ")]
             assert (result.status, result.out, len(error_text)) == (1, "", 1), (command, result)

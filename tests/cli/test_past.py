@@ -566,6 +566,6 @@ def test_values_that_python_considers_equal_are_different() -> None:
         return [StoredEvent(1, event(FOO, 1, SpecDeclared(1, "v1", "default", "foo", fields)))]
 
     for first, second in ((1, True), (1, 1.0), (0, False), ([1], [True])):
-        existing_changes = list(changes(FOO, with_size(first), with_size(second)))
-        assert existing_changes == [Change("declared", "spec.size", first, second)]
+        actual_changes = list(changes(FOO, with_size(first), with_size(second)))
+        assert actual_changes == [Change("declared", "spec.size", first, second)]
         assert not list(changes(FOO, with_size(first), with_size(first)))

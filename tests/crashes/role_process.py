@@ -90,7 +90,7 @@ class RoleProcess:
         """Wait until the roles are running."""
         await self._wait_until(lambda: READY in self.error_output, "ready")
 
-    async def wait_until_ended(self) -> int:
+    async def wait_for_exit(self) -> int:
         """Wait until the process exits, and return its exit code."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (code := self._poll()) is None:
@@ -100,7 +100,7 @@ class RoleProcess:
 
     async def wait_until_killed_at(self, point: str) -> None:
         """Wait until the process exits, and assert that it was killed at the failpoint."""
-        code = await self.wait_until_ended()
+        code = await self.wait_for_exit()
         assert (code, self._reached(point)) == (-signal.SIGKILL, True), self.error_output
 
     async def wait_until_reached(self, point: str) -> None:
@@ -125,14 +125,14 @@ class RoleProcess:
         """Kill the process."""
         if self._poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-            await self.wait_until_ended()
+            await self.wait_for_exit()
 
     async def stop(self) -> None:
         """Wait until the roles are running, and stop the process with SIGTERM."""
         if self._poll() is None:
             await self.wait_until_ready()
             os.kill(self.pid, signal.SIGTERM)
-            assert await self.wait_until_ended() == 0, self.error_output
+            assert await self.wait_for_exit() == 0, self.error_output
 
     async def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS

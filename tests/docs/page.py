@@ -113,8 +113,8 @@ class Terminal:
                 Path(self.localize(block.path)).write_text(self.localize(block.text))
             if block.language != "sh":
                 continue
-            following = page[number + 1] if number + 1 < len(page) else None
-            expected_output = following.text if following and following.language == "text" else ""
+            next_block = page[number + 1] if number + 1 < len(page) else None
+            expected_output = next_block.text if next_block and next_block.language == "text" else ""
             self._run_all(block.text.splitlines(), expected_output)
 
     def start(self, *options: str) -> None:

@@ -32,12 +32,12 @@ def manifests(root: Path) -> dict[str, Manifest]:
     assert len(blocks) == PAGE.count("```yaml") == 2
     text = "---\n".join(blocks).replace("file:///srv/files", root.as_uri())
     read = [msgspec.convert(document, Manifest) for document in yaml.safe_load_all(text)]
-    existing_manifests = {manifest.metadata.name: manifest for manifest in read}
-    often = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
-    existing_manifests["etc"] = msgspec.structs.replace(
-        existing_manifests["etc"], spec={**existing_manifests["etc"].spec, **often}
+    manifests_by_name = {manifest.metadata.name: manifest for manifest in read}
+    frequent = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
+    manifests_by_name["etc"] = msgspec.structs.replace(
+        manifests_by_name["etc"], spec={**manifests_by_name["etc"].spec, **frequent}
     )
-    return existing_manifests
+    return manifests_by_name
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def outcome(client: Client, manifest: Manifest, generation: int) -> str:
-    existing_outcome = await client.wait_for(
+    result = await client.wait_for(
         manifest.key, generation=generation, timeout_seconds=PATIENCE_SECONDS
     )
-    return existing_outcome.outcome
+    return result.outcome
 
 
 async def test_the_smallest_file_is_created_with_its_default_mode(
@@ -129,10 +129,10 @@ async def test_a_file_that_was_replaced_is_foreign_unless_it_is_to_be_adopted(
     other_file = root / "other"
     other_file.write_text("theirs\n")
     other_file.replace(path)  # as `sed -i` does
-    existing_outcome = await client.wait_for(
+    result = await client.wait_for(
         manifest.key, generation=generation, outcomes={"Conflict"}, timeout_seconds=PATIENCE_SECONDS
     )
-    assert (existing_outcome.outcome, path.read_text()) == ("Conflict", "theirs\n")
+    assert (result.outcome, path.read_text()) == ("Conflict", "theirs\n")
 
     adopting = {**manifest.spec, "policy": {"adoption": "Adopt"}}
     manifest = msgspec.structs.replace(manifest, spec=adopting)

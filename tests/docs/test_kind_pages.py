@@ -35,7 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "service": ("Service",),
     "volume": ("Volume",),
 }
-PARTS_OF_A_DEFINITION = (
+DEFINITION_PARTS = (
     kind_definition.DefinedField,
     rest_definition.RestSpec,
     rest_definition.Reading,
@@ -106,7 +106,7 @@ def test_all_fields_and_outputs_are_described(page: str, kind: str) -> None:
     assert described.outputs is None or names(described.outputs) <= words
 
 
-@pytest.mark.parametrize("part", PARTS_OF_A_DEFINITION)
+@pytest.mark.parametrize("part", DEFINITION_PARTS)
 def test_all_parts_of_a_definition_are_described(part: type[msgspec.Struct]) -> None:
     in_code = re.findall(r"`([^`\n]+)`", (FOLDER / "kind-definition.md").read_text())
     assert names(part) <= set(re.findall(r"[A-Za-z]+", " ".join(in_code)))

@@ -116,10 +116,10 @@ def templates(path: Path) -> Iterator[Template]:
 def messages() -> tuple[Template, ...]:
     folders = ("events", "infra", "reconciler")
     paths = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-    templates_found = {template for path in paths for template in templates(path)}
-    templates_found |= {(os.strerror(number),) for number in errno.errorcode}
+    unique_templates = {template for path in paths for template in templates(path)}
+    unique_templates |= {(os.strerror(number),) for number in errno.errorcode}
     return tuple(
-        each for each in templates_found if constant_characters(each) >= MIN_MESSAGE_CHARACTERS
+        each for each in unique_templates if constant_characters(each) >= MIN_MESSAGE_CHARACTERS
     )
 
 
@@ -188,7 +188,7 @@ def test_the_commands_on_the_troubleshooting_page_are_valid(
 
 
 GUIDES = ("back-up-and-restore", "configure-the-connection", "operate", "plan-and-approve")
-WITHOUT_BUS = ("config", "completion", "permissions", "secrets", "up", "run")
+COMMANDS_WITHOUT_BUS = ("config", "completion", "permissions", "secrets", "up", "run")
 """Commands that need no bus or start one; other tests run them."""
 
 
@@ -205,7 +205,7 @@ def parse_bus_commands(line: str) -> Iterator[list[str]]:
     for part in parts:
         if part[:2] == ["xargs", "reconciler"]:
             yield [*part[2:], "default/Shape/foo"]
-        elif part[:1] == ["reconciler"] and part[1] not in WITHOUT_BUS:
+        elif part[:1] == ["reconciler"] and part[1] not in COMMANDS_WITHOUT_BUS:
             yield part[1:]
 
 

@@ -58,12 +58,12 @@ async def test_a_process_that_ended_by_itself_can_be_started_again(
 ) -> None:
     await own_process.start(tmp_path / "data")
     os.kill(own_process.pid, signal.SIGKILL)
-    await asyncio.to_thread(wait_until_ended, own_process)
+    await asyncio.to_thread(wait_for_exit, own_process)
     await own_process.start(tmp_path / "data", port=own_process.port)
     assert own_process.is_running
 
 
-def wait_until_ended(process: FaultyApi) -> None:
+def wait_for_exit(process: FaultyApi) -> None:
     deadline = time.monotonic() + 60
     while process.is_running:
         assert time.monotonic() < deadline

@@ -99,19 +99,22 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing(
         assert minority is not None
         majority = (minority + 1) % NODES
         async with (
-            open_connection(cluster.url_of(minority)) as alone,
-            open_connection(cluster.url_of(majority)) as others,
+            open_connection(cluster.url_of(minority)) as minority_nc,
+            open_connection(cluster.url_of(majority)) as majority_nc,
         ):
-            [first] = await append(others, [_build_message(0, b"first")])
+            [first] = await append(majority_nc, [_build_message(0, b"first")])
             routes.isolate(minority)
             with pytest.raises(BusUnavailableError):
-                await append(alone, [_build_message(first, b"from the minority")])
-            await until(lambda: _append_on_majority_side(others, first), lambda: "no new leader")
+                await append(minority_nc, [_build_message(first, b"from the minority")])
+            await until(
+                lambda: _append_on_majority_side(majority_nc, first), lambda: "no new leader"
+            )
             routes.rejoin(minority)
             await until(
-                lambda: _is_minority_refused(alone, first), lambda: "the minority did not come back"
+                lambda: _is_minority_refused(minority_nc, first),
+                lambda: "the minority did not come back",
             )
-            await until(lambda: _holds_both(others), lambda: "no replica has both")
+            await until(lambda: _holds_both(majority_nc), lambda: "no replica has both")
 
 
 def _build_message(position: int, payload: bytes) -> OutgoingMessage:

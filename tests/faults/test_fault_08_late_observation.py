@@ -19,7 +19,7 @@ from infra.jetstream.reads import stream_state
 from tests.crashes.lane import Lane, key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-WITHOUT_OBSERVER = ("decider", "worker", "projector")
+ROLES_WITHOUT_OBSERVER = ("decider", "worker", "projector")
 
 
 async def observe(lane: Lane, name: str) -> Observed:
@@ -46,7 +46,7 @@ async def publish_observation(lane: Lane, name: str, observed: Observed) -> None
 async def test_8_observations_older_than_our_effects_change_nothing_in_any_order(
     lane: Lane, name: str, seed: int
 ) -> None:
-    process = lane.fork(roles=WITHOUT_OBSERVER)
+    process = lane.fork(roles=ROLES_WITHOUT_OBSERVER)
     late = [await observe(lane, name)]
     for generation, color in enumerate(("Red", "Green", "Purple"), start=1):
         await lane.declare(name, color)
@@ -69,7 +69,7 @@ async def test_8_observations_older_than_our_effects_change_nothing_in_any_order
 async def test_8_an_absence_that_was_observed_before_the_recreation_is_ignored(
     lane: Lane, name: str
 ) -> None:
-    process = lane.fork(roles=WITHOUT_OBSERVER)
+    process = lane.fork(roles=ROLES_WITHOUT_OBSERVER)
     await lane.declare(name)
     await lane.wait_for_outcome(name, "Converged")
     await lane.wait_until_idle()

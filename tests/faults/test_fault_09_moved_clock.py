@@ -60,14 +60,14 @@ async def test_9_a_crash_between_two_clocks_an_hour_apart_leaves_one_effect(
     clock.move(first_offset)
     dying = lane.spawn(clock.environment(point))
     await dying.wait_until_killed_at(point)
-    following = lane.fork()
+    next_process = lane.fork()
     await lane.wait_for_outcome(name, "Converged")
     await lane.wait_until_idle()
     times = [event.time.timestamp() for event in await lane.history(name)]
     assert abs(times[-1] - times[0]) > HOUR / 2, "the two clocks must differ"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()
 
 
 async def test_9_a_clock_that_jumps_while_the_process_runs_does_not_change_decisions(

@@ -28,13 +28,13 @@ async def test_22_a_batch_whose_sender_died_is_invisible_and_decided_again(
     await dying.wait_until_killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
     stored = [await read_subject(lane.nc, LOG, log_filter(key(each))) for each in names]
     assert sum(map(len, stored)) < MANY, "no event of the incomplete batch may be visible"
-    following = lane.fork()
+    next_process = lane.fork()
     for each in names:
         await lane.wait_for_outcome(each, "Converged")
     await lane.wait_until_idle()
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()
 
 
 async def test_22_the_decider_waits_while_other_clients_keep_all_batches_open(

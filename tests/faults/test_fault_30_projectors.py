@@ -252,10 +252,10 @@ async def test_30_a_resumed_projector_does_not_overwrite_newer_rows_and_takes_ov
     async def watch() -> None:
         async with follow(log.nc, ROWS, filters=[ROWS_PREFIX + CHECKPOINT]) as follower:
             async for messages in follower:
-                existing_checkpoints = [
+                decoded_checkpoints = [
                     decode_checkpoint(each.payload) for each in messages if each.payload
                 ]
-                checkpoints.extend(each.position for each in existing_checkpoints if each.is_whole)
+                checkpoints.extend(each.position for each in decoded_checkpoints if each.is_whole)
 
     paused = RoleProcess.fork(log.url, tmp_path / "paused.log", roles=["projector"])
     await until(log.is_written, "the first one writes")

@@ -168,8 +168,8 @@ async def test_an_incomplete_backup_is_refused_before_anything_is_written(
 ) -> None:
     await _fill(log)
     await operator.run_ok(fresh_bus_url, "backup", "b")
-    spoil, message = BAD[what]
-    (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
+    corrupt, message = BAD[what]
+    (operator.folder / "bad").write_bytes(corrupt((operator.folder / "b").read_bytes()))
     refused = await operator.run(empty_url, "restore", "bad")
     assert refused.status == 1
     assert refused.err.startswith("error: bad is not usable as a backup: ")

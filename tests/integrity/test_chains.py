@@ -80,8 +80,10 @@ def _use_newer_type(stored: list[RecordedEvent]) -> list[RecordedEvent]:
 
 
 def _insert_foreign(stored: list[RecordedEvent]) -> list[RecordedEvent]:
-    alien = replace(build_records(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3)
-    return [*stored[:2], alien, *stored[3:]]
+    foreign_record = replace(
+        build_records(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3
+    )
+    return [*stored[:2], foreign_record, *stored[3:]]
 
 
 def _move_to_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
@@ -89,8 +91,8 @@ def _move_to_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     return [*stored[:2], other_record, *stored[3:]]
 
 
-Damages = Callable[[list[RecordedEvent]], list[RecordedEvent]]
-CASES: list[tuple[Problem, Damages, str]] = [
+DamageInjector = Callable[[list[RecordedEvent]], list[RecordedEvent]]
+CASES: list[tuple[Problem, DamageInjector, str]] = [
     ("Missing", lambda s: renumber([*s[:2], *s[3:]]), "expected event 3, found event 4"),
     ("Repeated", lambda s: renumber([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
     ("OutOfOrder", lambda s: renumber([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
@@ -111,11 +113,11 @@ CASES: list[tuple[Problem, Damages, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "damages", "message"), CASES)
+@pytest.mark.parametrize(("problem", "inject_damage", "message"), CASES)
 def test_damage_is_reported_once_with_its_position_and_later_events_are_ignored(
-    problem: Problem, damages: Damages, message: str
+    problem: Problem, inject_damage: DamageInjector, message: str
 ) -> None:
-    records = run_pass(damages(build_records(events(FOO, 1, 6))))
+    records = run_pass(inject_damage(build_records(events(FOO, 1, 6))))
     (damage,) = records.damage
     assert (damage.problem, damage.resource) == (problem, "default/Shape/foo")
     assert (damage.version, damage.position) == (3, 3)

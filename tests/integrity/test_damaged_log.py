@@ -48,7 +48,7 @@ async def _start_server(world: World) -> None:
     await world.until(is_connected, "reconnected")
 
 
-def _flip(world: World, event_id: str) -> None:
+def _flip_byte(world: World, event_id: str) -> None:
     """Change a byte in the middle of one event, on the disk."""
     (block,) = list_blocks(world.server.data_dir, LOG)
     content = bytearray(block.read_bytes())
@@ -64,7 +64,7 @@ async def _outcomes(world: World, operator: Operator) -> dict[str, tuple[str, st
     }
 
 
-async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
+async def _read_damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
     result = await operator.run(world.server.url, "replay", "-o", "json")
     assert result.status == 1
     return result.json["integrity"]["damage"]
@@ -106,12 +106,12 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     await world.until_settled()
     await world.stop_reconciler()
     await _stop_server(world)
-    _flip(world, "default/Shape/foo@3")
+    _flip_byte(world, "default/Shape/foo@3")
     await _start_server(world)
 
-    damages = await _damage(world, operator)
-    assert {each.get("resource", "") for each in damages} == {"", "default/Shape/foo"}
-    assert all("expected" in each for each in damages)
+    damage_entries = await _read_damage(world, operator)
+    assert {each.get("resource", "") for each in damage_entries} == {"", "default/Shape/foo"}
+    assert all("expected" in each for each in damage_entries)
 
     await world.start_reconciler()
     await _expect_held(world, operator, ["foo"])
@@ -214,7 +214,7 @@ async def test_a_damaged_newest_event_does_not_hide_other_resources(
     before = await world.log.newest_positions(keys)
     newest = (await world.history("foo"))[-1]
     await _stop_server(world)
-    _flip(world, newest.id)
+    _flip_byte(world, newest.id)
     await _start_server(world)
 
     after = await world.log.newest_positions(keys)
@@ -243,7 +243,7 @@ async def test_an_older_configuration_does_not_replace_an_unreadable_one(
     await operator.run_ok(url, "backup", "sound")
     await world.stop_reconciler()
     await _stop_server(world)
-    _flip(world, second.id)
+    _flip_byte(world, second.id)
     await _start_server(world)
 
     await world.start_reconciler()
@@ -278,7 +278,7 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     for block in list_blocks(world.server.data_dir, LOG):
         block.unlink()
     await _start_server(world)
-    assert "Missing" in {each["problem"] for each in await _damage(world, operator)}
+    assert "Missing" in {each["problem"] for each in await _read_damage(world, operator)}
     with pytest.raises(IncompatibleStreamError, match="begins at position"):
         await world.start_reconciler()
     assert (await operator.diagnose(world.server.url, "log beginning"))["status"] == "fail"

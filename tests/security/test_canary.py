@@ -61,10 +61,10 @@ async def test_47_no_secret_is_written_anywhere(tmp_path: Path, cli: Cli) -> Non
     outputs |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_DIRECTORY)}
     outputs |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
     leaks = [
-        f"{where}: {name} of {secret}"
+        f"{source}: {name} of {secret}"
         for secret in (*TOKENS, *PASSWORDS)
         for name, needle in _needles(secret).items()
-        for where, content in outputs.items()
+        for source, content in outputs.items()
         if needle in content
     ]
     assert leaks == []
