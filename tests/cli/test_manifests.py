@@ -123,7 +123,7 @@ def test_a_number_that_is_too_long_is_reported_in_plain_words(tmp_path: Path) ->
     assert documents.problems()[0].endswith("invalid value in YAML: a number is too long")
 
 
-def test_the_line_of_a_mistake_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
+def test_an_errors_line_number_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"# one\n{shape('good')}---\nx: [y\n---\n{shape('also')}")
     assert len(documents.good) == 2
     assert "line 8, column 1" in documents.problems()[0]

@@ -58,12 +58,12 @@ async def test_a_process_that_exited_on_its_own_can_be_restarted(
 ) -> None:
     await own_process.start(tmp_path / "data")
     os.kill(own_process.pid, signal.SIGKILL)
-    await asyncio.to_thread(wait_until_exited, own_process)
+    await asyncio.to_thread(wait_for_exit, own_process)
     await own_process.start(tmp_path / "data", port=own_process.port)
     assert own_process.is_running
 
 
-def wait_until_exited(process: FaultyApi) -> None:
+def wait_for_exit(process: FaultyApi) -> None:
     deadline = time.monotonic() + 60
     while process.is_running:
         assert time.monotonic() < deadline

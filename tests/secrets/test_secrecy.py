@@ -34,7 +34,7 @@ from tests.security.encodings import (
     ESCAPES,
     Encoding,
     base64_between,
-    dump_of_xxd,
+    dump_like_xxd,
     encode_in_every_way,
 )
 
@@ -164,7 +164,7 @@ def test_a_search_lets_other_work_run_every_few_milliseconds(text: str) -> None:
     assert longest < 40 * baseline  # a whole search takes 100 to 500 times as long
 
 
-@pytest.mark.parametrize("encoding", ["as it is", "percent of every byte", "a hexadecimal dump"])
+@pytest.mark.parametrize("encoding", ["as it is", "percent for every byte", "a hexadecimal dump"])
 def test_hiding_a_secret_lets_other_work_run_every_few_milliseconds(encoding: str) -> None:
     secret = "kQ7vTz0mXw3pLr9bNc5hJd2gSf8yWe4u"
     secrecy = Secrecy(secret)
@@ -177,7 +177,7 @@ def test_hiding_a_secret_lets_other_work_run_every_few_milliseconds(encoding: st
 def test_an_offset_of_any_size_is_searched() -> None:
     """The next offset shows how many bytes a line has."""
     secrecy = Secrecy("planted-token")
-    lines = dump_of_xxd(b"planted-token").replace("00000000", f"{0:016}").rstrip()
+    lines = dump_like_xxd(b"planted-token").replace("00000000", f"{0:016}").rstrip()
     assert HIDDEN in secrecy.hide(f"{lines}\n{'f' * 16}: 6162 6364  abcd")
 
 
