@@ -69,7 +69,7 @@ class Decisions:
         del self._timers[timer.key, timer.purpose]
         how = self._faults.pop(0).how if self._faults else None
         if how is not None:
-            self._network.struck[f"timer {how}"] += 1
+            self._network.strike_counts[f"timer {how}"] += 1
         if how == "late":
             self._network.call_later(_LATE_SECONDS, lambda: self._wake(timer))
         if how in (None, "doubled"):

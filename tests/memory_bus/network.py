@@ -35,7 +35,7 @@ class Network:
         self._armed: list[OnRequest] = []
         self._away_until = 0.0
         self.is_healed = False
-        self.struck: Counter[str] = Counter()
+        self.strike_counts: Counter[str] = Counter()
         self.crash: Callable[[Process], None] = lambda process: None
         self.pause: Callable[[Process, float], None] = lambda process, seconds: None
         self.trace: Callable[[str], None] | None = None
@@ -66,7 +66,7 @@ class Network:
         for index, fault in enumerate(self._armed):
             if fault.what == what:
                 del self._armed[index]
-                self.struck[f"{fault.what}: {fault.strike}"] += 1
+                self.strike_counts[f"{fault.what}: {fault.strike}"] += 1
                 if self.trace is not None:
                     self.trace(f"FAULT {fault.what}: {fault.strike} {fault.seconds:g}")
                 return fault
