@@ -120,8 +120,8 @@ def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     """A resource has one object in the API, even after a replacement (invariants 2, 3).
 
-    An object that the log has deliberately released does not belong to a resource. During a replacement,
-    the new object exists alongside the old one; `unfinished_action` judges how it ends.
+    An object that the log has deliberately released belongs to no resource. During a
+    replacement, the new object exists alongside the old one; `unfinished_action` judges its end.
 
     An API without unique names and keys cannot guarantee this; there, an object that the log does
     not own is a leak.

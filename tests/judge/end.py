@@ -49,8 +49,8 @@ def loss(ledger: Ledger) -> Iterator[Breach]:
 def leak(ledger: Ledger) -> Iterator[Breach]:
     """An object of ours is declared, and the log owns it (invariants 2, 7, 11).
 
-    Exceptions: a hold keeps it, or it was created by a call that arrived after its action had failed
-    permanently, or by an action that a person abandoned.
+    Exceptions: a hold keeps it, or it was created by a call that arrived after its action had
+    failed permanently, or by an action that a person abandoned.
     """
     for key, resource in _undamaged_resources(ledger):
         found = _object_of(ledger, resource)

@@ -27,7 +27,7 @@ _LEVELS: tuple[ApprovalLevel, ...] = get_args(ApprovalLevel)
 def finalizers(
     context: JudgedEvent[FinalizerAdded | FinalizerRemoved | ReleaseForced],
 ) -> Iterator[str]:
-    """A finalizer is its holder's; only withdrawn resources are released by force (invariant 14)."""
+    """A finalizer is its holder's; only withdrawn resources are force-released (invariant 14)."""
     actor = context.event.actor
     match context.data:
         case FinalizerAdded(finalizer, holder):

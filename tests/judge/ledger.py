@@ -181,7 +181,7 @@ class Ledger:
         self.given_up: set[str] = set()
         """Actions that a person abandoned along with their objects."""
         self.late: set[str] = set()
-        """Objects that a call created after its action had failed permanently; the log does not contain them."""
+        """Objects created by a call after its action had failed permanently; the log lacks them."""
 
     def resource(self, key: ResourceKey) -> Resource:
         """Return the recorded resource; an empty one if there is none."""

@@ -296,11 +296,11 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     replaces the old one, or exists beside it for a while. ``lifetime_seconds``: the time after a
     write at which an object expires, 0 for never. ``starting_seconds``: the time after a write in
     which an object cannot be used, and shows that. ``listing``: whether objects can be listed;
-    otherwise they are read individually. ``two_calls``: one call creates a White object, a second paints
-    it. ``approve``: which actions wait for a person. ``wrong_uids``: the response to a creation has
-    a uid that no object has; the objects show their keys.
-    ``addresses``: an object has an address derived from its id and color. ``defined``: the resources' kind
-    is defined at run time, over an installed one.
+    otherwise they are read individually. ``two_calls``: one call creates a White object, a second
+    paints it. ``approve``: which actions wait for a person. ``wrong_uids``: the response to a
+    creation has a uid that no object has; the objects show their keys.
+    ``addresses``: an object's address is derived from its id and color. ``defined``: the resources'
+    kind is defined at run time, over an installed one.
     """
 
     idempotency_keys: bool = True
