@@ -33,7 +33,7 @@ class AcmeGate:
 
     def __init__(self, pebble: Certificates, folder: Path) -> None:
         self.pebble = pebble
-        self.lose_answers: set[str] = set()
+        self.drop_responses: set[str] = set()
         self.order_times: list[float] = []
         self.directory = ""
         self._completed: list[str] = []
@@ -48,7 +48,7 @@ class AcmeGate:
         """Refuse orders with this Retry-After from now on; zero allows them again."""
         self._limited = str(seconds or "")
 
-    def add_to_trust_of(self, root: Path) -> None:
+    def make_trusted_by(self, root: Path) -> None:
         """Make a root trust this gate."""
         (root / CA_FILE).write_bytes((self._folder / "ca.pem").read_bytes())
 
@@ -76,7 +76,7 @@ class AcmeGate:
             response = web.Response(body=await answer.read(), status=answer.status)
             if answer.ok:  # the CA refuses one in twenty nonces
                 self._completed.append(what)
-                if what in self.lose_answers:
+                if what in self.drop_responses:
                     assert request.transport is not None
                     request.transport.abort()
             for name, value in answer.headers.items():

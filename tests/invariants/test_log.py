@@ -147,7 +147,7 @@ async def count_posts(world: World) -> int:
     return sum((await world.human.requests()).get("POST", {}).values())
 
 
-async def test_9_a_backoff_survives_a_restart_that_wakes_no_resource_without_cause(
+async def test_9_a_backoff_survives_a_restart_and_no_resource_is_woken_without_cause(
     bare_world: World,
 ):
     world = bare_world
