@@ -40,7 +40,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
-from tests.hostile_server import HEAD, MIB, Answer, hostile_server, send
+from tests.hostile_server import HEAD, MIB, Responder, hostile_server, send
 
 NOON = "2026-01-02T12:00:00.000000000Z"
 NOON_SECONDS = 1767355200.0
@@ -407,18 +407,18 @@ def send_no_body(connection: socket.socket, _head: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("responder", "expected"),
     [
         (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "longer than 32 MiB"),
         (send_no_body, "no response within"),
     ],
 )
 async def test_an_api_whose_response_is_too_long_or_never_ends_fails_its_own_check(
-    answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
+    responder: Responder, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])
-    with hostile_server(answer) as port:
+    with hostile_server(responder) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
         configurations = Configurations()
         configurations.by_name["zone"] = config

@@ -1,4 +1,4 @@
-"""An ACME server for tests: start, end with the parent process, and error messages."""
+"""An ACME server for tests: start, exit with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is running; an ended one may still be a zombie."""
+    """Whether a process is running; an exited one may still be a zombie."""
     try:
         return b"pebble" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -55,7 +55,7 @@ def start_and_kill_parent(folder: Path) -> int:
     return pid
 
 
-def wait_until_ended(pid: int) -> None:
+def wait_until_exited(pid: int) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while is_running(pid):
         assert time.monotonic() < deadline
@@ -95,7 +95,7 @@ async def test_the_acme_server_can_restart_in_its_folder(
 
 async def test_the_acme_server_exits_with_its_parent(tmp_path: Path) -> None:
     pid = await asyncio.to_thread(start_and_kill_parent, tmp_path / "certificates")
-    await asyncio.to_thread(wait_until_ended, pid)
+    await asyncio.to_thread(wait_until_exited, pid)
 
 
 async def test_a_port_in_use_is_replaced_by_a_free_one(

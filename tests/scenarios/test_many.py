@@ -87,7 +87,7 @@ def listings_of(world: World) -> int:
 
 
 def count_reads(requests: dict[str, Any]) -> int:
-    """Return the number of successful reads: each listing is one page, the rest are individual reads."""
+    """Return the number of successful reads: each listing is one page, the rest read one object."""
     assert list(requests) == ["GET"]
     assert list(requests["GET"]) == ["200"]
     return requests["GET"]["200"]
