@@ -1,6 +1,6 @@
 """Many buses on one nats-server: an account has its own subjects, streams and consumers.
 
-The product's streams have fixed names, so that two tests cannot share an account. A server starts
+The product's streams have fixed names, so two tests cannot share an account. A server starts
 in tens of milliseconds and takes 30 MB; an account costs nothing until it is used.
 """
 

@@ -33,7 +33,7 @@ class AcmeGate:
 
     def __init__(self, pebble: Certificates, folder: Path) -> None:
         self.pebble = pebble
-        self.lose_answers: set[str] = set()
+        self.drop_responses: set[str] = set()
         self.order_times: list[float] = []
         self.directory = ""
         self._completed: list[str] = []
@@ -41,18 +41,18 @@ class AcmeGate:
         self._limited = ""
 
     def count(self, what: str) -> int:
-        """Return how many requests of a type the CA has processed."""
+        """Return the number of requests of a type that the CA has processed."""
         return self._completed.count(what)
 
     def limit_for(self, seconds: int) -> None:
         """Refuse orders with this Retry-After from now on; zero allows them again."""
         self._limited = str(seconds or "")
 
-    def add_to_trust_of(self, root: Path) -> None:
+    def make_trusted_by(self, root: Path) -> None:
         """Make a root trust this gate."""
         (root / CA_FILE).write_bytes((self._folder / "ca.pem").read_bytes())
 
-    async def pass_on(self, request: web.Request) -> web.Response:
+    async def forward(self, request: web.Request) -> web.Response:
         what = next((name for path, name in PATHS.items() if request.path.startswith(path)), "")
         if what == "order":
             self.order_times.append(time.time())
@@ -63,23 +63,25 @@ class AcmeGate:
             )
         trusted = ssl.create_default_context(cafile=str(self.pebble.root / CA_FILE))
         # The CA builds all its URLs with the requested host, which is this gate's.
-        passed = ("Host", "Content-Type", "User-Agent")
+        forwarded = ("Host", "Content-Type", "User-Agent")
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as session,
             session.request(
                 request.method,
                 self.pebble.directory.removesuffix("/dir") + request.path_qs,
                 data=await request.read(),
-                headers={name: request.headers[name] for name in passed if name in request.headers},
-            ) as answer,
+                headers={
+                    name: request.headers[name] for name in forwarded if name in request.headers
+                },
+            ) as upstream,
         ):
-            response = web.Response(body=await answer.read(), status=answer.status)
-            if answer.ok:  # the CA refuses one in twenty nonces
+            response = web.Response(body=await upstream.read(), status=upstream.status)
+            if upstream.ok:  # the CA refuses one in twenty nonces
                 self._completed.append(what)
-                if what in self.lose_answers:
+                if what in self.drop_responses:
                     assert request.transport is not None
                     request.transport.abort()
-            for name, value in answer.headers.items():
+            for name, value in upstream.headers.items():
                 if name in ("Content-Type", "Location", "Replay-Nonce", "Retry-After", "Link"):
                     response.headers.add(name, value)
             return response
@@ -110,7 +112,7 @@ async def acme_gate(pebble: Certificates, folder: Path) -> AsyncGenerator[AcmeGa
     authority.issue_cert("127.0.0.1").configure_cert(context)
     gate = AcmeGate(pebble, folder)
     app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", gate.pass_on)
+    app.router.add_route("*", "/{tail:.*}", gate.forward)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)

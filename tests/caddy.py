@@ -34,15 +34,15 @@ class CaddyAdmin:
         )
 
     async def find(self, name: str) -> dict[str, Any] | None:
-        answer = await self._request("GET", f"/id/{name}")
-        return None if answer.status_code == 404 else answer.raise_for_status().json()
+        response = await self._request("GET", f"/id/{name}")
+        return None if response.status_code == 404 else response.raise_for_status().json()
 
     async def get(self, path: str) -> Any:
         return (await self._request("GET", path)).raise_for_status().json()
 
     async def send(self, method: str, path: str, content: object = None) -> None:
-        answer = await self._request(method, path, content)
-        assert answer.is_success, answer.text
+        response = await self._request(method, path, content)
+        assert response.is_success, response.text
 
     async def names(self, server: str = "http") -> list[str | None]:
         return [each.get("@id") for each in await self.get(f"{SERVERS}/{server}/routes")]
@@ -81,7 +81,7 @@ class Backend:
         self.end()
 
     def end(self) -> None:
-        """Accept no new connection; requests in progress are completed."""
+        """Accept no new connections; requests in progress are completed."""
         if self._server is not None:
             self._server.close()
 
@@ -109,7 +109,7 @@ class Backend:
                 if last:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # no client waits for the response any longer
+            pass  # no client is waiting for the response any longer
         finally:
             writer.close()
 
@@ -119,7 +119,7 @@ class Visitors:
 
     def __init__(self, url: str, host: str, tls: ssl.SSLContext | None = None) -> None:
         self.url, self.host, self.tls = url, host, tls
-        self.answers = Counter[str]()
+        self.responses = Counter[str]()
         self.repeated = 0
         self.failed: list[str] = []
         self._is_over = False
@@ -153,7 +153,7 @@ class Visitors:
         async with session.get(self.url, headers=headers, server_hostname=self.host) as response:
             text = await response.text()
             if response.status == 200:
-                self.answers[text] += 1
+                self.responses[text] += 1
             else:
                 self.failed.append(f"{response.status}: {text}")
 

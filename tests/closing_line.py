@@ -30,7 +30,7 @@ def closing_line(logs: Sequence[str]) -> tuple[str, bool]:
         seconds += float(matches[-1]["seconds"])
         for number, name in _COUNT.findall(matches[-1]["counts"]):
             counts[name.removesuffix("s")] += int(number)
-    # An unfinished run is an error: a reader of the line must not take the rest for everything.
+    # An unfinished run is an error: a reader of the line must not mistake the rest for the whole.
     counts["error"] += unfinished
     names = sorted(counts, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     parts = [f"{counts[name]} {_plural(name, counts[name])}" for name in names if counts[name]]

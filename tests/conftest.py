@@ -14,7 +14,7 @@ import pytest
 
 from infra.embedded import EmbeddedServer
 from tests.accounts import Accounts
-from tests.needs import skip_where_a_need_is_missing
+from tests.needs import skip_unless_needs_are_met
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -27,13 +27,13 @@ pytest.register_assert_rewrite("reconciler.provider.contract", "reconciler.provi
 
 
 def pytest_configure() -> None:
-    """Let processes that tests start receive SIGINT, even if a shell runs pytest in background."""
+    """Let processes that tests start receive SIGINT, even if pytest runs in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    skip_where_a_need_is_missing(item)
+    skip_unless_needs_are_met(item)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,9 @@ def nats_server(
     folder = tmp_path_factory.mktemp("nats")
     asyncio.run(server.start(folder, extra_config=accounts.configuration(folder)))
     yield server
-    asyncio.run(server.kill())  # no test needs its data; hundreds of streams take long to close
+    asyncio.run(
+        server.kill()
+    )  # no test needs its data; closing hundreds of streams takes a long time
 
 
 @pytest.fixture
@@ -79,8 +81,8 @@ async def nc(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """Undo a test's logging setup, so that a later test can read the warnings it waits for."""
+def restore_logging() -> Iterator[None]:
+    """Undo a test's logging setup, so that a later test can read the warnings that it expects."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     if (structlog := sys.modules.get("structlog")) is not None:

@@ -25,17 +25,17 @@ def problem() -> str | None:
     """Return why no disks can be created and mounted on this machine; None if they can."""
     missing = [each for each in _PROGRAMS if shutil.which(each) is None]
     if missing:
-        return f"{', '.join(missing)} not installed (packages e2fsprogs and mount)"
+        return f"{', '.join(missing)} not installed (e2fsprogs and mount packages)"
     if os.geteuid() != 0 or not has_capability(_CAP_SYS_ADMIN):
         return "mounting needs root (CAP_SYS_ADMIN)"
     if not Path("/dev/loop-control").exists():
-        return "there is no /dev/loop-control (modprobe loop)"
+        return "/dev/loop-control does not exist (modprobe loop)"
     return None
 
 
 def growth_problem() -> str | None:
     """Return why a mounted filesystem cannot grow on this machine; None if it can."""
-    return None if has_capability(_CAP_SYS_RESOURCE) else "growth online needs CAP_SYS_RESOURCE"
+    return None if has_capability(_CAP_SYS_RESOURCE) else "online growth needs CAP_SYS_RESOURCE"
 
 
 def has_capability(number: int) -> bool:
@@ -58,7 +58,7 @@ def disk_folder(path: Path) -> Generator[Path]:
 
 
 def remaining_mounts(folder: Path) -> tuple[list[Mount], list[Loop]]:
-    """Return the mounts and attached devices of a folder."""
+    """Return the mounts and attached devices in a folder."""
     beneath = f"{folder.resolve()}/"
     return (
         [each for each in mounts() if each.mount_path.startswith(beneath)],

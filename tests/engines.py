@@ -34,7 +34,7 @@ DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 
 @functools.cache
 def running_endpoint() -> str | None:
-    """Return the endpoint of an Engine that runs already, if any."""
+    """Return the endpoint of an Engine that is already running, if any."""
     endpoint = os.environ.get("DOCKER_HOST", DEFAULT_SOCKET)
     try:
         with http_client(endpoint) as client:
@@ -46,14 +46,14 @@ def running_endpoint() -> str | None:
 def dockerd_problem() -> str | None:
     """Return why there is no Engine for tests; None if one responds or can be started."""
     if not BUSYBOX.exists():
-        return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
+        return f"{BUSYBOX}, which images are made from, is missing (busybox-static package)"
     return None if running_endpoint() else docker_engine.problem()
 
 
 def own_dockerd_problem() -> str | None:
     """Return why no Engine can be started on this machine; None if one can."""
     if not BUSYBOX.exists():
-        return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
+        return f"{BUSYBOX}, which images are made from, is missing (busybox-static package)"
     return docker_engine.problem()
 
 
@@ -66,28 +66,28 @@ def http_client(endpoint: str) -> httpx.Client:
 
 
 class EngineAdmin:
-    """Changes of an Engine outside the reconciler."""
+    """Changes an Engine outside the reconciler."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.http = http_client(endpoint)
 
     def post(self, path: str, body: Any = None, **query: str) -> Any:
-        answer = self.http.post(path, json=body, params=query)
-        assert answer.is_success or answer.status_code == HTTPStatus.NOT_MODIFIED, answer.text
-        return answer.json() if answer.content else None
+        response = self.http.post(path, json=body, params=query)
+        assert response.is_success or response.status_code == HTTPStatus.NOT_MODIFIED, response.text
+        return response.json() if response.content else None
 
     def delete(self, path: str, **query: str) -> None:
-        answer = self.http.delete(path, params=query)
-        assert answer.is_success, answer.text
+        response = self.http.delete(path, params=query)
+        assert response.is_success, response.text
 
     def inspect(self, name: str) -> dict[str, Any] | None:
-        answer = self.http.get(f"/containers/{name}/json")
-        return None if answer.status_code == HTTPStatus.NOT_FOUND else answer.json()
+        response = self.http.get(f"/containers/{name}/json")
+        return None if response.status_code == HTTPStatus.NOT_FOUND else response.json()
 
     def volume(self, name: str) -> dict[str, Any] | None:
-        answer = self.http.get(f"/volumes/{name}")
-        return None if answer.status_code == HTTPStatus.NOT_FOUND else answer.json()
+        response = self.http.get(f"/volumes/{name}")
+        return None if response.status_code == HTTPStatus.NOT_FOUND else response.json()
 
     def containers(self, prefix: str) -> list[dict[str, Any]]:
         filters = msgspec.json.encode({"name": [f"^/{prefix}"]}).decode()
@@ -108,8 +108,8 @@ class EngineAdmin:
         repository, _, tag = name.partition(":")
         query: dict[str, str | list[str]] = {"fromSrc": "-", "repo": repository, "tag": tag}
         query["changes"] = list(changes)
-        answer = self.http.post("/images/create", params=query, content=packed.getvalue())
-        assert answer.is_success, answer.text
+        response = self.http.post("/images/create", params=query, content=packed.getvalue())
+        assert response.is_success, response.text
         return name
 
     def remove_all(self, prefix: str) -> None:
@@ -147,7 +147,7 @@ class TestEngine:
 
 @contextmanager
 def shared_engine() -> Generator[TestEngine]:
-    """Yield the Engine that runs already, or a new one for this process."""
+    """Yield the Engine that is already running, or a new one for this process."""
     endpoint = running_endpoint()
     if endpoint is not None:
         engine = TestEngine(endpoint)

@@ -19,7 +19,7 @@ from typing import Final
 MIB: Final = 1024 * 1024
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
-Answer = Callable[[socket.socket, bytes], None]
+Responder = Callable[[socket.socket, bytes], None]
 """Writes a response to the request, whose head is the second argument."""
 
 Serve = Callable[[socket.socket], None]
@@ -27,9 +27,9 @@ Serve = Callable[[socket.socket], None]
 
 
 @contextmanager
-def hostile_server(answer: Answer) -> Generator[int]:
+def hostile_server(respond: Responder) -> Generator[int]:
     """Serve HTTP on a local port."""
-    with raw_server(lambda connection: _serve(connection, answer)) as port:
+    with raw_server(lambda connection: _serve(connection, respond)) as port:
         yield port
 
 
@@ -59,30 +59,30 @@ def _serve_connection(connection: socket.socket, serve: Serve) -> None:
         serve(connection)
 
 
-def _serve(connection: socket.socket, answer: Answer) -> None:
+def _serve(connection: socket.socket, respond: Responder) -> None:
     head = b""
     while b"\r\n\r\n" not in head:
-        piece = connection.recv(65_536)
-        if not piece:
+        chunk = connection.recv(65_536)
+        if not chunk:
             return
-        head += piece
-    answer(connection, head)
+        head += chunk
+    respond(connection, head)
     connection.shutdown(socket.SHUT_WR)
     connection.settimeout(10)
     while connection.recv(65_536):  # an unread body would reset the connection
         pass
 
 
-def send(*pieces: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
+def send(*chunks: bytes, repeat: bytes = b"", times: int = 0) -> Responder:
     """Return a response of these chunks; ``repeat`` is sent this many times at the end."""
 
-    def answer(connection: socket.socket, _head: bytes) -> None:
-        for piece in pieces:
-            connection.sendall(piece)
+    def respond(connection: socket.socket, _head: bytes) -> None:
+        for chunk in chunks:
+            connection.sendall(chunk)
         for _ in range(times):
             connection.sendall(repeat)
 
-    return answer
+    return respond
 
 
 def gzip_of_zeros(size: int) -> bytes:
@@ -142,7 +142,7 @@ def _resident_bytes() -> int:
 async def measure_event_loop() -> AsyncGenerator[Cost]:
     """Measure the longest turn of the event loop, in CPU seconds of its thread.
 
-    Other processes do not count, and neither does the collection of what earlier tests have left.
+    Other processes do not count, and neither does collecting the garbage of earlier tests.
     """
     cost = Cost()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Requirements of some tests for the machine, and the skip reasons where one is missing."""
+"""Machine requirements of some tests, and the skip reasons if one is missing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PROBLEMS = {
 }
 """For each marker, the function that returns what is missing on this machine, or None.
 
-They are named here and imported when a marked test runs: collecting the others imports no system.
+They are named here and imported when a marked test runs: collecting other tests imports no system.
 """
 
 
-def skip_where_a_need_is_missing(item: pytest.Item) -> None:
+def skip_unless_needs_are_met(item: pytest.Item) -> None:
     """Skip a test if the machine lacks a requirement that its markers name."""
     for marker, name in _PROBLEMS.items():
         if item.get_closest_marker(marker) is not None:
@@ -39,7 +39,7 @@ def skip_where_a_need_is_missing(item: pytest.Item) -> None:
 
 def faketime_problem() -> str | None:
     """Return why the clock of a process cannot be changed; None if it can."""
-    return None if FAKETIME_LIBRARIES else "libfaketime is not installed (package faketime)"
+    return None if FAKETIME_LIBRARIES else "libfaketime is not installed (faketime package)"
 
 
 def skip_unless_in_ci(problem: str) -> NoReturn:

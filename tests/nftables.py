@@ -39,10 +39,10 @@ def nftables_problem() -> str | None:
 
 
 def _kernel_problem() -> str | None:
-    """Try both, because a container may have the programs but lack the rights or the module."""
+    """Try it, because a container may have the programs but lack the privileges or the module."""
     try:
-        with namespace() as one:
-            one.nft("add table ip tried { chain c { type nat hook prerouting priority -100; }; }")
+        with namespace() as probe:
+            probe.nft("add table ip tried { chain c { type nat hook prerouting priority -100; }; }")
     except subprocess.CalledProcessError as error:
         return f"cannot create a network namespace with nftables here: {error.stderr.strip()}"
     return None
@@ -121,10 +121,10 @@ class Backend:
         self.listening = host.namespace.socket()
         self.listening.bind((host.address, port))
         self.listening.listen(256)
-        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread = threading.Thread(target=self._respond, daemon=True)
         self._thread.start()
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, (address, _) = self.listening.accept()
@@ -145,18 +145,18 @@ class Host:
 
     def connect(self, address: str, port: int) -> str:
         """Connect and return the response; raises ``ConnectionRefusedError``."""
-        with self.namespace.socket() as one:
-            one.settimeout(CONNECTED_SECONDS)
-            one.connect((address, port))
-            return one.recv(100).decode()
+        with self.namespace.socket() as client:
+            client.settimeout(CONNECTED_SECONDS)
+            client.connect((address, port))
+            return client.recv(100).decode()
 
     def send_datagram(self, address: str, port: int) -> str:
         """Send a datagram and return the response; raises ``ConnectionRefusedError``."""
-        with self.namespace.socket(socket.SOCK_DGRAM) as one:
-            one.settimeout(CONNECTED_SECONDS)
-            one.connect((address, port))
-            one.send(b"?")
-            return one.recv(100).decode()
+        with self.namespace.socket(socket.SOCK_DGRAM) as client:
+            client.settimeout(CONNECTED_SECONDS)
+            client.connect((address, port))
+            client.send(b"?")
+            return client.recv(100).decode()
 
 
 class Network:
@@ -172,18 +172,18 @@ class Network:
     def host(self, name: str) -> Host:
         """Add a host."""
         number = next(self._numbers)
-        one = self._stack.enter_context(namespace(f"{self.router.name}-{name}"))
+        new_namespace = self._stack.enter_context(namespace(f"{self.router.name}-{name}"))
         wire = f"v{uuid.uuid4().hex[:10]}"
         run(
             *("ip", "-n", self.router.name, "link", "add", wire, "type", "veth"),
-            *("peer", "name", "eth0", "netns", one.name),
+            *("peer", "name", "eth0", "netns", new_namespace.name),
         )
         gateway, address = f"10.77.{number}.1", f"10.77.{number}.2"
-        for where, link, of in ((self.router, wire, gateway), (one, "eth0", address)):
-            run("ip", "-n", where.name, "address", "add", f"{of}/24", "dev", link)
+        for where, link, ip in ((self.router, wire, gateway), (new_namespace, "eth0", address)):
+            run("ip", "-n", where.name, "address", "add", f"{ip}/24", "dev", link)
             run("ip", "-n", where.name, "link", "set", link, "up")
-        run("ip", "-n", one.name, "route", "add", "default", "via", gateway)
-        return Host(name, one, address)
+        run("ip", "-n", new_namespace.name, "route", "add", "default", "via", gateway)
+        return Host(name, new_namespace, address)
 
     def close(self) -> None:
         for each in self.backends:
@@ -199,14 +199,14 @@ def network(*, clients: int, backends: int) -> Generator[Network]:
         run("ip", "-n", router.name, "route", "add", "198.18.0.0/15", "dev", "lo")
         forward = Path("/proc/sys/net/ipv4/ip_forward")
         router.run_inside(lambda: forward.write_text("1"))
-        one = Network(router)
+        net = Network(router)
         try:
-            one.clients += [one.host(f"c{number}") for number in range(clients)]
+            net.clients += [net.host(f"c{number}") for number in range(clients)]
             for number in range(backends):
-                one.backends.append(Backend(one.host(f"b{number}"), 8080 + number))
-            yield one
+                net.backends.append(Backend(net.host(f"b{number}"), 8080 + number))
+            yield net
         finally:
-            one.close()
+            net.close()
 
 
 class Echo:
@@ -217,10 +217,10 @@ class Echo:
         self.socket = host.namespace.socket(socket.SOCK_DGRAM)
         self.socket.bind((host.address, port))
         self._ended = False
-        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread = threading.Thread(target=self._respond, daemon=True)
         self._thread.start()
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         while not self._ended:
             if select.select([self.socket], [], [], 0.05)[0]:
                 _, client = self.socket.recvfrom(100)

@@ -13,7 +13,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nothing listens.
+    """Return a port on 127.0.0.1 on which nothing listens.
 
     It stays free until its server binds it, unless another test draws the same number meanwhile.
     """

@@ -1,8 +1,8 @@
-"""Runs failed tests once more, alone. Those that pass then are flaky, and listed by name.
+"""Runs failed tests once more, alone. Those that then pass are flaky, and are listed by name.
 
 A pytest plugin, for `./run test` only. Flaky tests do not make the run fail; their list is there to
-be worked off. Failures that are no chance (collection errors, dozens at once) stand, and so does
-the end of a run that a user stopped.
+be fixed. Failures that are not random (collection errors, or dozens of them) stand, and a run that
+a user stopped is not repeated.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 
 import pytest
 
-MAX_TESTS: Final = 20  # more failures have a common cause, and single runs would take too long
+MAX_TESTS: Final = 20  # more failures have a common cause, and individual runs would take too long
 _PASSED_FILE: Final = "--write-passed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help_text = "Of the second run: write the ids of what passed into this file."
+    help_text = "In the second run: write the ids of the passed tests to this file."
     parser.addoption(_PASSED_FILE, metavar="FILE", type=Path, default=None, help=help_text)
 
 
@@ -42,9 +42,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus != pytest.ExitCode.TESTS_FAILED or was_stopped or not failed:
         return
     if len(failed) > MAX_TESTS:
-        reporter.write_line(f"\n{len(failed)} tests failed: too many to run them once more")
+        reporter.write_line(f"\n{len(failed)} tests failed: too many to run once more")
         return
-    _call_flaky(reporter, _passed_alone(session.config, sorted(failed)))
+    _count_as_flaky(reporter, _passed_alone(session.config, sorted(failed)))
     if not reporter.stats.get("failed") and not reporter.stats.get("error"):
         session.exitstatus = pytest.ExitCode.OK
 
@@ -68,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
 
 
 def _ids(reporter: pytest.TerminalReporter, *outcomes: str) -> set[str]:
-    """Return the ids of the tests, not of modules, that have a report with such an outcome."""
+    """Return the ids of the tests, not of modules, that have a report with one of the outcomes."""
     reports = [report for outcome in outcomes for report in reporter.stats.get(outcome, [])]
     return {report.nodeid for report in reports if isinstance(report, pytest.TestReport)}
 
@@ -91,14 +91,14 @@ def _passed_alone(config: pytest.Config, ids: list[str]) -> set[str]:
             try:
                 subprocess.run([*command, *ids], cwd=config.rootpath, check=False)
             except KeyboardInterrupt:
-                print("\nstopped: what failed stands")
+                print("\nstopped: the failures stand")
                 return set()
         return (
             set(passed_file.read_text().splitlines()) & set(ids) if passed_file.exists() else set()
         )
 
 
-def _call_flaky(reporter: pytest.TerminalReporter, ids: set[str]) -> None:
+def _count_as_flaky(reporter: pytest.TerminalReporter, ids: set[str]) -> None:
     """Count each of the tests once, as flaky, and show its first failure."""
     failures = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
     first = {each.nodeid: each for each in reversed(failures) if each.nodeid in ids}

@@ -18,7 +18,7 @@ def test_the_counts_of_all_runs_are_summed() -> None:
     assert is_good
 
 
-def test_one_failed_run_fails_the_whole() -> None:
+def test_one_failed_run_fails_them_all() -> None:
     line, is_good = closing_line([PASSED, FAILED])
     assert line.strip("= ") == "1 failed, 12 passed, 2 skipped, 1 warning, 2 errors in 64.20s"
     assert not is_good

@@ -1,4 +1,4 @@
-"""Failpoints: how they are armed, when they act, and the errors of invalid ones."""
+"""Failpoints: how they are armed, when they act, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_failpoint_counts_only_the_named_operation() -> None:
         reach(Failpoint.WORKER_CALLED, "Delete")
 
 
-def test_the_step_between_two_requests_knows_its_operation() -> None:
+def test_the_step_between_two_requests_has_its_operation() -> None:
     arm("worker.between_calls/Update:2=error")
     for operation in ("Create", "Update", "Delete"):
         reach(Failpoint.WORKER_BETWEEN_CALLS, operation)
@@ -73,7 +73,7 @@ def test_a_failpoint_is_reported_before_it_acts(capfd: pytest.CaptureFixture[str
 def test_a_failpoint_kills_or_stops_its_own_process(action: str) -> None:
     code = (
         "from reconciler.failpoints import *; arm_from_environment();"
-        "reach(Failpoint.DECIDER_TOOK); print('went on', flush=True)"
+        "reach(Failpoint.DECIDER_TOOK); print('continued', flush=True)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -85,7 +85,7 @@ def test_a_failpoint_kills_or_stops_its_own_process(action: str) -> None:
         assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         process.send_signal(signal.SIGCONT)
     output, _ = process.communicate(timeout=30)
-    expected = ("", -signal.SIGKILL) if action == "kill" else ("went on\n", 0)
+    expected = ("", -signal.SIGKILL) if action == "kill" else ("continued\n", 0)
     assert (output, process.returncode) == expected
 
 

@@ -19,12 +19,12 @@ import pytest
 
 def is_second(name):
     path = pathlib.Path(__file__).with_name(name)
-    was_there = path.exists()
+    existed = path.exists()
     path.touch()
-    return was_there
+    return existed
 
 def test_good(): pass
-def test_flaky(): assert is_second("flaky"), "said the first time"
+def test_flaky(): assert is_second("flaky"), "failed the first time"
 @pytest.fixture
 def left(): yield; assert is_second("left")
 def test_flaky_end(left): pass
@@ -70,7 +70,7 @@ def test_a_test_that_passes_alone_is_named_and_does_not_fail_the_run(tmp_path: P
     status, output, closing = run_tests(tmp_path, "-k", "not bad")
     assert (status, closing) == (0, "1 passed, 3 flaky")
     assert flaky(output) == ["test_alone", "test_flaky", "test_flaky_end"]
-    assert "said the first time" in output
+    assert "failed the first time" in output
     assert len(re.findall(LAST_LINE.pattern, output, re.MULTILINE)) == 1
 
 
@@ -92,7 +92,7 @@ def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
     ],
     ids=["good", "none", "first", "import", "many"],
 )  # fmt: skip
-def test_these_runs_have_no_second_run(
+def test_some_runs_have_no_second_run(
     tmp_path: Path, arguments: list[str], tests: str, status: int
 ) -> None:
     counts, output, _ = run_tests(tmp_path, *arguments, tests=tests)
@@ -101,7 +101,7 @@ def test_these_runs_have_no_second_run(
 
 
 def test_a_stopped_run_has_no_second_run(tmp_path: Path) -> None:
-    marker = tmp_path / "begun"
+    marker = tmp_path / "started"
     tests = f"{TESTS}\ndef test_long(): pathlib.Path({str(marker)!r}).touch(); time.sleep(60)\n"
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_them.py").write_text(tests)

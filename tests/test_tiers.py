@@ -22,7 +22,7 @@ SLEEPS: dict[Tier, int] = {"default": 26, "ci": 68, "night": 9}
 """Calls of ``sleep`` with a delay in the files of each tier; most are between two polls."""
 
 
-def test_the_longest_prefix_of_a_path_decides() -> None:
+def test_the_longest_matching_prefix_determines_the_tiers() -> None:
     assert tiers_of("tests/resource/test_decide.py") == ("default",)
     assert tiers_of("tests/faults/test_bus_full.py") == ("ci",)
     assert tiers_of("tests/faults/test_fault_25_soak.py") == ("night",)
@@ -140,12 +140,12 @@ def test_the_parts_of_a_tier_make_up_the_whole_tier(suite: Path) -> None:
 def test_a_part_that_does_not_exist_is_refused(suite: Path, part: str) -> None:
     status, output = _run(suite, "--tier", "night", "--part", part)
     assert status == pytest.ExitCode.USAGE_ERROR
-    assert "write K/N with K from 1 to N" in output
+    assert "expected K/N with K from 1 to N" in output
 
 
 @pytest.mark.tier("night")
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_tier_that_starts_too_much_fails(suite: Path, workers: str) -> None:
+def test_a_tier_that_starts_too_many_processes_fails(suite: Path, workers: str) -> None:
     none = "tiers.BUDGETS = {'default': tiers.Starts(servers=0, processes=0)}"
     options = ["-p", "xdist", "-n", workers]
     status, output = _run(suite, *options, patch=none)

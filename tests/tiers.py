@@ -114,7 +114,7 @@ mark belongs to the first one.
 """
 
 SPREAD: Final = ("tests/simulation/test_simulation.py",)
-"""Files whose tests share no fixture of the module: workers may run them at the same time."""
+"""Files whose tests share no module fixture: workers may run them at the same time."""
 
 LONGEST_FIRST: Final = (
     "tests/crashes/",
@@ -124,12 +124,12 @@ LONGEST_FIRST: Final = (
     "tests/git/",
     "tests/composites/",
 )
-"""Paths that a run starts with: one worker has a whole file, and the others would wait for it."""
+"""Paths that a run starts with: one worker runs a whole file, and the others would wait for it."""
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Processes that tests started directly, or may start, without the children of those."""
+    """Processes that tests started directly, or may start, without their children."""
 
     servers: int
     """Processes of nats-server."""
@@ -142,7 +142,7 @@ BUDGETS: Mapping[Tier, Starts] = {
     "ci": Starts(servers=330, processes=3_500),
     "night": Starts(servers=150, processes=600),
 }
-"""The budget of each tier, with four workers. A tier that needs more says so in its commit."""
+"""The budget of each tier, with four workers. A commit that raises one gives the reason."""
 
 _STARTS: Final = ("subprocess.Popen", "os.fork")
 _REPORTED: Final = "starts"
@@ -218,7 +218,7 @@ def _part(text: str) -> tuple[int, int]:
     """Return ``2/5`` as two numbers; raises ``ArgumentTypeError`` for anything else."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r}: write K/N with K from 1 to N, such as 2/5")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected K/N with K from 1 to N, such as 2/5")
     return int(match[1]), int(match[2])
 
 
@@ -284,7 +284,7 @@ def pytest_terminal_summary(
     )
     for what in _exceeded(config):
         terminalreporter.line(
-            f"over budget: {what} of tier {tier}; share a fixture, or raise BUDGETS in "
+            f"over budget: {what} in tier {tier}; share a fixture, or raise BUDGETS in "
             "tests/tiers.py and say why in the commit",
             red=True,
         )
@@ -300,7 +300,7 @@ def _exceeded(config: pytest.Config) -> list[str]:
 
 
 def _whole_tier(config: pytest.Config) -> Tier | None:
-    """Return the tier of a run that contains all of one; ``None`` for any other run."""
+    """Return the tier of a run that contains a whole tier; ``None`` for any other run."""
     option = config.option
     is_partial = option.part or option.keyword or option.markexpr or option.collectonly
     named_files = config.args_source is pytest.Config.ArgsSource.ARGS

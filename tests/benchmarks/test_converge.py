@@ -1,4 +1,4 @@
-"""The benchmark runs, and what it counts is right; times are never judged here."""
+"""The benchmark runs, and its counts are correct; its times are not judged here."""
 
 import subprocess
 import sys
@@ -39,13 +39,13 @@ def test_a_restart_with_nothing_changed_writes_and_reads_nothing(report: Report)
     assert restart.listing_requests == 1
 
 
-def test_what_was_deleted_is_restored_and_nothing_else(report: Report) -> None:
+def test_only_deleted_objects_are_restored(report: Report) -> None:
     drift = report.cases[0].drift
     assert drift.deleted == drift.restored == QUICK_RESOURCES // 10
     assert drift.other_effects == 0
 
 
-def test_the_log_is_read_whole_and_every_process_is_counted(report: Report) -> None:
+def test_the_whole_log_is_read_and_every_process_is_counted(report: Report) -> None:
     (case,) = report.cases
     assert case.replay.events > case.converge.events
     assert case.idle is not None

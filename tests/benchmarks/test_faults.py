@@ -1,4 +1,4 @@
-"""The benchmark of faults runs, and what it counts is right; times are never judged here."""
+"""The fault benchmark runs, and its counts are correct; its times are not judged here."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 COUNT, KILLS, FLEET = 40, 4, 200
 
 
-def test_nothing_is_leaked_or_duplicated_and_a_restart_reads_no_single_resource(
+def test_nothing_is_leaked_or_duplicated_and_a_restart_reads_no_individual_resource(
     tmp_path: Path,
 ) -> None:
     report_path = tmp_path / "report.json"

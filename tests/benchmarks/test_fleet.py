@@ -1,4 +1,4 @@
-"""The benchmark of what a fleet costs runs to its end; times are never judged here."""
+"""The benchmark of a fleet's costs runs to completion; its times are not judged here."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What was recorded of earlier runs, and that a regression is seen."""
+"""Recorded results of earlier runs, and the detection of regressions."""
 
 from pathlib import Path
 
@@ -38,12 +38,12 @@ def case(*, cpu: float = 2.0, ceiling: float = 40_000, shapes: int = 2_000) -> C
     )
 
 
-def test_a_machine_of_half_the_speed_costs_the_same() -> None:
+def test_a_machine_at_half_the_speed_has_the_same_costs() -> None:
     fast, slow = costs_by_case([case()], "x"), costs_by_case([case(cpu=4.0, ceiling=20_000)], "x")
     assert fast[0].figures["converge, CPU"] == slow[0].figures["converge, CPU"]
 
 
-def test_a_regression_of_a_tenth_is_detected_and_noise_is_not(tmp_path: Path) -> None:
+def test_a_regression_above_ten_percent_is_detected_and_noise_is_not(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     record(costs_by_case([case(cpu=3.0)], "x"), file)
     record(costs_by_case([case()], "x"), file)
@@ -54,7 +54,7 @@ def test_a_regression_of_a_tenth_is_detected_and_noise_is_not(tmp_path: Path) ->
         assert changes_by_name["converge, CPU"].is_worse is is_worse, cpu
 
 
-def test_only_the_same_case_is_compared_and_of_rounds_the_median(tmp_path: Path) -> None:
+def test_only_the_same_case_is_compared_by_the_median_of_its_rounds(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     [now] = costs_by_case([case(cpu=9.0), case(), case(cpu=2.1)], "x")
     assert now.rounds == 3
@@ -68,7 +68,7 @@ def test_only_the_same_case_is_compared_and_of_rounds_the_median(tmp_path: Path)
     assert not changes(replace(now, figures={"new": 1.0}), recorded(file))
 
 
-def test_what_is_recorded_can_be_read_and_is_of_what_is_measured_now() -> None:
+def test_recorded_results_can_be_read_and_have_only_current_figures() -> None:
     assert recorded()
     for each in recorded():
         assert each.figures.keys() <= {*figures(case()), "declared to exists, idle, p50"}

@@ -1,4 +1,4 @@
-"""The benchmark of kinds runs, and what it counts is right; times are never judged here."""
+"""The kind benchmark runs, and its counts are correct; its times are not judged here."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The benchmark of questions about the past runs to its end; times are never judged here."""
+"""The benchmark of queries about the past runs to completion; its times are not judged here."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-def test_every_question_is_measured_on_a_short_log() -> None:
+def test_every_query_is_measured_on_a_short_log() -> None:
     command = [sys.executable, "-m", "benchmarks.memory", "--events", "600"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -40,7 +40,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
-from tests.hostile_server import HEAD, MIB, Answer, hostile_server, send
+from tests.hostile_server import HEAD, MIB, Responder, hostile_server, send
 
 NOON = "2026-01-02T12:00:00.000000000Z"
 NOON_SECONDS = 1767355200.0
@@ -415,7 +415,7 @@ def send_no_body(connection: socket.socket, _head: bytes) -> None:
     ],
 )
 async def test_an_api_whose_response_is_too_long_or_never_ends_fails_its_own_check(
-    responder: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
+    responder: Responder, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])

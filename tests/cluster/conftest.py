@@ -1,4 +1,4 @@
-"""A cluster with the product's streams in three copies, and an external API beside it."""
+"""A cluster with three replicas of the product's streams, and an external API beside it."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
 
 @pytest.fixture
 async def routes(tmp_path: Path) -> AsyncIterator[Routes]:
-    """Run such a cluster whose servers can be cut off from each other."""
+    """Run a cluster whose servers can be cut off from each other."""
     routes = Routes()
     async with AsyncExitStack() as stack:
         await routes.start(tmp_path / "nats", stack)

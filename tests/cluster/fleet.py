@@ -1,4 +1,4 @@
-"""Roles as separate processes, which are restarted as by an init system."""
+"""Roles as separate processes, restarted as an init system would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reconciler.wiring import Role
 REPOSITORY = Path(__file__).parents[2]
 READY_SECONDS = 180.0
 _READY = "role is running"
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class RoleProcess:
@@ -38,12 +38,12 @@ class RoleProcess:
 
     @property
     def status(self) -> int | None:
-        """The exit status; None while the process runs."""
+        """The exit status; None while the process is running."""
         assert self._process is not None
         return self._process.poll()
 
     @property
-    def words(self) -> str:
+    def log_text(self) -> str:
         return self._log.read_text(errors="replace")
 
     def start(self) -> None:
@@ -61,10 +61,12 @@ class RoleProcess:
     async def until_ready(self) -> None:
         """Wait until this start is reported in the log."""
         deadline = time.monotonic() + READY_SECONDS
-        while self.words.count(_READY) < self.starts:
-            assert self.status is None, f"{self.role} ended: {self.words[-2_000:]}"
-            assert time.monotonic() < deadline, f"{self.role} is not ready: {self.words[-2_000:]}"
-            await asyncio.sleep(_LOOK_SECONDS)
+        while self.log_text.count(_READY) < self.starts:
+            assert self.status is None, f"{self.role} exited: {self.log_text[-2_000:]}"
+            assert time.monotonic() < deadline, (
+                f"{self.role} is not ready: {self.log_text[-2_000:]}"
+            )
+            await asyncio.sleep(_POLL_SECONDS)
 
     def kill(self) -> None:
         assert self._process is not None
@@ -91,19 +93,19 @@ class RoleProcess:
 
 
 class Fleet:
-    """Several roles; a process that ends itself is recorded in ``gave_up`` and restarted."""
+    """Several roles; a process that exits on its own is recorded in ``exits`` and restarted."""
 
     def __init__(self, processes: Sequence[RoleProcess]) -> None:
         self.processes = processes
-        self.gave_up: list[str] = []
+        self.exits: list[str] = []
 
     def of(self, role: Role) -> list[RoleProcess]:
         return [each for each in self.processes if each.role == role]
 
     @property
-    def last_words(self) -> str:
+    def log_ends(self) -> str:
         """The end of each role's log."""
-        return "\n".join(f"{each.role}: ...{each.words[-2_000:]}" for each in self.processes)
+        return "\n".join(f"{each.role}: ...{each.log_text[-2_000:]}" for each in self.processes)
 
     def restart(self, process: RoleProcess) -> None:
         """Kill a process and restart it."""
@@ -115,10 +117,10 @@ class Fleet:
         while True:
             for process in self.processes:
                 if process.status is not None:
-                    last = process.words.strip().splitlines()[-1:]
-                    self.gave_up.append(f"{process.role} ({process.status}): {' '.join(last)}")
+                    last = process.log_text.strip().splitlines()[-1:]
+                    self.exits.append(f"{process.role} ({process.status}): {' '.join(last)}")
                     process.start()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ def stopped(cluster: EmbeddedCluster, index: int) -> Fault:
 
 def hung(cluster: EmbeddedCluster, index: int) -> Fault:
     server = cluster.nodes[index]
-    return Fault("hung", _at_once(server.pause), _at_once(server.resume))
+    return Fault("hung", _as_async(server.pause), _as_async(server.resume))
 
 
 def without_disk(cluster: EmbeddedCluster, index: int) -> Fault:
@@ -41,11 +41,11 @@ def without_disk(cluster: EmbeddedCluster, index: int) -> Fault:
 def cut_off(routes: Routes, index: int) -> Fault:
     """Return a fault that cuts the routes of a server, which clients can still reach."""
     isolate, rejoin = partial(routes.isolate, index), partial(routes.rejoin, index)
-    return Fault("cut off", _at_once(isolate), _at_once(rejoin))
+    return Fault("cut off", _as_async(isolate), _as_async(rejoin))
 
 
-def _at_once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def acted() -> None:
+def _as_async(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    async def call() -> None:
         act()
 
-    return acted
+    return call

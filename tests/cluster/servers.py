@@ -1,6 +1,6 @@
 """Three `nats-server` processes on this machine that are one JetStream cluster.
 
-It shows the behavior of a cluster when a node dies; it does not protect from a failure of the
+It shows the behavior of a cluster when a node dies; it does not protect against a failure of the
 machine.
 """
 
@@ -30,8 +30,8 @@ RoutePort = Callable[[int, int], int]
 class EmbeddedCluster:
     """Nodes with fixed ports, each a separate server with its own folder.
 
-    Nodes are named by their index, 0 to 2. A node that was killed or stopped comes back with
-    `start_node`, on the same port and with the same data.
+    Nodes are named by their index, 0 to 2. A node that was killed or stopped is restarted
+    with `start_node`, on the same port and with the same data.
 
     Attributes:
         nodes: the servers: pause, resume, kill and stop each of them as needed.
@@ -50,7 +50,7 @@ class EmbeddedCluster:
 
     @property
     def url(self) -> str:
-        """Every node's URL, separated by commas: clients take another one when theirs dies."""
+        """Every node's URL, separated by commas: clients switch to another one when theirs dies."""
         return ",".join(self.url_of(index) for index in range(NODES))
 
     def url_of(self, index: int) -> str:
@@ -65,22 +65,22 @@ class EmbeddedCluster:
         extra_config: str = "",
         route_port: RoutePort | None = None,
     ) -> str:
-        """Start all nodes; return the URL of all of them once JetStream answers.
+        """Start all nodes; return the URL of all of them once JetStream responds.
 
         Args:
-            data_dir: holds a folder for each node; made if missing.
+            data_dir: contains a folder for each node; created if missing.
             sync_always: fsync before each acknowledgement.
             extra_config: lines added to each node's configuration file.
-            route_port: where a node finds another one, if not at its own port: a proxy's.
+            route_port: port at which a node reaches another one, such as a proxy's, if not its own.
 
         Raises:
-            EmbeddedServerError: a node cannot be started, or they agree on no leader.
+            EmbeddedServerError: a node cannot be started, or the nodes do not agree on a leader.
         """
         self._folder, self._sync_always = data_dir, sync_always
         self._extra_config, self._route_port = extra_config, route_port
         try:
             await asyncio.gather(*(self.start_node(index) for index in range(NODES)))
-            await self._until_led()
+            await self._until_leader_elected()
         except BaseException:
             await self.kill()
             raise
@@ -103,7 +103,7 @@ class EmbeddedCluster:
         """Kill all nodes immediately."""
         await asyncio.gather(*(node.kill() for node in self.nodes))
 
-    async def _until_led(self) -> None:
+    async def _until_leader_elected(self) -> None:
         try:
             async with asyncio.timeout(READY_SECONDS):
                 nc = await connect(self.url, name="embedded-cluster")
@@ -114,8 +114,8 @@ class EmbeddedCluster:
                     await close(nc)
         except (TimeoutError, BusError) as error:
             raise EmbeddedServerError(
-                f"the nodes in {self._folder} agreed on no leader within {READY_SECONDS:.0f} s: "
-                "see nats.log in each of their folders"
+                f"the nodes in {self._folder} did not agree on a leader within "
+                f"{READY_SECONDS:.0f} s; see nats.log in each of their folders"
             ) from error
 
     def _cluster_config(self, index: int) -> str:
@@ -139,7 +139,7 @@ class EmbeddedCluster:
         return self._route_port(source, target)
 
     def metadata_leader(self) -> int:
-        """Return the node that leads the cluster's metadata, by the newest line of node 0 on it."""
+        """Return the node that leads the cluster's metadata, according to node 0's log."""
         lines = (self._folder / node_name(0) / "nats.log").read_text().splitlines()
         newest = [each for each in lines if "metadata leader" in each][-1]
         if newest.endswith("Self is new JetStream cluster metadata leader"):

@@ -1,4 +1,4 @@
-"""Declarations in a cluster, their progress, and the faults in the meantime."""
+"""Declarations in a cluster, their progress, and faults meanwhile."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.judge.judging import Finding
 from tests.scenarios.harness import api_config, manifest
 
 TIMEOUT_SECONDS = 240.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class Story:
     """A cluster, the roles that run on it, and resources that are declared repeatedly.
 
-    ``converged`` has the names of the resources that got there, by generation; ``moments`` has when
-    the decider that recorded it decided it, in seconds since 1970.
+    ``converged`` has the names of converged resources, by generation; ``moments`` has the times
+    of the decisions that recorded this, in seconds since 1970.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Story:
         self._api_url = api_url
 
     async def follow(self) -> None:
-        """Read from the log which resources have converged, until cancelled."""
+        """Read from the log which resources have converged, until canceled."""
         async for events in self.sdk.replay(follow=True, namespace="default", kind="Shape"):
             for _position, event in events:
                 if isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Converged":
@@ -102,9 +102,9 @@ class Story:
         assert leader_id is not None
         return leader_id
 
-    async def until_whole(self) -> None:
-        """Wait until every stream has a leader, and all its copies are up to date."""
-        await until_whole(self.nc)
+    async def until_replicated(self) -> None:
+        """Wait until every stream has a leader, and all its replicas are up to date."""
+        await until_replicated(self.nc)
 
     async def assert_nothing_lost_or_duplicated(self) -> None:
         findings: list[Finding] = []
@@ -133,39 +133,39 @@ class Story:
 async def until(
     condition: Callable[[], bool | Awaitable[bool]], otherwise: Callable[[], str]
 ) -> None:
-    """Wait until a condition holds; fail with the text of ``otherwise``."""
+    """Wait until a condition holds; fail with the message from ``otherwise``."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         holds = condition()
         if holds if isinstance(holds, bool) else await holds:
             return
         assert time.monotonic() < deadline, f"after {TIMEOUT_SECONDS:g} s: {otherwise()}"
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
-async def until_whole(nc: Client) -> None:
-    """Wait until every stream has a leader, and all its copies are up to date."""
-    wrong = "nobody answers"
+async def until_replicated(nc: Client) -> None:
+    """Wait until every stream has a leader, and all its replicas are up to date."""
+    wrong = "no response"
 
     async def is_whole() -> bool:
         nonlocal wrong
         try:
-            existing_copies = await read_replicas(nc)
+            existing_replicas = await read_replicas(nc)
         except BusError as error:
             wrong = str(error)
             return False
-        lacking = [each for each in existing_copies if not each.leader or each.behind]
+        lacking = [each for each in existing_replicas if not each.leader or each.behind]
         wrong = ", ".join(f"{each.stream}: {each.behind or 'no leader'}" for each in lacking)
         return not lacking
 
-    await until(is_whole, lambda: f"not all copies are up to date: {wrong}")
+    await until(is_whole, lambda: f"not all replicas are up to date: {wrong}")
 
 
 @asynccontextmanager
 async def running_story(
     cluster: EmbeddedCluster, roles: Sequence[Role], api_url: str, folder: Path
 ) -> AsyncGenerator[Story]:
-    """Run roles that know the API, until the story ends."""
+    """Run roles for which the API is configured, until the story ends."""
     async with (
         fleet(cluster.url, roles, folder) as processes,
         open_connection(cluster.url) as nc,
@@ -185,7 +185,7 @@ async def running_story(
         try:
             yield story
         except AssertionError:
-            print(processes.last_words, f"gave up: {processes.gave_up}", following, sep="\n")
+            print(processes.log_ends, f"exits: {processes.exits}", following, sep="\n")
             raise
         finally:
             following.cancel()

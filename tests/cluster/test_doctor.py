@@ -1,4 +1,4 @@
-"""`doctor` names the lost server of a cluster in time, and reports no other failure."""
+"""`doctor` names a cluster's lost server in time, and reports no other failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_doctor_names_only_the_lost_server(
 ) -> None:
     cluster, cli = routes.cluster, Cli(tmp_path, routes.cluster.url)
     async with running_story(cluster, ROLES, api_url, logs) as story:
-        await story.until_whole()
+        await story.until_replicated()
         index = await story.find_server("follower")
         await _assert_named(story, cli, index, cut_off(routes, index))
         index = await story.find_server("leader")
@@ -66,7 +66,7 @@ async def _assert_named(story: Story, cli: Cli, index: int, fault: Fault) -> Non
     assert node_name(index) in result.out
     assert (result.status, strict.status) == (Exit.OK, Exit.FAILED), (result, strict)
     assert seconds < MAX_SECONDS, result
-    await story.until_whole()
+    await story.until_replicated()
 
 
 def _verdicts(result: CommandResult) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""JetStream's own objects in a cluster: replicas change in place, and an outage is no deletion."""
+"""JetStream's own objects in a cluster: replicas change in place, and an outage deletes nothing."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SUBJECT = "log.default.Shape.foo.event"
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_not_believed(
+async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_not_trusted(
     cluster: EmbeddedCluster,
 ) -> None:
     """The remaining node responds "no messages" for a stream that has no leader."""

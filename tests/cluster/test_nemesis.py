@@ -1,4 +1,4 @@
-"""Fault 4: nodes and roles die and hang in the middle of the work; each test prints the gap."""
+"""Fault 4: nodes and roles die and hang while work is in progress; each test prints the gap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.story import Story, running_story
 
 COUNT = 2_000
 MAX_GAP_SECONDS = 15.0
-AGAIN = 500
+SECOND_COUNT = 500
 ROLES: Sequence[Role] = (
     *("decider", "decider"),
     *("worker", "worker", "worker", "worker"),
@@ -29,15 +29,15 @@ async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_duplicated(
     cluster: EmbeddedCluster, api_url: str, logs: Path
 ) -> None:
     async with running_story(cluster, ROLES, api_url, logs) as story:
-        await _roles_hang_and_die_and_the_leader_of_the_log_dies(story)
-        await story.until_whole()  # or the next one to die takes the majority with it
-        await _the_leader_of_the_intake_dies(story)
+        await _hang_and_kill_roles_and_the_log_leader(story)
+        await story.until_replicated()  # or the next one to die takes the majority with it
+        await _kill_the_intake_leader(story)
         print(f"\nleaders killed: at most {story.longest_gap:.1f} s without a converged resource")
         await story.assert_nothing_lost_or_duplicated()
-        assert story.roles.gave_up == []
+        assert story.roles.exits == []
 
 
-async def _roles_hang_and_die_and_the_leader_of_the_log_dies(story: Story) -> None:
+async def _hang_and_kill_roles_and_the_log_leader(story: Story) -> None:
     """Paused processes resume where they were, long after others have done their work."""
     deciders, workers = story.roles.of("decider"), story.roles.of("worker")
     declaring = asyncio.create_task(story.declare("Red", COUNT))
@@ -57,13 +57,13 @@ async def _roles_hang_and_die_and_the_leader_of_the_log_dies(story: Story) -> No
         each.resume()
 
 
-async def _the_leader_of_the_intake_dies(story: Story) -> None:
-    declaring = asyncio.create_task(story.declare("Blue", AGAIN))
-    await story.until_converged(2, AGAIN // 20)
+async def _kill_the_intake_leader(story: Story) -> None:
+    declaring = asyncio.create_task(story.declare("Blue", SECOND_COUNT))
+    await story.until_converged(2, SECOND_COUNT // 20)
     dead = await story.kill_leader(INTAKE)
-    assert len(story.converged[2]) < AGAIN
+    assert len(story.converged[2]) < SECOND_COUNT
     await declaring
-    await story.until_converged(2, AGAIN)
+    await story.until_converged(2, SECOND_COUNT)
     await story.cluster.start_node(dead)
 
 
@@ -80,8 +80,8 @@ async def test_all_nodes_are_restarted_one_by_one_and_no_role_gives_up(
             await story.until_converged(index + 1, 50)
             await cluster.start_node(index)
             await story.until_converged(index + 1, 100)
-            await story.until_whole()
+            await story.until_replicated()
         print(f"\nrolling restart: at most {story.longest_gap:.1f} s without a converged resource")
         await story.assert_nothing_lost_or_duplicated()
         assert story.longest_gap < MAX_GAP_SECONDS
-        assert story.roles.gave_up == []
+        assert story.roles.exits == []

@@ -1,4 +1,4 @@
-"""A fault of one server of three stops progress for seconds, not for as long as it lasts."""
+"""A fault of one of three servers stops progress for seconds, not for as long as it lasts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROLES: Sequence[Role] = (
     *("projector", "projector"),
 )
 MAX_GAP_SECONDS = 15.0
-"""Longest time without a converged resource: the aim of ADR 0063 is 10 s, on an idle machine."""
+"""Longest time without a converged resource: the target of ADR 0063 is 10 s, on an idle machine."""
 
 _FAULT_SECONDS = 40.0
 _PAUSE_SECONDS = 0.25
@@ -63,16 +63,16 @@ async def test_roles_leave_a_server_that_is_cut_off(
 
 async def _assert_progress(story: Story, which: str, fault_of: Callable[[int], Fault]) -> None:
     """Let a server fail while resources are declared, and check progress and history."""
-    await story.until_whole()
+    await story.until_replicated()
     gap = await _longest_gap(story, fault_of(await story.find_server(which)))
-    await story.until_whole()  # the server that comes back needs a leader again
+    await story.until_replicated()  # the server that comes back needs a leader again
     await story.assert_nothing_lost_or_duplicated()
     assert gap < MAX_GAP_SECONDS
-    assert story.roles.gave_up == []
+    assert story.roles.exits == []
 
 
-async def _declare_without_end(story: Story) -> None:
-    """Declare a resource four times a second, each without waiting for the one before."""
+async def _declare_continuously(story: Story) -> None:
+    """Declare a resource four times a second, each without waiting for the previous one."""
     async with asyncio.TaskGroup() as declarations:
         for number in itertools.count():
             declare = story.sdk.publish([manifest(f"p{number}")], timeout_seconds=TIMEOUT_SECONDS)
@@ -82,7 +82,7 @@ async def _declare_without_end(story: Story) -> None:
 
 async def _longest_gap(story: Story, fault: Fault) -> float:
     """Return the longest time without a converged resource, from the fault to its end."""
-    declaring = asyncio.create_task(_declare_without_end(story))
+    declaring = asyncio.create_task(_declare_continuously(story))
     await story.until_converged(1, 20)
     began = time.time()
     await fault.begin()

@@ -1,4 +1,4 @@
-"""A Caddy server for tests: start, end with the parent process, and error messages."""
+"""A Caddy server for tests: start, exit with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ asyncio.run(main())
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is running; an ended one may still be a zombie."""
+    """Whether a process is running; an exited one may still be a zombie."""
     try:
         return b"caddy" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -70,7 +70,7 @@ async def server() -> AsyncIterator[Caddy]:
 
 
 def find_no_spec(_name: str) -> None:
-    """Replace ``find_spec``, and find no module."""
+    """Replace ``find_spec``, finding no module."""
 
 
 def mode(path: Path) -> int:
@@ -110,7 +110,7 @@ async def test_caddy_exits_when_its_parent_is_killed(folder: Path, server: Caddy
     assert not is_running(pid)
 
 
-async def test_only_the_account_of_caddy_can_read_or_change_its_configuration(
+async def test_only_caddys_account_can_read_or_change_its_configuration(
     folder: Path, server: Caddy
 ) -> None:
     await server.start(folder)
@@ -180,7 +180,7 @@ def test_a_missing_installation_is_reported(
     assert caddy.problem() is None
 
 
-async def test_caddy_requests_no_certificate(folder: Path, server: Caddy) -> None:
+async def test_caddy_does_not_request_certificates(folder: Path, server: Caddy) -> None:
     await server.start(folder)
     admin = CaddyAdmin(server)
     for name in ("http", "https"):

@@ -1,4 +1,4 @@
-"""An ACME server for tests: start, end with the parent process, and error messages."""
+"""An ACME server for tests: start, exit with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is running; an ended one may still be a zombie."""
+    """Whether a process is running; an exited one may still be a zombie."""
     try:
         return b"pebble" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""An Engine for tests: start, end with the parent process, and error messages."""
+"""An Engine for tests: start, exit with the parent process, and error messages."""
 
 from __future__ import annotations
 

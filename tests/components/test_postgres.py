@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: start, end with the parent process, and error messages."""
+"""A PostgreSQL server for tests: start, exit with the parent process, and error messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ asyncio.run(main())
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is running; an ended one may still be a zombie."""
+    """Whether a process is running; an exited one may still be a zombie."""
     try:
         return b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -221,7 +221,7 @@ def test_a_missing_installation_is_reported(
     assert postgres.problem() is None
 
 
-async def test_a_killed_initdb_is_repeated(server: Postgres) -> None:
+async def test_initdb_is_repeated_after_it_was_killed(server: Postgres) -> None:
     with short_folder() as folder:
         folder.chmod(0o755)
         start = asyncio.create_task(server.start(folder / "postgres"))

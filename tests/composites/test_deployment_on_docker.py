@@ -244,14 +244,14 @@ async def test_37_a_rollout_under_load_through_a_route_does_not_fail_requests(
             lambda: has_responses(visitors, "version-2", 200), "requests continue to succeed"
         )
     assert visitors.failed == []
-    assert visitors.answers.keys() == {"version-1\n", "version-2\n"}
+    assert visitors.responses.keys() == {"version-1\n", "version-2\n"}
     for each in (route.key, key):
         await docked.publish(each, Withdrawn())
         await docked.until_outcome(each, "Deleted")
 
 
 async def has_responses(visitors: Visitors, text: str, times: int) -> bool:
-    return visitors.answers[f"{text}\n"] >= times
+    return visitors.responses[f"{text}\n"] >= times
 
 
 async def test_37_a_container_that_is_removed_out_of_band_is_recreated_by_its_own_kind(

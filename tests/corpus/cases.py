@@ -1,9 +1,9 @@
 """Invalid input, one file per case: the message, the expected result and its reason.
 
 A file is JSON: ``subject``, ``headers``, the payload as ``payload`` (text), ``base64`` or
-``repeat`` (a long text), ``expected`` (``accepted``, or the stage of the dead letter) and
-``reason``, a part of the reason. ``%NAME%`` stands for the file's own name, ``%FF`` in a subject
-for that byte. Each message that a fuzzer finds is added as a file.
+``repeat`` (a long string), ``expected`` (``accepted``, or the stage of the dead letter) and
+``reason``, a substring of the reason. ``%NAME%`` stands for the file's own name, ``%FF`` in a
+subject for that byte. Each message that a fuzzer finds is added as a file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "intake"
 
 
 class Repeat(msgspec.Struct, forbid_unknown_fields=True):
-    """A long text: a prefix, a repeated unit, and a suffix."""
+    """A long string: a prefix, a repeated unit, and a suffix."""
 
     before: str
     unit: str

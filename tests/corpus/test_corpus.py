@@ -1,4 +1,4 @@
-"""Every case of the corpus on the real bus: a dead letter with its reason; no other is delayed."""
+"""Every case in the corpus on the real bus: a dead letter with its reason, and no delay."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def message_id(case: Case) -> str:
 
 
 async def publish_all(world: World) -> dict[str, Reply]:
-    """Publish every case; return the answers as they arrive."""
+    """Publish every case; return the replies as they arrive."""
     inbox = world.nc.new_inbox()
-    answers: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
 
-    async def take(message: Msg) -> None:
+    async def receive(message: Msg) -> None:
         name = message.subject.rpartition(".")[2]
-        answers[name] = msgspec.json.decode(message.data, type=Reply)
+        replies[name] = msgspec.json.decode(message.data, type=Reply)
 
-    await world.nc.subscribe(f"{inbox}.*", cb=take)  # pyright: ignore[reportUnknownMemberType]
+    await world.nc.subscribe(f"{inbox}.*", cb=receive)  # pyright: ignore[reportUnknownMemberType]
     await world.nc.flush()
     await asyncio.gather(
         *(
@@ -60,7 +60,7 @@ async def publish_all(world: World) -> dict[str, Reply]:
             for case in CASES.values()
         )
     )
-    return answers
+    return replies
 
 
 async def read_rejections(world: World) -> dict[str, OutcomeRecorded]:
@@ -74,17 +74,17 @@ async def read_rejections(world: World) -> dict[str, OutcomeRecorded]:
 def problem(
     case: Case,
     dead_letters: Mapping[str, DeadLetter],
-    answers: Mapping[str, Reply],
+    replies: Mapping[str, Reply],
     outcomes: Mapping[str, OutcomeRecorded],
 ) -> str | None:
     """Return how the result differs from the case, None if it does not."""
-    letter, answer = dead_letters.get(message_id(case)), answers.get(case.name)
-    if answer is None:
-        return "no answer"
+    letter, reply = dead_letters.get(message_id(case)), replies.get(case.name)
+    if reply is None:
+        return "no reply"
     if case.expected == "accepted":
-        return None if answer.accepted and letter is None else f"{answer} {letter}"
-    if answer.accepted or case.reason not in answer.message:
-        return f"answered {answer}"
+        return None if reply.accepted and letter is None else f"{reply} {letter}"
+    if reply.accepted or case.reason not in reply.message:
+        return f"replied {reply}"
     if letter is None or (letter.record.stage, letter.record.size) != (
         case.expected,
         len(case.payload_bytes),
@@ -101,19 +101,19 @@ def problem(
 
 
 async def test_every_case_is_reported_and_delays_no_other_message(world: World) -> None:
-    answers = await publish_all(world)
+    replies = await publish_all(world)
     await world.declare("neighbor")
 
     await world.until_outcome("neighbor", "Converged")
     await world.until_settled()
 
-    async def is_answered() -> bool:
-        return len(answers) == len(CASES)
+    async def have_all_replied() -> bool:
+        return len(replies) == len(CASES)
 
-    await world.until(is_answered, f"replies for {CASES.keys() - answers.keys()}")
+    await world.until(have_all_replied, f"replies for {CASES.keys() - replies.keys()}")
     dead_letters = {each.record.message_id: each for each in await world.client.dead_letters()}
     outcomes = await read_rejections(world)
-    wrong = {name: problem(case, dead_letters, answers, outcomes) for name, case in CASES.items()}
+    wrong = {name: problem(case, dead_letters, replies, outcomes) for name, case in CASES.items()}
     assert [f"{name}: {why}" for name, why in wrong.items() if why is not None] == []
     expected = [case for case in CASES.values() if case.expected != "accepted"]
     assert len(dead_letters) == len(expected)

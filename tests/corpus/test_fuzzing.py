@@ -142,7 +142,7 @@ def test_intake_messages_are_refused_or_can_be_decided(payload: bytes, what: Int
 @fuzz_settings
 @given(st.binary(max_size=200) | mutated_bytes([PART_SEED]) | mutated_tree([PART_SEED]))
 @example(DEEP)
-def test_parts_of_listings_are_read_or_refused(payload: bytes) -> None:
+def test_listing_parts_are_read_or_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidMessageError):
         decode_listing_part(payload)
 
@@ -150,7 +150,7 @@ def test_parts_of_listings_are_read_or_refused(payload: bytes) -> None:
 @fuzz_settings
 @given(st.binary(max_size=200) | mutated_bytes([LOG_SEED]) | mutated_tree([LOG_SEED]))
 @example(DEEP)
-def test_events_of_the_log_are_read_or_refused(payload: bytes) -> None:
+def test_log_events_are_read_or_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidMessageError):
         read = decode_log(payload)
         assert decode_log(encode_log(read)) == read

@@ -21,7 +21,7 @@ from tests.scenarios.conftest import api_url, exclusive_world, world
 from tests.scenarios.harness import Human, World
 from tests.scenarios.test_convergence import (
     test_1_a_declared_resource_is_created,
-    test_2_another_color_is_one_update,
+    test_2_a_changed_color_is_one_update,
     test_3_a_deleted_object_is_recreated,
     test_4_a_repainted_object_gets_its_color_back,
     test_24_the_newest_of_five_declarations_in_a_row_wins,
@@ -48,7 +48,7 @@ __all__ = [
     "api_url",
     "exclusive_world",
     "test_1_a_declared_resource_is_created",
-    "test_2_another_color_is_one_update",
+    "test_2_a_changed_color_is_one_update",
     "test_3_a_deleted_object_is_recreated",
     "test_4_a_repainted_object_gets_its_color_back",
     "test_5_in_a_shared_api_an_undeclared_object_is_reported_and_left_alone",
@@ -77,7 +77,7 @@ pytestmark = [
 class ContainerWorld(World):
     """A world that leaves its server running."""
 
-    async def end_server(self) -> None:
+    async def stop_server(self) -> None:
         pass
 
 

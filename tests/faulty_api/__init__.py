@@ -2,7 +2,7 @@
 
     python -m tests.faulty_api --port 8080 --data ./example-api
 
-PUT, GET, DELETE /_faults   the faults of requests about shapes: see `faults`
+PUT, GET, DELETE /_faults   the faults of requests for shapes: see `faults`
 GET, DELETE /_stats         requests by method and status, number of shapes, effects
 GET /_journal?after=N&limit=M   effects with a sequence above N
 /as/OPTIONS/shapes…         peculiarities of real APIs, such as assigned ids: see `options`

@@ -22,13 +22,13 @@ from tests.faulty_api.faults import NO_FAULTS, FaultInjector, Faults, Verdict
 from tests.faulty_api.journal import Journal, key_of_request
 from tests.faulty_api.options import PREFIX, Options
 
-NO_ANSWER: Final = "lost"
+NO_RESPONSE: Final = "lost"
 _CUT: Final = "cut_connection"
 _ADDED_BY_APP: Final = (b"content-length",)
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """The document of `GET /_stats`: requests by method and status, and the effects of them."""
+    """The document of `GET /_stats`: requests by method and status, and their effects."""
 
     requests: dict[str, dict[str, int]]
     shapes: int
@@ -36,7 +36,7 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class CuttingProtocol(HttpToolsProtocol):
-    """Lets the application cut a connection instead of answering."""
+    """Lets the application cut a connection instead of responding."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -87,7 +87,7 @@ class _FaultyApp:
         async def collect(message: Message) -> None:
             messages.append(message)
 
-        status = NO_ANSWER
+        status = NO_RESPONSE
         try:
             await self._api(scope, receive, collect)
             verdict: Verdict = scope["state"]["verdict"]

@@ -1,6 +1,6 @@
 """Faults on demand: which requests fail, how, and how often.
 
-The body of `PUT /_faults`; every field is optional, unknown ones are refused:
+The body of `PUT /_faults`; every field is optional, and unknown ones are refused:
 
     latency_ms, latency_jitter_ms   delay before the effect, plus up to the jitter
     error_rate, error_status        return the status (503) without an effect
@@ -10,10 +10,10 @@ The body of `PUT /_faults`; every field is optional, unknown ones are refused:
     listing_lag_seconds             listings show the state as of this long ago
     listing_fail_after_pages        a listing fails with 500 after this many pages
     listing_drop_rate               omit each item of a page with this probability
-    listing_drop_names              omit these from listings
+    listing_drop_names              omit these names from listings
     listing_token_seconds           lifetime of continue tokens (0: none) instead of 300 seconds
     seed                            makes the random choices repeatable
-    methods                         only requests with these (GET, POST, PUT, DELETE)
+    methods                         only requests with these methods (GET, POST, PUT, DELETE)
     name_prefix                     only requests for shapes with this prefix; for a listing,
                                     only the items that may be omitted
     remaining                       number of requests that are still affected; null: all
@@ -127,12 +127,12 @@ class FaultInjector:
         return self._faults.listing_lag_seconds
 
     def listing_token_seconds(self, verdict: Verdict) -> float | None:
-        """Return the lifetime of continue tokens; None is the API's default."""
+        """Return the lifetime of continue tokens; None for the API's default."""
         seconds = self._faults.listing_token_seconds
         return seconds if self._listing_applies(verdict) else None
 
     def fail_listing(self, verdict: Verdict, page: int) -> None:
-        """Raise the fault of the page with that number, if any.
+        """Raise the fault for the page with this number, if any.
 
         Raises:
             Problem: 500.

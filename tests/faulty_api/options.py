@@ -2,7 +2,7 @@
 
 `/as/OPTIONS/shapes…` is the application's `/shapes…` with these options, joined by `+`:
 
-    ids        the server assigns ids, and several objects may have one name: `POST` ignores the
+    ids        the server assigns ids, and several objects may share a name: `POST` ignores the
                second half of the name, and the object is addressed as `NAME--ID`
     fixed      `type` cannot be changed: a `PUT` that changes it is refused with 422
     expires    objects expire an hour after their last write, and have a label `expires`
@@ -140,7 +140,7 @@ class _ReplayedBody:
 
 
 def _assign_id(scope: Scope) -> str:
-    """Return an id that is equal for repeats of a key, because the application compares bodies."""
+    """Return the same id for repeats of a key, because the application compares bodies."""
     headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
     key = headers.get(b"idempotency-key") or uuid.uuid4().bytes
     return hashlib.blake2b(key, digest_size=4).hexdigest()

@@ -1,6 +1,6 @@
 """Record a data folder in the current format: ``python -m tests.frozen.record``.
 
-Later code must start on it while the format is the same, and refuse it afterward (ADR 0020).
+Later code must start with it as long as the format is the same, and then refuse it (ADR 0020).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def definition(api_url: str) -> str:
 
 
 def declare_everything(cli: Cli, api_url: str) -> None:
-    """Declare and withdraw resources of each kind, so that the log has most types of events."""
+    """Declare and withdraw resources of each kind, so that the log has most event types."""
     cli.write("badge.yaml", definition(api_url))
     cli.write(
         "shapes.yaml", "---\n".join([shape("kept"), shape("changed"), shape("gone"), shape("held")])

@@ -1,4 +1,4 @@
-"""The code continues from a recorded data folder of its format, and refuses an older one."""
+"""The code continues from a recorded data folder in its format, and refuses an older one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.git.repositories import Repository
 from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     MIB,
-    Answer,
+    Responder,
     hostile_server,
     measure_event_loop,
     measure_resident_memory,
@@ -113,7 +113,7 @@ def line(text: bytes) -> bytes:
     return b"%04x" % (len(text) + 4) + text
 
 
-def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
+def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Responder:
     """Serve one commit with a pack, followed by ``repeat`` this many times."""
     refs = line(b"# service=git-upload-pack\n") + b"0000"
     refs += line(COMMIT_ID + b" HEAD\0shallow ofs-delta\n")

@@ -1,4 +1,4 @@
-"""Invariants 1, 2, 3, 9, 10 and 13: the log is the only truth, and records every intent first."""
+"""Invariants 1, 2, 3, 9, 10 and 13: the log is the source of truth, and records intents first."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def count_posts(world: World) -> int:
     return sum((await world.human.requests()).get("POST", {}).values())
 
 
-async def test_9_a_backoff_survives_a_restart_that_wakes_no_resource_without_cause(
+async def test_9_a_backoff_survives_a_restart_and_no_resource_is_woken_without_cause(
     bare_world: World,
 ):
     world = bare_world
@@ -263,8 +263,8 @@ async def test_the_log_cannot_be_deleted_or_purged(world: World):
     assert len(await world.history("foo")) == 4
 
 
-async def test_13_the_log_never_denies_an_effect_of_the_api(world: World):
-    """This test deletes the object as a worker that dies; the next worker's call is refused."""
+async def test_13_the_log_never_denies_an_effect_in_the_api(world: World):
+    """The test deletes the object, like a worker that then dies; the next one's call is refused."""
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()

@@ -23,7 +23,7 @@ NAMES = [f"foo-{number}" for number in range(40)]
 
 
 async def find_lost_actions(world: World) -> list[str]:
-    """Return the resources with an action in flight that no process works on.
+    """Return the resources with an action in flight that no process is working on.
 
     The order of reads may count a moving message twice, but never misses it: the log first, then
     the queue of actions, then the intake and the timers.
@@ -88,7 +88,7 @@ async def test_11_while_the_api_fails_each_action_is_leased_or_scheduled(
     assert any(retried)
 
 
-async def test_11_a_reconciler_stopped_in_the_middle_loses_no_action(world: World):
+async def test_11_a_reconciler_stopped_in_the_middle_does_not_lose_actions(world: World):
     await world.human.inject_faults(latency_ms=100, methods=["POST"])
     await world.declare_all([manifest(name) for name in NAMES])
 

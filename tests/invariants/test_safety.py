@@ -81,7 +81,7 @@ async def test_7_an_object_with_our_label_that_the_log_never_created_is_disputed
     assert await world.human.effects() == ["human POST", "human POST"]
 
 
-async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(world: World):
+async def test_7_a_foreign_object_that_took_our_objects_name_is_not_deleted(world: World):
     """The withdrawal is decided before any observation: the call itself must detect it."""
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
@@ -100,7 +100,7 @@ async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(worl
     assert only(OwnershipReleased, facts).reason == "Replaced"
 
 
-async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_updated(world: World):
+async def test_7_a_foreign_object_that_took_our_objects_name_is_not_updated(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
@@ -116,7 +116,7 @@ async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_updated(worl
     assert await world.human.get("foo") == foreign_shape
 
 
-async def test_8_a_foreign_write_without_a_change_causes_no_event_and_no_write(world: World):
+async def test_8_a_foreign_write_without_a_change_does_not_cause_events_or_writes(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.until_observed_again()

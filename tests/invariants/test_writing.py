@@ -63,7 +63,7 @@ async def test_4_wakeups_stale_observations_and_old_results_change_nothing(world
         ("observed", Observed("elsewhere", "foo", None, "Read", as_of=10**9)),
         ("result", report_of(None)),
         ("result", report_of(ActionError("NotFound", "gone"))),
-        ("result", report_of(ActionError("Unknown", "no answer"))),
+        ("result", report_of(ActionError("Unknown", "no response"))),
     ]
     for what, data in [*stale_messages, *reversed(stale_messages)]:
         await world.publish(shape("foo"), data, what)
@@ -219,10 +219,10 @@ async def test_5_a_decider_with_a_stale_state_conflicts_refolds_and_decides_once
     decided = only(ActionDecided, await world.facts("foo")).action
     created_object = ExternalObject("foo", decided.fields, "u-1", "1", decided.labels)
     result = Reported(decided.action_id, 1, now(), now(), "w", object=created_object)
-    report_of = delivery(result, "result")
-    await current.decider.handle([report_of])
+    report = delivery(result, "result")
+    await current.decider.handle([report])
 
-    await zombie.decider.handle([report_of])  # in its state, the creation is still in flight
+    await zombie.decider.handle([report])  # in its state, the creation is still in flight
     await zombie.decider.handle([delivery(Declared(manifest("foo", color="Purple")))])
 
     assert (current.log.lost, zombie.log.lost) == (0, 1)
@@ -239,7 +239,7 @@ async def test_5_a_decider_with_a_stale_state_conflicts_refolds_and_decides_once
     assert len(zombie.inbox.acked) == 3
 
 
-async def test_5_of_two_concurrent_deciders_one_append_wins_for_each_resource(bare_world: World):
+async def test_5_one_append_of_two_concurrent_deciders_wins_for_each_resource(bare_world: World):
     """Both repeatedly process the same forty messages at the same time, in opposite order."""
     world = bare_world
     current, other_replica = Replica(world), Replica(world)
@@ -261,7 +261,7 @@ async def test_5_of_two_concurrent_deciders_one_append_wins_for_each_resource(ba
 
 
 async def test_5_a_second_replica_does_not_change_the_effects(world: World):
-    """Two whole reconcilers on one bus; both observe and decide."""
+    """Two complete reconcilers on one bus; both observe and decide."""
     other_world = World.on_bus_of(world)
     await other_world.start_reconciler()
     try:

@@ -37,7 +37,7 @@ def changed_action(
     if action.idempotency_key in context.ledger.by_key:
         yield f"the key {action.idempotency_key} is reused"
     if action.action_id != context.event.id:
-        yield f"the action is called {action.action_id}"
+        yield f"the action's id is {action.action_id}"
 
 
 @on(ActionDecided)
@@ -49,7 +49,7 @@ def parallel_action(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
 
 @on(ActionHeld, needs=("truth",))
 def needless_hold(context: JudgedEvent[ActionHeld]) -> Iterator[str]:
-    """A person decides only about a result that cannot be determined otherwise (invariant 13)."""
+    """A person is asked only about a result that cannot be determined otherwise (invariant 13)."""
     if context.ledger.history.promises.idempotency_keys:
         yield "held for a person, though its key determines the result"
     elif context.truth.shows_result(context.event.key, context.data.object):
@@ -68,7 +68,7 @@ def outdated_call(context: JudgedEvent[ActionRetried]) -> Iterator[str]:
 
 @on(ActionAbandoned)
 def abandoned_in_doubt(context: JudgedEvent[ActionAbandoned]) -> Iterator[str]:
-    """Only a person ends an action that may be done, before a lookup (invariants 2, 13)."""
+    """Before a lookup, only a person ends an action that may be done (invariants 2, 13)."""
     decided = context.ledger.actions.get(context.data.action_id)
     if decided is not None and decided.is_open and not decided.is_given_up:
         yield f"{context.data.action_id} may have been done, and no lookup was made"
@@ -84,19 +84,19 @@ def call_without_intent(ledger: Ledger, call: Call) -> Iterator[str]:
     if decided is None or decided.action != call.action:
         yield f"{call.action.operation}: no such intent in the log"
     if ledger.sent.get(call.action.idempotency_key, call.action) != call.action:
-        yield "its key was used with different parameters before"
+        yield "its key was previously used with different parameters"
 
 
 @rule("effect", "effects")
 def effect_without_intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
-    """The log has the decision of an effect, about this object, before it (invariant 2)."""
+    """The log has the decision for an effect on this object before the effect (invariant 2)."""
     what, decided = f"{effect.operation} of {effect.uid}", ledger.action_of(effect.key)
     if effect.key is None:
         by_hand = ledger.history.by_hand
         if by_hand is not None and effect.name not in by_hand:
             yield f"{what} has no idempotency key"
     elif decided is None:
-        yield f"{what} was not decided before: the log has no key {effect.key}"
+        yield f"{what} was not decided: the log does not contain key {effect.key}"
     else:
         action, is_later_call = decided.action, _CALL_SEPARATOR in effect.key
         operation = "Update" if is_later_call else action.operation
@@ -106,7 +106,7 @@ def effect_without_intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
 
 @rule("effect", "effects")
 def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
-    """A key has one effect; the later call of an action comes after its first (invariant 3)."""
+    """A key has one effect, and an action's later call comes after its first (invariant 3)."""
     decided = ledger.action_of(effect.key)
     if effect.key is None or decided is None:
         return
@@ -120,8 +120,8 @@ def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     """A resource has one object in the API, even after a replacement (invariants 2, 3).
 
-    An object that the log has released on purpose belongs to no resource. During a replacement,
-    the new object exists in addition to the old one; `unfinished_action` judges its end.
+    An object that the log has deliberately released belongs to no resource. During a
+    replacement, the new object exists alongside the old one; `unfinished_action` judges its end.
 
     An API without unique names and keys cannot guarantee this; there, an object that the log does
     not own is a leak.
@@ -190,8 +190,8 @@ def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
 def unfinished_action(ledger: Ledger) -> Iterator[Breach]:
     """A decided action has an end, or its next attempt is scheduled (invariant 11).
 
-    At a final rest, nothing may be scheduled or held. A paused resource keeps its action: an
-    attempt of unknown result is neither repeated nor looked up before the pause ends.
+    In a final history, nothing may be scheduled or held. A paused resource keeps its action: an
+    attempt with an unknown result is neither repeated nor looked up before the pause ends.
     """
     history = ledger.history
     for action_id, decided in ledger.actions.items():

@@ -80,7 +80,7 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
 
 
 def _names_of(state: ResourceState) -> Mapping[str, object]:
-    """Return the names of the object; none for an object that only listings name."""
+    """Return the names of the object; none for an object known only from listings."""
     spec, owned, released = state.desired.spec, state.owned, state.released
     if owned is not None:
         name = owned.external_name

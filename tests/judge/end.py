@@ -8,7 +8,7 @@ from typing import Any
 from events.external import ExternalObject
 from events.log import SpecDeclared
 from events.names import ResourceKey
-from tests.judge.ledger import OWNER_LABEL, Ledger, Owned, Resource, is_as_wanted
+from tests.judge.ledger import OWNER_LABEL, Ledger, Owned, Resource, is_as_expected
 from tests.judge.objects import owner_labels
 from tests.judge.references import mark_of, references_damage
 from tests.judge.rule import Breach, rule
@@ -49,8 +49,8 @@ def loss(ledger: Ledger) -> Iterator[Breach]:
 def leak(ledger: Ledger) -> Iterator[Breach]:
     """An object of ours is declared, and the log owns it (invariants 2, 7, 11).
 
-    Exceptions: a hold keeps it; it was created by a call that arrived after its action had failed
-    permanently; or by an action that a person gave up.
+    Exceptions: a hold keeps it, or it was created by a call that arrived after its action had
+    failed permanently, or by an action that a person abandoned.
     """
     for key, resource in _undamaged_resources(ledger):
         found = _object_of(ledger, resource)
@@ -94,7 +94,7 @@ def _undamaged_resources(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource
 def is_held(ledger: Ledger, resource: Resource, *, forever: bool = True) -> bool:
     """Return whether another service or a person has to remove a hold of a resource.
 
-    ``for_ever``: a reference from a damaged resource, which cannot be withdrawn, also counts.
+    ``forever``: a reference from a damaged resource, which cannot be withdrawn, also counts.
     """
     is_held = not resource.is_forced and "Keep" in resource.references.values()
     is_held = is_held and (forever or not ledger.history.damaged) and not resource.is_declared
@@ -114,9 +114,9 @@ def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[
         return
     existing = _object_of(ledger, resource)
     if resource.outcome_name != "Converged" and not _is_retried(ledger, resource):
-        yield "it is declared, and not converged"
+        yield "it is declared, but has not converged"
     elif existing is None or existing.uid not in ledger.ours:
-        yield "it converged, and does not exist"
+        yield "it converged, but does not exist"
     else:
         yield from _differences(ledger, resource, spec, existing)
 
@@ -143,10 +143,10 @@ def _differences(
     if truth is not None:
         seconds_left = truth.seconds_to_expiry(existing)
         if resource.policy.mode == "Present" and seconds_left is not None and seconds_left < 0.0:
-            yield f"it ended {-seconds_left:.1f} s ago, and was not renewed"
+            yield f"it expired {-seconds_left:.1f} s ago, and was not renewed"
         conditions = () if resource.outcome is None else resource.outcome.conditions
         if any(each.type == "Ready" and each.status != "True" for each in conditions):
-            yield "it is ready, and its outcome says that it is not"
+            yield "it is ready, but its outcome reports that it is not"
         expected = truth.expected_fields(spec)
     else:
         fields = spec.fields if resource.resolved is None else resource.resolved
@@ -154,8 +154,8 @@ def _differences(
             name: _secret_value(each, ledger.history.secrets) for name, each in fields.items()
         }
     for name, value in expected.items():
-        if name not in ignored and not is_as_wanted(value, existing.fields.get(name)):
-            yield f"{name} is {existing.fields.get(name)!r}, declared is {value!r}"
+        if name not in ignored and not is_as_expected(value, existing.fields.get(name)):
+            yield f"{name} is {existing.fields.get(name)!r}, but {value!r} is declared"
     if ledger.history.promises.labels:
         labels = {**spec.labels, **owner_labels(ledger, resource)}
         for name, value in labels.items():
@@ -183,7 +183,7 @@ def _is_leaked(ledger: Ledger, resource: Resource, existing: ExternalObject | No
 
 
 def _should_exist(resource: Resource, owned: Owned) -> bool:
-    """Return whether a missing object must not be owned by the log."""
+    """Return whether an object that the log owns should exist."""
     if resource.is_paused or resource.doubted is not None:
         return False
     if owned != resource.retiring:
@@ -221,7 +221,7 @@ def _outcome(ledger: Ledger, resource: Resource) -> str:
 def _owned_and_pending(ledger: Ledger) -> tuple[set[str | None], set[str], set[str | None]]:
     """Return the ids that the log owns, the names of paused actions, and the ids that wait.
 
-    A waiting resource decides about an object that its write met once its references are known.
+    Once its references are known, a waiting resource decides whether its write's object is its own.
     """
     owned: set[str | None] = set()
     pending: set[str] = set()

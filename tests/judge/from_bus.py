@@ -158,7 +158,7 @@ def read_message(
 
 
 async def last_effect(api_url: str) -> int:
-    """Return the sequence of the newest effect of an API that had another bus before."""
+    """Return the sequence of the newest effect in an API that was used with another bus before."""
     async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
         return max((each.sequence for each in await _journal(http, 0)), default=0)
 

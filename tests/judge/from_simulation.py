@@ -59,7 +59,7 @@ class Witness:
         self.turns = Turns()
         truth, traits = SimulatedTruth(api, listing_faults, vault, kinds, decisions), api.traits
         self.history = truth.history = History(
-            answers=decisions.replies,
+            replies=decisions.replies,
             objects=(),
             by_hand=None,
             secret_values=vault.all_values,
@@ -191,11 +191,11 @@ class SimulatedTruth:
             return False
         if traits.addresses:
             inbox = f"_INBOX.{message.message_id}"
-            answers = [each for to, each in self.history.answers or () if to == inbox]
+            replies = [each for to, each in self.history.replies or () if to == inbox]
             rejection = self._decisions.rejections.get((key, message.position))
             if rejection is not None:  # the answer may be lost, but the rejection is not
-                answers.append(rejection[0].reply)
-            is_refused = any(each in answer.message for answer in answers for each in _CYCLE_TEXTS)
+                replies.append(rejection[0].reply)
+            is_refused = any(each in reply.message for reply in replies for each in _CYCLE_TEXTS)
             return is_refused and self._may_close_a_cycle(key.name)
         defined = (each.stored_at for each in log if each.event.key.kind == KIND_DEFINITION_KIND)
         return message.stored_at <= next(defined, float("inf"))

@@ -72,7 +72,7 @@ class Promises:
 
 
 class Truth(Protocol):
-    """Facts that only a simulated world can provide. Times are seconds of its clock.
+    """Facts that only a simulated world can provide. Times are in seconds on its clock.
 
     ``checked`` returns declared fields as their kind completes them, or raises
     ``InvalidManifestError``. ``is_too_recent``: an object that was written at that time
@@ -105,7 +105,7 @@ class History:
     changed without an idempotency key, None for all. ``secrets`` maps the names of secrets to the
     values that objects have. ``secret_values`` must not be in the log. ``people`` may approve, None
     for all. ``misnamed`` has uids that the API returned by mistake. Owner labels begin with
-    ``log_id``. The log of the ``damaged`` resources was destroyed. ``is_final``: all faults have
+    ``log_id``. The ``damaged`` resources have damaged logs. ``is_final``: all faults have
     stopped and all scheduled work is done, so nothing may be pending.
     """
 
@@ -113,7 +113,7 @@ class History:
     messages: dict[int, Message] | None = field(default_factory=dict[int, Message])
     refused: set[int] = field(default_factory=set[int])
     dead_letters: set[int] = field(default_factory=set[int])
-    answers: list[tuple[str, Reply]] | None = None
+    replies: list[tuple[str, Reply]] | None = None
     acknowledged: Iterable[AcknowledgedMessage] = ()
     calls: list[Call] = field(default_factory=list[Call])
     effects: list[Effect] | None = field(default_factory=list[Effect])

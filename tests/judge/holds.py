@@ -1,4 +1,4 @@
-"""Rules about holds of a resource: finalizers, references, guards and approvals."""
+"""Rules about a resource's holds: finalizers, references, guards and approvals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEVELS: tuple[ApprovalLevel, ...] = get_args(ApprovalLevel)
 def finalizers(
     context: JudgedEvent[FinalizerAdded | FinalizerRemoved | ReleaseForced],
 ) -> Iterator[str]:
-    """A finalizer belongs to its holder, and only a withdrawn resource is forced (invariant 14)."""
+    """A finalizer is its holder's; only withdrawn resources are force-released (invariant 14)."""
     actor = context.event.actor
     match context.data:
         case FinalizerAdded(finalizer, holder):
@@ -44,7 +44,7 @@ def finalizers(
 
 @on(ActionDecided, OwnershipReleased)
 def unheeded_hold(context: JudgedEvent[ActionDecided | OwnershipReleased]) -> Iterator[str]:
-    """Nothing is deleted or released that a finalizer or a reference keeps (invariant 14)."""
+    """Nothing that a finalizer or a reference keeps is deleted or released (invariant 14)."""
     match context.data:
         case ActionDecided(action) if (action.operation, action.purpose) == ("Delete", "Converge"):
             what, keeping = "deleted", {"Keep", "Release"}
@@ -61,24 +61,24 @@ def unheeded_hold(context: JudgedEvent[ActionDecided | OwnershipReleased]) -> It
 
 @on(HoldApproved)
 def approvals(context: JudgedEvent[HoldApproved]) -> Iterator[str]:
-    """A person approves, and only the hold or the plan that was asked about (invariant 17)."""
+    """Only people approve, and only the current hold or requested plan (invariant 17)."""
     people, hold, outcome = (
         context.ledger.history.people,
         context.data.hold,
         context.resource.outcome,
     )
     if people is not None and context.event.actor not in people:
-        yield f"{context.event.actor} is no person, but approved {hold}"
+        yield f"{context.event.actor} is not a person, but approved {hold}"
     if hold == "Approval":
         if context.data.plan != context.resource.requested_approval[0]:
             yield "a plan was approved without a request"
     elif outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
-        yield f"{hold} was approved, which did not hold it"
+        yield f"{hold} was approved, but did not hold it"
 
 
 @on(ActionDecided)
 def unapproved_action(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
-    """An action that needs approval has it, for what exists now (invariants 16, 17)."""
+    """An action that needs approval has it for the current object (invariants 16, 17)."""
     action, plan = context.data.action, context.resource.plan
     settings = context.settings(action.provider_config)
     min_level = min((_LEVELS.index(each.approve) for each in settings), default=0)

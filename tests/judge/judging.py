@@ -1,4 +1,4 @@
-"""Applies the rules: to records as they arrive, or to a whole history that is read later."""
+"""Applies the rules to records as they arrive, or to a whole history that is read later."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Judge:
         resource = self.ledger.resource(event.key)
         judged_event = JudgedEvent(self.ledger, resource, event, event.data)
         breaches = self._apply("event", event.id, event.data, judged_event)
-        self.ledger.take_event(event)
+        self.ledger.add_event(event)
         return breaches
 
     def call(self, call: Call) -> list[Finding]:
@@ -74,7 +74,7 @@ class Judge:
     def effect(self, effect: Effect) -> list[Finding]:
         """Judge an effect in the API, and add it to the ledger."""
         breaches = self._apply("effect", effect.name, effect, self.ledger, effect)
-        self.ledger.take_effect(effect)
+        self.ledger.add_effect(effect)
         return breaches
 
     def end(self) -> list[Finding]:

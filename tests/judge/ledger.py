@@ -20,14 +20,14 @@ from tests.judge.history import Effect, History
 
 OWNER_LABEL = "reconciler/owner"
 FINAL_ERROR_CLASSES = ("Conflict", "NotFound", "Refused")
-PREDECESSOR_DELETED = "made way"
-"""The approved content after the object that it replaces was deleted."""
+PREDECESSOR_DELETED = "predecessor deleted"
+"""The approved content once the object that it replaces has been deleted."""
 
 _SETTLED_OUTCOMES = {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
 
 
 class Owned(NamedTuple):
-    """An object that the log owns; ``written`` has the fields wanted at its last write."""
+    """An object that the log owns; ``written`` has the desired fields as of its last write."""
 
     name: str
     uid: str | None
@@ -55,7 +55,7 @@ class DecidedAction:
     has_succeeded: bool = False
     may_be_done: bool = False
     is_given_up: bool = False
-    """Whether a person gave it up regardless of its result; the log records its end later."""
+    """Whether a person abandoned it regardless of its result; the log records its end later."""
     effects: set[str] = field(default_factory=set[str])
     created: set[str] = field(default_factory=set[str])
     """Ids of the objects that it created according to the log; a redelivery may create another."""
@@ -94,7 +94,7 @@ class Resource:
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
     is_in_effect: bool = False
-    """Whether the references of its newest declaration count, which ends with its object."""
+    """Whether its newest declaration's references count, which they do until its object is gone."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
@@ -122,7 +122,7 @@ class Resource:
 
     @property
     def is_held_for_a_person(self) -> bool:
-        """Whether its newest outcome waits for approval."""
+        """Whether its newest outcome is waiting for approval."""
         reasons = ("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval")
         return (
             self.outcome_name == "Held"
@@ -132,7 +132,7 @@ class Resource:
 
     @property
     def expected(self) -> Fields:
-        """The wanted fields with the values of references, without ignored fields."""
+        """The desired fields with the values of references, without ignored fields."""
         spec = {} if self.spec is None else self.spec.fields
         fields = spec if self.resolved is None else self.resolved
         return {
@@ -148,17 +148,17 @@ class Resource:
         changed = {
             name: each
             for name, each in self.expected.items()
-            if observed_object is None or not is_as_wanted(each, observed_object.fields.get(name))
+            if observed_object is None or not is_as_expected(each, observed_object.fields.get(name))
         }
         return (self.generation, self.is_declared, changed, there)
 
 
-def is_as_wanted(expected: Any, found: Any) -> bool:
-    """Return whether a value is as wanted; additional keys of a mapping are ignored."""
+def is_as_expected(expected: Any, found: Any) -> bool:
+    """Return whether a value is as expected; additional keys of a mapping are ignored."""
     if not isinstance(expected, dict) or not isinstance(found, dict):
         return expected == found
     named, there = cast("Fields", expected), cast("Fields", found)
-    return all(is_as_wanted(each, there.get(name)) for name, each in named.items())
+    return all(is_as_expected(each, there.get(name)) for name, each in named.items())
 
 
 class Ledger:
@@ -179,9 +179,9 @@ class Ledger:
         self.ours: set[str] = set()
         self.released: set[str] = set()
         self.given_up: set[str] = set()
-        """Actions that a person gave up with their objects."""
+        """Actions that a person abandoned along with their objects."""
         self.late: set[str] = set()
-        """Objects that a call created after its action had failed permanently; no log has them."""
+        """Objects created by a call after its action had failed permanently; the log lacks them."""
 
     def resource(self, key: ResourceKey) -> Resource:
         """Return the recorded resource; an empty one if there is none."""
@@ -204,7 +204,7 @@ class Ledger:
 
     # --- adding records
 
-    def take_effect(self, effect: Effect) -> None:
+    def add_effect(self, effect: Effect) -> None:
         """Add an effect."""
         self.effects.append(effect)
         if effect.key is None:
@@ -219,7 +219,7 @@ class Ledger:
             self.ours.add(effect.uid)
 
     def _explain_by_key(self, resource: Resource, uid: str) -> None:
-        """Mark the action whose key a claimed object has as possibly done."""
+        """Mark as possibly done the action whose key a claimed object has."""
         observed_object = resource.observed
         if (
             observed_object is not None
@@ -228,7 +228,7 @@ class Ledger:
         ):
             self.by_key[observed_object.written_by].may_be_done = True
 
-    def take_event(self, event: e.LogEvent) -> None:
+    def add_event(self, event: e.LogEvent) -> None:
         """Add an event."""
         key, data = event.key, event.data
         resource = self.resources.setdefault(key, Resource(key))
@@ -250,8 +250,10 @@ class Ledger:
                 self.released.add(uid)
             case e.ActionSucceeded(ended, object=ExternalObject(uid=str(uid))):
                 # A write that met a different object does not make that object ours (ADR 0009).
-                is_met = ended in self.actions and self.actions[ended].action.uid not in (None, uid)
-                if not (is_met or (data.outdated and uid in self.released)):
+                is_different_object = ended in self.actions and self.actions[
+                    ended
+                ].action.uid not in (None, uid)
+                if not (is_different_object or (data.outdated and uid in self.released)):
                     self.ours.add(uid)
             case e.ActionAbandoned(action_id=ended):
                 if ended in self.actions and self.actions[ended].is_given_up:
@@ -426,7 +428,9 @@ def _fold_action_event(resource: Resource, event: e.LogEvent, decided: DecidedAc
             pass
 
 
-def _take_effect_time(resource: Resource, event: e.LogEvent, reported_at: datetime | None) -> None:
+def _record_effect_time(
+    resource: Resource, event: e.LogEvent, reported_at: datetime | None
+) -> None:
     if event.causationposition >= resource.effect_position:
         resource.effect_position = event.causationposition
         resource.effect_at = reported_at or event.time
@@ -435,13 +439,19 @@ def _take_effect_time(resource: Resource, event: e.LogEvent, reported_at: dateti
 def _fold_success(
     resource: Resource, event: e.LogEvent, data: e.ActionSucceeded, decided: DecidedAction
 ) -> None:
-    _take_effect_time(resource, event, data.reported_at)
+    _record_effect_time(resource, event, data.reported_at)
     decided.progress, decided.has_succeeded, decided.may_be_done = "ended", True, True
     decided.in_doubt |= data.redelivered
     if data.operation == "Create" and data.object is not None and data.object.uid is not None:
         decided.created.add(data.object.uid)
-    made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
-    resource.plan = PREDECESSOR_DELETED if made_way and resource.plan is not None else None
+    is_predecessor_deleted = (data.operation, data.purpose, data.late) == (
+        "Delete",
+        "Replace",
+        False,
+    )
+    resource.plan = (
+        PREDECESSOR_DELETED if is_predecessor_deleted and resource.plan is not None else None
+    )
     if not data.late:
         resource.in_flight, resource.is_troubled = None, False
     if data.outdated:
@@ -484,19 +494,19 @@ def _fold_failure(
     is_looked_up &= (decided.is_open and not decided.is_unclear) or data.redelivered
     if decided.is_lookup and is_unknown:
         decided.is_unclear = True
-    is_begun = data.operation == "Create" and data.error.error_class == "Throttled"
+    is_partly_done = data.operation == "Create" and data.error.error_class == "Throttled"
     if not decided.is_lookup and data.error.attempted:
-        decided.is_open |= is_unknown or is_begun
-        decided.is_unclear &= not (is_unknown or is_begun)
+        decided.is_open |= is_unknown or is_partly_done
+        decided.is_unclear &= not (is_unknown or is_partly_done)
     decided.is_open |= data.redelivered
     if data.error.error_class not in FINAL_ERROR_CLASSES or is_looked_up:
         decided.progress = "failed"
         return
     decided.progress, decided.has_failed, resource.in_flight = "ended", True, None
-    _take_effect_time(resource, event, data.reported_at)
+    _record_effect_time(resource, event, data.reported_at)
     if data.error.error_class == "Refused":
-        is_of_today = decided.action.generation == resource.generation
-        resource.is_troubled = is_of_today or data.purpose in ("Retire", "Renew")
+        is_current_generation = decided.action.generation == resource.generation
+        resource.is_troubled = is_current_generation or data.purpose in ("Retire", "Renew")
     elif data.purpose == "Retire":
         object_uid = None if data.object is None else data.object.uid
         uid = None if resource.retiring is None else resource.retiring.uid
@@ -504,6 +514,6 @@ def _fold_failure(
         if data.error.error_class == "NotFound" or is_other:
             resource.retiring = None
     else:
-        is_beside = data.purpose == "Replace" and data.operation == "Create" and resource.owned
-        if not is_beside and (data.error.error_class == "NotFound" or data.object is not None):
+        is_added = data.purpose == "Replace" and data.operation == "Create" and resource.owned
+        if not is_added and (data.error.error_class == "NotFound" or data.object is not None):
             resource.observed = data.object

@@ -32,9 +32,9 @@ def versions(context: JudgedEvent[ResourceEvent]) -> Iterator[str]:
 
 @on()
 def secrets(context: JudgedEvent[ResourceEvent]) -> Iterator[str]:
-    """No value of a secret is in the log, whatever an API returned (invariant 12).
+    """The log contains no secret's value, whatever an API returned (invariant 12).
 
-    Neither in plain text, nor in Base64 or hexadecimal digits.
+    This includes values in Base64 and in hexadecimal digits.
     """
     values = context.ledger.history.secret_values
     stored = encode_log(context.event) if values else b""
@@ -57,22 +57,22 @@ def generations(context: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[
         yield f"message {context.event.causationid} already created generation {first}"
 
 
-@on(SpecDeclared, SpecWithdrawn, needs=("answers",))
+@on(SpecDeclared, SpecWithdrawn, needs=("replies",))
 def repetitions(context: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
-    """A message whose answer reported no generation creates none when resent (invariant 4).
+    """A message whose reply reported no generation creates none when resent (invariant 4).
 
-    Exception: it is handled before the message that it had overtaken is redelivered. The newest
-    generation is then of an older message, and was stored after the answer.
+    Exception: it is handled before the redelivery of the message that it had overtaken. The newest
+    generation then comes from an older message, and was stored after the reply.
     """
-    for inbox, answer in context.ledger.history.answers or ():
+    for inbox, reply in context.ledger.history.replies or ():
         is_its_own = (
             inbox == f"_INBOX.{context.event.causationid}"
-            and answer.reason in _NO_GENERATION_REASONS
+            and reply.reason in _NO_GENERATION_REASONS
         )
-        is_older = context.resource.position < answer.position
-        has_overtaken = is_older and answer.generation < context.resource.generation
-        if is_its_own and answer.position < context.event.causationposition and not has_overtaken:
-            yield f"message {context.event.causationid} was {answer.reason} before"
+        is_older = context.resource.position < reply.position
+        has_overtaken = is_older and reply.generation < context.resource.generation
+        if is_its_own and reply.position < context.event.causationposition and not has_overtaken:
+            yield f"message {context.event.causationid} was {reply.reason} before"
 
 
 # --- each message
@@ -82,17 +82,17 @@ def repetitions(context: JudgedEvent[SpecDeclared | SpecWithdrawn]) -> Iterator[
 def undecided_message(ledger: Ledger) -> Iterator[Breach]:
     """Every message is decided, refused or a dead letter, or repeats one (invariant 11).
 
-    Where answers are recorded, an answer is also a decision: of two messages that were handled out
+    Where replies are recorded, a reply is also a decision: of two messages that were handled out
     of order, one may repeat the other. `outdated_declaration` and `repetitions` judge those.
     """
     history, first = ledger.history, _first_positions(ledger)
     handled = history.dead_letters | history.refused
-    handled |= {answer.position for _, answer in history.answers or ()}
+    handled |= {reply.position for _, reply in history.replies or ()}
     for message in (history.messages or {}).values():
         if message.position in handled:
             continue
         if message.key is None:
-            yield f"message {message.position}", "it cannot be read, and is no dead letter"
+            yield f"message {message.position}", "it is unreadable, but not a dead letter"
         elif message.key not in history.damaged and isinstance(message.data, Declared | Withdrawn):
             is_decided = (message.key, message.message_id) in ledger.causes
             position = first[message.key, message.message_id]
@@ -111,7 +111,7 @@ def lost_message(ledger: Ledger) -> Iterator[Breach]:
     stored = ledger.causes | {(each.key, each.message_id) for each in messages}
     for message in ledger.history.acknowledged:
         if message not in stored:
-            yield message.key, f"{message.message_id!r} was acknowledged and is lost"
+            yield message.key, f"{message.message_id!r} was acknowledged, but is lost"
 
 
 @rule("end", "messages")
@@ -123,18 +123,18 @@ def outdated_declaration(ledger: Ledger) -> Iterator[Breach]:
         if key in history.damaged:
             continue
         if resource.is_declared != (declaration is not None):
-            text = f"declared is {resource.is_declared}, should be {declaration is not None}"
+            text = f"is_declared is {resource.is_declared}, but should be {declaration is not None}"
             yield key, text
         elif declaration is not None and not _is_same(history, key, resource.spec, declaration):
-            yield key, f"{resource.spec} is decided, but the newest declaration differs"
+            yield key, f"{resource.spec} was decided, but the newest declaration differs"
 
 
 def undecided_for_long(history: History, now: float) -> Iterator[Breach]:
     """Yield the messages that wait although only other resources have problems (invariant 14).
 
-    This is no rule about a history at rest, in which everything is decided.
+    This is not a rule about a history at rest, in which everything has been decided.
     """
-    answered_inboxes = {inbox for inbox, _ in history.answers or ()}
+    answered_inboxes = {inbox for inbox, _ in history.replies or ()}
     for message in (history.messages or {}).values():
         waited = now - message.stored_at
         is_usable = isinstance(message.data, Declared | Withdrawn)

@@ -181,7 +181,7 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
         return  # the key alone is no evidence: another client has removed the label (ADR 0065)
     written_by = previous_effect.after.written_by
     if previous_effect.key is None and written_by not in (None, *ledger.by_key):
-        yield f"{effect.uid} was updated, though {written_by} is no action of this log"
+        yield f"{effect.uid} was updated, though {written_by} is not an action of this log"
 
 
 # --- observations
@@ -242,7 +242,7 @@ def observation_within_grace(context: JudgedEvent[ExternalObserved]) -> Iterator
 
 @on(ExternalObserved, needs=("messages", "truth"))
 def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
-    """An object that is recorded as missing was missing at some moment (invariant 6).
+    """An object that is recorded as missing was missing at some point (invariant 6).
 
     A listing that omitted it is not the product's fault. A listed object that another resource is
     deleting is not the object of a resource that has none.
@@ -262,7 +262,7 @@ def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     begin = since - _grace_of(context.settings(context.data.provider_config))
     uid = None if owned is None else owned.uid
     if not context.truth.was_absent_within(name, uid, begin, cause.stored_at):
-        yield f"{name} was recorded as missing, but existed all the time"
+        yield f"{name} was recorded as missing, but existed the whole time"
 
 
 def _is_being_deleted(context: JudgedEvent[ExternalObserved]) -> bool:
@@ -286,7 +286,7 @@ def _is_being_deleted(context: JudgedEvent[ExternalObserved]) -> bool:
 
 @on(OutcomeRecorded)
 def assumed_absence(context: JudgedEvent[OutcomeRecorded]) -> Iterator[str]:
-    """An outcome reports an object as missing only after a proof since the declaration.
+    """An outcome reports an object as missing only if it was proved since the declaration.
 
     This includes resources that do not create an object (invariant 6).
     """
@@ -307,7 +307,7 @@ def _grace_of(settings: list[ProviderConfigSpec]) -> float:
 
 @on(ExternalObserved, needs=("messages",))
 def implausible_loss(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
-    """A listing without many of our objects is accepted only once approved (invariant 17)."""
+    """A listing that lacks many of our objects is accepted only once approved (invariant 17)."""
     observed, settings = (
         context.ledger.observation(context.event),
         context.settings(context.data.provider_config),
@@ -326,12 +326,12 @@ def implausible_loss(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
 
 @on(ActionDecided, needs=("truth",))
 def early_renewal(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
-    """An object is renewed at its end, and not before (invariant 8)."""
+    """An object is renewed when it expires, and not before (invariant 8)."""
     if context.data.action.purpose != "Renew" or context.resource.observed is None:
         return
     seconds_left = context.truth.seconds_to_expiry(context.resource.observed)
     if seconds_left is not None and seconds_left > 0.0:
-        yield f"renewed {seconds_left:.2f} s before its end"
+        yield f"renewed {seconds_left:.2f} s before it expires"
 
 
 @on(ActionDecided, needs=("truth",))

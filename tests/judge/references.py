@@ -31,7 +31,7 @@ def reference_value(context: JudgedEvent[SpecResolved]) -> Iterator[str]:
             and context.data.fields[name] == value_of(place["field"], effect.after)
         ]
         if not samples:
-            yield f"{place} never was {context.data.fields[name]!r}"
+            yield f"{place} was never {context.data.fields[name]!r}"
         elif context.resource.resolved is None and context.truth.is_too_recent(samples[0]):
             yield f"{target} was not ready yet"
 
@@ -107,7 +107,7 @@ def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
 
 
 def is_named(expected: str, name: str) -> bool:
-    """Return whether an object has a name, or replaces one with that name."""
+    """Return whether an object has the given name, or replaces one with that name."""
     return expected == name or expected.rpartition("-")[0] == name
 
 

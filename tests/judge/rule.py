@@ -16,7 +16,7 @@ from tests.judge.ledger import Ledger, Resource
 Breach = tuple[ResourceKey | str, str]
 """The subject of a breach, and what is wrong with it."""
 
-Evidence = Literal["messages", "answers", "effects", "objects", "truth"]
+Evidence = Literal["messages", "replies", "effects", "objects", "truth"]
 Moment = Literal["event", "call", "effect", "end"]
 _INVARIANTS = re.compile(r"\(invariants? ([0-9, ]+)\)")
 _Data = TypeVar("_Data", bound=ResourceEvent)

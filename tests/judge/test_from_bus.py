@@ -37,7 +37,7 @@ async def test_a_run_without_faults_has_no_findings(world: World) -> None:
     assert await check(world.nc, world.human.url, after_effect=position_before) == []
 
 
-async def test_changes_made_without_the_log_are_found(world: World) -> None:
+async def test_changes_made_without_the_log_are_detected(world: World) -> None:
     position_before = await last_effect(world.human.url)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")

@@ -84,7 +84,7 @@ BAR = ResourceKey("default", "Shape", "bar")
 CONFIG = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 RED: Fields = {"type": "Square", "color": "Red"}
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-UNKNOWN = ActionError("Unknown", "no answer")
+UNKNOWN = ActionError("Unknown", "no response")
 SPEC = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
 BAR_ABSENT = ExternalObserved("default", "bar", None, "CompleteListing", 99)
 
@@ -103,7 +103,7 @@ def make_object(name: str, fields: Fields = RED, **more: Any) -> ExternalObject:
 
 @dataclass
 class FixedTruth:
-    """The truth about a world, as set by a test."""
+    """The truth about a world, as a test sets it."""
 
     absent: bool = True
     starting: bool = False
@@ -222,7 +222,7 @@ def declared(key: ResourceKey, fields: Fields = RED) -> Declared:
 
 
 def sound_story() -> Story:
-    """Foo exists as declared; Gone was created, withdrawn and deleted at the second attempt."""
+    """Foo exists as declared; Gone was created, withdrawn and deleted on the second attempt."""
     story = Story()
     story.create(FOO)
     story.create(GONE)
@@ -255,7 +255,7 @@ def test_a_sound_history_has_no_findings() -> None:
 
 def test_a_sound_history_has_no_findings_by_the_simulation_rules() -> None:
     story = sound_story()
-    story.history.truth, story.history.answers = FixedTruth(), []
+    story.history.truth, story.history.replies = FixedTruth(), []
     story.history.is_final = True
     assert skipped_rules(story.history) == []
     assert findings(story.history) == []
@@ -294,13 +294,13 @@ def events_out_of_order(story: Story) -> None:
 
 
 @breaks_rule("generations")
-def a_message_that_makes_two_generations(story: Story) -> None:
+def a_message_that_creates_two_generations(story: Story) -> None:
     story.record(FOO, replace(SPEC, generation=2), cause=1)
 
 
 @breaks_rule("repetitions")
-def a_repeated_message_that_makes_a_generation(story: Story) -> None:
-    story.history.answers = [("_INBOX.m50", Reply(True, "Unchanged", 1, 50))]
+def a_repeated_message_that_creates_a_generation(story: Story) -> None:
+    story.history.replies = [("_INBOX.m50", Reply(True, "Unchanged", 1, 50))]
     story.record(FOO, replace(SPEC, generation=2), cause=60, message_id="m50")
 
 
@@ -318,17 +318,17 @@ def a_withdrawal_that_led_to_nothing(story: Story) -> None:
 
 
 @breaks_rule("undecided_message")
-def an_unreadable_message_that_is_no_dead_letter(story: Story) -> None:
+def an_unreadable_message_that_is_not_a_dead_letter(story: Story) -> None:
     story.message(None, None, 50)
 
 
 @breaks_rule("lost_message")
-def an_acknowledged_declaration_that_is_nowhere(story: Story) -> None:
+def an_acknowledged_declaration_that_is_lost(story: Story) -> None:
     story.history.acknowledged = [AcknowledgedMessage(BAR, "m77")]
 
 
 @breaks_rule("outdated_declaration")
-def an_older_declaration_that_counts(story: Story) -> None:
+def an_older_declaration_that_prevails(story: Story) -> None:
     story.message(FOO, declared(FOO, {"color": "Blue"}), 50)
     story.record(FOO, replace(SPEC, generation=2), cause=50)
 
@@ -351,18 +351,18 @@ def a_withdrawal_that_is_forgotten(story: Story) -> None:
 
 
 @breaks_rule("changed_action")
-def an_attempt_with_other_parameters(story: Story) -> None:
+def an_attempt_with_different_parameters(story: Story) -> None:
     story.record(GONE, ActionRetried(action(GONE, 6, "Delete", uid="another"), 3))
 
 
 @breaks_rule("changed_action")
-def a_key_of_two_actions(story: Story) -> None:
+def a_key_shared_by_two_actions(story: Story) -> None:
     again = action(FOO, 5, "Update", idempotency_key="key-foo-2")
     story.record(FOO, ActionDecided(again))
 
 
 @breaks_rule("changed_action")
-def an_action_with_the_name_of_another(story: Story) -> None:
+def an_action_with_another_actions_id(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 7, "Update")))
 
 
@@ -425,7 +425,7 @@ def a_call_before_its_decision(story: Story) -> None:
 
 
 @breaks_rule("call_without_intent")
-def a_call_with_other_parameters(story: Story) -> None:
+def a_call_with_different_parameters(story: Story) -> None:
     story.history.calls = [Call(story.clock, action(FOO, 2, "Create", fields=RED))]
 
 
@@ -440,7 +440,7 @@ def an_effect_without_a_key(story: Story) -> None:
 
 
 @breaks_rule("effect_without_intent")
-def an_effect_of_another_operation(story: Story) -> None:
+def an_effect_with_a_different_operation(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
     story.effect("Delete", "foo", "key-foo-5")
 
@@ -499,7 +499,7 @@ def a_deletion_of_another_resources_object(story: Story) -> None:
 
 
 @breaks_rule("unexplained_effect")
-def an_effect_that_had_failed_by_the_log(story: Story) -> None:
+def an_effect_that_failed_according_to_the_log(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
     story.effect("Update", "foo", "key-foo-5")
     failed = ActionFailed(event_id(FOO, 5), "Update", 1, ActionError("Refused", "no"))
@@ -530,14 +530,14 @@ def an_effect_of_an_abandoned_action(story: Story) -> None:
 
 
 @breaks_rule("unrecorded_success")
-def a_reported_success_that_the_log_has_not(story: Story) -> None:
+def a_reported_success_that_the_log_lacks(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
     story.message(FOO, Reported(event_id(FOO, 5), 1, NOW, NOW, "worker"))
     story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "Superseded"))
 
 
 @breaks_rule("unrecorded_success")
-def a_reported_second_object_that_the_log_has_not(story: Story) -> None:
+def a_reported_second_object_that_the_log_lacks(story: Story) -> None:
     story.message(FOO, Reported(event_id(FOO, 2), 1, NOW, NOW, "worker", None, make_object("foo")))
     second = make_object("foo", uid="uid-second")
     story.message(FOO, Reported(event_id(FOO, 2), 1, NOW, NOW, "worker-2", None, second))
@@ -555,7 +555,7 @@ def a_failure_that_leads_to_nothing(story: Story) -> None:
 
 
 @breaks_rule("unfinished_action")
-def a_retry_that_is_still_scheduled_at_a_final_rest(story: Story) -> None:
+def a_retry_that_is_still_scheduled_in_a_final_history(story: Story) -> None:
     a_failure_that_leads_to_nothing(story)
     story.record(FOO, RetryScheduled(NOW, 1, "Unknown", event_id(FOO, 5)))
     story.history.is_final = True
@@ -589,7 +589,7 @@ def a_claim_by_an_exclusive_scope_that_is_shared(story: Story) -> None:
 
 
 @breaks_rule("unfounded_claim")
-def a_claim_by_a_label_that_decides_nothing(story: Story) -> None:
+def a_claim_by_a_label_in_a_config_that_ignores_labels(story: Story) -> None:
     story.configure()
     story.record(FOO, OwnershipClaimed("foo", "human-1", "Label", "default"))
 
@@ -600,13 +600,13 @@ def a_return_of_an_object_never_owned(story: Story) -> None:
 
 
 @breaks_rule("unfounded_claim")
-def a_find_that_we_did_not_make(story: Story) -> None:
+def a_found_object_that_we_did_not_create(story: Story) -> None:
     story.history.log_id = "log1"
     story.record(FOO, OwnershipClaimed("foo", "human-1", "Found"))
 
 
 @breaks_rule("unfounded_claim")
-def a_find_beside_the_object_under_a_name_that_we_never_used(story: Story) -> None:
+def a_second_found_object_under_a_name_that_we_never_used(story: Story) -> None:
     story.history.log_id = "log1"
     copy = make_object("zoo", uid="human-1", labels={OWNER_LABEL: f"log1.{FOO.tokens}"})
     story.record(FOO, OwnershipClaimed("zoo", "human-1", "Found", object=copy))
@@ -655,7 +655,7 @@ def an_observation_within_the_grace(story: Story) -> None:
 
 
 @breaks_rule("false_absence")
-def an_absence_that_never_was(story: Story) -> None:
+def an_absence_that_never_occurred(story: Story) -> None:
     story.history.truth = FixedTruth(absent=False)
     cause = story.message(FOO, Observed("default", "foo", None, "CompleteListing", 40), 98)
     story.record(FOO, observation(None), cause=cause)
@@ -663,17 +663,17 @@ def an_absence_that_never_was(story: Story) -> None:
 
 @breaks_rule("false_absence")
 def an_absence_while_another_resource_owns_the_object(story: Story) -> None:
-    _miss_bar(story, OwnershipClaimed("bar", "human-1", "ExclusiveScope"))
+    _report_bar_missing(story, OwnershipClaimed("bar", "human-1", "ExclusiveScope"))
 
 
 def test_an_object_that_another_resource_is_deleting_is_not_considered_missing() -> None:
     story, delete = sound_story(), action(GONE, 12, "Delete", external_name="bar", uid="human-1")
     claim = OwnershipClaimed("bar", "human-1", "ExclusiveScope")
-    _miss_bar(story, claim, ActionDecided(delete))
+    _report_bar_missing(story, claim, ActionDecided(delete))
     assert "false_absence" not in broken_rules(story)
 
 
-def _miss_bar(story: Story, *of_another: ResourceEvent) -> None:
+def _report_bar_missing(story: Story, *of_another: ResourceEvent) -> None:
     """Record that a listing has no object for Bar, after events of another resource."""
     story.history.truth = FixedTruth(absent=False)
     story.record(GONE, *of_another)
@@ -682,14 +682,14 @@ def _miss_bar(story: Story, *of_another: ResourceEvent) -> None:
 
 
 @breaks_rule("implausible_loss")
-def a_mass_loss_that_is_believed(story: Story) -> None:
+def a_mass_loss_that_is_accepted(story: Story) -> None:
     story.configure(loss_guard=LossGuard(min_count=2))
     observed = Observed("default", "foo", None, "CompleteListing", 40, losses=LossCount(3, 4))
     story.record(FOO, observation(None), cause=story.message(FOO, observed, 98))
 
 
 @breaks_rule("early_renewal")
-def a_renewal_before_the_end(story: Story) -> None:
+def a_renewal_before_the_expiry(story: Story) -> None:
     story.history.truth = FixedTruth(seconds_left=60.0)
     story.record(FOO, ActionDecided(action(FOO, 5, "Update", purpose="Renew")))
 
@@ -704,7 +704,7 @@ def a_retirement_before_the_new_object_is_ready(story: Story) -> None:
 
 
 @breaks_rule("finalizers")
-def a_finalizer_in_the_name_of_another(story: Story) -> None:
+def a_finalizer_added_for_another_service(story: Story) -> None:
     story.record(FOO, FinalizerAdded("backup", "backup"), actor="billing")
 
 
@@ -748,7 +748,7 @@ def an_approval_of_a_plan_without_a_request(story: Story) -> None:
 
 
 @breaks_rule("unapproved_action")
-def an_action_that_nobody_approved(story: Story) -> None:
+def an_action_that_no_person_approved(story: Story) -> None:
     story.configure(approve="Always")
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
 
@@ -886,7 +886,7 @@ def an_absence_from_before_the_declaration(story: Story) -> None:
 
 
 @breaks_rule("missing_outcome")
-def a_first_look_that_never_came(story: Story) -> None:
+def a_first_observation_that_never_came(story: Story) -> None:
     story.history.is_final = True
     story.record(FOO, OutcomeRecorded("Waiting", 1, "AwaitingListing"))
 
@@ -911,14 +911,14 @@ def an_object_that_the_log_does_not_own(story: Story) -> None:
 
 
 @breaks_rule("leak")
-def an_object_of_an_action_that_no_person_gave_up(story: Story) -> None:
+def an_object_of_an_action_that_no_person_abandoned(story: Story) -> None:
     """The operator only removed the holds; the reconciler abandoned the action."""
     abandoned = release_during_creation(story, orphan=False)
     story.record(BAR, abandoned, OutcomeRecorded("Deleted", 2, "Gone"))
 
 
 def release_during_creation(story: Story, *, orphan: bool) -> ActionAbandoned:
-    """Withdraw Bar while it is created, and remove its holds; return the end of its action."""
+    """Withdraw Bar while it is being created, remove its holds, and return its action's end."""
     create = action(BAR, 2, "Create")
     cause = story.message(BAR, declared(BAR))
     story.record(BAR, replace(SPEC, external_name="bar"), ActionDecided(create), cause=cause)
@@ -943,7 +943,7 @@ def a_conflict_with_its_own_object(story: Story) -> None:
 
 
 @breaks_rule("references")
-def a_reference_of_which_the_target_does_not_know(story: Story) -> None:
+def a_reference_that_only_the_target_records(story: Story) -> None:
     story.history.is_final = True
     story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"))
 
@@ -951,7 +951,7 @@ def a_reference_of_which_the_target_does_not_know(story: Story) -> None:
 @breaks_rule("references")
 def a_reference_never_reported_to_its_target(story: Story) -> None:
     story.history.is_final = True
-    let_reference_bar(story, FOO)
+    make_reference_bar(story, FOO)
 
 
 @breaks_rule("references")
@@ -960,7 +960,7 @@ def a_reference_of_a_resource_that_only_claimed_an_unmanaged_object(story: Story
     story.record(BAR, ReferenceAdded(str(GONE), "Keep"))
 
 
-def let_reference_bar(story: Story, key: ResourceKey) -> None:
+def make_reference_bar(story: Story, key: ResourceKey) -> None:
     """Change the declaration of a resource so that it references Bar."""
     log = story.history.log
     index = next(number for number, each in enumerate(log) if each.event.key == key)
@@ -971,7 +971,7 @@ def let_reference_bar(story: Story, key: ResourceKey) -> None:
 def claim_after_withdrawal(story: Story) -> None:
     """Make Gone reference Bar and claim another object before it has an outcome."""
     story.history.is_final = True
-    let_reference_bar(story, GONE)
+    make_reference_bar(story, GONE)
     story.history.log.pop()
     story.record(BAR, ReferenceAdded(str(GONE), "Keep"), ReferenceRemoved(str(GONE)))
     story.record(GONE, OwnershipClaimed("gone", "human-1", "ExclusiveScope", "default"))
@@ -985,7 +985,7 @@ def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_each_breach_is_found(breach: str) -> None:
+def test_each_breach_is_detected(breach: str) -> None:
     rule, change = BREACHES[breach]
     story = sound_story()
     change(story)
@@ -1007,12 +1007,12 @@ def test_every_invariant_has_a_rule_or_an_existing_test() -> None:
             assert (root / file).is_file(), f"invariant {number}: {file} does not exist"
 
 
-def test_a_message_that_waits_for_other_resources_is_found() -> None:
+def test_a_message_that_waits_for_other_resources_is_detected() -> None:
     story = sound_story()
     story.message(BAR, declared(BAR), 50)
     undecided = list(undecided_for_long(story.history, now=story.clock + 11.0))
     assert "message 50" in {subject for subject, _ in undecided}
-    story.history.answers = [("_INBOX.m50", Reply(True, "Accepted", 1, 50))]
+    story.history.replies = [("_INBOX.m50", Reply(True, "Accepted", 1, 50))]
     messages = story.history.messages
     assert messages is not None
     messages_with_inbox = [each._replace(reply_to="_INBOX.m50") for each in messages.values()]
@@ -1035,10 +1035,10 @@ def test_a_rule_is_skipped_where_the_history_lacks_its_evidence() -> None:
 
 def test_a_lost_acknowledged_declaration_is_named() -> None:
     story = sound_story()
-    an_acknowledged_declaration_that_is_nowhere(story)
+    an_acknowledged_declaration_that_is_lost(story)
     (lost_finding,) = findings(story.history)
     assert (
-        str(lost_finding) == "lost_message: default/Shape/bar: 'm77' was acknowledged and is lost"
+        str(lost_finding) == "lost_message: default/Shape/bar: 'm77' was acknowledged, but is lost"
     )
 
 
@@ -1062,7 +1062,7 @@ def test_an_out_of_band_change_needs_no_key() -> None:
     assert findings(story.history) == []
 
 
-def test_an_object_that_the_log_released_is_no_leak() -> None:
+def test_an_object_that_the_log_released_is_not_a_leak() -> None:
     story = sound_story()
     story.message(FOO, Withdrawn(), 50)
     released = OwnershipReleased("foo", "uid-foo", "Orphaned")
@@ -1089,7 +1089,7 @@ def test_two_released_objects_belong_to_no_resource() -> None:
     assert findings(story.history) == []
 
 
-def test_an_object_of_an_action_that_an_operator_abandoned_is_no_leak() -> None:
+def test_an_object_of_an_action_that_an_operator_abandoned_is_not_a_leak() -> None:
     """A declaration before the action ends does not undo the person's decision."""
     story = sound_story()
     abandoned = release_during_creation(story, orphan=True)
@@ -1101,7 +1101,7 @@ def test_an_object_of_an_action_that_an_operator_abandoned_is_no_leak() -> None:
     assert findings(story.history) == []
 
 
-def test_an_object_that_is_kept_on_purpose_is_no_leak() -> None:
+def test_an_object_that_is_kept_on_purpose_is_not_a_leak() -> None:
     story = sound_story()
     story.message(FOO, Withdrawn(), 50)
     outcome = OutcomeRecorded("Held", 2, "ProviderConfigMissing")
@@ -1109,7 +1109,7 @@ def test_an_object_that_is_kept_on_purpose_is_no_leak() -> None:
     assert findings(story.history) == []
 
 
-def test_another_clients_object_that_a_late_write_met_is_no_leak() -> None:
+def test_another_clients_object_that_a_late_write_found_is_not_a_leak() -> None:
     story = sound_story()
     update = action(FOO, 5, "Update", uid="uid-foo")
     other_object = make_object("foo", uid="human-1")
@@ -1127,7 +1127,7 @@ def test_another_clients_object_that_a_late_write_met_is_no_leak() -> None:
     assert findings(story.history) == []
 
 
-def test_an_action_with_a_scheduled_retry_is_no_breach() -> None:
+def test_an_action_with_a_scheduled_retry_is_not_a_breach() -> None:
     story = sound_story()
     a_failure_that_leads_to_nothing(story)
     story.record(FOO, RetryScheduled(NOW, 1, "Unknown", event_id(FOO, 5)))
@@ -1172,13 +1172,13 @@ def test_a_replacement_with_a_reference_and_a_later_call_is_sound() -> None:
     assert findings(replaced_story().history) == []
 
 
-def test_a_leftover_replaced_object_is_found() -> None:
+def test_a_leftover_replaced_object_is_detected() -> None:
     story = replaced_story()
     story.exists(*(story.history.objects or ()), make_object("foo"))
     assert broken_rules(story) == {"duplicate_object", "leak"}
 
 
-def test_an_unfinished_replacement_of_a_paused_resource_is_no_second_object() -> None:
+def test_an_unfinished_replacement_of_a_paused_resource_is_not_a_second_object() -> None:
     story = Story()
     story.create(FOO)
     circle: Fields = {"type": "Circle"}

@@ -54,9 +54,9 @@ class ActionQueue:
         """Whether every action was executed and acknowledged."""
         return all(consumer.is_idle for consumer in self.consumers.values())
 
-    def request(self, reader: str, rooms: FreeSlots, deliver: Deliver[ActionDelivery]) -> None:
+    def request(self, reader: str, free_slots: FreeSlots, deliver: Deliver[ActionDelivery]) -> None:
         """Register a worker's request for actions; they are delivered as soon as there are some."""
-        self._requests.append((reader, rooms, self._time() + _REQUEST_SECONDS, deliver))
+        self._requests.append((reader, free_slots, self._time() + _REQUEST_SECONDS, deliver))
         self.serve()
 
     def forget_requests(self, reader: str) -> None:
@@ -70,10 +70,10 @@ class ActionQueue:
         now = self._time()
         self._requests = [each for each in self._requests if each[2] > now]
         for request in list(self._requests):
-            _, rooms, _, deliver = request
+            _, free_slots, _, deliver = request
             handed_out: list[tuple[int, int]] = []
-            for config, room in rooms().items():
-                handed_out += self.consumers[config].deliver(room, now)
+            for config, free in free_slots().items():
+                handed_out += self.consumers[config].deliver(free, now)
             if handed_out:
                 self._requests.remove(request)
                 deliver([self._delivery(*each) for each in sorted(handed_out)])
@@ -118,12 +118,12 @@ class MemoryActionReader:
         self._network = network
         self._name = name
         self._random = random.Random(seed)
-        self._most: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
         self._leased: dict[int, str] = {}
         self._without_slot: set[int] = set()
 
     async def add_queue(self, provider_config: str, limit: int) -> None:
-        self._most[provider_config] = limit
+        self._limits[provider_config] = limit
         self._network.send("actions", self._queue.serve)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
@@ -135,13 +135,13 @@ class MemoryActionReader:
                 return batch
 
     def _request(self, deliver: Deliver[ActionDelivery]) -> None:
-        most = self._random.choice((1, 2, 8))
-        self._queue.request(self._name, lambda: self._rooms(most), deliver)
+        max_count = self._random.choice((1, 2, 8))
+        self._queue.request(self._name, lambda: self._free_slots(max_count), deliver)
 
-    def _rooms(self, most: int) -> Mapping[str, int]:
+    def _free_slots(self, max_count: int) -> Mapping[str, int]:
         leased = [name for at, name in self._leased.items() if at not in self._without_slot]
-        rooms = {name: size - leased.count(name) for name, size in self._most.items()}
-        return {name: min(most, room) for name, room in rooms.items() if room > 0}
+        free_slots = {name: size - leased.count(name) for name, size in self._limits.items()}
+        return {name: min(max_count, free) for name, free in free_slots.items() if free > 0}
 
     def free_slot(self, delivery: ActionDelivery) -> None:
         self._without_slot.add(delivery.position)

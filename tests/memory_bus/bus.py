@@ -28,7 +28,7 @@ from tests.memory_bus.rows import MemoryRows, Rows
 
 MAX_UNACKNOWLEDGED = 2_000
 MAX_ACTIONS_LEASED = 4_096
-ROWS_AT_ONCE = 900
+ROWS_PER_SAVE = 900
 _SLOW_DECISIONS = 0.02
 
 
@@ -37,7 +37,7 @@ class MemoryBus:
 
     ``max_unacknowledged`` and ``max_actions_leased`` limit how many messages a consumer delivers at
     the same time, as ``max_ack_pending`` does. ``may_be_damaged`` stores bytes and digests.
-    ``slow_decisions``: the fraction of decisions that use up the time of a batch.
+    ``slow_decisions``: the fraction of decisions that use up a batch's time.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MemoryBus:
         max_unacknowledged: int = MAX_UNACKNOWLEDGED,
         max_actions_leased: int = MAX_ACTIONS_LEASED,
         max_actions: int = MAX_ACTIONS,
-        rows_per_save: int = ROWS_AT_ONCE,
+        rows_per_save: int = ROWS_PER_SAVE,
         batch_sizes: Sequence[int] = BATCH_SIZES,
         max_delay_seconds: float = MAX_DELAY_SECONDS,
         may_be_damaged: bool = False,
@@ -67,7 +67,7 @@ class MemoryBus:
         self.listings = Listings(time)
         self.rows = Rows()
         self.rates = Rates(time)
-        self._rows_at_once = rows_per_save
+        self._rows_per_save = rows_per_save
         self._batch_sizes = batch_sizes
         self._max_actions = max_actions
         self._slow_decisions = slow_decisions
@@ -84,7 +84,7 @@ class MemoryBus:
         network, seed = self.network, f"{self.seed}/{name}"
         clock = Clock(self.loop.time, clock_seconds)
         log = MemoryLog(self.log, network)
-        rows = MemoryRows(self.rows, network, rows_per_save=self._rows_at_once)
+        rows = MemoryRows(self.rows, network, rows_per_save=self._rows_per_save)
         return Ports(
             name=name,
             log=log,
@@ -118,12 +118,12 @@ class MemoryBus:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every message is decided, and every action executed."""
+        """Whether every message has been decided, and every action executed."""
         return self.intake.is_idle and self.actions.is_idle
 
 
 def _cpu_time(random_source: random.Random, slow_decisions: float) -> Callable[[], float]:
-    """Return a clock by which a few decisions use up the time of a batch."""
+    """Return a clock on which a few decisions use up a batch's time."""
     seconds = 0.0
 
     def read() -> float:

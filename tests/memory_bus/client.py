@@ -36,9 +36,9 @@ class MemoryClientBus:
         self._inboxes = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._handled: list[DeadLetterHandled] = []
-        bus.decisions.after_reply.append(self._take)
+        bus.decisions.after_reply.append(self._receive)
 
-    def _take(self, subject: str, reply: Reply) -> None:
+    def _receive(self, subject: str, reply: Reply) -> None:
         waiting = self._waiting.pop(subject, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
@@ -147,7 +147,7 @@ class MemoryClientBus:
         return list(newest.values())
 
     async def all_outcomes(self, key: ResourceKey) -> Sequence[OutcomeRecorded]:
-        """Return every outcome of a resource and every rejection, in the order of time."""
+        """Return every outcome of a resource and every rejection, in chronological order."""
         log, decisions = self._bus.log, self._bus.decisions
         found = [
             (date_of(log.stored_at[each.position - 1]), each.event.data)

@@ -25,7 +25,7 @@ _RETRY_SECONDS = 1.0
 
 
 class Decisions:
-    """The server's state of these. A timer of a resource replaces the previous one."""
+    """Decisions as the server stores them. A resource's new timer replaces the previous one."""
 
     def __init__(
         self, intake: IntakeStream, network: Network, time: Callable[[], float], seed: str
@@ -69,7 +69,7 @@ class Decisions:
         del self._timers[timer.key, timer.purpose]
         how = self._faults.pop(0).how if self._faults else None
         if how is not None:
-            self._network.struck[f"timer {how}"] += 1
+            self._network.strike_counts[f"timer {how}"] += 1
         if how == "late":
             self._network.call_later(_LATE_SECONDS, lambda: self._wake(timer))
         if how in (None, "doubled"):
@@ -94,7 +94,7 @@ class Decisions:
             self._network.call_later(_RETRY_SECONDS, lambda: self._store_fired(subject, payload))
 
     def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
-        """Deliver replies to the publishers that wait for them, if any."""
+        """Deliver replies to the publishers that are waiting for them, if any."""
         self.replies += replies
         for subject, reply in replies:
             for hook in self.after_reply:

@@ -37,13 +37,13 @@ class Consumer:
         """Return the time of the next redelivery."""
         return min(self._outstanding.values(), default=None)
 
-    def deliver(self, most: int, now: float) -> list[tuple[int, int]]:
+    def deliver(self, max_count: int, now: float) -> list[tuple[int, int]]:
         """Return positions and their delivery counts, redeliveries first."""
         self._drop_exhausted(now)
-        due = [position for position, when in self._outstanding.items() if when <= now][:most]
+        due = [position for position, when in self._outstanding.items() if when <= now][:max_count]
         free = max(0, self._max_ack_pending - len(self._outstanding))
-        room = min(most - len(due), free)
-        new = self._new[self._first_new : self._first_new + room]
+        new_count = min(max_count - len(due), free)
+        new = self._new[self._first_new : self._first_new + new_count]
         self._first_new += len(new)
         handed_out: list[tuple[int, int]] = []
         for position in (*due, *new):
@@ -79,7 +79,7 @@ class Consumer:
                 self._outstanding[position] = now + self._ack_wait
 
     def redeliver_at(self, positions: Iterable[int], when: float) -> None:
-        """Redeliver these messages at a time, unless they are acknowledged."""
+        """Redeliver these messages at the given time, unless they have been acknowledged."""
         for position in positions:
             if position in self._outstanding:
                 self._outstanding[position] = when

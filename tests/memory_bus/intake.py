@@ -56,19 +56,19 @@ class StoredIntake:
 class _Request:
     """A reader's open request for messages."""
 
-    __slots__ = ("deliver", "expires", "most", "reader")
+    __slots__ = ("deliver", "expires", "max_count", "reader")
 
     def __init__(
-        self, reader: str, most: int, expires: float, deliver: Deliver[IntakeDelivery]
+        self, reader: str, max_count: int, expires: float, deliver: Deliver[IntakeDelivery]
     ) -> None:
         self.reader = reader
-        self.most = most
+        self.max_count = max_count
         self.expires = expires
         self.deliver = deliver
 
 
 class IntakeStream:
-    """The server's state of the intake: messages, consumers and their pins."""
+    """The intake as the server stores it: messages, consumers and their pins."""
 
     def __init__(
         self,
@@ -163,14 +163,14 @@ class IntakeStream:
         return all(consumer.is_idle for consumer in self._consumers)
 
     def request(
-        self, reader: str, most: int, deliver: Deliver[IntakeDelivery], *, waits: bool = True
+        self, reader: str, max_count: int, deliver: Deliver[IntakeDelivery], *, waits: bool = True
     ) -> None:
         """Deliver messages to a reader as soon as there are some, or now if it does not wait."""
         now = self._time()
         for partition, (pinned, _) in list(self._pins.items()):
             if pinned == reader:
                 self._pins[partition] = (reader, now)
-        request = _Request(reader, most, now + _REQUEST_SECONDS, deliver)
+        request = _Request(reader, max_count, now + _REQUEST_SECONDS, deliver)
         if waits:
             self._requests.append(request)
             self.serve()
@@ -206,8 +206,8 @@ class IntakeStream:
     def _collect(self, request: _Request, now: float) -> list[IntakeDelivery]:
         batch: list[IntakeDelivery] = []
         for partition, consumer in enumerate(self._consumers):
-            if len(batch) < request.most and self._may_read(request.reader, partition, now):
-                handed_out = consumer.deliver(request.most - len(batch), now)
+            if len(batch) < request.max_count and self._may_read(request.reader, partition, now):
+                handed_out = consumer.deliver(request.max_count - len(batch), now)
                 if handed_out:
                     if self._pins.get(partition, ("",))[0] != request.reader:
                         self._times_pinned[partition] += 1
@@ -273,7 +273,7 @@ class IntakeStream:
 
 
 def _inbox(reply_to: str | None) -> str | None:
-    """Return a reply subject that may be answered; None for any other subject."""
+    """Return a reply subject if a reply may be sent to it; None for any other subject."""
     is_inbox = reply_to is not None and reply_to.startswith("_INBOX.")
     return reply_to if is_inbox and not set(reply_to or "") & set("*> ") else None
 
@@ -335,8 +335,8 @@ class MemoryIntakeReader:
                 return batch
 
     def _request_available(self, deliver: Deliver[IntakeDelivery]) -> None:
-        most = self._random.choice(self._batch_sizes)
-        self._stream.request(self._name, most, deliver, waits=False)
+        max_count = self._random.choice(self._batch_sizes)
+        self._stream.request(self._name, max_count, deliver, waits=False)
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:
@@ -403,11 +403,11 @@ class MemoryIntakeWriter:
     def _store(self, messages: Sequence[tuple[str, bytes, str]]) -> None:
         """Store the messages that fit, as the real writer does."""
         failures: dict[int, StreamFullError] = {}
-        for place, (subject, payload, message_id) in enumerate(messages):
+        for index, (subject, payload, message_id) in enumerate(messages):
             try:
                 self._stream.store(subject, payload, message_id)
             except StreamFullError as error:
-                failures[place] = error
+                failures[index] = error
         if failures:
             first = next(iter(failures.values()))
             raise IntakeNotStoredError(first, list(failures)) from first

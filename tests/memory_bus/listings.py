@@ -13,7 +13,7 @@ from tests.memory_bus.reading import Pushed
 
 
 class Listings:
-    """The server's state of the listings."""
+    """The listings as the server stores them."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time

@@ -26,7 +26,7 @@ _MAX_SINGLE_APPENDS = 2
 
 
 class LogStream:
-    """The server's state of the log."""
+    """The log as the server stores it."""
 
     def __init__(self, time: Callable[[], float], *, may_be_damaged: bool = False) -> None:
         self._time = time
@@ -180,9 +180,9 @@ class MemoryLog:
         [each] = appends
         position = each.expected_position
         for event in each.events:  # like the JetStream log: a crash may leave half a turn
-            one = ResourceAppend(each.key, [event], position)
+            single = ResourceAppend(each.key, [event], position)
             [position] = await self._network.ask(
-                "append", lambda one=one: self._stream.append([one])
+                "append", lambda single=single: self._stream.append([single])
             )
         return [position]
 

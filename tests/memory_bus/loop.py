@@ -259,7 +259,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def listen(self, port: int, make_protocol: MakeProtocol) -> None:
-        """Serve connections to a port of any address, until ``stop_listening``."""
+        """Serve connections to a port on any address, until ``stop_listening``."""
         self._servers[port] = make_protocol
 
     def stop_listening(self, port: int) -> None:

@@ -14,7 +14,7 @@ from tests.memory_bus.faults import OnRequest, RequestType
 from tests.memory_bus.loop import Process, VirtualLoop, current_process
 
 TIMEOUT_SECONDS = 4.0
-"""How long a caller waits for a response of the bus; the product waits 15 s."""
+"""How long a caller waits for a response from the bus; the product waits 15 s."""
 
 MAX_DELAY_SECONDS = 0.3
 """Maximum delay of one direction, in addition to half a millisecond."""
@@ -35,7 +35,7 @@ class Network:
         self._armed: list[OnRequest] = []
         self._away_until = 0.0
         self.is_healed = False
-        self.struck: Counter[str] = Counter()
+        self.strike_counts: Counter[str] = Counter()
         self.crash: Callable[[Process], None] = lambda process: None
         self.pause: Callable[[Process, float], None] = lambda process, seconds: None
         self.trace: Callable[[str], None] | None = None
@@ -66,7 +66,7 @@ class Network:
         for index, fault in enumerate(self._armed):
             if fault.what == what:
                 del self._armed[index]
-                self.struck[f"{fault.what}: {fault.strike}"] += 1
+                self.strike_counts[f"{fault.what}: {fault.strike}"] += 1
                 if self.trace is not None:
                     self.trace(f"FAULT {fault.what}: {fault.strike} {fault.seconds:g}")
                 return fault
@@ -90,9 +90,9 @@ class Network:
         fault = self.strike(what) if self._armed else None
         await self.before(fault)
         response: asyncio.Future[_T] = self._loop.create_future()
-        going, coming = self.latency(), self.latency()
+        request_seconds, reply_seconds = self.latency(), self.latency()
         if fault is not None and fault.strike == "delay":
-            going += fault.seconds
+            request_seconds += fault.seconds
         is_lost = fault is not None and fault.strike in ("lose request", "refuse")
         reply_is_lost = fault is not None and fault.strike in ("lose reply", "break")
 
@@ -108,9 +108,9 @@ class Network:
 
         def reply(error: Exception | None, result: _T | None) -> None:
             if not reply_is_lost:
-                self.call_later(coming, lambda: _settle(response, error, result))
+                self.call_later(reply_seconds, lambda: _settle(response, error, result))
 
-        self.call_later(going, arrive)
+        self.call_later(request_seconds, arrive)
         self.after(fault)
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -124,9 +124,9 @@ class Network:
         if fault is not None and fault.strike == "crash before":
             self.crash(current_process())
             return
-        going = self.latency()
+        request_seconds = self.latency()
         if fault is not None and fault.strike == "delay":
-            going += fault.seconds
+            request_seconds += fault.seconds
         is_lost = fault is not None and fault.strike in (
             "lose request",
             "lose reply",
@@ -138,7 +138,7 @@ class Network:
             if not is_lost and not self.is_away:
                 operation()
 
-        self.call_later(going, arrive)
+        self.call_later(request_seconds, arrive)
         self.after(fault)
 
     # --- also used by the API's clients

@@ -10,7 +10,7 @@ from tests.memory_bus.network import Network
 
 
 class Rates:
-    """The server's state of the rate limits."""
+    """The rate limits as the server stores them."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self.time = time

@@ -73,8 +73,8 @@ class Pushed(Generic[_T]):
             return
         self._is_sending = True
         fault = self._network.strike(self._what)
-        late = 0.0 if fault is None else fault.seconds
-        self._network.call_later(self._network.latency() + late, self._arrive)
+        delay = 0.0 if fault is None else fault.seconds
+        self._network.call_later(self._network.latency() + delay, self._arrive)
 
     def _arrive(self) -> None:
         if self._network.is_away:

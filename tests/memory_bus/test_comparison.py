@@ -67,7 +67,7 @@ class Bus:
 
 
 async def append(bus: Bus, dice: random.Random) -> Any:
-    """Append for some resources; most expected positions are current, some are outdated."""
+    """Append to some resources; most expected positions are current, some are outdated."""
     appends: list[ResourceAppend] = []
     for key in dice.sample(_SHAPES, dice.choice((1, 1, 1, 2, 4))):
         position, version = bus.heads.get(key, (0, 0))
@@ -262,14 +262,14 @@ def _event(key: ResourceKey, version: int, dice: random.Random) -> LogEvent:
 # --- the two buses
 
 
-def _bus(one: Ports) -> Bus:
-    reader, actions = one.intake_reader(), one.action_reader()
-    return Bus(one.log, one.writer, reader, actions, [one.rows(), one.rows()])
+def _bus(ports: Ports) -> Bus:
+    reader, actions = ports.intake_reader(), ports.action_reader()
+    return Bus(ports.log, ports.writer, reader, actions, [ports.rows(), ports.rows()])
 
 
 async def play_on_server(url: str, seed: int) -> list[str]:
-    async with on_jetstream(url, lease_seconds=10.0) as one:
-        bus = _bus(one)
+    async with on_jetstream(url, lease_seconds=10.0) as ports:
+        bus = _bus(ports)
         try:
             return await play(bus, seed)
         finally:

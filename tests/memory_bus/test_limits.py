@@ -75,7 +75,7 @@ async def check_slots(bus: Bus, dice: random.Random) -> Any:
     await bus.intake.reader.retry_later(later, _DELAY_SECONDS)
     results.append(await bus.intake.other_positions(held))
     await bus.intake.reader.ack(deliveries)
-    more = await bus.intake.wait_for(min(len(deliveries), count - SLOTS), but=held)
+    more = await bus.intake.wait_for(min(len(deliveries), count - SLOTS), excluding=held)
     results.append(
         _brief([each for each in more if each not in held and each.delivered == 1], first)
     )
@@ -138,7 +138,7 @@ async def check_full_intake(bus: Bus, dice: random.Random) -> Any:
     results: list[Any] = [type(raised.value.__cause__), raised.value.missing]
     results.append(await bus.writer.last_position() - position_before)
     await bus.set_remaining_capacity("INTAKE", None)
-    missing = [messages[place] for place in raised.value.missing]
+    missing = [messages[index] for index in raised.value.missing]
     results.append(await _error_name(bus.writer.publish(missing)))
     results.append(await bus.writer.last_position() - position_before)
     return [*results, await _ack_rest(bus, [], len(messages), position_before + 1)]
@@ -238,28 +238,34 @@ def _order(deliveries: Sequence[ActionDelivery]) -> list[tuple[str, int]]:
 # --- the two buses
 
 
-async def _play(one: Ports, seed: int) -> list[str]:
-    intake, actions = one.reading(one.intake_reader()), one.reading(one.action_reader())
+async def _play(ports: Ports, seed: int) -> list[str]:
+    intake, actions = ports.reading(ports.intake_reader()), ports.reading(ports.action_reader())
     bus = Bus(
-        one.log, one.writer, one.sink, intake, actions, one.set_remaining_capacity, one.dead_letters
+        ports.log,
+        ports.writer,
+        ports.sink,
+        intake,
+        actions,
+        ports.set_remaining_capacity,
+        ports.dead_letters,
     )
     try:
         return await play(bus, seed)
     finally:
-        await one.close()
+        await ports.close()
 
 
 async def play_on_server(url: str, seed: int) -> list[str]:
-    async with on_jetstream(url, lease_seconds=10.0) as one:
-        return await _play(one, seed)
+    async with on_jetstream(url, lease_seconds=10.0) as ports:
+        return await _play(ports, seed)
 
 
 def play_in_memory(seed: int) -> list[str]:
     loop = VirtualLoop(f"model/{seed}")
 
     async def run() -> list[str]:
-        one = MemoryContractBus(str(seed), max_unacknowledged=SLOTS, max_actions_leased=SLOTS)
-        return await _play(one, seed)
+        ports = MemoryContractBus(str(seed), max_unacknowledged=SLOTS, max_actions_leased=SLOTS)
+        return await _play(ports, seed)
 
     try:
         return loop.run_until_complete(run())

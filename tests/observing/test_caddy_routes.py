@@ -171,7 +171,9 @@ async def test_the_documented_routes_serve_requests_and_are_deleted_completely(s
     assert await site.request_text("/api") == await site.request_text("/api/orders") == "api"
     assert await site.request_text("/apis") in ("a", "b")
     async with Visitors(site.secure_url, site.host, site.tls_context).send_requests(1) as visitors:
-        await site.until(lambda: _true(len(visitors.answers) == 2), "both routes respond over TLS")
+        await site.until(
+            lambda: _true(len(visitors.responses) == 2), "both routes respond over TLS"
+        )
     shop = await world.client.status(declared[0].key)
     assert shop is not None
     assert shop.outputs["urls"] == [f"http://{site.host}:{site.server.http_port}/"]
@@ -268,23 +270,23 @@ async def test_a_rollout_of_backends_under_load_does_not_fail_requests(site: Sit
         for version in ("v2", "v3", "v4"):
             new_backend = await site.backend(version)
             await site.declare("shop", [old_backend.address, new_backend.address])
-            await site.until(lambda: _true(visitors.answers[version] > 3), f"{version} responds")  # noqa: B023
+            await site.until(lambda: _true(visitors.responses[version] > 3), f"{version} responds")  # noqa: B023
             if version == "v3":
                 old_backend.end()  # before the route changes, so Caddy uses the other backend
-                count = visitors.answers[version]
-                await site.until(lambda: _true(visitors.answers["v3"] > count + 20), "v3 alone")  # noqa: B023
+                count = visitors.responses[version]
+                await site.until(lambda: _true(visitors.responses["v3"] > count + 20), "v3 alone")  # noqa: B023
             await site.declare("shop", [new_backend.address])
             if old_backend is not first_backend:  # it is still serving the slow request
                 old_backend.end()
             old_backend = new_backend
-        count_before = visitors.answers["v4"]
-        await site.until(lambda: _true(visitors.answers["v4"] > count_before + 20), "v4 alone")
+        count_before = visitors.responses["v4"]
+        await site.until(lambda: _true(visitors.responses["v4"] > count_before + 20), "v4 alone")
         writer.write(b"still here")
         assert await reader.readexactly(10) == b"still here", "a WebSocket outlives each change"
         first_backend.may_end.set()
         assert await slow_request == "v1", "the original backend serves the request in progress"
     assert visitors.failed == []
-    assert visitors.repeated < sum(visitors.answers.values()) / 10
+    assert visitors.repeated < sum(visitors.responses.values()) / 10
     writer.close()
 
 
@@ -305,7 +307,7 @@ async def test_a_certificate_is_replaced_under_load_and_an_invalid_one_is_ignore
     await site.declare("shop", [a.address], tls=files)
     first_fingerprint = await site.served_fingerprint()
     async with Visitors(site.secure_url, site.host, site.tls_context).send_requests(2) as visitors:
-        await site.until(lambda: _true(visitors.answers["a"] > 5), "the route serves requests")
+        await site.until(lambda: _true(visitors.responses["a"] > 5), "the route serves requests")
         site.certificate()
 
         async def is_swapped() -> bool:
@@ -326,9 +328,9 @@ async def test_a_certificate_is_replaced_under_load_and_an_invalid_one_is_ignore
             return await readiness() == "CertificateFiles"
 
         await site.until(is_reported, "the status reports the invalid files")
-        request_count = visitors.answers["a"]
+        request_count = visitors.responses["a"]
         await site.until(
-            lambda: _true(visitors.answers["a"] > request_count + 5),
+            lambda: _true(visitors.responses["a"] > request_count + 5),
             "the route continues to serve requests",
         )
         assert await site.served_fingerprint() == second_fingerprint, "the old certificate stays"

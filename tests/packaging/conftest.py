@@ -30,7 +30,7 @@ def client(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install the wheel with the `server` extra, and without the extra of any kind."""
+    """Install the wheel with the `server` extra, and without any kind's extra."""
     return _install(wheel, "[server]", tmp_path_factory)
 
 

@@ -21,7 +21,7 @@ DISTRIBUTIONS = {
     *("rich", "rich-rst", "markdown-it-py", "mdurl", "pygments"),
 }
 MAX_MODULES = 75
-"""Limit on our modules that `import reconciler.sdk` loads. Importing services pay for each."""
+"""Limit on our modules that `import reconciler.sdk` loads. Services that import it pay for each."""
 
 LIST_MODULES = """
 import sys, reconciler.sdk

@@ -53,7 +53,7 @@ for name in {names}:
             importlib.import_module(each.name)
 """
 OPTIONAL_MODULES = {"webhook"}
-"""Modules that require another extra than their package."""
+"""Modules that require a different extra than their package."""
 
 
 def _installed_by(requirements: list[str]) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_module_of_a_kind_and_of_a_component_belongs_to_an_extra() -> None:
+def test_every_module_of_kinds_and_components_belongs_to_an_extra() -> None:
     assert MODULES.keys() - {""} == EXTRAS.keys() - {"all", "contract"}
     listed_modules = {name for names in MODULES.values() for name in names}
     packages = {
@@ -103,7 +103,7 @@ def test_all_includes_every_extra_for_operators() -> None:
     assert Requirement(everything).extras == EXTRAS.keys() - {"all", "contract", "http"}
 
 
-def test_the_extra_of_a_kind_exists() -> None:
+def test_each_kinds_extra_exists() -> None:
     assert {kind.extra for kind in installed_kinds().values()} <= {*EXTRAS, ""}
 
 

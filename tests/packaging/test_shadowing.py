@@ -35,7 +35,7 @@ def _read_error(process: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture
 def events_package(installed: Installed, tmp_path: Path) -> Iterator[Path]:
-    """The installed package ``events``, which the test may damage."""
+    """The installed ``events`` package, which the test may damage."""
     package = installed.site_packages / "events"
     shutil.copytree(package, tmp_path / "kept")
     yield package

@@ -1,4 +1,4 @@
-"""Every test in this folder runs on a virtual loop, in a world in memory."""
+"""Every test in this folder runs on a virtual loop, in an in-memory world."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scenarios.harness import api_config
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test of this folder in virtual time."""
+    """Run every test in this folder in virtual time."""
     return {"memory": lambda: VirtualLoop("permutations")}
 
 
@@ -56,7 +56,7 @@ async def world(bare_world: MemoryWorld) -> MemoryWorld:
 
 @pytest.fixture
 async def exclusive_world(bare_world: MemoryWorld) -> MemoryWorld:
-    """A reconciler that owns all objects of the API; its guard allows two deletions."""
+    """A reconciler that owns all objects in the API; its guard allows two deletions."""
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url, exclusive=True))
     return bare_world

@@ -54,16 +54,16 @@ async def test_24_a_generation_superseded_in_flight_is_recorded_and_the_newest_w
     assert only(GenerationSuperseded, await world.facts("foo")).by == 2
 
 
-async def test_26_the_same_content_under_another_id_is_no_new_generation(world: World):
+async def test_26_the_same_content_under_another_id_is_not_a_new_generation(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     position = await world.log_position()
 
-    answer = await world.ask(
+    reply = await world.ask(
         shape("foo"), Declared(manifest("foo", color="Red")), message_id=uuid.uuid4().hex
     )
 
-    assert (answer.accepted, answer.reason, answer.generation) == (True, "Unchanged", 1)
+    assert (reply.accepted, reply.reason, reply.generation) == (True, "Unchanged", 1)
     await world.until_observed_again()
     assert await world.log_position() == position
     assert await world.human.effects("foo") == ["POST"]

@@ -1,7 +1,7 @@
 """What a resource costs: stored messages and their bytes, API calls, and steps of the event loop.
 
-Unlike times, these numbers are the same on every machine. A change that lowers one lowers it here
-as well. A change that raises one states the reason in its commit.
+Unlike times, these numbers are the same on every machine. A change that lowers a number lowers it
+here as well. A change that raises a number states the reason in its commit.
 """
 
 from __future__ import annotations

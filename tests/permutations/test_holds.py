@@ -75,7 +75,7 @@ async def test_18_a_reference_dangles_until_its_target_is_declared(world: World)
     await world.until_outcome(NEEDS_FOO, "Converged", reason="Resolved")
 
 
-async def test_a_listing_of_an_empty_api_recreates_nothing_before_an_approval(
+async def test_a_listing_of_an_empty_api_recreates_nothing_before_approval(
     world: World, empty_api_url: str
 ):
     """An operator changed the endpoint to another API, or the API lost its data."""

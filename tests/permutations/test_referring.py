@@ -124,5 +124,5 @@ async def test_a_cycle_of_several_resources_is_refused(
     cycle = "default/File/c → default/File/a → default/File/b → default/File/c"
     assert refused.message == f"the references form a cycle, {cycle}; remove one of them"
     assert (await example.ask(key("b"), file("b", needs="d"))).accepted
-    answer = await example.ask(key("c"), file("c", needs="a"))
-    assert answer.accepted, "the replaced declaration no longer counts"
+    reply = await example.ask(key("c"), file("c", needs="a"))
+    assert reply.accepted, "the replaced declaration no longer counts"

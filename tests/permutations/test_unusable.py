@@ -41,8 +41,8 @@ async def test_27_a_refused_declaration_is_reported_on_the_outcome_stream_and_ch
 
 
 async def test_27_a_manifest_published_without_an_envelope_is_accepted(world: World):
-    by_hand = msgspec.json.encode(manifest("foo"))
-    answer = await world.ask_raw(FOO, by_hand)
+    payload = msgspec.json.encode(manifest("foo"))
+    reply = await world.ask_raw(FOO, payload)
 
-    assert (answer.accepted, answer.reason) == (True, "Accepted")
+    assert (reply.accepted, reply.reason) == (True, "Accepted")
     await world.until_outcome("foo", "Converged")

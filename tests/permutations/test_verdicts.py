@@ -24,7 +24,7 @@ async def test_9_under_label_ownership_an_undeclared_labeled_object_is_deleted(b
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
 
 
-async def test_9_under_label_ownership_a_mass_deletion_is_held_until_an_approval(
+async def test_9_under_label_ownership_a_mass_deletion_is_held_until_approval(
     bare_world: World,
 ):
     world = bare_world
@@ -37,10 +37,10 @@ async def test_9_under_label_ownership_a_mass_deletion_is_held_until_an_approval
     for name in names:
         await world.until_outcome(name, "Held", reason="DeletionGuard")
     assert await world.human.effects() == ["human POST"] * 3
-    answers = await world.client.approve_many(
+    replies = await world.client.approve_many(
         [shape(name) for name in names], hold="DeletionGuard", reason="left over"
     )
-    assert [getattr(each, "reason", "") for each in answers] == ["Accepted"] * 3
+    assert [getattr(each, "reason", "") for each in replies] == ["Accepted"] * 3
     for name in names:
         await world.until_outcome(name, "Deleted")
 

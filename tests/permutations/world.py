@@ -41,7 +41,7 @@ _ports = itertools.count(1_000)
 
 
 def date_now(loop: VirtualLoop) -> datetime:
-    """Return the date of an accurate clock."""
+    """Return the date on an accurate clock."""
     return date_of(loop.time())
 
 
@@ -119,7 +119,7 @@ class MemoryWorld(World):
         _, reply = await self._client.bus.ask_raw(
             subject, payload, reply_timeout_seconds=TIMEOUT_SECONDS
         )
-        assert reply is not None, f"no reply about {subject}"
+        assert reply is not None, f"no reply to {subject}"
         return reply
 
     # --- reading and waiting

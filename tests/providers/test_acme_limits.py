@@ -54,7 +54,7 @@ from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     HEAD,
     MIB,
-    Answer,
+    Responder,
     gzip_of_zeros,
     hostile_server,
     measure_memory,
@@ -65,7 +65,7 @@ from tests.hostile_server import (
 _T = TypeVar("_T")
 
 
-def body(content: bytes) -> Answer:
+def body(content: bytes) -> Responder:
     return send(HEAD + b"Content-Length: %d\r\n\r\n" % len(content), content)
 
 
@@ -84,7 +84,7 @@ def redirect(connection: socket.socket, _head: bytes) -> None:
     connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /more\r\nContent-Length: 0\r\n\r\n")
 
 
-HOSTILE: dict[str, tuple[Answer, str]] = {
+HOSTILE: dict[str, tuple[Responder, str]] = {
     "1 GiB": (
         send(HEAD + b"Content-Length: %d\r\n\r\n" % 2**30, repeat=bytes(MIB), times=1024),
         "longer than 32 MiB",
@@ -474,7 +474,7 @@ async def test_requests_to_a_ca_share_the_trusted_cas(
 
 @pytest.fixture
 def http01_port(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
-    """Serve the response for a token on a port."""
+    """Responses for a token on a port."""
     monkeypatch.setattr(http01, "CONNECTION_SECONDS", 1.0)
     monkeypatch.setattr(http01, "MAX_CONNECTIONS", 3)
     with socket.socket() as probe:

@@ -652,7 +652,7 @@ OVER_ACME: Fields = {"issuer": "acme", "dnsNames": ["web.test"]}
 
 
 async def create_acme_issuer(root: Path, gate: AcmeGate, **options: object) -> None:
-    gate.add_to_trust_of(root)
+    gate.make_trusted_by(root)
     await create_issuer(root, "acme", acme(gate.pebble, gate.directory, **options))
 
 
@@ -753,10 +753,10 @@ async def test_a_response_lost_after_finalizing_leads_to_the_same_certificate(
 ) -> None:
     await create_acme_issuer(root, gate)
     creation = create(OVER_ACME)
-    gate.lose_answers = {"finalize"}
+    gate.drop_responses = {"finalize"}
     with pytest.raises(Exception, match=r"it is not reachable|did not answer|no response"):
         await provider.create(creation)
-    gate.lose_answers = set()
+    gate.drop_responses = set()
     observed_certificate = (await provider.create(creation)).object
 
     assert observed_certificate is not None

@@ -33,7 +33,7 @@ async def bare_world(fresh_bus_url: str, api_url: str) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def bare_world_on_own_server(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
-    """Like ``bare_world``, on a separate server that the test may kill, restart or fill."""
+    """Like ``bare_world``, but on a separate server that the test may kill, restart or fill."""
     human = Human(api_url)
     async with World(tmp_path / "nats", human).open() as world:
         yield world
@@ -50,7 +50,7 @@ async def world(bare_world: World) -> World:
 
 @pytest.fixture
 async def exclusive_world(bare_world: World) -> World:
-    """A reconciler that owns all objects of the API; its guard allows two deletions."""
+    """A reconciler that owns all objects in the API; its guard allows two deletions."""
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url, exclusive=True))
     return bare_world

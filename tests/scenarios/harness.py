@@ -64,7 +64,7 @@ from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
 
 TIMEOUT_SECONDS = 90.0
-"""Ten times what the slowest step takes on an idle machine: four tests run at a time."""
+"""Ten times what the slowest step takes on an idle machine, because four tests run at a time."""
 
 ACTOR = "team-a"
 
@@ -129,7 +129,7 @@ class Human:
         self._journal_from = 0
 
     async def reset(self) -> None:
-        """Remove all resources, faults and counts of the previous scenario."""
+        """Remove all resources, faults and counts from the previous scenario."""
         await self._http.delete("/_faults")
         names = [each["name"] for each in await self.list_all()]
         for start in range(0, len(names), 50):
@@ -157,8 +157,8 @@ class Human:
         (await self._http.delete(f"/shapes/{name}")).raise_for_status()
 
     async def find(self, name: str) -> dict[str, Any] | None:
-        answer = await self._http.get(f"/shapes/{name}")
-        return None if answer.status_code == 404 else answer.raise_for_status().json()
+        response = await self._http.get(f"/shapes/{name}")
+        return None if response.status_code == 404 else response.raise_for_status().json()
 
     async def get(self, name: str) -> dict[str, Any]:
         existing_shape = await self.find(name)
@@ -184,8 +184,8 @@ class Human:
     # --- actual effects, according to the API
 
     async def _entries(self, after: int) -> list[dict[str, Any]]:
-        answer = await self._http.get("/_journal", params={"after": after})
-        return answer.raise_for_status().json()["entries"]
+        response = await self._http.get("/_journal", params={"after": after})
+        return response.raise_for_status().json()["entries"]
 
     async def journal(self) -> list[dict[str, Any]]:
         """Return every actual effect in this scenario."""
@@ -234,7 +234,7 @@ class World:
 
     @classmethod
     def on_bus_of(cls, other_world: World) -> World:
-        """Return a world with another reconciler on a world's bus, which that world closes."""
+        """Return a world with another reconciler on the bus of a world, which closes the bus."""
         world = cls(other_world._bus_location, other_world.human)
         world.server, world.nc, world.log = other_world.server, other_world.nc, other_world.log
         return world
@@ -290,8 +290,8 @@ class World:
     async def kill_nats(self) -> None:
         await self.server.kill()
 
-    async def end_server(self) -> None:
-        """End the separate server of this world, if it has one."""
+    async def stop_server(self) -> None:
+        """Stop this world's separate server, if it has one."""
         await self.server.kill()
 
     async def start_nats(self) -> None:
@@ -346,7 +346,7 @@ class World:
         return await self.ask_raw(intake(what, key), payload)
 
     def client_as(self, source: str) -> AbstractAsyncContextManager[SdkClient]:
-        """Return a client of another service."""
+        """Return another service's client."""
         return client_on(self.nc, source=source)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Reply:
@@ -369,7 +369,7 @@ class World:
         *,
         seconds: float = TIMEOUT_SECONDS,
     ) -> _T:
-        """Wait for a true value of a condition, and return it; fail if the reconciler stops."""
+        """Wait until a condition has a true value, and return it; fail if the reconciler stops."""
         deadline = time.monotonic() + seconds
         while True:
             if self._reconciler is not None and self._reconciler.done():
@@ -414,7 +414,7 @@ class World:
             raise AssertionError(f"{error}; outcomes: {outcomes}; log: {log}") from error
 
     async def until_settled(self) -> None:
-        """Wait until every message is decided and every action is executed."""
+        """Wait until every message has been decided and every action executed."""
 
         async def is_settled() -> bool:
             listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
@@ -428,7 +428,7 @@ class World:
         await self.until(is_settled, "everything decided and executed")
 
     async def until_observed_again(self, times: int = 2) -> None:
-        """Wait until this many new listings are complete, and their observations are decided."""
+        """Wait until this many new listings are complete, and their observations decided."""
         observer = self.parts.observer
         assert observer is not None
         expected = observer.listings + 1 + times  # one may be in progress
@@ -494,7 +494,7 @@ class World:
             if self._reconciler is not None:
                 self._reconciler.cancel()
                 await asyncio.gather(self._reconciler, return_exceptions=True)
-            await self.end_server()
+            await self.stop_server()
 
 
 def every(kind: type[_E], events: Sequence[object]) -> list[_E]:

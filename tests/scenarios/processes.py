@@ -30,7 +30,7 @@ class RoleProcess:
             )
 
     def count_lines(self, words: str) -> int:
-        """Return the number of logged lines that contain some words."""
+        """Return the number of logged lines that contain the given words."""
         return sum(words in line for line in self._log.read_text(errors="replace").splitlines())
 
     def kill(self) -> None:
@@ -38,7 +38,7 @@ class RoleProcess:
         self._process.kill()
         self._process.wait()
 
-    def has_ended(self) -> bool:
+    def has_exited(self) -> bool:
         return self._process.poll() is not None
 
 
@@ -46,7 +46,7 @@ async def wait_for_log_line(world: World, processes: list[RoleProcess], words: s
     """Wait until every process has logged a line with these words."""
 
     async def have_logged() -> bool:
-        assert not any(each.has_ended() for each in processes), "a process exited on its own"
+        assert not any(each.has_exited() for each in processes), "a process exited on its own"
         return all(each.count_lines(words) for each in processes)
 
     await world.until(have_logged, f"{words!r} in every process's log", seconds=30)

@@ -43,24 +43,24 @@ MANIFESTS: Mapping[str, Manifest] = {
 WEB = MANIFESTS["web"].key
 SHORT_SECONDS = 20
 RENEW_BEFORE = "13s"
-"""Renewal is due after 7 s; a busy machine may need the rest before the certificate expires."""
+"""Renewal is due after 7 s; a busy machine may need the time left until the certificate expires."""
 
 SHORT: Fields = {"duration": f"{SHORT_SECONDS}s", "renewBefore": RENEW_BEFORE}
 
 
 def change_manifest(name: str, **fields: object) -> Manifest:
-    """Return a manifest of the pages with some fields change_manifest."""
+    """Return a manifest of the pages with some fields changed."""
     return msgspec.structs.replace(MANIFESTS[name], spec={**MANIFESTS[name].spec, **fields})
 
 
-class Place:
+class Site:
     """A world with a certificate root, and the files that a server would read."""
 
     def __init__(self, world: World, root: Path) -> None:
         self.world, self.root = world, root
         self.folder = root / "web/tls"
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         self.world.kinds = KindRegistry([ISSUER, CERTIFICATE])
         await self.world.start_reconciler()
         settings = {
@@ -112,26 +112,26 @@ def contents(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-async def place(bare_world: World, tmp_path: Path) -> Place:
-    one = Place(bare_world, create_root(tmp_path))
-    await one.begin()
-    return one
+async def site(bare_world: World, tmp_path: Path) -> Site:
+    site = Site(bare_world, create_root(tmp_path))
+    await site.start()
+    return site
 
 
 @pytest.fixture
 async def short_lived_ca() -> AsyncIterator[Certificates]:
     """A CA whose certificates expire soon."""
     with short_folder() as folder:
-        one = Certificates(isolated=True, validity_seconds=SHORT_SECONDS)
-        await one.start(folder / "certificates")
-        yield one
-        await one.stop()
+        ca = Certificates(isolated=True, validity_seconds=SHORT_SECONDS)
+        await ca.start(folder / "certificates")
+        yield ca
+        await ca.stop()
 
 
 @pytest.fixture
 async def gate(pebble: Certificates, tmp_path: Path) -> AsyncIterator[AcmeGate]:
-    async with acme_gate(pebble, tmp_path / "gate") as one:
-        yield one
+    async with acme_gate(pebble, tmp_path / "gate") as started:
+        yield started
 
 
 class TlsVisitor:
@@ -208,39 +208,39 @@ class TlsVisitor:
             await asyncio.sleep(0.02)
 
 
-async def check_three_renewals(place: Place, trusted: str) -> None:
+async def check_three_renewals(site: Site, trusted: str) -> None:
     """Check that three renewals each issue one certificate while a client stays connected."""
-    visitor = TlsVisitor(place.folder, trusted)
-    serials = [place.serial]
+    visitor = TlsVisitor(site.folder, trusted)
+    serials = [site.serial]
     async with visitor.open():
         for _ in range(3):
-            serials.append(await place.until_serial_is_not(*serials))
+            serials.append(await site.until_serial_is_not(*serials))
 
         async def are_served() -> bool:
             return set(serials) <= visitor.serials
 
-        await place.world.until(are_served, "a new client gets the newest certificate")
+        await site.world.until(are_served, "a new client gets the newest certificate")
     assert visitor.echoes > 10
 
 
-async def test_35_a_certificate_near_expiry_is_renewed_once_and_connected_clients_stay(
-    place: Place,
+async def test_35_a_certificate_near_expiry_is_renewed_once_and_clients_stay_connected(
+    site: Site,
 ) -> None:
-    await place.world.declare_all([MANIFESTS["own"], change_manifest("web", **SHORT)])
-    await place.world.until_outcome(WEB, "Converged")
-    await check_three_renewals(place, (place.folder / "ca.crt").read_text())
-    await place.world.declare_all([change_manifest("web", policy={"paused": True}, **SHORT)])
-    await place.world.until_settled()
-    serials = await place.issued_serials()
-    assert await place.renewals() == len(serials) - 1, "each renewal issued one certificate"
+    await site.world.declare_all([MANIFESTS["own"], change_manifest("web", **SHORT)])
+    await site.world.until_outcome(WEB, "Converged")
+    await check_three_renewals(site, (site.folder / "ca.crt").read_text())
+    await site.world.declare_all([change_manifest("web", policy={"paused": True}, **SHORT)])
+    await site.world.until_settled()
+    serials = await site.issued_serials()
+    assert await site.renewals() == len(serials) - 1, "each renewal issued one certificate"
 
 
 @pytest.mark.pebble
 async def test_35_a_certificate_near_expiry_is_ordered_once_from_an_acme_ca(
-    place: Place, short_lived_ca: Certificates
+    site: Site, short_lived_ca: Certificates
 ) -> None:
-    world = place.world
-    (place.root / CA_FILE).write_bytes((short_lived_ca.root / CA_FILE).read_bytes())
+    world = site.world
+    (site.root / CA_FILE).write_bytes((short_lived_ca.root / CA_FILE).read_bytes())
     issuer = {"$ref": "Issuer/public", "field": "name"}
     await world.declare_all(
         [
@@ -249,23 +249,23 @@ async def test_35_a_certificate_near_expiry_is_ordered_once_from_an_acme_ca(
         ]
     )
     await world.until_outcome(WEB, "Converged")
-    await check_three_renewals(place, await short_lived_ca.root_certificate())
+    await check_three_renewals(site, await short_lived_ca.root_certificate())
     await world.declare_all([change_manifest("web", issuer=issuer, policy={"paused": True})])
     await world.until_settled()
-    serials = await place.issued_serials()
-    assert await place.renewals() == len(serials) - 1
+    serials = await site.issued_serials()
+    assert await site.renewals() == len(serials) - 1
     assert count_orders(short_lived_ca) == len(serials), "each renewal was one order"
 
 
-async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
-    place: Place, tmp_path: Path
+async def test_35_lost_files_are_delivered_again_and_the_certificate_is_kept(
+    site: Site, tmp_path: Path
 ) -> None:
-    world = place.world
+    world = site.world
     await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
     await world.until_outcome(WEB, "Converged")
-    await place.lose_and_restore_files()
+    await site.lose_and_restore_files()
     await world.until_outcome(WEB, "Converged")
-    assert len(await place.issued_serials()) == 1
+    assert len(await site.issued_serials()) == 1
     drifts = every(DriftDetected, await world.facts(WEB))
     assert {each.path for drift in drifts for each in drift.differences} == {"problems"}
 
@@ -273,24 +273,24 @@ async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
         await world.publish(key, Withdrawn())
     await world.until_outcome(WEB, "Deleted")
     await world.until_outcome(MANIFESTS["own"].key, "Held", reason="DataLoss")
-    assert not place.folder.exists()
+    assert not site.folder.exists()
 
 
 async def test_replacing_a_ca_waits_for_approval_and_then_reissues_all_certificates(
-    place: Place,
+    site: Site,
 ) -> None:
-    world, own = place.world, MANIFESTS["own"].key
+    world, own = site.world, MANIFESTS["own"].key
     await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
     await world.until_outcome(WEB, "Converged")
-    serial_before = place.serial
+    serial_before = site.serial
     await world.declare_all([change_manifest("own", ownCa={"commonName": "Another Root"})])
     await world.until_outcome(own, "Held", reason="DataLoss")
-    assert place.serial == serial_before
+    assert site.serial == serial_before
     await world.publish(own, Approved("DataLoss"), "approval")
-    await place.until_serial_is_not(serial_before)
+    await site.until_serial_is_not(serial_before)
     await world.until_outcome(WEB, "Converged")
     (leaf, root_certificate) = (
-        certificates_in((place.folder / name).read_bytes())[0] for name in ("tls.crt", "ca.crt")
+        certificates_in((site.folder / name).read_bytes())[0] for name in ("tls.crt", "ca.crt")
     )
     assert is_signed_by(leaf, root_certificate)
     assert root_certificate.subject.rfc4514_string() == "CN=Another Root"
@@ -298,10 +298,10 @@ async def test_replacing_a_ca_waits_for_approval_and_then_reissues_all_certifica
 
 @pytest.mark.pebble
 async def test_35_lost_files_need_no_new_acme_order_and_no_key_reaches_the_bus(
-    place: Place, gate: AcmeGate, tmp_path: Path
+    site: Site, gate: AcmeGate, tmp_path: Path
 ) -> None:
-    world = place.world
-    gate.add_to_trust_of(place.root)
+    world = site.world
+    gate.make_trusted_by(site.root)
     issuer = {"$ref": "Issuer/public", "field": "name"}
     await world.declare_all(
         [
@@ -310,28 +310,28 @@ async def test_35_lost_files_need_no_new_acme_order_and_no_key_reaches_the_bus(
         ]
     )
     await world.until_outcome(WEB, "Converged")
-    serial_before = place.serial
-    await place.lose_and_restore_files()
-    assert (gate.count("order"), gate.count("finalize"), place.serial) == (1, 1, serial_before)
+    serial_before = site.serial
+    await site.lose_and_restore_files()
+    assert (gate.count("order"), gate.count("finalize"), site.serial) == (1, 1, serial_before)
 
-    keys = [*place.root.rglob("*.key")]
-    assert len(keys) == 3, "of the account, of the certificate, and the delivered one"
+    keys = [*site.root.rglob("*.key")]
+    assert len(keys) == 3, "the account's, the certificate's, and the delivered one"
     secrets = [path.read_text().splitlines()[1].encode() for path in keys]
     for key in (WEB, MANIFESTS["public"].key):
         await world.publish(key, Withdrawn())
     await world.until_outcome(MANIFESTS["public"].key, "Deleted")
     assert gate.count("revoke") == 1
     stored = b"".join(path.read_bytes() for path in (tmp_path / "nats").rglob("*.blk"))
-    assert serial_before.encode() in stored, "the files of the bus are readable"
+    assert serial_before.encode() in stored, "the bus's files are readable"
     assert [secret for secret in secrets if secret in stored] == []
 
 
 @pytest.mark.pebble
 async def test_35_a_rate_limit_of_the_ca_holds_across_a_restart_and_a_new_declaration(
-    place: Place, gate: AcmeGate
+    site: Site, gate: AcmeGate
 ) -> None:
-    world = place.world
-    gate.add_to_trust_of(place.root)
+    world = site.world
+    gate.make_trusted_by(site.root)
     gate.limit_for(3)
     issuer = {"$ref": "Issuer/public", "field": "name"}
     public = change_manifest("public", **acme(gate.pebble, gate.directory))
@@ -351,11 +351,11 @@ async def test_35_a_rate_limit_of_the_ca_holds_across_a_restart_and_a_new_declar
 
 @pytest.mark.pebble
 async def test_a_crash_after_finalizing_yields_the_same_serial_from_one_order(
-    place: Place, gate: AcmeGate
+    site: Site, gate: AcmeGate
 ) -> None:
-    world = place.world
-    gate.add_to_trust_of(place.root)
-    gate.lose_answers = {"finalize"}
+    world = site.world
+    gate.make_trusted_by(site.root)
+    gate.drop_responses = {"finalize"}
     issuer = {"$ref": "Issuer/public", "field": "name"}
     public = change_manifest("public", **acme(gate.pebble, gate.directory))
     await world.declare_all([public, change_manifest("web", issuer=issuer)])
@@ -365,9 +365,9 @@ async def test_a_crash_after_finalizing_yields_the_same_serial_from_one_order(
 
     await world.until(is_finalized, "the CA has issued the certificate")
     await world.stop_reconciler()
-    gate.lose_answers = set()
+    gate.drop_responses = set()
     await world.start_reconciler()
     await world.until_outcome(WEB, "Converged")
     assert (gate.count("order"), gate.count("finalize")) == (1, 1)
     serials = re.findall(r"Issued certificate serial (\w+)", gate.pebble.log.read_text())
-    assert serials[-1].lstrip("0") == place.serial
+    assert serials[-1].lstrip("0") == site.serial

@@ -13,7 +13,7 @@ RESYNC = 1.0
 
 
 async def test_42_contention_is_reported_and_the_loop_slows_down(bare_world: World) -> None:
-    """The other party never gives up; the waits grow, and repairs become rarer than its changes."""
+    """The other party never gives up; the waits grow, and repairs fall behind its changes."""
     world = bare_world
     await world.start_reconciler()
     retry = Retry(initial_seconds=0.2)

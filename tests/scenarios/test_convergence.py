@@ -47,7 +47,7 @@ async def test_1_a_declared_resource_is_created(world: World):
     ]
 
 
-async def test_2_another_color_is_one_update(world: World):
+async def test_2_a_changed_color_is_one_update(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     before = await world.human.get("foo")
@@ -132,10 +132,9 @@ async def test_26_a_declaration_redelivered_late_and_out_of_order_is_one_generat
     second = encode_intake("d-2", ACTOR, Declared(manifest("foo", color="Purple")), time=now())
     subject = intake("desired", shape("foo"))
 
-    answers = [await world.ask_raw(subject, each) for each in (first, first, second, first, second)]
+    replies = [await world.ask_raw(subject, each) for each in (first, first, second, first, second)]
 
-    replies = [(each.accepted, each.reason, each.generation) for each in answers]
-    assert replies == [
+    assert [(each.accepted, each.reason, each.generation) for each in replies] == [
         (True, "Accepted", 1),
         (True, "Duplicate", 1),
         (True, "Accepted", 2),

@@ -37,8 +37,8 @@ def badge(key: ResourceKey, shade: str) -> Manifest:
 
 async def declare_badges(world: World) -> World:
     """Declare two badges of a kind that no process knew when it started."""
-    answer = await world.ask(ONE, Declared(badge(ONE, "red")))
-    assert answer.reason == "UnknownKind"
+    reply = await world.ask(ONE, Declared(badge(ONE, "red")))
+    assert reply.reason == "UnknownKind"
     assert (await world.ask(DEFINITION, definition())).accepted
     config = api_config(world.human.url, provider="badges")
     await world.configure(config, "badges")
@@ -54,9 +54,9 @@ async def test_a_defined_kind_is_reconciled_like_an_installed_one(world: World):
     assert (shape["type"], shape["color"]) == ("Circle", "Red")
     await world.human.update("badge-one", color="Green")
 
-    async def is_healed() -> bool:
+    async def is_corrected() -> bool:
         return (await world.human.get("badge-one"))["color"] == "Red"
 
-    await world.until(is_healed, "the drift is healed")
+    await world.until(is_corrected, "the drift is corrected")
     await world.human.delete("badge-two")
     await world.until(lambda: world.human.find("badge-two"), "it is recreated")

@@ -54,10 +54,10 @@ async def test_16_a_listing_that_fails_halfway_deletes_and_creates_nothing(bare_
     assert [each["name"] for each in await world.human.list_all()] == NAMES
 
 
-async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
+async def test_16_an_api_that_never_completes_a_listing_is_reported_until_it_does(
     bare_world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    """Single objects are still read and written, so all resources seem to be in order."""
+    """Individual objects are still read and written, so all resources appear to be fine."""
     monkeypatch.setattr(listing_reports, "MIN_FAILED_SECONDS", 1.0)
     world = bare_world
     await world.start_reconciler()
@@ -78,7 +78,7 @@ async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
     await world.until(has_failed_longer, "20 more listings failed")
     await world.restart_reconciler()
     await world.human.reset_counts()
-    await world.until(has_failed_longer, "20 listings of the next process failed")
+    await world.until(has_failed_longer, "20 listings by the next process failed")
     await world.until_settled()
     assert await world.log_position() == position
 

@@ -33,8 +33,8 @@ async def _declare_all(world: World) -> None:
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, resync=0.3))
     keys = [shape(f"foo-{number}") for number in range(COUNT)]
-    answers = await world.client.declare_many([manifest(key.name) for key in keys])
-    assert not any(isinstance(answer, DeclarationRefusedError) for answer in answers)
+    replies = await world.client.declare_many([manifest(key.name) for key in keys])
+    assert not any(isinstance(reply, DeclarationRefusedError) for reply in replies)
     await world.client.wait_for_many(dict.fromkeys(keys, 1), timeout_seconds=60)
     await world.until_observed_again()
     assert await world.human.effects() == ["POST"] * COUNT
@@ -87,7 +87,7 @@ def listings_of(world: World) -> int:
 
 
 def count_reads(requests: dict[str, Any]) -> int:
-    """Return the number of successful reads: each listing is one page, so more are single reads."""
+    """Return the number of successful reads: each listing is one page, the rest read one object."""
     assert list(requests) == ["GET"]
     assert list(requests["GET"]) == ["200"]
     return requests["GET"]["200"]

@@ -16,6 +16,6 @@ async def test_21_observe_only_reports_and_writes_nothing(world: World):
         status = await world.status("foo")
         return status is not None and 'color: "Green" (declared "Purple")' in status.message
 
-    await world.until(reports_the_color, "the status says what would be changed")
+    await world.until(reports_the_color, "the status shows what would be changed")
     await world.until_observed_again()
     assert await world.human.effects("foo") == ["human POST"]

@@ -99,15 +99,15 @@ async def test_an_unreadable_action_is_reported_once_and_left_to_other_workers(
         await world.client.retry_dead_letter(dead_letters[0])
 
 
-async def test_an_oversized_message_is_never_sent_and_causes_no_reconnect(world: World):
+async def test_an_oversized_message_is_never_sent_and_does_not_cause_a_reconnect(world: World):
     too_long = encode_intake("m", ACTOR, Declared(manifest("foo", color="R" * 600_000)), time=now())
     assert len(too_long) > MAX_MESSAGE_BYTES
 
-    answer = await world.ask_raw(intake("desired", FOO), too_long)
+    reply = await world.ask_raw(intake("desired", FOO), too_long)
     await world.declare("neighbor")
 
     await world.until_outcome("neighbor", "Converged")
-    assert "bytes, more than the limit of 524288" in answer.message
+    assert "bytes, more than the limit of 524288" in reply.message
     (letter,) = await world.client.dead_letters()
     assert letter.record.payload_truncated
     with pytest.raises(LetterRefusedError, match="only the start of its 600"):

@@ -46,7 +46,7 @@ async def until_breaker(world: World, expected: str) -> OutcomeRecorded:
 async def test_13_a_response_after_the_timeout_is_recorded_and_creates_one_object(
     bare_world: World,
 ) -> None:
-    """Scenario 13: the retry has the same key, and gets the first call's response."""
+    """Scenario 13: the retry has the same key, and receives the first call's response."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(
@@ -205,10 +205,10 @@ async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_look
 # --- invariant 9
 
 
-async def test_14_a_breaker_survives_a_restart_that_wakes_no_resource_without_cause(
+async def test_14_a_breaker_survives_a_restart_and_no_resource_is_woken_without_cause(
     bare_world_on_own_server: World, tmp_path: Path
 ) -> None:
-    """Invariant 9, scenario 14: the breaker stays open after workers and bus were killed."""
+    """Invariant 9, scenario 14: the breaker stays open after the workers and the bus are killed."""
     world = bare_world_on_own_server
     await world.start_reconciler(ROLES_WITHOUT_WORKER)
     await world.configure(

@@ -25,7 +25,7 @@ def usable_message() -> bytes:
     return encode_declaration(manifest("foo"))
 
 
-def message_of_unknown_type() -> bytes:
+def message_with_unknown_type() -> bytes:
     return usable_message().replace(b"reconciler.desired.Declared", b"reconciler.desired.Wished")
 
 
@@ -34,7 +34,7 @@ def message_with_unknown_field() -> bytes:
     return encode_declaration(wrong)
 
 
-def message_of_unknown_kind() -> bytes:
+def message_for_unknown_kind() -> bytes:
     return encode_declaration(Manifest("shapes/v1", "Blob", Metadata("foo"), {}))
 
 
@@ -46,7 +46,7 @@ def deeply_nested_message() -> bytes:
     return usable_message().replace(b'"Red"', b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
 
 
-def message_of_another_resource() -> bytes:
+def message_for_another_resource() -> bytes:
     return encode_declaration(manifest("bar"))
 
 
@@ -62,17 +62,22 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     "not JSON": (FOO, lambda: b"colour it red, please", "intake", "not a CloudEvent"),
     "not text": (FOO, lambda: b"\xff\x00\xfe", "intake", "not a CloudEvent"),
     "nothing": (FOO, lambda: b"", "intake", "not a CloudEvent"),
-    "unknown type": (FOO, message_of_unknown_type, "intake", "is not allowed on a desired subject"),
+    "unknown type": (
+        FOO,
+        message_with_unknown_type,
+        "intake",
+        "is not allowed on a desired subject",
+    ),
     "wrong schema": (FOO, message_with_unknown_field, "declaration", "spec.colour: unknown field"),
     "another resource's subject": (
         FOO,
-        message_of_another_resource,
+        message_for_another_resource,
         "declaration",
         "but its subject is for",
     ),
     "unknown kind": (
         intake("desired", ResourceKey("default", "Blob", "foo")),
-        message_of_unknown_kind,
+        message_for_unknown_kind,
         "declaration",
         "'Blob' is not registered",
     ),
@@ -145,12 +150,12 @@ async def check_dead_letter(world: World, case: str) -> None:
     subject, payload, stage, reason = CASES[case]
     expected_payload = payload()
 
-    answer = await world.ask_raw(subject, expected_payload)
+    reply = await world.ask_raw(subject, expected_payload)
     await world.declare("neighbor")
 
     await world.until_outcome("neighbor", "Converged")
-    assert not answer.accepted
-    assert reason in answer.message
+    assert not reply.accepted
+    assert reason in reply.message
     (dead_letter,) = await world.dead_letters()
     assert (dead_letter.stage, dead_letter.size) == (stage, len(expected_payload))
     assert reason in dead_letter.reason

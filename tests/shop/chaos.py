@@ -85,9 +85,9 @@ class EngineEventRecorder:
             query = {"since": since, "filters": expected}
             with (
                 contextlib.suppress(httpx.HTTPError),
-                self._admin.http.stream("GET", "/events", params=query) as answer,
+                self._admin.http.stream("GET", "/events", params=query) as response,
             ):
-                for line in answer.iter_lines():
+                for line in response.iter_lines():
                     event = msgspec.json.decode(line)
                     event_key = (event["timeNano"], event["Actor"]["ID"])
                     if event_key not in event_ids:
@@ -142,7 +142,7 @@ class Shop:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Shop]:
-        """Start everything, declare the shop, and stop everything afterwards."""
+        """Start everything, declare the shop, and stop everything afterward."""
         self.folder.chmod(0o755)  # as root PostgreSQL runs as another user
         try:
             await self.bus.start(self.folder / "nats")
@@ -198,7 +198,7 @@ class Shop:
         self.roles[role] = RoleProcess(role, self.bus.url, log, RECONCILER_SECRETS=secrets)
 
     async def retry(self, do: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a request until it is answered, because the decider may be dead."""
+        """Repeat a request until a reply arrives, because the decider may be dead."""
         while True:
             with contextlib.suppress(WaitTimeoutError):
                 return await do()
@@ -251,13 +251,13 @@ class Shop:
             if labels.get("team") != manifest.metadata.labels["team"]:
                 yield f"{name} has the labels {labels}"
             if not labels.get(OWNER, "").endswith(f".default.Container{name.replace('/', '.')}"):
-                yield f"{name} is labelled for {labels.get(OWNER)}"
+                yield f"{name} is labeled for {labels.get(OWNER)}"
             if not state["Running"] or state["Paused"]:
                 yield f"{name} is {state['Status']}"
             env = dict(each.split("=", 1) for each in container["Config"]["Env"])
             connection = (env["PGPORT"], env["PGDATABASE"], env["PGUSER"], env["PGPASSWORD"])
             if connection != (str(self.postgres.port), "shop", "shop-app", password):
-                yield f"{name} has another database, role or password"
+                yield f"{name} has a different database, role or password"
             if "WAVE" in manifest.spec["env"] and env.get("WAVE") != manifest.spec["env"]["WAVE"]:
                 yield f"{name} has wave {env.get('WAVE')}"
         volumes = [
@@ -266,7 +266,7 @@ class Shop:
         if volumes != ["shop-receipts"]:
             yield f"volumes are {volumes}"
         elif (self.docker.volume("shop-receipts") or {})["Labels"].get("team") != "shop":
-            yield "the volume has other labels"
+            yield "the volume has different labels"
 
     async def _database_problems(self) -> list[str]:
         roles = (

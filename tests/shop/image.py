@@ -16,7 +16,7 @@ NAME = "postgres:15"
 """Name of the image in the example, where it is the public one."""
 
 _PROGRAMS = ("sh", "sleep", "cat")
-_INSTALL = "psql is not installed (package postgresql-client)"
+_INSTALL = "psql is not installed (postgresql-client package)"
 
 
 def psql_problem() -> str | None:

@@ -134,7 +134,7 @@ def _table(total: Tally) -> Table:
         table.add_row(name, f"{count:,}")
     table.add_row("CPU milliseconds per seed", f"{1000 * total.seconds / max(1, total.seeds):.0f}")
     table.add_section()
-    for name, count in total.happened.most_common(_MAX_COUNTS_SHOWN):
+    for name, count in total.counts.most_common(_MAX_COUNTS_SHOWN):
         table.add_row(name, f"{count:,}")
     return table
 

@@ -60,7 +60,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """The API's own state. ``after_change`` gets every effect, ``before_call`` every request."""
+    """The API's state. ``after_change`` receives every effect, ``before_call`` every request."""
 
     def __init__(self, traits: ApiTraits, time: Callable[[], float]) -> None:
         self.traits = traits
@@ -95,9 +95,9 @@ class Api:
     def write(
         self, action: Action, fields: Fields, *, version: str | None = None
     ) -> tuple[StoredResponse, bool]:
-        """Apply an action once per key; return whether the response is a stored one.
+        """Apply an action once per key; return the response and whether it was already stored.
 
-        ``fields`` are those of the action, with its secrets. Raises ``RefusalError``.
+        ``fields`` are the action's, with its secrets. Raises ``RefusalError``.
         """
         self.calls += 1
         self.before_call(action)
@@ -136,7 +136,7 @@ class Api:
         return f"{name}{DUPLICATE_MARK}{self._next('p')}" if is_taken else name
 
     def _slot(self, name: str, uid: str | None) -> str:
-        """Find an object by its id, or without an id, the first one with its name."""
+        """Find an object by its id or, without an id, the first one with the name."""
         for slot, each in self.objects.items():
             if each.name == name and uid in (None, each.uid):
                 return slot
@@ -155,9 +155,9 @@ class Api:
         slot = self._slot(action.external_name, created_object.uid)
         existing = self.objects.get(slot)
         if existing is None:
-            raise RefusalError(404, "it is not there")
+            raise RefusalError(404, "it does not exist")
         if existing.uid != created_object.uid or existing.version != created_object.version:
-            raise RefusalError(412, "it is another object, or has changed")
+            raise RefusalError(412, "it is a different object, or has changed")
         if fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
         after = self._after(action, fields, existing)
@@ -179,11 +179,11 @@ class Api:
         if operation == "Create" and existing is not None:
             raise RefusalError(409, "the name is taken")
         if operation == "Update" and existing is None:
-            raise RefusalError(404, "it is not there")
+            raise RefusalError(404, "it does not exist")
         if existing is None or operation == "Create" or not self.traits.conditional_writes:
             return
         if action.uid is not None and existing.uid != action.uid:
-            raise RefusalError(412, "it is another object")
+            raise RefusalError(412, "it is a different object")
         if version is not None and existing.version != version:
             raise RefusalError(412, "it has changed")
 
@@ -214,7 +214,7 @@ class Api:
     # --- humans
 
     def human_creates(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
-        """Create an object, if the API accepts another one with that name."""
+        """Create an object, unless the API rejects a second one with that name."""
         if name not in self.objects or not self.traits.names:
             accepted_labels = labels if self.traits.labels else {}
             created_object = ExternalObject(
@@ -225,7 +225,7 @@ class Api:
     def copy_writes(
         self, name: str, fields: Fields, labels: dict[str, str], written_by: str
     ) -> None:
-        """Write an object as another copy of the log does."""
+        """Write an object as another copy of the log would."""
         existing = self.objects.get(name)
         created_object = existing or ExternalObject(name, {}, self._next("c"))
         created_object = replace(
@@ -290,7 +290,7 @@ class Api:
         return replace(existing, outputs={**existing.outputs, "starting": True})
 
     def list_objects(self, lag_seconds: float) -> dict[str, ExternalObject]:
-        """Return all objects as they were some seconds ago."""
+        """Return all objects as they were ``lag_seconds`` ago."""
         objects = {name: self.response_view(each) or each for name, each in self.objects.items()}
         for change in reversed(self.changes):
             if change.at <= self._time() - lag_seconds:
@@ -312,7 +312,7 @@ class Api:
 
         If names are not unique, the id identifies it.
         """
-        is_there = False
+        exists = False
         for change in self.changes:
             is_same = change.name == name
             if not self.traits.names and uid is not None:
@@ -323,8 +323,8 @@ class Api:
                 break
             if change.at > begin and (change.before is None or change.after is None):
                 return True
-            is_there = change.after is not None
-        return not is_there
+            exists = change.after is not None
+        return not exists
 
     def _change(self, name: str, after: ExternalObject | None, key: str) -> None:
         before = self.objects.get(name)

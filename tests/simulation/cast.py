@@ -47,7 +47,7 @@ class Actor:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process, which may be paused."""
+        """Whether the process exists; it may be paused."""
         return self.process is not None and not self.process.dead
 
     def start(self) -> None:

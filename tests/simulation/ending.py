@@ -13,29 +13,29 @@ from tests.judge.end import is_held
 from tests.judge.log import undecided_for_long
 from tests.memory_bus.clock import date_of
 from tests.simulation import plan as p
-from tests.simulation.person import answer_holds
+from tests.simulation.person import resolve_holds
 from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
 _SCRUB_SECONDS = FIRST_DELAY_SECONDS + CHECK_SECONDS + 40.0
 _MAX_RELEASES = 12
 _MAX_ROUNDS = 40
-_MAX_ANSWERS = 3
+_MAX_RESOLUTIONS = 3
 
 
 def find_undecided(world: World) -> list[str]:
-    """Return messages that wait for a decision although the faults affect only other resources.
+    """Return the messages still undecided although the faults affect only other resources.
 
-    Call this before the faults stop: afterwards every message is decided.
+    Call this before the faults stop, because afterwards every message is decided.
     """
-    if not all(_troubles_only_others(step) for step in world.plan.steps):
+    if not all(_affects_only_other_resources(step) for step in world.plan.steps):
         return []
     world.checks.record()
     undecided_messages = undecided_for_long(world.checks.history, world.loop.time())
     return [f"{subject}: {text}" for subject, text in undecided_messages]
 
 
-def _troubles_only_others(step: p.Step) -> bool:
+def _affects_only_other_resources(step: p.Step) -> bool:
     if isinstance(step, p.Full):
         return step.what == "dead letters"
     return isinstance(step, p.Declare | p.Withdraw | p.Configure | p.Garbage)
@@ -69,18 +69,18 @@ def _settle(world: World) -> None:
     A person resolves the holds that need one.
     """
     if world.damaged:
-        for _ in range(_MAX_ANSWERS):
+        for _ in range(_MAX_RESOLUTIONS):
             world.run_for(_SCRUB_SECONDS)  # messages of held resources are retried
-            if not answer_holds(world):
+            if not resolve_holds(world):
                 break
         return
     _come_to_rest(world)
-    for _ in range(_MAX_ANSWERS):
-        if world.checks.violations or not answer_holds(world):
+    for _ in range(_MAX_RESOLUTIONS):
+        if world.checks.violations or not resolve_holds(world):
             break
         _come_to_rest(world)
     else:
-        world.checks.fail("the holds keep asking for a person")
+        world.checks.fail("the holds never stop waiting for a person")
     if world.checks.violations:
         return
     progress_before, messages = _progress(world), world.intake.last_position
@@ -88,7 +88,7 @@ def _settle(world: World) -> None:
     if any(each.observed.doubted is not None for each in world.checks.turns.states.values()):
         messages = world.intake.last_position  # every listing reports doubted objects again
     if (_progress(world), world.intake.last_position) != (progress_before, messages):
-        world.checks.fail("an idle fleet cost more than listings")
+        world.checks.fail("an idle system did more than list")
 
 
 def _come_to_rest(world: World) -> None:
@@ -118,7 +118,7 @@ def _is_any_within_its_grace(world: World) -> bool:
 
 
 def _is_any_lookup_due(world: World) -> bool:
-    """Return whether a refused action waits for its lookup, because an earlier attempt is in doubt.
+    """Return whether a refused action is waiting for its lookup (an earlier attempt is in doubt).
 
     A lookup, too, waits for the grace that a reappeared object has extended.
     """
@@ -162,10 +162,10 @@ def _read_model_problems(world: World) -> Iterator[str]:
     expected = dict(rebuild(history).rows())
     if world.rows.content != expected:
         differences = _describe_differences(world.rows.content, expected)
-        yield f"the stored rows are not those of the log: {differences}"
+        yield f"the stored rows differ from those rebuilt from the log: {differences}"
     for actor in world.actors.values():
         if actor.models is not None and _rows(actor.models) != expected:
-            yield f"{actor.plan.name}: its read models are not those of the log"
+            yield f"{actor.plan.name}: its read models differ from those rebuilt from the log"
 
 
 def _rows(models: ReadModels) -> dict[str, bytes]:

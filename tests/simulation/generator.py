@@ -203,9 +203,9 @@ def _with_real_api_traits(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
 
 
 def _listing_lag(seed: int, traits: p.ApiTraits) -> float:
-    """Draw the lag of listings, if a second object gets its own id, so that no conflict shows it.
+    """Draw a lag for listings, if a second object gets its own id and so causes no conflict.
 
-    An exclusive scope has none: it would treat a released object that is listed late as a stray.
+    An exclusive scope has no lag: it would treat a released object that is listed late as a stray.
     """
     if traits.names or not traits.idempotency_keys or traits.exclusive:
         return 0.0
@@ -327,7 +327,7 @@ def _refused_redelivery_steps(dice: _Dice, shape: str, workers: list[str]) -> li
 
 
 def _brief_obstacle_steps(dice: _Dice, shape: str) -> list[p.Step]:
-    """Delete the obstacle of a creation before it is read."""
+    """Delete the object that blocks a creation before it is read."""
     at = dice.seconds(1.5, dice.duration)
     fields = dice.fields()
     return [
@@ -368,7 +368,7 @@ def _fault_step(dice: _Dice, at: float, processes: list[str]) -> p.Step:
 
 
 def _lost_label_steps(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
-    """Let a person remove the label that alone shows what an unreported call created."""
+    """Have a person remove the only label that shows what an unreported call created."""
     generated_steps: list[p.Step] = []
     for declare in steps:
         if isinstance(declare, p.Declare) and dice.is_drawn(0.3):

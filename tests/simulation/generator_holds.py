@@ -109,7 +109,7 @@ def look_steps(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step
 def copy_steps(
     seed: int, traits: p.ApiTraits, shapes: Sequence[str], duration: float
 ) -> list[p.Step]:
-    """Draw writes of a copy of the log; the other draws of a seed do not depend on them."""
+    """Draw writes by a copy of the log; the other draws of a seed do not depend on them."""
     random = Random(f"plan/{seed}/copies")
     if random.random() >= 0.1 or not (traits.idempotency_keys and traits.names and traits.labels):
         return []
@@ -130,7 +130,7 @@ def _listing(
 
 
 def possible_steps(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
-    """Return the steps without those that this API cannot recover from."""
+    """Return the steps without those from which no recovery is possible with this API."""
     remaining_steps: list[p.Step] = list(steps)
     if not traits.names and not traits.idempotency_keys:
         remaining_steps = [
@@ -140,7 +140,7 @@ def possible_steps(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]
 
 
 def _hides_an_object(step: p.Step) -> bool:
-    """Return whether a lookup may miss an object: then its creation is repeated."""
+    """Return whether a lookup may miss an object, so that its creation is repeated."""
     is_incomplete = isinstance(step, p.ListingFails) and step.how == "leaves out"
     return is_incomplete or (isinstance(step, p.Listing) and step.how == "short")
 

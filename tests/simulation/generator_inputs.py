@@ -20,7 +20,7 @@ _SECRETS = ("first", "second")
 def with_inputs(
     seed: int, traits: p.ApiTraits, shapes: Sequence[str], steps: list[p.Step], duration: float
 ) -> tuple[p.ApiTraits, list[p.Step]]:
-    """In some plans, let declarations refer to others, name secrets, or have a defined kind."""
+    """In some plans, let declarations reference others, name secrets, or have a defined kind."""
     random = Random(f"plan/{seed}/inputs")
     draw = random.random()
     if draw < 0.25:

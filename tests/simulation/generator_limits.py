@@ -19,9 +19,9 @@ _Stream = Literal["log", "intake", "dead letters"]
 def draw_limits(
     seed: int, duration: float, busy: Sequence[float], shape: str, *, is_damaged: bool
 ) -> tuple[p.Limits, list[p.Step]]:
-    """Draw limits that bind now and then, and streams that are full for a while.
+    """Draw limits that are reached now and then, and streams that are full for a while.
 
-    ``busy`` are the times of declarations: a stream that fills up then accepts some of several.
+    ``busy`` has the times of declarations: a stream that fills up then accepts only some of them.
 
     Messages to a damaged resource are retried for half a minute and occupy their slots meanwhile:
     if there are few slots, its whole partition waits.

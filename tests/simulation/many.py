@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from tests.simulation.generator import plan_of
 from tests.simulation.run import run
 
-_SEEDS_AT_ONCE = 20
+_SEEDS_PER_TASK = 20
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Tally:
     effects: int = 0
     seconds: float = 0.0
     failed: dict[int, str] = field(default_factory=dict[int, str])
-    happened: Counter[str] = field(default_factory=Counter[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, other: Tally) -> None:
         """Add the counts of another tally."""
@@ -34,7 +34,7 @@ class Tally:
         self.effects += other.effects
         self.seconds += other.seconds
         self.failed |= other.failed
-        self.happened.update(other.happened)
+        self.counts.update(other.counts)
 
 
 def run_seeds(seeds: Sequence[int]) -> Tally:
@@ -47,8 +47,8 @@ def run_seeds(seeds: Sequence[int]) -> Tally:
         tally.events += result.events
         tally.effects += result.effects
         tally.seconds += result.seconds
-        tally.happened.update(result.happened)
-        tally.happened.update(result.struck)
+        tally.counts.update(result.step_counts)
+        tally.counts.update(result.strike_counts)
         if result.violations:
             tally.failed[seed] = result.violations[0]
     return tally
@@ -57,7 +57,7 @@ def run_seeds(seeds: Sequence[int]) -> Tally:
 def run_many(
     first: int, count: int, *, processes: int = 2, progress: Callable[[int], None] | None = None
 ) -> Tally:
-    """Run the seeds from ``first`` on; ``progress`` gets the number of new results."""
+    """Run ``count`` seeds from ``first``; ``progress`` receives the number of new results."""
     total = Tally()
     for tally in _tallies(first, count, processes):
         total.add(tally)
@@ -69,8 +69,8 @@ def run_many(
 def _tallies(first: int, count: int, processes: int) -> Iterator[Tally]:
     last = first + count
     parts = [
-        range(start, min(start + _SEEDS_AT_ONCE, last))
-        for start in range(first, last, _SEEDS_AT_ONCE)
+        range(start, min(start + _SEEDS_PER_TASK, last))
+        for start in range(first, last, _SEEDS_PER_TASK)
     ]
     if processes == 1:
         yield from map(run_seeds, parts)

@@ -1,4 +1,4 @@
-"""A defect that is put into the product on purpose."""
+"""A defect deliberately introduced into the product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Patch(Protocol):
 
 
 class Mutation(NamedTuple):
-    """A defect, and a function that puts it into the product."""
+    """A defect, and a function that introduces it into the product."""
 
     name: str
-    put_in: Callable[[Patch], None]
+    apply_to: Callable[[Patch], None]

@@ -1,4 +1,4 @@
-"""Defects put into the product on purpose, each of which the simulation must detect.
+"""Defects deliberately introduced into the product, each of which the simulation must detect.
 
 Each is a function that changes the product through a ``pytest.MonkeyPatch``, which is undone after
 the run. A defect that no seed detects shows that the simulation is too lenient.
@@ -104,7 +104,7 @@ def _a_lost_append_counts_as_done(patch: Patch) -> None:
     patch.setattr(ResourceRepository, "_commit", commit)
 
 
-def _no_events_count_as_no_news(patch: Patch) -> None:
+def _a_turn_without_events_is_not_checked(patch: Patch) -> None:
     async def find_stale(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
         return []
 
@@ -123,7 +123,7 @@ def _intake_acknowledged_before_the_append(patch: Patch) -> None:
     patch.setattr(Decider, "handle", handle)
 
 
-def _handed_out_three_times_at_most(patch: Patch) -> None:
+def _delivered_at_most_three_times(patch: Patch) -> None:
     """The bus silently drops a message after three deliveries: ``max_deliver`` of a consumer."""
     original: Any = streams._decider_consumer  # pyright: ignore[reportPrivateUsage]
 
@@ -157,7 +157,7 @@ def _partly_stored_counts_as_stored(patch: Patch) -> None:
     patch.setattr(MemoryIntakeWriter, "_store", store)
 
 
-def _kept_before_the_append(patch: Patch) -> None:
+def _cached_before_the_append(patch: Patch) -> None:
     """A state is cached although its events may never be stored."""
     original: Any = ResourceRepository._append  # pyright: ignore[reportPrivateUsage]
 
@@ -218,7 +218,7 @@ def _a_key_for_each_attempt(patch: Patch) -> None:
     patch.setattr(Worker, "_execute", execute)
 
 
-def _other_parameters_at_a_retry(patch: Patch) -> None:
+def _different_parameters_on_a_retry(patch: Patch) -> None:
     def advance_action(flight: Any, state: Any, *rest: Any) -> Any:
         step = attempt.advance_action(flight, state, *rest)
         if isinstance(step, ActionRetried) and state.desired.spec is not None:
@@ -278,7 +278,7 @@ def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
 
 
 def _redeliveries_are_not_reported(patch: Patch) -> None:
-    """A worker does not report that another one had the action before."""
+    """A worker does not report that another worker had the action before."""
 
     def reported(*args: Any, **rest: Any) -> Reported:
         return Reported(*args, **{**rest, "redelivered": False})
@@ -286,7 +286,7 @@ def _redeliveries_are_not_reported(patch: Patch) -> None:
     patch.setattr(worker_module, "Reported", reported)
 
 
-def _a_refused_redelivery_counts_as_undone(patch: Patch) -> None:
+def _a_refused_redelivery_counts_as_not_done(patch: Patch) -> None:
     def may_earlier_call_arrive(*_: Any) -> bool:
         return False
 
@@ -301,7 +301,7 @@ def _late_successes_ignored(patch: Patch) -> None:
 
 
 def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
-    """It is repeated with the same key, for which the API has stored the conflict."""
+    """It is repeated with the same key, under which the API has stored the conflict."""
     original: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
 
     def after_failure(report: Reported, error: ActionError, *rest: Any) -> Any:
@@ -324,7 +324,7 @@ def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
 
 
 def _refused_creations_are_repeated(patch: Patch) -> None:
-    """Also for a generation that is no longer declared."""
+    """Even for a generation that is no longer declared."""
 
     def is_in_doubt(flight: InFlight) -> bool:
         return flight.action.operation == "Create" or flight.unknown_results > 0
@@ -340,7 +340,7 @@ def _a_refusal_settles_the_attempts_before_it(patch: Patch) -> None:
     patch.setattr(InFlight, "is_in_doubt", property(is_in_doubt))
 
 
-def _a_refused_second_call_counts_as_undone(patch: Patch) -> None:
+def _a_refused_second_call_counts_as_not_done(patch: Patch) -> None:
     def reports_nothing_done(*_: Any) -> bool:
         return False
 
@@ -379,7 +379,7 @@ def _absence_from_a_partial_listing(patch: Patch) -> None:
     patch.setattr(Observer, "list_once", list_once)
 
 
-def _stale_observations_believed(patch: Patch) -> None:
+def _stale_observations_are_trusted(patch: Patch) -> None:
     def is_stale(*_: Any) -> bool:
         return False
 
@@ -443,7 +443,7 @@ def _repeated_declarations_count_as_new(patch: Patch) -> None:
 _original_reject_outdated: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
 
 
-def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
+def _earlier_messages_are_not_read(patch: Patch) -> None:
     async def decide_repeats(_self: Any, decided: Sequence[Any]) -> list[Any]:
         return list(decided)
 
@@ -484,7 +484,7 @@ def _lost_timers_never_swept(patch: Patch) -> None:
 
 
 def _a_checkpoint_before_its_rows(patch: Patch) -> None:
-    """A portion is saved in two batches of rows, with the checkpoint in the first."""
+    """Changes are saved in two batches of rows, with the checkpoint in the first."""
 
     async def save(self: Any, portion: RowChanges) -> None:
         rows = list(portion.rows.items())
@@ -496,7 +496,7 @@ def _a_checkpoint_before_its_rows(patch: Patch) -> None:
     patch.setattr(Projector, "_save", save)
 
 
-def _a_laggard_writes(patch: Patch) -> None:
+def _a_lagging_projector_writes(patch: Patch) -> None:
     """A projector reads the checkpoint only for its revision."""
 
     async def save(self: Any, portion: RowChanges) -> None:
@@ -565,48 +565,48 @@ def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation("skip the compare-and-set", _no_compare_and_set),
-    Mutation("a lost append is taken for done", _a_lost_append_counts_as_done),
-    Mutation("a turn without events is not checked", _no_events_count_as_no_news),
+    Mutation("a lost append counts as done", _a_lost_append_counts_as_done),
+    Mutation("a turn without events is not checked", _a_turn_without_events_is_not_checked),
     Mutation("intake acknowledged before the append", _intake_acknowledged_before_the_append),
-    Mutation("at most three deliveries", _handed_out_three_times_at_most),
+    Mutation("at most three deliveries", _delivered_at_most_three_times),
     Mutation("acknowledged before the dead letter", _acknowledged_before_the_dead_letters),
     Mutation("a partial store counts as complete", _partly_stored_counts_as_stored),
-    Mutation("cached state before the append", _kept_before_the_append),
+    Mutation("cached state before the append", _cached_before_the_append),
     Mutation("cached state used without its later events", _cached_state_without_its_later_events),
     Mutation("no intent before effect", _actions_handed_out_before_they_are_stored),
     Mutation("a key for each attempt", _a_key_for_each_attempt),
-    Mutation("other parameters at a retry", _other_parameters_at_a_retry),
+    Mutation("different parameters on a retry", _different_parameters_on_a_retry),
     Mutation(
         "action acknowledged before its result", _action_acknowledged_before_its_result_is_stored
     ),
     Mutation("results stored at most once", _results_stored_at_most_once),
-    Mutation("unknown results taken for refusals", _unknown_results_count_as_refusals),
+    Mutation("unknown results count as refusals", _unknown_results_count_as_refusals),
     Mutation("retry forgets the action in flight", _a_retry_forgets_the_action_in_flight),
     Mutation("redeliveries are not reported", _redeliveries_are_not_reported),
-    Mutation("a refused redelivery is undone", _a_refused_redelivery_counts_as_undone),
+    Mutation("a refused redelivery counts as not done", _a_refused_redelivery_counts_as_not_done),
     Mutation("late successes ignored", _late_successes_ignored),
-    Mutation("a conflict without cause repeated", _a_conflict_without_its_cause_is_repeated),
+    Mutation("a conflict without its cause is repeated", _a_conflict_without_its_cause_is_repeated),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
     Mutation("refused creations repeated", _refused_creations_are_repeated),
     Mutation("a refusal settles earlier attempts", _a_refusal_settles_the_attempts_before_it),
-    Mutation("a refused second call is undone", _a_refused_second_call_counts_as_undone),
+    Mutation("a refused second call counts as not done", _a_refused_second_call_counts_as_not_done),
     Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
     Mutation("actions are never redelivered", _no_lease),
     Mutation("absence from a partial listing", _absence_from_a_partial_listing),
-    Mutation("stale observations believed", _stale_observations_believed),
+    Mutation("stale observations are trusted", _stale_observations_are_trusted),
     Mutation("consistency grace ignored", _grace_ignored),
     Mutation("absence assumed", _absence_assumed),
     Mutation("every observation is reported", _every_observation_is_reported),
     Mutation("a late declaration wins", _late_declarations_win),
     Mutation("a repeated declaration is new", _repeated_declarations_count_as_new),
-    Mutation("earlier messages are not read", _nobody_looks_where_a_declaration_came_first),
+    Mutation("earlier messages are not read", _earlier_messages_are_not_read),
     Mutation("late declarations forgotten", _late_declarations_forgotten),
     Mutation("configurations not followed", _configurations_read_once),
     Mutation("lost timers never swept", _lost_timers_never_swept),
     Mutation("a checkpoint before its rows", _a_checkpoint_before_its_rows),
-    Mutation("a projector that lags writes", _a_laggard_writes),
+    Mutation("a lagging projector writes", _a_lagging_projector_writes),
     Mutation("delete ignores the uid", _a_delete_ignores_the_uid),
-    Mutation("foreign objects are deleted", _unowned_objects_are_removed),
+    Mutation("unowned objects are deleted", _unowned_objects_are_removed),
     Mutation("everything is adopted", _everything_is_adopted),
     Mutation("withdrawn resources are forgotten", _withdrawn_objects_are_forgotten),
     *HOLD_MUTATIONS,

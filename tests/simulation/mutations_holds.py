@@ -1,4 +1,4 @@
-"""Defects in what holds a resource: finalizers, references, guards, approvals, damage."""
+"""Defects in the holds of a resource: finalizers, references, guards, approvals, damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _finalizers_ignored(patch: Patch) -> None:
     patch.setattr(next_step, "_hold_for_finalizers", _nothing)
 
 
-def _anybody_takes_finalizers_off(patch: Patch) -> None:
+def _any_actor_removes_finalizers(patch: Patch) -> None:
     original = holds.release_finalizer
 
     def release(command_data: Any, command: Any, state: Any) -> Any:
@@ -45,7 +45,7 @@ def _anybody_takes_finalizers_off(patch: Patch) -> None:
     patch.setattr(holds, "release_finalizer", release)
 
 
-def _finalizers_stay_for_ever(patch: Patch) -> None:
+def _finalizers_are_never_removed(patch: Patch) -> None:
     def after(state: Any, event: Any) -> Any:
         folded = _original_fold_data(state, event)
         if not isinstance(event.data, FinalizerRemoved):
@@ -64,7 +64,7 @@ def _finalizers_not_shown(patch: Patch) -> None:
     patch.setattr(StatusRow, "is_gone", property(is_deleted))
 
 
-def _references_keep_nothing(patch: Patch) -> None:
+def _references_do_not_hold_deletions(patch: Patch) -> None:
     def references_with_policy(*_: Any) -> list[str]:
         return []
 
@@ -80,7 +80,7 @@ def _references_are_not_reported(patch: Patch) -> None:
 
 
 def _dangling_reported_once(patch: Patch) -> None:
-    """A reference that once found its target missing never checks it again."""
+    """A reference whose target was once missing never checks it again."""
 
     original = holds.record_target
 
@@ -102,7 +102,7 @@ def _loss_guard_ignored(patch: Patch) -> None:
     patch.setattr(observation, "_doubt_absence", _nothing)
 
 
-def _approvals_lift_nothing(patch: Patch) -> None:
+def _approvals_have_no_effect(patch: Patch) -> None:
     def after(state: Any, event: Any) -> Any:
         folded = _original_fold_data(state, event)
         if not isinstance(event.data, HoldApproved):
@@ -140,7 +140,7 @@ def _declared_resources_released_by_force(patch: Patch) -> None:
     patch.setattr(holds, "force_release", force)
 
 
-def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
+def _unmanaged_objects_are_deleted(patch: Patch) -> None:
     """An object that is declared absent is deleted even if it is unmanaged."""
 
     def keep_absent(spec: Any, situation: Any) -> Any:
@@ -155,14 +155,14 @@ def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
 _original_keep_absent: Any = next_step._keep_absent  # pyright: ignore[reportPrivateUsage]
 
 
-def _broken_listings_believed(patch: Patch) -> None:
+def _broken_listings_are_trusted(patch: Patch) -> None:
     def complete(self: Any, _count: int) -> Mapping[str, ExternalObject]:
         return self._objects
 
     patch.setattr(ListingAssembler, "complete", complete)
 
 
-def _damage_not_looked_for(patch: Patch) -> None:
+def _the_log_is_not_scrubbed(patch: Patch) -> None:
     patch.setattr(Scrubber, "scrub", _skip_scrub)
 
 
@@ -209,21 +209,21 @@ HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("newer objects are not detected", _newer_objects_are_not_detected),
     Mutation("a held API is written to", _a_held_api_is_written_to),
     Mutation("finalizers ignored", _finalizers_ignored),
-    Mutation("any actor removes a finalizer", _anybody_takes_finalizers_off),
-    Mutation("finalizers are never removed", _finalizers_stay_for_ever),
+    Mutation("any actor removes a finalizer", _any_actor_removes_finalizers),
+    Mutation("finalizers are never removed", _finalizers_are_never_removed),
     Mutation("finalizers not shown", _finalizers_not_shown),
-    Mutation("references hold no deletion", _references_keep_nothing),
+    Mutation("references do not hold deletions", _references_do_not_hold_deletions),
     Mutation("references are not reported", _references_are_not_reported),
     Mutation("a dangling reference is reported once", _dangling_reported_once),
     Mutation("deletion guard ignored", _deletion_guard_ignored),
     Mutation("loss guard ignored", _loss_guard_ignored),
-    Mutation("approval not asked for", _approval_is_not_requested),
+    Mutation("approval is not requested", _approval_is_not_requested),
     Mutation("approvals outlive their plan", _approvals_outlive_their_holds),
-    Mutation("approvals have no effect", _approvals_lift_nothing),
+    Mutation("approvals have no effect", _approvals_have_no_effect),
     Mutation("forced release of declared resources", _declared_resources_released_by_force),
-    Mutation("unmanaged objects are deleted", _strangers_adopted_where_absence_is_declared),
-    Mutation("broken listings believed", _broken_listings_believed),
+    Mutation("unmanaged objects are deleted", _unmanaged_objects_are_deleted),
+    Mutation("broken listings are trusted", _broken_listings_are_trusted),
     Mutation("released objects keep their label", _released_objects_keep_their_label),
-    Mutation("damage not looked for", _damage_not_looked_for),
+    Mutation("the log is not scrubbed", _the_log_is_not_scrubbed),
     Mutation("damaged histories folded", _damaged_histories_folded),
 )

@@ -1,4 +1,4 @@
-"""Defects of references, secrets and definitions (ADR 0028, 0029, 0033)."""
+"""Defects in references, secrets and definitions (ADR 0028, 0029, 0033)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _unready_targets_are_not_waited_for(patch: Patch) -> None:
     patch.setattr(inputs, "_waiting_for", waiting_for)
 
 
-def _once_ready_stays_ready(patch: Patch) -> None:
+def _converged_counts_as_ready(patch: Patch) -> None:
     original: Any = vars(references)["_target_state"]
 
     def state_of(
@@ -77,7 +77,7 @@ def _references_are_not_reported_to_their_target(patch: Patch) -> None:
     patch.setattr(references, "_current_references", current_references)
 
 
-def _a_referrer_lets_go_with_its_withdrawal(patch: Patch) -> None:
+def _withdrawn_referrers_do_not_hold_deletions(patch: Patch) -> None:
     original: Any = vars(references)["_current_references"]
 
     def current_references(*of_a_target: Any) -> dict[str, tuple[StatusRow, Reference]]:
@@ -90,7 +90,7 @@ def _a_referrer_lets_go_with_its_withdrawal(patch: Patch) -> None:
 # --- secrets
 
 
-def _a_rotation_is_not_noticed(patch: Patch) -> None:
+def _a_rotation_is_not_detected(patch: Patch) -> None:
     original = references.secret_messages
 
     def secret_messages(
@@ -108,7 +108,7 @@ def _a_digest_is_the_secret(patch: Patch) -> None:
     patch.setattr(Secrets, "digest", digest)
 
 
-def _an_error_repeats_a_secret(patch: Patch) -> None:
+def _an_error_contains_a_secret(patch: Patch) -> None:
     def guard_provider(provider: Any, _secrecy: object) -> Any:
         return provider
 
@@ -118,7 +118,7 @@ def _an_error_repeats_a_secret(patch: Patch) -> None:
 # --- definitions
 
 
-def _a_new_definition_reaches_nobody(patch: Patch) -> None:
+def _a_new_definition_reaches_no_resource(patch: Patch) -> None:
     def nothing(
         _definition: DefinitionRef,
         _kind: str,
@@ -130,7 +130,7 @@ def _a_new_definition_reaches_nobody(patch: Patch) -> None:
     patch.setattr(sweeper, "definition_messages", nothing)
 
 
-def _a_new_definition_passes_no_guard(patch: Patch) -> None:
+def _a_new_definition_skips_its_guard(patch: Patch) -> None:
     def never(_situation: Situation) -> Conclusion | None:
         return None
 
@@ -141,14 +141,16 @@ def _a_new_definition_passes_no_guard(patch: Patch) -> None:
 INPUT_MUTATIONS = (
     Mutation("a reference's value is looked up once", _a_value_is_looked_up_once),
     Mutation("unready objects are not awaited", _unready_targets_are_not_waited_for),
-    Mutation("ready is converged", _once_ready_stays_ready),
+    Mutation("converged counts as ready", _converged_counts_as_ready),
     Mutation(
         "a target has no record of its referrers", _references_are_not_reported_to_their_target
     ),
-    Mutation("withdrawn referrers hold no deletion", _a_referrer_lets_go_with_its_withdrawal),
-    Mutation("a rotation is not noticed", _a_rotation_is_not_noticed),
+    Mutation(
+        "withdrawn referrers do not hold deletions", _withdrawn_referrers_do_not_hold_deletions
+    ),
+    Mutation("a rotation is not detected", _a_rotation_is_not_detected),
     Mutation("a digest is the secret", _a_digest_is_the_secret),
-    Mutation("an error repeats a secret", _an_error_repeats_a_secret),
-    Mutation("a new definition reaches no resource", _a_new_definition_reaches_nobody),
-    Mutation("a new definition passes no guard", _a_new_definition_passes_no_guard),
+    Mutation("an error contains a secret", _an_error_contains_a_secret),
+    Mutation("a new definition reaches no resource", _a_new_definition_reaches_no_resource),
+    Mutation("a new definition skips its guard", _a_new_definition_skips_its_guard),
 )

@@ -48,7 +48,7 @@ def _renewed_by_the_deciders_own_clock(patch: Patch) -> None:
     patch.setattr(next_step, "renewal_step", renewal_step)
 
 
-def _renewals_are_woken_by_timers_alone(patch: Patch) -> None:
+def _only_timers_trigger_renewals(patch: Patch) -> None:
     original: Any = vars(Sweeper)["_to_wake"]
 
     def to_wake(
@@ -118,7 +118,7 @@ def _labeled_objects_are_recreated(patch: Patch) -> None:
     patch.setattr(attempt, "is_safe_to_repeat", always)
 
 
-def _objects_are_known_by_their_names(patch: Patch) -> None:
+def _objects_are_identified_by_name(patch: Patch) -> None:
     original: Any = SimulatedProvider.read
 
     async def read(self: Any, external_name: str, _uid: str | None = None) -> Any:
@@ -130,7 +130,7 @@ def _objects_are_known_by_their_names(patch: Patch) -> None:
 # --- effects of several calls
 
 
-def _half_made_objects_have_no_owner(patch: Patch) -> None:
+def _partly_created_objects_have_no_owner(patch: Patch) -> None:
     def never(existing: ExternalObject | None, _action: Action, _context: Context) -> bool:
         return False
 
@@ -138,13 +138,13 @@ def _half_made_objects_have_no_owner(patch: Patch) -> None:
 
 
 REAL_API_MUTATIONS = (
-    Mutation("nothing is ever due", _no_renewal_is_due),
-    Mutation("due by the decider's own clock", _renewed_by_the_deciders_own_clock),
-    Mutation("due by a timer alone", _renewals_are_woken_by_timers_alone),
+    Mutation("no renewal is ever due", _no_renewal_is_due),
+    Mutation("renewal by the decider's own clock", _renewed_by_the_deciders_own_clock),
+    Mutation("only timers trigger renewals", _only_timers_trigger_renewals),
     Mutation("replaced before the new is ready", _replaced_objects_do_not_wait_for_the_new_one),
     Mutation("readiness is reported once", _readiness_is_reported_once),
     Mutation("unlisted objects are not read", _unlisted_objects_are_not_read),
     Mutation("labeled objects are recreated", _labeled_objects_are_recreated),
-    Mutation("objects are identified by name", _objects_are_known_by_their_names),
-    Mutation("half-made objects have no owner", _half_made_objects_have_no_owner),
+    Mutation("objects are identified by name", _objects_are_identified_by_name),
+    Mutation("partly created objects have no owner", _partly_created_objects_have_no_owner),
 )

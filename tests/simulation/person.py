@@ -13,8 +13,8 @@ from tests.simulation.publishing import CONFIG_KEY
 from tests.simulation.world import World
 
 
-def answer_holds(world: World) -> int:
-    """Approve what an unknown result or a copy of the log holds; return the number of approvals."""
+def resolve_holds(world: World) -> int:
+    """Approve holds for unknown results or a copy of the log; return the number of approvals."""
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
         _label_own_objects(world, key)
@@ -39,9 +39,9 @@ def _waits_for_a_person(state: ResourceState) -> bool:
 
 
 def _label_own_objects(world: World, key: ResourceKey) -> None:
-    """Label the objects that our calls have created, and remove copies of the label from others.
+    """Label the objects that our calls created, and remove copies of the label from others.
 
-    A person can tell them apart with access to the API.
+    A person with access to the API can tell them apart.
     """
     label = owner(LOG_ID, key)
     for slot, existing in list(world.api.objects.items()):

@@ -60,7 +60,7 @@ class Configure(TimedStep, frozen=True, tag=True):
 
 
 class RequestFinalizer(TimedStep, frozen=True, tag=True):
-    """Another service asks that a resource waits for it; the finalizer has the service's name."""
+    """Another service asks a resource to wait for it; the finalizer has the service's name."""
 
     number: int
     shape: str
@@ -163,7 +163,7 @@ class HumanReplaces(TimedStep, frozen=True, tag=True):
 
 
 class HumanStripsLabels(TimedStep, frozen=True, tag=True):
-    """A human removes all labels of an object."""
+    """A human removes all labels from an object."""
 
     name: str
 
@@ -179,7 +179,7 @@ class CopyWrites(TimedStep, frozen=True, tag=True):
 
 
 class Crash(TimedStep, frozen=True, tag=True):
-    """A process is killed, and restarted after a while."""
+    """A process is killed and, after a while, restarted."""
 
     process: str
     down_seconds: float
@@ -223,7 +223,7 @@ class FollowersLag(TimedStep, frozen=True, tag=True):
 
 
 class Repin(TimedStep, frozen=True, tag=True):
-    """The server takes all readers of the intake for dead, and lets others read."""
+    """The server considers all readers of the intake dead, and lets others read."""
 
 
 class Redeliver(TimedStep, frozen=True, tag=True):
@@ -285,7 +285,7 @@ Step = (
 
 
 class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the API can do, and how its scope is shared.
+    """The API's capabilities, and how its scope is shared.
 
     ``grace_seconds``: listings lag by up to this time. ``lag_seconds``: listings show a new
     object only after this time, and no grace is declared for that. ``names``: names are unique;
@@ -296,11 +296,11 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     replaces the old one, or exists beside it for a while. ``lifetime_seconds``: the time after a
     write at which an object expires, 0 for never. ``starting_seconds``: the time after a write in
     which an object cannot be used, and shows that. ``listing``: whether objects can be listed;
-    otherwise they are read singly. ``two_calls``: one call creates a White object, a second paints
-    it. ``approve``: which actions wait for a person. ``wrong_uids``: the response to a creation has
-    a uid that no object has; the objects show their keys.
-    ``addresses``: an object has an address from its id and color. ``defined``: the resources' kind
-    is defined at run time, over an installed one.
+    otherwise they are read individually. ``two_calls``: one call creates a White object, a second
+    paints it. ``approve``: which actions wait for a person. ``wrong_uids``: the response to a
+    creation has a uid that no object has; the objects show their keys.
+    ``addresses``: an object's address is derived from its id and color. ``defined``: the resources'
+    kind is defined at run time, over an installed one.
     """
 
     idempotency_keys: bool = True
@@ -385,4 +385,4 @@ def describe_step(step: Step) -> str:
 def _in_words(struct: Any) -> str:
     content: dict[str, Any] = msgspec.to_builtins(struct)
     named = {name: each for name, each in content.items() if name not in ("at", "step")}
-    return " ".join(f"{name}={each!r}" for name, each in named.items()) or "(as usual)"
+    return " ".join(f"{name}={each!r}" for name, each in named.items()) or "(defaults)"

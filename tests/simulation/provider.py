@@ -69,7 +69,7 @@ class SimulatedProvider:
         effect = await self._start_call(action)
         partial_object = effect.object
         if partial_object is None:
-            raise NotFoundError("it is gone again", status=404)
+            raise NotFoundError("it was deleted in the meantime", status=404)
         # From here on, the worker treats no failure as "nothing was done".
         CallPermit().record_write()
         return await self._paint_object(action, partial_object)
@@ -108,7 +108,9 @@ class SimulatedProvider:
         except ConflictError as conflict:
             existing = await self.read(action.external_name, partial_object.uid)
             if existing is None or existing.uid != partial_object.uid:
-                raise NotFoundError("what was made is gone again", status=404) from conflict
+                raise NotFoundError(
+                    "the created object was deleted in the meantime", status=404
+                ) from conflict
             raise ConflictError(conflict.message, status=412, obstacle=existing) from conflict
         return _effect(response, replayed=False)
 
@@ -129,9 +131,9 @@ class SimulatedProvider:
         """Read the object before a write that cannot be conditional."""
         existing = await self.read(action.external_name, action.uid)
         if existing is None:
-            raise NotFoundError("it is not there", status=404)
+            raise NotFoundError("it does not exist", status=404)
         if action.uid is not None and existing.uid != action.uid:
-            raise ConflictError("it is another object", status=409, obstacle=existing)
+            raise ConflictError("it is a different object", status=409, obstacle=existing)
 
     async def _write(self, action: Action) -> Effect:
         version = action.version if self._api.traits.conditional_writes else None
@@ -150,10 +152,10 @@ class SimulatedProvider:
         return _effect(response, replayed=replayed)
 
     async def _with_obstacle(self, action: Action, conflict: ConflictError) -> ProviderError:
-        """Read the obstacle, which may be gone by now."""
+        """Read the obstacle, which may have been deleted by now."""
         obstacle = await self.read(action.external_name, action.uid)
         if obstacle is None and conflict.status == 412:
-            return NotFoundError("it is not there any more", status=412)
+            return NotFoundError("it no longer exists", status=412)
         return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -225,7 +227,7 @@ class SimulatedProvider:
                 network.call_later(response_seconds, lambda: reply(None, error))
                 return
             if fault is not None and fault.strike == "break":
-                broken = no_response_error("it failed after it was done", status=500)
+                broken = no_response_error("it failed after taking effect", status=500)
                 network.call_later(response_seconds, lambda: reply(None, broken))
             elif fault is None or fault.strike != "lose reply":
                 network.call_later(response_seconds, lambda: reply(result, None))
@@ -236,11 +238,11 @@ class SimulatedProvider:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 return await response
         except TimeoutError:
-            raise no_response_error("no answer in time") from None
+            raise no_response_error("no response in time") from None
 
 
 class ListingFaults:
-    """The incomplete listings: those to come, and what past ones left out."""
+    """Incomplete listings: those still to come, and what past ones left out."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
@@ -257,7 +259,7 @@ class ListingFaults:
         self._armed.clear()
 
     def next(self) -> ListingFails | None:
-        """Return the fault of the listing that begins, and remove it."""
+        """Return the fault for the listing that is starting, and remove it."""
         if not self._armed:
             return None
         self.report_count += 1
@@ -274,7 +276,7 @@ class ListingFaults:
         return [each for each in page if each is not hidden]
 
     def hide(self, hidden: ExternalObject) -> None:
-        """Remember an object that a listing does not show."""
+        """Record an object that a listing does not show."""
         self.left_out.append((self._time(), hidden.name))
 
 
@@ -286,7 +288,7 @@ def _refuse(fault: OnRequest | None, no_response_error: type[ProviderError]) -> 
     """Refuse a call without an effect: only some refusals of a write prove that."""
     if fault is not None and fault.strike == "refuse":
         if round(fault.at * 1_000) % 2:
-            raise NotDoneError("what it needs is not there", status=404)
+            raise NotDoneError("a dependency is missing", status=404)
         raise no_response_error("try again later", status=503)
     if fault is not None and fault.strike == "throttle":
         raise ThrottledError("too many calls", status=429, retry_after_seconds=_RETRY_AFTER_SECONDS)

@@ -23,8 +23,8 @@ class Result:
     events: int
     effects: int
     seconds: float
-    happened: Counter[str] = field(default_factory=Counter[str])
-    struck: Counter[str] = field(default_factory=Counter[str])
+    step_counts: Counter[str] = field(default_factory=Counter[str])
+    strike_counts: Counter[str] = field(default_factory=Counter[str])
 
 
 def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
@@ -49,6 +49,6 @@ def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
         events=world.log.last_position,
         effects=world.checks.effects,
         seconds=time.process_time() - start_seconds,
-        happened=world.happened,
-        struck=world.network.struck,
+        step_counts=world.step_counts,
+        strike_counts=world.network.strike_counts,
     )

@@ -1,8 +1,8 @@
 """Makes a failing plan smaller while it still fails in the same way.
 
 Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)
-over the steps; then processes are dropped, and the traits of
-the API and the numbers become defaults.
+over the steps. Then processes are dropped, and the traits of
+the API and the numbers are reset to their defaults.
 """
 
 from __future__ import annotations

@@ -15,18 +15,18 @@ from tests.simulation.plan import Plan, decode_plan, encode_plan
 from tests.simulation.run import Result, run
 from tests.simulation.shrink import failure_pattern, shrink
 
-_MAX_SEEDS_A_MUTATION = 2_000
+_MAX_SEEDS_PER_MUTATION = 2_000
 _MISFIT_ERRORS = ("TypeError", "AttributeError", "NameError")
 """Errors of a mutation that does not fit the current product and so proves nothing."""
 
-_MIN_HAPPENINGS = 80
+_MIN_DISTINCT_EVENTS = 80
 """Distinct faults and events in 50 seeds: 98 to 110 in the first thousand seeds.
 
-A single fault strikes two to seven times in 50 seeds, and never in some slices.
+An individual fault strikes two to seven times in 50 seeds, and never in some slices.
 """
 
 _STORED_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
-"""The smallest plans that once failed: a seed gives another plan when the generator changes."""
+"""Shrunk plans that once failed: a seed yields a different plan when the generator changes."""
 
 
 def _slices(first: int, last: int, count: int, *marks: pytest.MarkDecorator) -> list[ParameterSet]:
@@ -54,7 +54,7 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
     assert not failures, "\n" + "\n".join(failures)
     assert total.seeds == count
     assert total.effects > count
-    assert len(total.happened) > _MIN_HAPPENINGS
+    assert len(total.counts) > _MIN_DISTINCT_EVENTS
 
 
 @pytest.mark.parametrize("path", _STORED_PLANS, ids=lambda path: path.stem)
@@ -65,9 +65,9 @@ def test_a_plan_that_once_failed_passes(path: Path) -> None:
 
 
 def _first_detection(mutation: Mutation) -> tuple[int, Result] | None:
-    for seed in range(_MAX_SEEDS_A_MUTATION):
+    for seed in range(_MAX_SEEDS_PER_MUTATION):
         with pytest.MonkeyPatch.context() as patch:
-            mutation.put_in(patch)
+            mutation.apply_to(patch)
             result = run(plan_of(seed))
         if result.violations:
             return seed, result
@@ -92,7 +92,7 @@ class _CheckedPatch:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_fits_the_functions_that_it_replaces(mutation: Mutation) -> None:
-    mutation.put_in(_CheckedPatch())
+    mutation.apply_to(_CheckedPatch())
 
 
 @pytest.mark.tier("night")
@@ -100,7 +100,7 @@ def test_a_mutation_fits_the_functions_that_it_replaces(mutation: Mutation) -> N
 @pytest.mark.timeout(900)  # some take a hundred runs
 def test_a_defect_in_the_product_is_detected(mutation: Mutation) -> None:
     detection = _first_detection(mutation)
-    assert detection is not None, f"not in {_MAX_SEEDS_A_MUTATION} seeds"
+    assert detection is not None, f"not detected in {_MAX_SEEDS_PER_MUTATION} seeds"
     seed, result = detection
     assert not any(each in result.violations[0] for each in _MISFIT_ERRORS), result.violations[0]
     print(f"{mutation.name}: detected after {seed + 1} seeds: {result.violations[0]}")
@@ -128,7 +128,7 @@ def test_a_failing_plan_is_shrunk_to_its_defect(monkeypatch: pytest.MonkeyPatch)
     [defect] = [each for each in MUTATIONS if each.name == "everything is adopted"]
     detection = _first_detection(defect)
     assert detection is not None
-    defect.put_in(monkeypatch)
+    defect.apply_to(monkeypatch)
 
     def fails(plan: Plan) -> str | None:
         violations = run(plan).violations

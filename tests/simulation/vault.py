@@ -20,7 +20,7 @@ KEY = b"simulated"
 
 
 class Vault:
-    """The current secrets of the store, and all values that it has had."""
+    """The current secrets of the store, and all values that it has ever held."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Vault:
 
 
 def marked_value(field: Any, mark: str) -> dict[str, Any] | None:
-    """Return what stands for the value of a field, a reference or a secret, if it has this mark."""
+    """Return the reference or secret that replaces a field's value, if it has this mark."""
     return cast("dict[str, Any]", field) if isinstance(field, dict) and mark in field else None
 
 
@@ -96,7 +96,7 @@ class SimulatedSecrets:
         return self._vault.values.get(key.name) if reader == key.namespace else None
 
     async def write(self, key: SecretKey, value: str) -> None:
-        raise AssertionError("nothing here makes secrets")
+        raise AssertionError("the simulation does not change secrets")
 
     async def remove(self, key: SecretKey) -> None:
-        raise AssertionError("nothing here makes secrets")
+        raise AssertionError("the simulation does not change secrets")

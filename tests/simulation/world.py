@@ -91,7 +91,7 @@ class World:
             states=self.checks.turns.states,
             time=time,
         )
-        self.happened: Counter[str] = Counter()
+        self.step_counts: Counter[str] = Counter()
         self._trace = trace
         self.network.crash = self._crash_at_once
         self.network.pause = self._pause_at_once
@@ -102,7 +102,7 @@ class World:
     # --- playing the plan
 
     def play(self) -> None:
-        """Play every step of the plan; then ``heal`` lets the faults stop."""
+        """Play every step of the plan; ``heal`` then stops the faults."""
         for actor in self.actors.values():
             actor.start()
         for step in self.plan.steps:
@@ -135,7 +135,7 @@ class World:
 
     def _declare_final_config(self) -> None:
         """Declare the configuration once its kind is defined: before that, it would be refused."""
-        if self.happened["Define"] and DEFINITION_KEY not in self.checks.turns.states:
+        if self.step_counts["Define"] and DEFINITION_KEY not in self.checks.turns.states:
             self.network.call_later(2.0, self._declare_final_config)
         else:
             self.publisher.configure(p.Configure(at=0.0, resync_seconds=2.5))
@@ -150,7 +150,7 @@ class World:
 
     def _apply(self, step: p.Step) -> None:
         name = type(step).__name__
-        self.happened[name] += 1
+        self.step_counts[name] += 1
         if self._trace is not None:
             self.trace(f"STEP {p.describe_step(step)}")
         if not self.publisher.apply(step):

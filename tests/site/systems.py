@@ -120,7 +120,7 @@ class Site:
     # --- visits
 
     def visit(self) -> str:
-        """Request the page like a browser: resolve the name, and use TLS with the CA."""
+        """Request the page as a browser does: resolve the name, and use TLS with the CA."""
         address = self.dns.resolve(HOST)
         port = urlsplit(self.route_url()).port or 443
         context = ssl.create_default_context(cafile=str(self.cli.folder / "tls/site/ca.crt"))
@@ -141,7 +141,7 @@ class Site:
     def wait_for_visits(self, times: int = 1) -> set[str]:
         """Visit until this many visits succeed, and return the containers that responded.
 
-        Raises ``AssertionError`` when no visit succeeds for ``PATIENCE_SECONDS``.
+        Raises ``AssertionError`` when no visit succeeds for ``TIMEOUT_SECONDS``.
         """
         containers_seen: list[str] = []
         deadline = time.monotonic() + TIMEOUT_SECONDS

@@ -73,17 +73,19 @@ class Reading(Generic[Delivery]):
         self._pending = None if completed else pending
         return list(pending.result()) if completed else []
 
-    async def wait_for(self, expected: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
-        """Wait for this many messages in addition to ``but``; return all that arrive."""
-        known_positions = {each.position for each in but}
+    async def wait_for(
+        self, expected: int, *, excluding: Iterable[Delivery] = ()
+    ) -> list[Delivery]:
+        """Wait for this many messages in addition to ``excluding``; return all that arrive."""
+        known_positions = {each.position for each in excluding}
         deliveries: list[Delivery] = []
         while sum(each.position not in known_positions for each in deliveries) < expected:
             deliveries += await self.next_within(None)
         return deliveries
 
-    async def other_positions(self, these: Iterable[Delivery]) -> list[int]:
+    async def other_positions(self, known: Iterable[Delivery]) -> list[int]:
         """Return the positions of other messages that arrive within ``QUIET_SECONDS``."""
-        known_positions = {each.position for each in these}
+        known_positions = {each.position for each in known}
         return [
             each.position
             for each in await self.next_within(QUIET_SECONDS)
@@ -141,7 +143,7 @@ class Bus(ABC):
     async def publish(
         self, subject: str, payload: bytes, message_id: str = "", reply_to: str | None = None
     ) -> None:
-        """Store bytes in the intake, as a client of any kind can."""
+        """Store bytes in the intake, as any client can."""
 
     @abstractmethod
     async def publish_listing(self, subject: str, payload: bytes) -> None:
@@ -149,7 +151,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
-        """Return a reply subject and a future of the reply to it."""
+        """Return a reply subject, and a future for its reply."""
 
     @abstractmethod
     async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
@@ -161,7 +163,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def discarded(self) -> int:
-        """Return how many messages got no dead letter."""
+        """Return the number of messages for which no dead letter was stored."""
 
     @abstractmethod
     async def rejections(self, key: ResourceKey) -> int:
@@ -230,11 +232,11 @@ class MemoryContractBus(Bus):
         subject = f"_INBOX.{self._name()}"
         future: asyncio.Future[Reply] = self._bus.loop.create_future()
 
-        def take(replied_subject: str, reply: Reply) -> None:
+        def receive(replied_subject: str, reply: Reply) -> None:
             if replied_subject == subject:
                 future.set_result(reply)
 
-        self._bus.decisions.after_reply.append(take)
+        self._bus.decisions.after_reply.append(receive)
         return subject, future
 
     async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
@@ -256,7 +258,7 @@ class MemoryContractBus(Bus):
 
 
 class JetStreamContractBus(Bus):
-    """The bus of the product, on a separate account."""
+    """The product's bus, on a separate account."""
 
     def __init__(self, nc: Client, log: JetStreamLog, lease_seconds: float) -> None:
         super().__init__()
@@ -302,18 +304,20 @@ class JetStreamContractBus(Bus):
         subject = self._nc.new_inbox()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
-        async def take(message: Any) -> None:
+        async def receive(message: Any) -> None:
             future.set_result(msgspec.json.decode(message.data, type=Reply))
 
-        await self._nc.subscribe(subject, cb=take)  # pyright: ignore[reportUnknownMemberType]
+        await self._nc.subscribe(subject, cb=receive)  # pyright: ignore[reportUnknownMemberType]
         await self._nc.flush()
         return subject, future
 
     async def set_remaining_capacity(self, stream: Stream, messages: int | None) -> None:
         state = await stream_state(self._nc, stream)
-        most = -1 if messages is None else state.messages + messages
-        assert most, f"{stream} is empty, and 0 would mean no limit"
-        await api_request(self._nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_msgs": most})
+        max_messages = -1 if messages is None else state.messages + messages
+        assert max_messages, f"{stream} is empty, and 0 would mean no limit"
+        await api_request(
+            self._nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_msgs": max_messages}
+        )
 
     async def dead_letters(self) -> list[tuple[str, int]]:
         stored = await read_letters(self._nc)

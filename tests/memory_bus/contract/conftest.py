@@ -16,7 +16,7 @@ LEASE_SECONDS = 1.0
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test of this folder on both loops."""
+    """Run every test in this folder on both loops."""
     return {"memory": lambda: VirtualLoop("contract"), "jetstream": asyncio.new_event_loop}
 
 

@@ -49,7 +49,7 @@ async def test_only_actions_of_the_requested_configurations_are_delivered(bus: B
     assert [received_delivery.event.id] == ids
     assert not await actions.other_positions([received_delivery])
     await actions.reader.add_queue("other", 10)
-    assert await actions.wait_for(1, but=[received_delivery])
+    assert await actions.wait_for(1, excluding=[received_delivery])
 
 
 async def test_each_action_is_delivered_to_one_worker(bus: Bus) -> None:
@@ -72,9 +72,9 @@ async def test_a_worker_receives_no_more_actions_than_its_capacity(bus: Bus) -> 
     deliveries = await actions.wait_for(2)
     assert not await actions.other_positions(deliveries)
     actions.reader.free_slot(deliveries[0])
-    more = await actions.wait_for(1, but=deliveries)
+    more = await actions.wait_for(1, excluding=deliveries)
     await actions.reader.ack(deliveries[1:])
-    more += await actions.wait_for(1, but=[*deliveries, *more])
+    more += await actions.wait_for(1, excluding=[*deliveries, *more])
     assert [each.event.id for each in (*deliveries, *more)] == ids
 
 

@@ -60,7 +60,7 @@ async def test_only_an_inbox_receives_a_reply(bus: Bus) -> None:
     assert sum(delivery.reply_to is None for delivery in deliveries) == 2
 
 
-async def test_a_message_that_fits_no_partition_is_delivered_too(bus: Bus) -> None:
+async def test_a_message_without_a_partition_is_also_delivered(bus: Bus) -> None:
     intake = reading(bus)
     await bus.publish("rec.nothing.hostile", b"rubbish")
     [received_delivery] = await intake.wait_for(1)
@@ -139,7 +139,7 @@ async def test_newer_declarations_of_the_same_resource_can_be_read(bus: Bus) -> 
     await bus.writer.publish([message(key)])
     deliveries = {each.position: each for each in await intake.wait_for(4)}
     newer = await intake.reader.newer_declarations([deliveries[1], deliveries[2], deliveries[4]])
-    assert [[each.position for each in some] for some in newer] == [[4], [], []]
+    assert [[each.position for each in stored] for stored in newer] == [[4], [], []]
 
 
 async def test_all_declarations_of_a_resource_can_be_read_unless_all_are_known(bus: Bus) -> None:
@@ -148,7 +148,7 @@ async def test_all_declarations_of_a_resource_can_be_read_unless_all_are_known(b
     await bus.writer.publish([message(other_key)])
     await bus.writer.publish([message(key)])
     declared = await intake.declarations_of({key: {3}, other_key: {2}})
-    assert {each: [one.position for one in some] for each, some in declared.items()} == {
+    assert {each: [found.position for found in stored] for each, stored in declared.items()} == {
         key: [1, 3]
     }
     assert not await intake.declarations_of({key: {1, 3}, other_key: {2}})
@@ -165,7 +165,7 @@ async def test_a_full_intake_stores_what_it_can_and_names_the_rest(bus: Bus) -> 
     assert raised.value.missing == [2, 3]
     assert await bus.writer.last_position() == 3
     await bus.set_remaining_capacity("INTAKE", None)
-    await bus.writer.publish([messages[place] for place in raised.value.missing])
+    await bus.writer.publish([messages[index] for index in raised.value.missing])
     assert await bus.writer.last_position() == 5
 
 

@@ -45,7 +45,7 @@ async def test_an_unreadable_part_arrives_without_its_content(bus: Bus) -> None:
     assert (received_delivery.part, received_delivery.payload) == (None, b"rubbish")
 
 
-async def test_each_reader_gets_every_part(bus: Bus) -> None:
+async def test_each_reader_receives_every_part(bus: Bus) -> None:
     readers = [await start_reading(bus), await start_reading(bus)]
     await bus.publish_listing(SUBJECT, part(bus, "a"))
     deliveries = await asyncio.gather(*(each.wait_for(1) for each in readers))

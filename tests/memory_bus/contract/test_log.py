@@ -37,7 +37,7 @@ async def test_an_append_returns_the_position_of_its_last_event(bus: Bus) -> Non
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-async def test_of_two_writers_one_wins_and_the_other_writes_nothing(bus: Bus, length: int) -> None:
+async def test_one_of_two_writers_wins_and_the_other_writes_nothing(bus: Bus, length: int) -> None:
     key = new_key()
     results = await asyncio.gather(
         *(bus.log.append([ResourceAppend(key, events(key, 1, length), 0)]) for _ in range(2)),
@@ -50,14 +50,14 @@ async def test_of_two_writers_one_wins_and_the_other_writes_nothing(bus: Bus, le
 
 
 async def test_an_append_to_several_resources_is_stored_whole_or_not_at_all(bus: Bus) -> None:
-    beaten, other_key = new_key(), new_key()
-    await bus.log.append([ResourceAppend(beaten, events(beaten, 1, 2), 0)])
+    contested, other_key = new_key(), new_key()
+    await bus.log.append([ResourceAppend(contested, events(contested, 1, 2), 0)])
     position_before = await bus.log.last_position()
     with pytest.raises(AppendLostError):
         await bus.log.append(
             [
                 ResourceAppend(other_key, events(other_key, 1, 2), 0),
-                ResourceAppend(beaten, events(beaten, 1, 2), 0),
+                ResourceAppend(contested, events(contested, 1, 2), 0),
             ]
         )
     assert await bus.log.last_position() == position_before
@@ -68,14 +68,16 @@ async def test_a_conflict_does_not_block_the_rest_of_the_batch(bus: Bus) -> None
     keys = [new_key() for _ in range(20)]
     own_repository = ResourceRepository(bus.log)
     bases = await own_repository.get(keys)
-    beaten = keys[7]
-    await bus.log.append([ResourceAppend(beaten, events(beaten, 1, 4), 0)])
+    contested = keys[7]
+    await bus.log.append([ResourceAppend(contested, events(contested, 1, 4), 0)])
     commits = [Commit(key, bases[key], fold(events(key, 1, 3)), events(key, 1, 3)) for key in keys]
     conflicts = await own_repository.commit(commits)
-    assert [commit.key for commit in conflicts] == [beaten]
-    assert (await own_repository.get([beaten]))[beaten].state.version == 4, "refolded from the log"
+    assert [commit.key for commit in conflicts] == [contested]
+    assert (await own_repository.get([contested]))[contested].state.version == 4, (
+        "refolded from the log"
+    )
     for key in keys:
-        expected = 4 if key == beaten else 3
+        expected = 4 if key == contested else 3
         assert len(await history_of(bus.log, key)) == expected
 
 
@@ -93,7 +95,7 @@ async def test_a_full_log_stores_no_event_of_a_turn(bus: Bus) -> None:
 async def load_with_states(
     bus: Bus, keys: Sequence[ResourceKey]
 ) -> Mapping[ResourceKey, LoadedResource]:
-    """Load resources once the bus has their states; no writer waits for those."""
+    """Load resources once the bus has their states; writers do not wait for them."""
     loaded = await bus.log.load(keys)
     while any(each.cached is None for each in loaded.values()):
         loaded = await bus.log.load(keys)
@@ -112,7 +114,7 @@ async def test_a_cached_state_is_returned_with_the_events_after_it(bus: Bus) -> 
     assert (whole.cached, len(whole.events)) == (None, 63)
 
 
-async def test_a_cached_state_of_another_schema_is_not_used(bus: Bus) -> None:
+async def test_a_cached_state_with_another_schema_is_not_used(bus: Bus) -> None:
     key = new_key()
     history = events(key, 1, 60)
     [position] = await bus.log.append([ResourceAppend(key, history, 0)])
@@ -131,7 +133,7 @@ async def test_a_cached_state_newer_than_the_log_is_not_used(bus: Bus) -> None:
     assert loaded.state == fold(history)
 
 
-async def test_resources_with_one_name_in_two_namespaces_have_own_cached_states(
+async def test_resources_with_the_same_name_in_two_namespaces_have_separate_cached_states(
     bus: Bus,
 ) -> None:
     own_key = new_key()
@@ -208,7 +210,7 @@ async def test_a_feed_that_has_caught_up_has_delivered_all_earlier_events(bus: B
         running.cancel()
 
 
-async def test_a_feed_that_does_not_run_does_not_catch_up(bus: Bus) -> None:
+async def test_a_feed_that_is_not_running_does_not_catch_up(bus: Bus) -> None:
     feed = LogFeed(bus.log, after=await bus.log.last_position())
     key = new_key()
     await bus.log.append([ResourceAppend(key, events(key, 1, 1), 0)])

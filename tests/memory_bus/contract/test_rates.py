@@ -14,7 +14,7 @@ async def test_an_unused_limit_is_at_zero(bus: Bus) -> None:
     assert await bus.rates().load("new") == (0.0, 0)
 
 
-async def test_of_two_writers_one_wins(bus: Bus) -> None:
+async def test_one_of_two_writers_wins(bus: Bus) -> None:
     store, other_store = bus.rates(), bus.rates()
     revision = await store.save("limit", 1.5, 0)
     assert await other_store.load("limit") == (1.5, revision)

@@ -12,13 +12,13 @@ from infra.jetstream.reads import stream_state
 from reconciler.cli.checks.cluster import judge_replicas
 from reconciler.wiring import initialize, open_connection
 from tests.cluster.servers import EmbeddedCluster
-from tests.cluster.story import until, until_whole
+from tests.cluster.story import until, until_replicated
 
 EVENT = OutgoingMessage("log.default.Shape.foo.event", b"purple square " * 8_000)
 FIRST, MORE = 40, 60
-"""Events of 112 kB: the first do not fill a block of the store (8 MiB), with more there are two."""
+"""Events of 112 kB: FIRST do not fill a block of the store (8 MiB); with MORE, there are two."""
 
-BACK, AWAY = 1, 2
+RESTARTED, KILLED = 1, 2
 
 
 @pytest.mark.slow
@@ -28,20 +28,20 @@ async def test_a_replica_of_several_blocks_recovers_after_its_node_was_killed(
 ) -> None:
     """A restarted node truncates its replica to its last snapshot, then replays what follows.
 
-    Here that is in the middle of a closed block: were that one compressed, the server would destroy
-    it. The replica is complete if it forms a quorum with another one.
+    Here, that is in the middle of a closed block. If the block were compressed, the server would
+    destroy it. The replica is complete if it forms a quorum with another one.
     """
     async with open_connection(cluster.url_of(0)) as nc:
         await append(nc, [EVENT] * FIRST, timeout=60)
-        await cluster.nodes[BACK].stop()  # cleanly, which creates a snapshot
-        await cluster.start_node(BACK)
-        await until_whole(nc)
+        await cluster.nodes[RESTARTED].stop()  # cleanly, which creates a snapshot
+        await cluster.start_node(RESTARTED)
+        await until_replicated(nc)
         await append(nc, [EVENT] * MORE, timeout=60)
-        await until_whole(nc)
-        await cluster.nodes[BACK].kill()
-        await cluster.start_node(BACK)
-        await until_whole(nc)
-        await cluster.nodes[AWAY].kill()
+        await until_replicated(nc)
+        await cluster.nodes[RESTARTED].kill()
+        await cluster.start_node(RESTARTED)
+        await until_replicated(nc)
+        await cluster.nodes[KILLED].kill()
 
         async def is_appended() -> bool:
             """Append one more; a conflict means that an earlier attempt was stored."""
@@ -54,7 +54,7 @@ async def test_a_replica_of_several_blocks_recovers_after_its_node_was_killed(
                 return False
             return True
 
-        await until(is_appended, lambda: "the copy does not form a majority with another one")
+        await until(is_appended, lambda: "the replica does not form a majority with another one")
         assert (await stream_state(nc, LOG)).messages == FIRST + MORE + 1
 
 
