@@ -94,7 +94,7 @@ class Resource:
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
     is_in_effect: bool = False
-    """Whether its newest declaration's references count, which they do until its object is gone."""
+    """Whether its newest declaration's references count, which they do while it has an object."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
