@@ -19,8 +19,8 @@ from tests.needs import skip_unless_needs_are_met
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-# Where Python may not write bytecode, pytest keeps nothing of the assertions that it rewrites, and
-# each process of a run spends 9 s of CPU on rewriting them again.
+# If Python may not write bytecode, pytest does not cache the assertions that it rewrites, and each
+# process of a run spends 9 s of CPU on rewriting them again.
 sys.dont_write_bytecode = False
 
 pytest.register_assert_rewrite("reconciler.provider.contract", "reconciler.provider.http_faults")

@@ -90,7 +90,7 @@ def gzip_of_zeros(size: int) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     head = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(bytes(16 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
-    # After a full flush, a block refers to no earlier data.
+    # After a full flush, a block does not refer to earlier data.
     return head + block * (size // (16 * MIB))
 
 

@@ -256,7 +256,7 @@ def pytest_testnodedown(node: WorkerController, error: object) -> None:
     _counted.update(output.get(_REPORTED, {}))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # the last word on the exit status
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # so that this sets the final exit status
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     config = session.config
     if hasattr(config, "workerinput"):

@@ -36,6 +36,6 @@ async def test_the_product_accepts_the_long_log_as_its_own(tmp_path: Path) -> No
     await replay.close()
     await close(nc)
     await server.stop()
-    assert replay.integrity.damage == []  # versions and digests are right
+    assert replay.integrity.damage == []  # versions and digests are correct
     assert (replay.events, len(replay.models.status)) == (1_200, filled.resources)
     assert replay.models.status[str(HOT)].drifts > 0

@@ -23,7 +23,7 @@ def build_rows(content: bytes) -> dict[str, bytes | None]:
     return {f"status.a.b.s{number}": content for number in range(ROW_COUNT)}
 
 
-async def test_rows_are_read_back_as_written(bus: Client, store: JetStreamRows) -> None:
+async def test_rows_are_read_as_they_were_written(bus: Client, store: JetStreamRows) -> None:
     rows: dict[str, bytes | None] = {
         f"status.a.b.s{number}": b"%d" % number for number in range(2 * ROW_COUNT)
     }

@@ -127,7 +127,7 @@ class EmbeddedCluster:
         routes = [f"nats://127.0.0.1:{self._port_for(index, other)}" for other in others]
         listen = f"127.0.0.1:{self.route_ports[index]}"
         cluster = f"name: embedded, listen: {json.dumps(listen)}, routes: {json.dumps(routes)}"
-        cluster += ', ping_interval: "2s", ping_max: 2'  # as docs/how-to/run-in-production.md
+        cluster += ', ping_interval: "2s", ping_max: 2'  # as in docs/how-to/run-in-production.md
         # nothing listens there: otherwise clients would bypass the proxies
         if self._route_port is not None:
             cluster += ', advertise: "127.0.0.1:1"'
@@ -163,7 +163,7 @@ async def leader(nc: Client, stream: str) -> int | None:
 
 
 async def _responds(nc: Client) -> bool:
-    """Return whether JetStream has a leader that responds and knows all nodes."""
+    """Return whether JetStream has a leader that places replicas on all nodes."""
     probe = {"name": _PROBE, "subjects": [_PROBE], "storage": "memory", "num_replicas": NODES}
     try:
         await api_request(nc, "INFO", None, timeout=_REQUEST_SECONDS)

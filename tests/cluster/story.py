@@ -173,7 +173,7 @@ async def running_story(
     ):
         config = api_config(
             api_url,
-            resync=10,  # a listing of everything is also work
+            resync=10,  # listing everything takes time, too
             limits=Limits(concurrency=16, request_timeout_seconds=30),  # the machine is slow
             breaker=Breaker(failures=100),  # a process that hung reports all its calls as failed
         )

@@ -106,7 +106,7 @@ async def test_caddy_keeps_its_routes_and_ports_across_restarts(
 
 async def test_caddy_exits_when_its_parent_is_killed(folder: Path, server: Caddy) -> None:
     pid = await asyncio.to_thread(start_and_kill_parent, folder)
-    await server.start(folder)  # waits for the end of the previous server
+    await server.start(folder)  # waits for the previous server to exit
     assert not is_running(pid)
 
 

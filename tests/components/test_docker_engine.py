@@ -58,7 +58,7 @@ def find_processes(folder: Path) -> dict[int, str]:
             if bytes(folder) in path.read_bytes():
                 arguments_by_pid[int(path.parent.name)] = path.read_text().replace("\0", " ")
         except OSError:
-            continue  # it has just ended
+            continue  # it has just exited
     return arguments_by_pid
 
 

@@ -128,7 +128,7 @@ async def test_postgres_can_restart_immediately_after_a_kill(
 
 async def test_postgres_exits_when_its_parent_is_killed(cluster: Path, server: Postgres) -> None:
     pid = await asyncio.to_thread(start_and_kill_parent, cluster)
-    await server.start(cluster)  # waits for the end of the previous server
+    await server.start(cluster)  # waits for the previous server to exit
     assert not is_running(pid)
     assert await is_responding(server)
 

@@ -41,7 +41,7 @@ async def find_lost_actions(world: World) -> list[str]:
         return []  # leased, or will be
     deciders = await api_request(world.nc, f"CONSUMER.LIST.{INTAKE}", {})
     if any(each["num_pending"] or each["num_ack_pending"] for each in deciders["consumers"]):
-        return []  # its result waits to be decided
+        return []  # its result is waiting to be decided
     lost_actions: list[str] = []
     for key, flight in in_flight.items():
         timer = await read_subject(world.nc, TIMERS, schedule(key, "retry"))

@@ -170,7 +170,7 @@ def _optional_differences(
         for name, value in expected.items()
         if getattr(row, name) and getattr(row, name) != value
     }
-    # A wait that is over is omitted: its follow-up is decided in the same turn.
+    # A wait that has ended is omitted: its follow-up is decided in the same turn.
     until = (None if flight is None else flight.retry_at) or state.waits.until
     is_over = row.retry_at is None and until is not None and until <= event.time
     if row.retry_at != until and not is_over:

@@ -241,11 +241,11 @@ def _is_excused(ledger: Ledger, existing: ExternalObject) -> bool:
         ledger, existing
     ):
         return True
-    decided = ledger.action_of(ledger.made.get(existing.uid or ""))
+    decided = ledger.action_of(ledger.creation_keys.get(existing.uid or ""))
     name = "" if decided is None else ledger.resource(decided.key).outcome_name
     return name in ("Disputed", "Held", "Paused") and not ledger.history.is_final
 
 
 def _is_abandoned(ledger: Ledger, existing: ExternalObject) -> bool:
-    decided = ledger.action_of(ledger.made.get(existing.uid or ""))
+    decided = ledger.action_of(ledger.creation_keys.get(existing.uid or ""))
     return decided is not None and decided.action.action_id in ledger.given_up

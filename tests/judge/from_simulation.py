@@ -193,7 +193,7 @@ class SimulatedTruth:
             inbox = f"_INBOX.{message.message_id}"
             replies = [each for to, each in self.history.replies or () if to == inbox]
             rejection = self._decisions.rejections.get((key, message.position))
-            if rejection is not None:  # the answer may be lost, but the rejection is not
+            if rejection is not None:  # the reply may be lost, but the rejection is not
                 replies.append(rejection[0].reply)
             is_refused = any(each in reply.message for reply in replies for each in _CYCLE_TEXTS)
             return is_refused and self._may_close_a_cycle(key.name)
@@ -246,7 +246,7 @@ class SimulatedTruth:
             if (each.name, each.labels.get(OWNER_LABEL)) == mark
         ]
         # Of two objects with one label, one has a copy, and no read shows which.
-        return not has_names and len(labeled) == 1 and labeled[0] in self.ledger.made
+        return not has_names and len(labeled) == 1 and labeled[0] in self.ledger.creation_keys
 
     # --- specs
 
@@ -295,9 +295,9 @@ class SimulatedTruth:
             return not self._vault.values.get(secret["$secret"])
         return reference is not None and self._value(reference) is None
 
-    def _value(self, place: Fields) -> object:
+    def _value(self, reference: Fields) -> object:
         """Return the value of a reference; None unless its target is converged and known."""
-        target = ResourceKey("default", "Shape", place["$ref"].partition("/")[2])
+        target = ResourceKey("default", "Shape", reference["$ref"].partition("/")[2])
         resource = self.ledger.resource(target)
         is_managed = not resource.policy.paused and resource.policy.mode == "Present"
         if not resource.is_declared or resource.owned is None or not is_managed:
@@ -305,4 +305,4 @@ class SimulatedTruth:
         existing = self._api.find_by_uid(resource.owned.uid)
         if resource.outcome_name != "Converged" or existing is None:
             return None
-        return value_of(place["field"], existing)
+        return value_of(reference["field"], existing)

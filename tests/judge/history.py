@@ -63,7 +63,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class Promises:
-    """What the API guarantees; an effect that it cannot prevent is no breach."""
+    """What the API guarantees; an effect that it cannot prevent is not a breach."""
 
     idempotency_keys: bool = True
     unique_names: bool = True

@@ -94,7 +94,7 @@ class Resource:
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
     is_in_effect: bool = False
-    """Whether its newest declaration's references count, which they do until its object is gone."""
+    """Whether its newest declaration's references count, which they do while it has an object."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
@@ -174,7 +174,7 @@ class Ledger:
         self.causes: set[tuple[ResourceKey, str]] = set()
         self.effects: list[Effect] = []
         self.configs: defaultdict[str, list[ProviderConfigSpec]] = defaultdict(list)
-        self.made: dict[str, str] = {}
+        self.creation_keys: dict[str, str] = {}
         """The idempotency key of each object's creation, by the object's id."""
         self.ours: set[str] = set()
         self.released: set[str] = set()
@@ -199,8 +199,8 @@ class Ledger:
     def live(self) -> Iterator[tuple[ExternalObject, DecidedAction | None]]:
         """Return the objects at the end that were created under a key, with their actions."""
         for existing in self.history.objects or ():
-            if existing.uid in self.made:
-                yield existing, self.action_of(self.made[existing.uid])
+            if existing.uid in self.creation_keys:
+                yield existing, self.action_of(self.creation_keys[existing.uid])
 
     # --- adding records
 
@@ -215,7 +215,7 @@ class Ledger:
         if effect.operation == "Create":
             if action is not None and action.has_failed:
                 self.late.add(effect.uid)
-            self.made[effect.uid] = effect.key
+            self.creation_keys[effect.uid] = effect.key
             self.ours.add(effect.uid)
 
     def _explain_by_key(self, resource: Resource, uid: str) -> None:
@@ -249,7 +249,7 @@ class Ledger:
                 self.ours.discard(uid)
                 self.released.add(uid)
             case e.ActionSucceeded(ended, object=ExternalObject(uid=str(uid))):
-                # A write that met a different object does not make that object ours (ADR 0009).
+                # A write that found a different object does not make that object ours (ADR 0009).
                 is_different_object = ended in self.actions and self.actions[
                     ended
                 ].action.uid not in (None, uid)
@@ -379,9 +379,9 @@ def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> Non
 
 
 def _release(resource: Resource, data: e.OwnershipReleased) -> None:
-    owned, retiring, place = resource.owned, resource.retiring, (data.external_name, data.uid)
-    is_owned = owned is not None and (owned.name, owned.uid) == place
-    if retiring is not None and not is_owned and (retiring.name, retiring.uid) == place:
+    owned, retiring, identity = resource.owned, resource.retiring, (data.external_name, data.uid)
+    is_owned = owned is not None and (owned.name, owned.uid) == identity
+    if retiring is not None and not is_owned and (retiring.name, retiring.uid) == identity:
         resource.retiring = None
         return
     resource.owned = None
@@ -487,7 +487,7 @@ def _fold_failure(
     is_unknown = data.error.error_class == "Unknown"
     is_gone = data.operation == "Create" and data.error.error_class == "NotFound"
     decided.in_doubt |= data.redelivered or (is_unknown and not decided.is_lookup)
-    # If a creation ends with NotFound, its first call created an object that the next call missed.
+    # If a creation fails with NotFound, its first call created an object that the next did not see.
     decided.may_be_done |= data.redelivered or is_unknown or is_gone
     resource.is_troubled = True
     is_looked_up = data.error.error_class == "Refused" and not decided.is_lookup

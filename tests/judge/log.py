@@ -182,7 +182,7 @@ def _newest(ledger: Ledger) -> dict[ResourceKey, Declaration | None]:
 
 
 def _is_refused(history: History, message: Message) -> bool:
-    """Return whether a message was refused; a simulated world knows which had to be."""
+    """Return whether a message was refused; a simulated world determines which had to be."""
     if history.truth is None:
         return message.position in history.refused | history.dead_letters
     return history.truth.is_rightly_refused(message)
@@ -201,7 +201,7 @@ def _checked(history: History, key: ResourceKey, data: Declared | Withdrawn) -> 
 def _is_same(
     history: History, key: ResourceKey, spec: SpecDeclared | None, expected: Declaration
 ) -> bool:
-    """Return whether a spec is as declared; only a simulated world knows a kind's defaults."""
+    """Return whether a spec is as declared; only a simulated world provides a kind's defaults."""
     if spec is None or (spec.policy, spec.labels) != (expected.policy, expected.labels):
         return False
     if history.truth is not None:

@@ -71,7 +71,7 @@ def unfounded_claim(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
             is_marked = is_labeled(ledger, context.resource, second or context.resource.observed)
             if second is not None:  # a label alone may be a copy, on any object
                 is_marked = is_marked and _has_created(ledger, context.resource, second.name)
-            is_allowed = uid in ledger.made or is_marked or not is_known
+            is_allowed = uid in ledger.creation_keys or is_marked or not is_known
     if uid is not None and not is_allowed:
         yield f"{uid} was claimed as {context.data.reason}"
 
@@ -96,7 +96,7 @@ def foreign_success(context: JudgedEvent[ActionSucceeded]) -> Iterator[str]:
         context.data.operation == "Create" and context.data.found_by is None and uid is not None
     )
     is_creation = is_creation and uid not in context.ledger.history.misnamed
-    if is_creation and uid not in context.ledger.ours and uid not in context.ledger.made:
+    if is_creation and uid not in context.ledger.ours and uid not in context.ledger.creation_keys:
         yield f"{uid} was not created by us"
 
 
@@ -267,7 +267,7 @@ def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
 
 def _is_being_deleted(context: JudgedEvent[ExternalObserved]) -> bool:
     """Return whether another resource is deleting its object with the observed name."""
-    place = (context.data.provider_config, context.data.external_name)
+    location = (context.data.provider_config, context.data.external_name)
     for other_resource in context.ledger.resources.values():
         flight, owned = other_resource.in_flight, other_resource.owned
         if (
@@ -278,7 +278,7 @@ def _is_being_deleted(context: JudgedEvent[ExternalObserved]) -> bool:
         ):
             continue
         action = flight.action
-        is_there = (action.provider_config, action.external_name) == place
+        is_there = (action.provider_config, action.external_name) == location
         if is_there and action.operation == "Delete" and action.uid in (None, owned.uid):
             return True
     return False

@@ -19,19 +19,19 @@ def reference_value(context: JudgedEvent[SpecResolved]) -> Iterator[str]:
     """A reference has a value that its target had when it was ready (invariant 16)."""
     fields = {} if context.resource.spec is None else context.resource.spec.fields
     for name, value in fields.items():
-        place = mark_of(value, "$ref")
-        if place is None:
+        reference = mark_of(value, "$ref")
+        if reference is None:
             continue
-        _, _, target = place["$ref"].partition("/")
+        _, _, target = reference["$ref"].partition("/")
         samples = [
             effect.at
             for effect in context.ledger.effects
             if effect.after is not None
             and is_named(effect.after.name, target)
-            and context.data.fields[name] == value_of(place["field"], effect.after)
+            and context.data.fields[name] == value_of(reference["field"], effect.after)
         ]
         if not samples:
-            yield f"{place} was never {context.data.fields[name]!r}"
+            yield f"{reference} was never {context.data.fields[name]!r}"
         elif context.resource.resolved is None and context.truth.is_too_recent(samples[0]):
             yield f"{target} was not ready yet"
 

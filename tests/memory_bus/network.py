@@ -148,7 +148,7 @@ class Network:
         self._loop.call_later(seconds, callback, context=_outside)
 
     async def before(self, fault: OnRequest | None) -> None:
-        """Crash or pause the calling process before its request is sent, if the fault says so."""
+        """Crash or pause the calling process before its request is sent, as the fault requires."""
         if fault is None or fault.strike not in ("crash before", "pause before"):
             return
         if fault.strike == "crash before":
@@ -158,7 +158,7 @@ class Network:
         await asyncio.sleep(0)
 
     def after(self, fault: OnRequest | None) -> None:
-        """Crash or pause the calling process after its request is sent, if the fault says so."""
+        """Crash or pause the calling process after its request is sent, as the fault requires."""
         if fault is None:
             return
         if fault.strike == "crash after":

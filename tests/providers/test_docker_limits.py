@@ -17,7 +17,7 @@ from reconciler.provider.secrets import Secrets
 from tests.hostile_server import (
     HEAD,
     MIB,
-    Answer,
+    Responder,
     gzip_of_zeros,
     hostile_server,
     measure_event_loop,
@@ -30,7 +30,7 @@ ENOUGH_SECONDS = 1.5
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def engine(respond: Answer) -> Answer:
+def engine(respond: Responder) -> Responder:
     """Return an Engine that negotiates a version, and then responds as given."""
 
     def serve(connection: socket.socket, head: bytes) -> None:
@@ -45,7 +45,7 @@ def engine(respond: Answer) -> Answer:
     return serve
 
 
-EVENTS: dict[str, tuple[Answer, str]] = {
+EVENTS: dict[str, tuple[Responder, str]] = {
     "an endless event": (
         send(HEAD + b"\r\n", repeat=b"x" * MIB, times=1024),
         "an event is longer than 256 KiB",
@@ -162,7 +162,7 @@ ODD = {
 }
 
 
-def engine_of(*containers: dict[str, object]) -> Answer:
+def engine_of(*containers: dict[str, object]) -> Responder:
     """Return an Engine that lists containers and shows each of them."""
     bodies = {str(each["Id"]): json.dumps(each).encode() for each in containers}
 

@@ -38,7 +38,7 @@ from tests.hostile_server import (
     send,
 )
 from tests.hostile_server import (
-    Answer as Serve,
+    Responder as Serve,
 )
 
 ENOUGH_BYTES = 3 * MAX_BODY_BYTES

@@ -234,7 +234,7 @@ class World:
 
     @classmethod
     def on_bus_of(cls, other_world: World) -> World:
-        """Return a world with another reconciler on the bus of a world, which closes the bus."""
+        """Return a world with another reconciler on the bus of bus; closes world closes it."""
         world = cls(other_world._bus_location, other_world.human)
         world.server, world.nc, world.log = other_world.server, other_world.nc, other_world.log
         return world

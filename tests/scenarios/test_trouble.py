@@ -246,7 +246,7 @@ async def test_14_a_breaker_survives_a_restart_and_no_resource_is_woken_without_
 
 
 async def test_14_a_backoff_survives_killed_workers(bare_world: World, tmp_path: Path) -> None:
-    """Invariant 9, scenario 14: the next attempt is made at its time in the log, not earlier."""
+    """Invariant 9, scenario 14: the next attempt is made at the time in the log, not earlier."""
     world = bare_world
     await world.start_reconciler(ROLES_WITHOUT_WORKER)
     await world.configure(

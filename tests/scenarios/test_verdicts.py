@@ -1,4 +1,4 @@
-"""Scenarios 9, 10 and 11: what the label and the log say, and what each strategy concludes."""
+"""Scenarios 9, 10 and 11: what the label and the log show, and what each strategy concludes."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def _problems(world: World) -> Iterator[str]:
     yield from world.checks.turns.unrepeatable_turns()
 
 
-# --- what is derived from the log (invariant 1)
+# --- state derived from the log (invariant 1)
 
 
 def _read_model_problems(world: World) -> Iterator[str]:

@@ -359,7 +359,7 @@ def _no_lease(patch: Patch) -> None:
     patch.setattr(ActionQueue, "serve", serve)
 
 
-# --- believing
+# --- observing
 
 
 def _absence_from_a_partial_listing(patch: Patch) -> None:
@@ -414,7 +414,7 @@ def _every_observation_is_reported(patch: Patch) -> None:
     patch.setattr(listing_module, "_find_affected", find_affected)
 
 
-# --- wanting
+# --- declaring
 
 
 def _late_declarations_win(patch: Patch) -> None:
@@ -526,10 +526,10 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 def _unowned_objects_are_removed(patch: Patch) -> None:
     def conclude_unowned(situation: Any) -> Any:
-        existing, place = situation.comparison.existing, situation.state.observed.provider_config
+        existing, config = situation.comparison.existing, situation.state.observed.provider_config
         if existing is None:
             return _original_conclude_unowned(situation)
-        return OwnershipClaimed(existing.name, existing.uid, "ExclusiveScope", place)
+        return OwnershipClaimed(existing.name, existing.uid, "ExclusiveScope", config)
 
     patch.setattr(next_step, "_conclude_unowned", conclude_unowned)
 
@@ -539,8 +539,8 @@ _original_conclude_unowned: Any = next_step._conclude_unowned  # pyright: ignore
 
 def _everything_is_adopted(patch: Patch) -> None:
     def adopt(_policy: Any, existing: ExternalObject, situation: Any) -> Any:
-        place = situation.state.observed.provider_config
-        return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
+        config = situation.state.observed.provider_config
+        return OwnershipClaimed(existing.name, existing.uid, "Adopted", config)
 
     patch.setattr(next_step, "_adopt", adopt)
 

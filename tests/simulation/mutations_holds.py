@@ -144,9 +144,9 @@ def _unmanaged_objects_are_deleted(patch: Patch) -> None:
     """An object that is declared absent is deleted even if it is unmanaged."""
 
     def keep_absent(spec: Any, situation: Any) -> Any:
-        existing, place = situation.comparison.existing, situation.state.observed.provider_config
+        existing, config = situation.comparison.existing, situation.state.observed.provider_config
         if existing is not None:
-            return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
+            return OwnershipClaimed(existing.name, existing.uid, "Adopted", config)
         return _original_keep_absent(spec, situation)
 
     patch.setattr(next_step, "_keep_absent", keep_absent)

@@ -108,7 +108,7 @@ def _unlisted_objects_are_not_read(patch: Patch) -> None:
     patch.setattr(ObjectReads, "read_all", read)
 
 
-# --- ids made by the server
+# --- ids assigned by the server
 
 
 def _labeled_objects_are_recreated(patch: Patch) -> None:

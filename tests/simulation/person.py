@@ -47,7 +47,7 @@ def _label_own_objects(world: World, key: ResourceKey) -> None:
     for slot, existing in list(world.api.objects.items()):
         if existing.name != key.name:
             continue
-        if existing.uid in world.checks.ledger.made:
+        if existing.uid in world.checks.ledger.creation_keys:
             world.trace(f"PERSON {key}: {existing.uid} is ours")
             world.api.human_labels(slot, {OWNER_LABEL: label})
         elif existing.labels.get(OWNER_LABEL) == label:

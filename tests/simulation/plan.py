@@ -240,7 +240,7 @@ class ApiAway(TimedStep, frozen=True, tag=True):
 
 
 class ListingFails(TimedStep, frozen=True, tag=True):
-    """The next listing ends early with an error, or leaves out an object without one."""
+    """The next listing ends early with an error, or omits an object without an error."""
 
     how: Literal["half-way", "leaves out"]
     index: int = 0

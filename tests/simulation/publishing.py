@@ -179,7 +179,7 @@ class Publisher:
         manifest = Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, spec)
         self.publish(DEFINITION_KEY, Declared(manifest))
 
-    # --- what holds a resource
+    # --- holds
 
     def _request_finalizer(self, step: p.RequestFinalizer) -> None:
         data = FinalizerRequested(step.service)
