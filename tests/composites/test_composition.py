@@ -135,7 +135,7 @@ async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(w
 
 
 async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
-    """The messages may wait behind others from their tenant, while the bus works for other tenants."""
+    """The messages may wait behind others from their tenant; the bus works for other tenants."""
     limits = Limits(request_timeout_seconds=0.5)
     await world.configure(
         api_config(world.server.url, provider="composition", limits=limits, retry=Retry(2.0)),
