@@ -218,7 +218,7 @@ async def test_an_invalid_part_prevents_the_creation_of_all_parts(world: World):
     assert await colors(world) == {"warm-red": "Red"}
 
 
-async def test_two_namespaces_may_have_composites_of_the_same_name(world: World):
+async def test_two_namespaces_may_have_composites_with_the_same_name(world: World):
     await world.declare_all([palette("warm", "Red"), palette("warm", "Blue", namespace="b")])
     await until_ready(world, WARM)
     await until_ready(world, ResourceKey("b", KIND, "warm"))
