@@ -135,7 +135,7 @@ async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(w
 
 
 async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
-    """Messages may wait behind others from their tenant, while the bus serves all others."""
+    """Messages may wait behind others from their tenant; the bus serves all others."""
     limits = Limits(request_timeout_seconds=0.5)
     await world.configure(
         api_config(world.server.url, provider="composition", limits=limits, retry=Retry(2.0)),
@@ -218,7 +218,7 @@ async def test_an_invalid_part_prevents_the_creation_of_all_parts(world: World):
     assert await colors(world) == {"warm-red": "Red"}
 
 
-async def test_two_namespaces_may_have_composites_of_the_same_name(world: World):
+async def test_two_namespaces_may_have_composites_with_the_same_name(world: World):
     await world.declare_all([palette("warm", "Red"), palette("warm", "Blue", namespace="b")])
     await until_ready(world, WARM)
     await until_ready(world, ResourceKey("b", KIND, "warm"))

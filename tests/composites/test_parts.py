@@ -518,7 +518,7 @@ def test_the_evaluation_time_of_expressions_is_limited():
         content(by_index, dots=dots)
 
 
-def test_the_time_of_a_composition_is_proportional_to_its_parts():
+def test_the_time_to_compose_is_proportional_to_the_number_of_parts():
     """Each expression reads the whole spec, which is passed to the library only once."""
     definition = deepcopy(SPEC)
     labels = definition["composition"]["parts"][2]["manifest"]["metadata"]["labels"]

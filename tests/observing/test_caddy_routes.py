@@ -348,7 +348,7 @@ async def test_a_certificate_is_replaced_under_load_and_an_invalid_one_is_ignore
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_killed_proxy_gets_all_routes_again(
+async def test_a_killed_and_restarted_proxy_receives_all_routes_again(
     bare_world: World, unique: str, tmp_path: Path, is_lost: bool
 ) -> None:
     server = Caddy()

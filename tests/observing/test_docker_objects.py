@@ -98,7 +98,7 @@ async def configure_docker(world: World, engine: TestEngine, prefix: str, folder
 async def measure_until(
     world: World, holds: Callable[[], Any], what: str, seconds: float = 30.0
 ) -> float:
-    """Wait until the condition holds, and return the seconds that it healed_seconds."""
+    """Wait until the condition holds, and return the seconds that it took."""
     started_at = time.monotonic()
 
     async def is_met() -> bool:

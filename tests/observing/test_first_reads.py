@@ -62,7 +62,7 @@ async def test_the_first_listing_reports_that_the_object_is_missing(
 @pytest.mark.parametrize("scope", [{"prefix": "other"}, {"labels": {"team": "a"}}])
 async def test_an_object_outside_of_the_scope_is_read(scope: dict[str, Any]) -> None:
     stage = waiting_stage(**scope)
-    stage.api.shown = ()
+    stage.api.listed_names = ()
     assert await list_once(stage) == [(None, "Read")]
     assert stage.api.reads == [None]
 

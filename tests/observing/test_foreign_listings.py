@@ -81,9 +81,9 @@ async def send_listing(
 ) -> None:
     if as_of is None:
         as_of = await world.client.observation_time()
-    began = ListingBegan("default", kind, as_of, prefix)
+    listing_start = ListingBegan("default", kind, as_of, prefix)
     items = [ListingItem(each) for each in objects]
-    await send(world, [began, *items, ListingCompleted(len(objects))])
+    await send(world, [listing_start, *items, ListingCompleted(len(objects))])
 
 
 async def check_refused(world: World, position: int, reason: str) -> None:
@@ -101,11 +101,11 @@ async def test_a_complete_listing_detects_drift_loss_and_unmanaged_objects(conve
     await world.human.delete("team-2")
     await world.human.create("team-x")
 
-    began = await world.client.observation_time()
+    listing_start = await world.client.observation_time()
     async with world.client.listing("default", "Shape", prefix="team-") as writer:
         for each in await read_api(world):
             await writer.add(each)
-    assert began > 0
+    assert listing_start > 0
     await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
     await send_listing(world, await read_api(world))
 
@@ -123,9 +123,9 @@ async def test_a_listing_that_lacks_an_item_proves_nothing(converged_world: Worl
     world, position = converged_world, await converged_world.log_position()
     as_of = await world.client.observation_time()
     items = [ListingItem(each) for each in await read_api(world, "team-3")]
-    began = ListingBegan("default", "Shape", as_of, "team-")
+    listing_start = ListingBegan("default", "Shape", as_of, "team-")
 
-    await send(world, [began, *items, ListingCompleted(3)])
+    await send(world, [listing_start, *items, ListingCompleted(3)])
 
     await check_refused(world, position, "2 objects, but its last message reports 3")
 
@@ -136,9 +136,9 @@ async def test_a_duplicate_item_does_not_replace_a_missing_one(
     world, position = converged_world, await converged_world.log_position()
     as_of = await world.client.observation_time()
     first, second = [ListingItem(each) for each in await read_api(world, "team-3")]
-    began = ListingBegan("default", "Shape", as_of, "team-")
+    listing_start = ListingBegan("default", "Shape", as_of, "team-")
 
-    await send(world, [began, first, second, second, ListingCompleted(3)])
+    await send(world, [listing_start, first, second, second, ListingCompleted(3)])
 
     await check_refused(world, position, "2 objects, but its last message reports 3")
 
@@ -205,8 +205,10 @@ async def test_a_listing_that_began_before_our_effect_proves_nothing(converged_w
 async def test_a_listing_for_an_unknown_configuration_or_kind_is_refused(converged_world: World):
     position = await converged_world.log_position()
     subject = listing("nowhere", "Shape", "s-1")
-    began = ListingBegan("nowhere", "Shape", 1)
-    await converged_world.nc.request(subject, encode_listing_part("p", "them", began, time=now()))
+    listing_start = ListingBegan("nowhere", "Shape", 1)
+    await converged_world.nc.request(
+        subject, encode_listing_part("p", "them", listing_start, time=now())
+    )
     await check_refused(converged_world, position, "'nowhere' is not declared")
     await converged_world.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
     await check_refused(converged_world, position, "the listing has an unreadable part")
@@ -223,7 +225,7 @@ async def test_only_a_listing_that_uses_too_much_memory_is_refused(
     monkeypatch.setattr(foreign_listings, "MAX_OPEN_BYTES", 1024**2)
     position = await world.log_position()
     as_of = await world.client.observation_time()
-    began = ListingBegan("default", "Shape", as_of, "team-")
+    listing_start = ListingBegan("default", "Shape", as_of, "team-")
     small, huge = (listing("default", "Shape", uuid.uuid4().hex) for _ in range(2))
 
     async def publish_part(subject: str, part: ListingPart) -> None:
@@ -231,7 +233,7 @@ async def test_only_a_listing_that_uses_too_much_memory_is_refused(
         await world.nc.request(subject, encoded)
 
     for subject in (small, huge):
-        await publish_part(subject, began)
+        await publish_part(subject, listing_start)
     for each in objects:
         await publish_part(small, ListingItem(each))
     filler = ExternalObject("team-9", {"type": "Square", "color": "x" * 100_000})
@@ -244,8 +246,8 @@ async def test_only_a_listing_that_uses_too_much_memory_is_refused(
 
 
 def test_an_object_without_the_labels_of_the_scope_is_refused():
-    began = ListingBegan("default", "Shape", 1, labels={"team": "a"})
-    assembler = ListingAssembler(began, None)
+    listing_start = ListingBegan("default", "Shape", 1, labels={"team": "a"})
+    assembler = ListingAssembler(listing_start, None)
     assembler.add([ExternalObject("mine", {}, labels={"team": "a", "more": "x"})])
     with pytest.raises(
         ListingRefusedError, match="the object 'theirs' is outside the scope of the listing"

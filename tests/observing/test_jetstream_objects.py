@@ -103,7 +103,7 @@ async def test_an_exclusive_scope_deletes_unmanaged_objects_but_keeps_our_stream
 ) -> None:
     world = bare_world
     await declare_example(world, exclusive=True)
-    before = await configs(world)
+    configs_before = await configs(world)
     unmanaged_stream = {"name": "UNMANAGED", "subjects": ["unmanaged"]}
     await api_request(world.nc, "STREAM.CREATE.UNMANAGED", unmanaged_stream)
 
@@ -111,11 +111,11 @@ async def test_an_exclusive_scope_deletes_unmanaged_objects_but_keeps_our_stream
         return "UNMANAGED" not in await configs(world)
 
     await world.until(is_deleted, "the undeclared object is deleted")
-    after = await configs(world)
-    assert {name: after[name] for name in ALL_STREAMS} == {
-        name: before[name] for name in ALL_STREAMS
+    configs_after = await configs(world)
+    assert {name: configs_after[name] for name in ALL_STREAMS} == {
+        name: configs_before[name] for name in ALL_STREAMS
     }
-    assert set(after) == {*ALL_STREAMS, "ORDERS", "KV_sessions"}
+    assert set(configs_after) == {*ALL_STREAMS, "ORDERS", "KV_sessions"}
     for stream in ALL_STREAMS:
         key = ResourceKey("default", "Stream", stream)
         assert await world.outcomes(key) == []

@@ -55,8 +55,8 @@ async def compare_objects(
     unreadable: Collection[tuple[str | None, str | None]] = (),
     **more: Any,
 ) -> Findings:
-    began = ListingBegan("default", "Note", 5)
-    listing = ListingAssembler(began, None, unique_names=unique_names)
+    listing_start = ListingBegan("default", "Note", 5)
+    listing = ListingAssembler(listing_start, None, unique_names=unique_names)
     listing.add(observed_objects)
     objects = listing.complete(len(observed_objects))
     listing.exclude_unreadable(unreadable)
@@ -76,9 +76,9 @@ async def observe_objects(
 
 async def test_an_owned_object_is_found_by_its_id_among_objects_with_its_name() -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
-    found = await observe_objects([note("n1"), note("n2")], own_row)
-    assert "mine" not in found, "the object is unchanged"
-    assert [each.object and each.object.uid for each in found.values()] == ["n2"]
+    observations = await observe_objects([note("n1"), note("n2")], own_row)
+    assert "mine" not in observations, "the object is unchanged"
+    assert [each.object and each.object.uid for each in observations.values()] == ["n2"]
 
 
 async def test_an_owned_object_is_read_by_its_id_though_another_has_its_name() -> None:
@@ -90,8 +90,8 @@ async def test_an_owned_object_is_read_by_its_id_though_another_has_its_name() -
 
 async def test_an_unowned_object_is_absent_though_another_has_its_name() -> None:
     observed_row = row("mine", note("n1"), declared=False, observed_uid="n1")
-    found = await observe_objects([note("n2")], observed_row)
-    assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
+    observations = await observe_objects([note("n2")], observed_row)
+    assert (observations["mine"].object, observations["mine"].absent_uid) == (None, "n1")
 
 
 async def test_each_foreign_object_becomes_a_resource_and_is_reported_once() -> None:
@@ -111,9 +111,9 @@ async def test_each_foreign_object_becomes_a_resource_and_is_reported_once() -> 
 
 async def test_a_declared_resource_without_an_object_is_shown_one_object_with_its_name() -> None:
     declared_row = row("mine")
-    found = await observe_objects([note("n2"), note("n1")], declared_row)
-    assert found["mine"].object == note("n1")
-    assert len(found) == 2
+    observations = await observe_objects([note("n2"), note("n1")], declared_row)
+    assert observations["mine"].object == note("n1")
+    assert len(observations) == 2
     declared_row = row("mine", note("n1"), observed_uid="n1")
     assert "mine" not in await observe_objects([note("n2"), note("n1")], declared_row), (
         "it is still shown the same object"
@@ -232,11 +232,15 @@ async def test_an_object_that_one_resource_released_is_not_unmanaged_for_another
     released_row = row(
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
-    found = await observe_objects([note("n1")], released_row, unmanaged_row(), config=EXCLUSIVE)
-    assert {name: each.belongs_to for name, each in found.items()} == {"stray": "default/Note/mine"}
+    observations = await observe_objects(
+        [note("n1")], released_row, unmanaged_row(), config=EXCLUSIVE
+    )
+    assert {name: each.belongs_to for name, each in observations.items()} == {
+        "stray": "default/Note/mine"
+    }
     declared_row = row("wanted", note("n1"), observed_uid="n1", belongs_to="default/Note/other")
-    found = await observe_objects([note("n1")], released_row, declared_row, config=EXCLUSIVE)
-    assert found["wanted"].belongs_to == "", "a declaration may adopt it"
+    observations = await observe_objects([note("n1")], released_row, declared_row, config=EXCLUSIVE)
+    assert observations["wanted"].belongs_to == "", "a declaration may adopt it"
 
 
 # --- an object that a late call created under its resource's former name
@@ -343,10 +347,10 @@ async def test_an_object_is_reported_to_the_resource_whose_creation_was_abandone
     assert "mine" in await observe_objects(objects, row_with_wrong_id(uncertain_names=("todo",)))
     columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT_WITH_KEY)}
     foreign_row = row("todo", LATE_OBJECT_WITH_KEY, declared=False, **columns)
-    found = await observe_objects(
+    observations = await observe_objects(
         objects, row_with_wrong_id(uncertain_names=("todo",)), foreign_row
     )
-    assert found["mine"].object == LATE_OBJECT_WITH_KEY, "even if it was listed before"
+    assert observations["mine"].object == LATE_OBJECT_WITH_KEY, "even if it was listed before"
 
 
 async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:
@@ -370,7 +374,7 @@ async def test_a_copy_is_not_reported_to_the_resource_of_the_original(
 
 
 @pytest.mark.parametrize("is_observed", [False, True])
-async def test_an_object_of_another_configurations_resource_belongs_to_it(
+async def test_an_object_of_a_resource_in_another_configuration_belongs_to_that_resource(
     is_observed: bool,
 ) -> None:
     owner = row_with_wrong_id(uid="n2")
@@ -381,8 +385,8 @@ async def test_an_object_of_another_configurations_resource_belongs_to_it(
         if is_observed
         else [owner]
     )
-    found = await observe_objects([LATE_OBJECT_WITH_KEY], *rows)
-    assert [each.belongs_to for each in found.values()] == ["default/Note/mine"]
+    observations = await observe_objects([LATE_OBJECT_WITH_KEY], *rows)
+    assert [each.belongs_to for each in observations.values()] == ["default/Note/mine"]
 
 
 # --- an undeclared object that a resource waits to delete, and another resource with its name
@@ -396,8 +400,8 @@ def unmanaged_row(name: str = "stray", **more: Any) -> StatusRow:
 
 async def test_two_resources_are_shown_each_other_before_one_adopts_the_object() -> None:
     waiting_row, declared_row = unmanaged_row(), row("mine")
-    found = await observe_objects([note("n1")], waiting_row, declared_row, config=EXCLUSIVE)
-    assert {name: each.belongs_to for name, each in found.items()} == {
+    observations = await observe_objects([note("n1")], waiting_row, declared_row, config=EXCLUSIVE)
+    assert {name: each.belongs_to for name, each in observations.items()} == {
         "stray": "default/Note/mine",
         "mine": "default/Note/stray",
     }
@@ -405,8 +409,10 @@ async def test_two_resources_are_shown_each_other_before_one_adopts_the_object()
         reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/mine"
     )
     declared_row = row("mine", note("n1"), observed_uid="n1", belongs_to="default/Note/stray")
-    found = await observe_objects([note("n1")], remaining_row, declared_row, config=EXCLUSIVE)
-    assert {name: each.belongs_to for name, each in found.items()} == {"mine": ""}
+    observations = await observe_objects(
+        [note("n1")], remaining_row, declared_row, config=EXCLUSIVE
+    )
+    assert {name: each.belongs_to for name, each in observations.items()} == {"mine": ""}
 
 
 async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_it() -> None:
@@ -421,30 +427,35 @@ async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_
 async def test_one_of_two_resources_that_wait_to_delete_an_object_yields() -> None:
     """The first waits until then, because an older listing may still be in transit to either."""
     first_row, second_row = unmanaged_row("first"), unmanaged_row("second")
-    found = await observe_objects([note("n1")], second_row, first_row, config=EXCLUSIVE)
-    assert {name: each.belongs_to for name, each in found.items()} == {
+    observations = await observe_objects([note("n1")], second_row, first_row, config=EXCLUSIVE)
+    assert {name: each.belongs_to for name, each in observations.items()} == {
         "second": "default/Note/first"
     }
     remaining_row = unmanaged_row(
         "second", reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/first"
     )
-    found = await observe_objects([note("n1")], remaining_row, first_row, config=EXCLUSIVE)
-    assert {name: each.belongs_to for name, each in found.items()} == {"first": ""}
+    observations = await observe_objects([note("n1")], remaining_row, first_row, config=EXCLUSIVE)
+    assert {name: each.belongs_to for name, each in observations.items()} == {"first": ""}
 
 
 async def test_a_creation_in_progress_does_not_hold_an_object_that_existed_before() -> None:
     creating_row = row("mine", action_id="a", operation="Create")
-    found = await observe_objects([note("n1")], unmanaged_row(), creating_row, config=EXCLUSIVE)
-    assert {name: each.belongs_to for name, each in found.items()} == {"stray": ""}
+    observations = await observe_objects(
+        [note("n1")], unmanaged_row(), creating_row, config=EXCLUSIVE
+    )
+    assert {name: each.belongs_to for name, each in observations.items()} == {"stray": ""}
 
 
 async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_read() -> None:
     waiting_row = unmanaged_row(version=7, position=70)
     for position, version in [(69, 0), (70, 7)]:
-        found = await observe_objects(
+        observations = await observe_objects(
             [note("n1")], waiting_row, config=EXCLUSIVE, known_position=position
         )
-        assert (found["stray"].belongs_to, found["stray"].known_version) == ("", version)
+        assert (observations["stray"].belongs_to, observations["stray"].known_version) == (
+            "",
+            version,
+        )
 
 
 @pytest.mark.parametrize("observed_object", [None, note("n1")], ids=["not observed", "observed"])

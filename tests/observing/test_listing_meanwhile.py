@@ -48,7 +48,7 @@ class Api:
     """Lists its objects; calls ``meanwhile`` between the beginning and the end of a listing."""
 
     def __init__(self, *expected: str) -> None:
-        self.shown = expected
+        self.listed_names = expected
         self.fields: Fields = {}
         self.uid: str | None = None
         self.listings = 0
@@ -80,7 +80,7 @@ class Api:
         prefix = scope.prefix or ""
         yield [
             ExternalObject(name, self.fields, self.uid)
-            for name in self.shown
+            for name in self.listed_names
             if name.startswith(prefix)
         ]
 
@@ -257,7 +257,7 @@ async def test_nothing_is_concluded_if_the_end_of_the_log_is_unknown() -> None:
     assert not stage.intake.observed
 
 
-async def test_observations_are_dated_at_the_start_of_the_listing() -> None:
+async def test_observations_have_the_position_at_the_start_of_the_listing() -> None:
     """The pages may lack messages that are stored during the listing, so they count as newer."""
     api = Api("x")
     stage = Stage(api, _nothing_new)

@@ -258,10 +258,10 @@ async def test_an_observer_backs_off_if_another_one_keeps_listing_successfully()
     stage = stage_with_resource()
     waits: list[float] = []
     for number in range(1, 5):
-        began = stage.seconds
+        started_at = stage.seconds
         while len(stage.reports) < number:
             await stage.fail_for(RETRY_SECONDS)
-        waits.append(stage.seconds - began)
+        waits.append(stage.seconds - started_at)
         stage.decide()
         stage.record(ListingsResumed("Shape"))  # by the other one
     assert waits == [BOUND_SECONDS * each for each in (1, 2, 4, 8)]

@@ -29,9 +29,9 @@ def deletions_after(clock: Clock, data: ResourceEvent) -> RecentDeletions:
 
 
 def recent_ids(
-    deletions: RecentDeletions, began: float | None, *, grace: float = 0.0
+    deletions: RecentDeletions, started_at: float | None, *, grace: float = 0.0
 ) -> frozenset[str]:
-    return deletions.ids("notes", "Note", started_at=began, grace_seconds=grace)
+    return deletions.ids("notes", "Note", started_at=started_at, grace_seconds=grace)
 
 
 def test_a_deleted_id_is_recent_only_for_its_api_and_kind():

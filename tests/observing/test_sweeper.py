@@ -195,7 +195,7 @@ async def test_a_due_resource_is_woken_unless_its_outcome_waits_for_a_message(
     ("outcome", "action_id", "is_woken"),
     [("Degraded", "", True), ("Held", "", False), ("Held", f"{FOO}@7", True)],
 )
-async def test_a_hold_is_not_woken_when_a_wait_ends_unless_an_action_is_under_way(
+async def test_a_held_resource_is_not_woken_when_a_wait_ends_unless_an_action_is_in_progress(
     outcome: str, action_id: str, is_woken: bool
 ) -> None:
     scene = Scene()

@@ -96,11 +96,11 @@ async def test_an_unreliable_feed_delays_detection_but_never_prevents_it(
 ) -> None:
     world, zone = bare_world, f"{records_url}/zones/{provider.__name__.lower()}.example"
     world.kinds = KindRegistry([replace(RECORD, connect=provider)])
-    began = time.monotonic()
+    started_at = time.monotonic()
     async with converged_record(world, zone, RESYNC_SECONDS, MIN_RESYNC_SECONDS) as api:
         await check_deleted_record_is_recreated(world, api)
         await world.until_observed_again()
         observer = world.parts.observer
         assert observer is not None
-        max_listings = 2 + (time.monotonic() - began) / MIN_RESYNC_SECONDS
+        max_listings = 2 + (time.monotonic() - started_at) / MIN_RESYNC_SECONDS
         assert observer.listings <= max_listings

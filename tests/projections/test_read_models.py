@@ -136,11 +136,13 @@ def test_a_row_shows_how_long_a_resource_has_not_been_as_declared():
     assert (row_of(story).unmet_since, row_of(story).waiting_since) == (None, None)
     story.declare({"type": "Square", "color": "Green"})
     story.fail("NotDone", message="refused 1")
-    began = story.now
+    started_at = story.now
     story.wake(600)
     story.fail("NotDone", message="refused 2")
     assert row_of(story).message == "refused 2"
-    assert row_of(story).unmet_since == dict.fromkeys(("Converged", "Ready", "Degraded"), began)
+    assert row_of(story).unmet_since == dict.fromkeys(
+        ("Converged", "Ready", "Degraded"), started_at
+    )
     story.wake(600)
     story.fail("Throttled")
     assert row_of(story).waiting_since == story.now, "another reason starts another wait"

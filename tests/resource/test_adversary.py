@@ -153,13 +153,13 @@ def test_r1_an_adopted_object_that_is_owned_again_is_not_leaked():
     story.declare(TRIANGLE, policy={"adoption": "Adopt"})
     while not story.idle:
         story.succeed()
-        ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
+        owned_uids = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
         removed = {
             a.action.uid
             for a in every(ActionDecided, [e.data for e in story.log])
             if a.action.operation == "Delete"
         }
-        assert old_object.uid in ours | removed, "leaked"
+        assert old_object.uid in owned_uids | removed, "leaked"
 
 
 def test_r1b_an_adopted_object_without_a_write_is_not_leaked():
@@ -177,8 +177,8 @@ def test_r1b_an_adopted_object_without_a_write_is_not_leaked():
     assert owned(story).uid == old_object.uid
     assert story.action.purpose == "Replace", story.action
     story.succeed()
-    ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert old_object.uid in ours, "leaked"
+    owned_uids = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
+    assert old_object.uid in owned_uids, "leaked"
 
 
 def test_r2_a_second_name_that_is_reported_late_is_in_the_read_models():
@@ -272,8 +272,8 @@ def test_r8_a_conflict_with_the_old_object_does_not_leak_it():
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", existing=msgspec.structs.replace(old_object, version="77"))
-    ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert old_object.uid in ours
+    owned_uids = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
+    assert old_object.uid in owned_uids
 
 
 def test_r8b_a_conflict_without_an_obstacle_does_not_leak_the_old_object():
@@ -282,8 +282,8 @@ def test_r8b_a_conflict_without_an_obstacle_does_not_leak_the_old_object():
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", message="409: it is in use")
-    ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert old_object.uid in ours
+    owned_uids = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
+    assert old_object.uid in owned_uids
 
 
 def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_object():
@@ -448,7 +448,7 @@ def test_r14_the_absence_of_an_old_object_that_is_owned_again_is_detected():
     assert not story.idle, "Converged permanently without an object"
 
 
-def test_r15_a_listing_of_an_old_object_that_is_owned_again_leads_to_no_message():
+def test_r15_a_listing_of_an_old_object_that_is_owned_again_does_not_cause_a_message():
     story = created_story()
     old_object = story.existing
     story.declare(CIRCLE)
@@ -562,7 +562,7 @@ def test_f1_an_object_claimed_by_its_label_is_read_before_it_is_written():
 
 
 def test_r18_an_object_that_a_lookup_found_is_not_leaked_when_it_is_owned_again():
-    """An object found by its label has no result; back in use, it was treated as absent."""
+    """An object found by its label has no result, so it was treated as absent once owned again."""
     story = created_story()
     story.declare(CIRCLE)
     existing = story.object_after(story.action)
@@ -579,5 +579,5 @@ def test_r18_an_object_that_a_lookup_found_is_not_leaked_when_it_is_owned_again(
     story.succeed()
     assert owned(story).uid == existing.uid
     story.succeed()
-    ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert existing.uid in ours, "leaked: another was created under the plain name"
+    owned_uids = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
+    assert existing.uid in owned_uids, "leaked: another was created under the plain name"

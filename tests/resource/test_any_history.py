@@ -126,7 +126,7 @@ PAUSED_IN_DOUBT: list[tuple[Any, ...]] = [
     ("declare", {"color": "Red"}, {"paused": True}),
     ("work", "throttled", False),
 ]
-"""A creation with an unknown result stays unchanged until the pause final_states."""
+"""A creation with an unknown result stays unchanged until the pause ends."""
 
 
 @quick

@@ -327,7 +327,7 @@ def test_an_open_breaker_hides_failed_listings_and_does_not_end_them():
     assert only(OutcomeRecorded, report_responding(story)).reason == "ListingsFailed"
 
 
-def test_a_report_about_listings_of_an_older_declaration_changes_nothing():
+def test_a_report_about_listings_under_an_older_declaration_changes_nothing():
     story = config_story()
     report_listings_failed(story)
     events = declare(story, {**FIELDS, "endpoint": "http://elsewhere"})

@@ -280,7 +280,7 @@ def test_the_row_shows_the_pending_plan_until_it_is_approved():
     assert (row.pending_plan, row.pending_level) == ("", "Never")
 
 
-def test_the_row_shows_no_plan_during_another_hold():
+def test_the_row_does_not_show_a_plan_during_another_hold():
     story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {}

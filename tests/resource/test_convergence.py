@@ -41,7 +41,7 @@ def test_a_declared_resource_is_created_and_converges_as_generation_1():
     assert story.outcomes() == [("Converged", 1)]
 
 
-def test_a_new_color_is_one_update_of_the_same_object():
+def test_a_new_color_causes_one_update_of_the_same_object():
     story = converged_story()
     uid = story.existing.uid
     events = story.declare({"type": "Square", "color": "Purple"})

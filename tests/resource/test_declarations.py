@@ -427,7 +427,7 @@ def test_a_provider_without_a_kind_is_refused_and_the_message_lists_the_known_on
     assert story.outcomes() == [("Converged", 1)]
 
 
-def test_a_kind_of_another_provider_is_refused_and_the_message_lists_its_kinds():
+def test_a_kind_from_another_provider_is_refused_and_the_message_lists_the_known_ones():
     story = provider_config_story()
     story.providers = PROVIDERS
     story.turn(config_of_provider("shapes", "Shape", "Record"))

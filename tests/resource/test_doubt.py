@@ -190,8 +190,8 @@ def test_a_zombies_deletion_is_recorded_and_the_object_is_recreated():
     story.report_lookup(original)
     assert (story.idle, story.outcome) == (True, "Converged")
     events = story.report(action_id=deletion.action_id, redelivered=True)
-    late = only(ActionSucceeded, events)
-    assert (late.late, late.outdated, late.action_id) == (True, False, deletion.action_id)
+    success = only(ActionSucceeded, events)
+    assert (success.late, success.outdated, success.action_id) == (True, False, deletion.action_id)
     recreation = only(ActionDecided, events).action
     assert recreation.operation == "Create"
     assert recreation.causes == (f"{story.key}@{story.log[-2].resourceversion}",)
@@ -206,8 +206,8 @@ def test_a_zombies_deletion_reported_during_an_update_leads_to_a_recreation():
     story.declare({"color": "Blue"})
     update = story.action
     assert update.operation == "Update"
-    late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
-    assert (late.late, late.outdated) == (True, False)
+    success = only(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert (success.late, success.outdated) == (True, False)
     assert story.action == update, "the update awaits its own result"
     events = story.fail("NotFound")
     assert not every(DriftDetected, events)
@@ -256,10 +256,10 @@ def test_a_late_creation_is_outdated_while_another_one_is_in_flight():
     story.declare({"color": "Blue"})
     assert story.action.operation == "Create"
     created_object = story.object_after(creation)
-    late = only(
+    success = only(
         ActionSucceeded, story.report(action_id=creation.action_id, existing=created_object)
     )
-    assert (late.late, late.outdated) == (True, True)
+    assert (success.late, success.outdated) == (True, True)
     assert story.state.owned is None
     assert not story.idle
 
@@ -274,8 +274,8 @@ def test_a_late_success_for_a_replaced_object_explains_and_changes_nothing():
     story.observe(None)  # a zombie deleted it and has not reported yet
     story.succeed()
     owned = story.state.owned
-    late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
-    assert (late.late, late.outdated) == (True, True)
+    success = only(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert (success.late, success.outdated) == (True, True)
     assert (story.state.owned, story.outcome) == (owned, "Converged")
 
 
@@ -293,8 +293,8 @@ def test_a_late_success_after_a_forced_release_explains_the_effect():
     deletion = story.action
     released = story.turn(ForcedRelease("it is no longer ours", orphan=True))
     assert only(ActionAbandoned, released).in_doubt, "its call may be in progress"
-    late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
-    assert (late.late, late.outdated) == (True, True)
+    success = only(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert (success.late, success.outdated) == (True, True)
 
 
 def test_an_action_that_ended_in_doubt_is_suspected_of_a_deletion():
@@ -366,8 +366,8 @@ def test_a_resumed_worker_reports_its_effect_on_the_next_object_late():
     story.report(redelivered=True)
     story.declare({"color": "Blue"})
     story.succeed()
-    late = only(ActionSucceeded, story.report(action_id=deletion.action_id, redelivered=True))
-    assert (late.late, late.outdated) == (True, True)
+    success = only(ActionSucceeded, story.report(action_id=deletion.action_id, redelivered=True))
+    assert (success.late, success.outdated) == (True, True)
     assert story.report(action_id=deletion.action_id, redelivered=True) == [], "once"
     assert only(DriftDetected, story.observe(None)).suspected_action == deletion.action_id
 
@@ -530,7 +530,7 @@ def test_with_keys_an_object_that_a_redelivered_creation_finds_is_foreign():
 
 
 @pytest.mark.parametrize("refusal", ["Conflict", "Refused", "NotDone"])
-def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal: ErrorClass):
+def test_with_keys_a_refusal_does_not_settle_another_workers_call(refusal: ErrorClass):
     """Some APIs store no refusals with the key: the first call can arrive once the name is free."""
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
@@ -547,7 +547,7 @@ def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal:
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
 
 
-def test_a_stored_refusal_settles_the_call_of_another_worker():
+def test_a_stored_refusal_settles_another_workers_call():
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
     events = story.fail("Conflict", existing=api_object(uid="h1"), redelivered=True, replayed=True)
@@ -641,8 +641,8 @@ def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arriv
     story.succeed()
     assert story.outcome == "Deleted"
 
-    late = story.report(existing=created, action_id=creation.action_id, redelivered=True)
-    success = only(ActionSucceeded, late)
+    late_events = story.report(existing=created, action_id=creation.action_id, redelivered=True)
+    success = only(ActionSucceeded, late_events)
     assert (success.late, success.outdated) == (True, True)
     assert story.state.owned is None, "it has been deleted"
 
@@ -667,8 +667,8 @@ def test_a_late_report_of_a_creation_does_not_claim_an_adopted_object(end: str, 
         story.withdraw()
         story.succeed()
 
-    late = story.report(existing=created, action_id=creation.action_id)
-    success = only(ActionSucceeded, late)
+    late_events = story.report(existing=created, action_id=creation.action_id)
+    success = only(ActionSucceeded, late_events)
     assert (success.late, success.outdated) == (True, True)
     assert story.state.owned is None
     # Where the name serves as the id, the call may have created the object again.
@@ -685,8 +685,8 @@ def test_an_id_that_returns_is_owned_after_the_late_report_of_its_creation():
     story.declare({"color": "Red"})
     creation = story.action
     story.fail("Refused", redelivered=True)
-    late = story.report(existing=original, action_id=creation.action_id)
-    assert not only(ActionSucceeded, late).outdated
+    late_events = story.report(existing=original, action_id=creation.action_id)
+    assert not only(ActionSucceeded, late_events).outdated
     assert story.outcome == "Converged"
 
 

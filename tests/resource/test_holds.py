@@ -96,7 +96,7 @@ def test_a_finalizer_also_blocks_a_release():
     assert every(OwnershipReleased, story.succeed())  # its label was removed
 
 
-def test_a_finalizer_blocks_the_deletion_of_an_absent_object():
+def test_a_finalizer_blocks_the_deletion_of_an_object_declared_absent():
     story = story_with_finalizer()
     story.declare(policy={"mode": "Absent"})
     assert (story.outcome, story.reason) == ("Held", "Finalizers")

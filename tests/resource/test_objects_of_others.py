@@ -142,7 +142,9 @@ def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
 
 
 @pytest.mark.parametrize("remaining_owner", [ANOTHER, ""])
-def test_an_object_of_another_resource_was_not_deleted_by_another_client(remaining_owner: str):
+def test_the_loss_of_another_resources_object_is_not_attributed_to_another_client(
+    remaining_owner: str,
+):
     """That resource may be withdrawn and deleted when the listing is compared."""
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.observe(api_object(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
@@ -190,7 +192,7 @@ def test_another_external_name_is_another_object():
     assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
 
 
-def test_an_object_of_two_resources_is_not_deleted_by_either():
+def test_an_object_that_belongs_to_two_resources_is_not_deleted_by_either():
     story = converged_story()
     story.observe(story.existing, belongs_to=ANOTHER)
     assert not every(ActionDecided, story.withdraw())

@@ -83,8 +83,8 @@ def test_an_observation_is_accepted_only_past_the_consistency_grace(
     after_seconds: float, is_accepted: bool
 ):
     story = converged_story(configs={CONFIG: SLOW})
-    began = story.now + timedelta(seconds=after_seconds)
-    assert bool(story.observe(None, began_at=began)) is is_accepted
+    listing_start = story.now + timedelta(seconds=after_seconds)
+    assert bool(story.observe(None, began_at=listing_start)) is is_accepted
 
 
 @pytest.mark.parametrize(("after_seconds", "is_accepted"), [(4.0, False), (5.0, True), (6.0, True)])
@@ -223,7 +223,7 @@ def test_an_observation_proves_nothing_while_the_grace_is_unknown():
 
 
 def story_with_return_after(seconds: float) -> Story:
-    """Return a story whose object returned after a listing omitted it, ``seconds`` old."""
+    """Return a story whose object returned after a listing omitted it at the age of ``seconds``."""
     story = converged_story()
     known_object = story.existing
     story.now += timedelta(seconds=seconds)
@@ -241,11 +241,11 @@ def test_an_object_that_returns_soon_proves_lag_and_raises_the_grace():
     assert story.state.observed.grace_seconds == 10
     story.declare({"color": "Blue"})
     story.succeed()
-    began = story.now + timedelta(seconds=9)
-    assert story.observe(repaint(story.existing, color="Red"), began_at=began) == []
-    began = story.now + timedelta(seconds=10)
+    listing_start = story.now + timedelta(seconds=9)
+    assert story.observe(repaint(story.existing, color="Red"), began_at=listing_start) == []
+    listing_start = story.now + timedelta(seconds=10)
     assert "DriftDetected" in names(
-        story.observe(repaint(story.existing, color="Red"), began_at=began)
+        story.observe(repaint(story.existing, color="Red"), began_at=listing_start)
     )
 
 

@@ -117,7 +117,7 @@ def test_ownership_by_label_deletes_an_undeclared_object_with_our_label():
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
 
 
-def test_an_object_of_another_owner_is_never_deleted_from_an_exclusive_scope():
+def test_another_owners_object_is_never_deleted_from_an_exclusive_scope():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.observe(api_object(labels=ANOTHER), unmanaged=(1, 5))
     assert story.idle
@@ -283,7 +283,7 @@ def test_an_adopted_and_orphaned_object_in_an_exclusive_scope_is_kept():
     assert story.wake(3600) == []
 
 
-def test_the_scope_of_the_observation_applies():
+def test_the_scope_of_the_observed_configuration_applies():
     story = Story(configs={CONFIG: SHARED, "mine": EXCLUSIVE})
     story.declare()
     story.succeed()

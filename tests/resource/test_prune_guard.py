@@ -1,4 +1,4 @@
-"""The guard on the withdrawals of a commit: an approval covers only one version of it."""
+"""The guard on a commit's withdrawals: an approval covers only one version of the content."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_the_objects_of_two_abandoned_creations_are_deleted():
 
 
 def test_a_throttled_repeat_of_a_superseded_creation_is_retried():
-    """With its key, it returns the first call's response; a listing may not show the object yet."""
+    """With its key, the API returns the first response; a listing may not show the object yet."""
     story = Story(kind=BY_ID)
     story.declare()
     creation = story.action
@@ -324,9 +324,9 @@ def test_an_unowned_object_with_the_label_of_another_resource_is_reported(
 def test_the_absence_of_an_earlier_object_does_not_prove_that_no_other_exists():
     """The observer had read the released uid, so another object of the same name may exist."""
     story, _ = story_with_wrong_uid_by_id()
-    uid, began = story.existing.uid, story.position
+    uid, position = story.existing.uid, story.position
     story.declare({"type": "Square", "color": "Red"}, policy={"mode": "ObserveOnly"})
-    story.observe(None, evidence="Read", as_of=began, absent_uid=uid)
+    story.observe(None, evidence="Read", as_of=position, absent_uid=uid)
     assert story.outcome == "Waiting"
     assert not story.observe(None, evidence="Read", absent_uid=uid)
     assert story.outcome == "Waiting"

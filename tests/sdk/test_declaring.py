@@ -138,5 +138,5 @@ async def test_a_source_must_be_valid(stack: Stack) -> None:
                 pass
 
 
-def test_the_longest_message_fits_the_limit_of_the_decider() -> None:
+def test_the_longest_message_is_within_the_deciders_limit() -> None:
     assert refusals.MAX_MESSAGE_BYTES == MAX_MESSAGE_BYTES

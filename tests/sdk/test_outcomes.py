@@ -35,7 +35,7 @@ async def test_subscription_exists_when_the_block_is_entered(client: Client, nam
     assert {condition.type for condition in outcome.conditions} >= {"Converged", "Ready"}
 
 
-async def test_loop_needs_no_block(client: Client, name: str) -> None:
+async def test_outcomes_can_be_iterated_without_a_with_block(client: Client, name: str) -> None:
     await converge(client, name)
     async for outcome in client.outcomes(name=name, after=0):
         assert outcome.generation == 1
