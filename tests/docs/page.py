@@ -114,7 +114,9 @@ class Terminal:
             if block.language != "sh":
                 continue
             next_block = page[number + 1] if number + 1 < len(page) else None
-            expected_output = next_block.text if next_block and next_block.language == "text" else ""
+            expected_output = (
+                next_block.text if next_block and next_block.language == "text" else ""
+            )
             self._run_all(block.text.splitlines(), expected_output)
 
     def start(self, *options: str) -> None:
