@@ -68,7 +68,7 @@ def test_a_server_that_dies_during_startup_is_reported(cli: Cli) -> None:
     log = cli.folder / "reconciler-data" / "nats" / "nats.log"
     deadline = time.monotonic() + STOP_SECONDS
     while not (log.exists() and "Server is ready" in log.read_text()):
-        assert time.monotonic() < deadline, "nats-server does not start"
+        assert time.monotonic() < deadline, "nats-server did not start"
         time.sleep(0.01)
     os.kill(_find_child(process.pid, "nats-server"), signal.SIGKILL)
     _out, err = process.communicate(timeout=STOP_SECONDS)

@@ -174,7 +174,7 @@ def test_up_starts_a_proxy_with_its_configuration_and_routes(short_cli: Cli) -> 
             url = description["status"]["outputs"]["urls"][0]
             with httpx.Client() as client:
                 response = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
-            assert response.status_code == httpx.codes.BAD_GATEWAY, "no backend listens"
+            assert response.status_code == httpx.codes.BAD_GATEWAY, "no backend is listening"
             assert running.stop()[0] == 0
 
 

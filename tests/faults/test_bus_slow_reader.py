@@ -63,7 +63,7 @@ def resident_megabytes(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
-    raise AssertionError(f"process {pid} has no memory")
+    raise AssertionError(f"no VmRSS of process {pid}")
 
 
 @pytest.mark.slow

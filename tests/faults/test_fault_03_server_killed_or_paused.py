@@ -59,7 +59,7 @@ async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
         async def some_more_are_stored(expected: int = expected) -> bool:
             return len(declared) >= expected
 
-        await lane.wait_until(some_more_are_stored, "more is declared")
+        await lane.wait_until(some_more_are_stored, "more declarations are stored")
         await lane.restart_server()
     is_finished.set()
     await asyncio.gather(*writers)
@@ -79,7 +79,7 @@ async def test_3_a_server_that_is_paused_longer_than_every_lease_resumes_where_i
     async def one_exists() -> bool:
         return bool(await lane.effects(names[0]))
 
-    await lane.wait_until(one_exists, "the first exists")
+    await lane.wait_until(one_exists, "the first object exists")
     os.kill(lane.server.pid, signal.SIGSTOP)
     await asyncio.sleep(PAUSE_SECONDS)  # the fault itself: nothing responds
     os.kill(lane.server.pid, signal.SIGCONT)

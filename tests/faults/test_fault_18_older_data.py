@@ -107,7 +107,7 @@ async def test_fault_18_a_role_exits_before_its_first_call_when_its_log_is_short
         r"came back with older data\. .* then start the process again\n"
     )
     assert re.fullmatch(expected, buffer.getvalue()), buffer.getvalue()
-    assert await count_calls(world) == 0, "a role called the API for an action of the older log"
+    assert await count_calls(world) == 0, "a role called the API for an action from the older log"
 
 
 # --- the watch alone

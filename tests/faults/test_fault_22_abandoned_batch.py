@@ -27,7 +27,7 @@ async def test_22_a_batch_whose_sender_died_is_invisible_and_decided_again(
     dying = lane.fork(Failpoint.DECIDER_BATCH_HALF_SENT)
     await dying.wait_until_killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
     stored = [await read_subject(lane.nc, LOG, log_filter(key(each))) for each in names]
-    assert sum(map(len, stored)) < MANY, "no event of the incomplete batch may be visible"
+    assert sum(map(len, stored)) < MANY, "no event from the incomplete batch may be visible"
     next_process = lane.fork()
     for each in names:
         await lane.wait_for_outcome(each, "Converged")
@@ -59,7 +59,7 @@ async def test_22_the_decider_waits_while_other_clients_keep_all_batches_open(
     await lane.wait_until_idle()
     refused = "failed to process a batch; retrying" in process.error_output
     assert refused or not in_time, "the server must refuse one batch too many"
-    assert await lane.history(f"{name}-x") == [], "no event of an open batch may be visible"
+    assert await lane.history(f"{name}-x") == [], "no event from an open batch may be visible"
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
     await lane.assert_sound()
     await process.stop()
