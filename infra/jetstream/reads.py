@@ -38,8 +38,8 @@ _MAX_REQUESTS_IN_FLIGHT: Final = 256
 _MAX_MESSAGES_IN_FLIGHT: Final = 4_000
 # The server disconnects a client with 64 MiB of unread bytes (its `max_pending`).
 _MAX_BYTES_IN_FLIGHT: Final = 16 * 1024 * 1024
-_MAX_PAGE_BYTES: Final = 48 * 1024 * 1024
-"""A page of an index has 100,000 subjects. Those of the log have up to 24 MiB."""
+MAX_INDEX_BYTES: Final = 48 * 1024 * 1024
+"""Largest page of an index: 100,000 subjects. Those of the log have at most 24 MiB."""
 _TOO_MANY: Final = 413
 _NOT_FOUND: Final = 404
 # For a subject without messages, the description is "No Results".
@@ -341,7 +341,7 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
 
 
 async def _stream_info(nc: Client, stream: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    info = await api_request(nc, f"STREAM.INFO.{stream}", body, max_response_bytes=_MAX_PAGE_BYTES)
+    info = await api_request(nc, f"STREAM.INFO.{stream}", body, max_response_bytes=MAX_INDEX_BYTES)
     # A standalone server does not report a cluster.
     if not info.get("cluster", {"leader": "the only server"}).get("leader"):
         raise BusUnavailableError(
