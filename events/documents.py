@@ -123,7 +123,8 @@ def _parse_yaml(text: str, first_line: int) -> Any:
     except RecursionError:
         return _TOO_DEEP
     except Exception as error:  # noqa: BLE001 - an invalid date, number or tag
-        return f"invalid value in YAML: {error}"
+        is_too_long = "integer string conversion" in str(error)
+        return f"invalid value in YAML: {'a number is too long' if is_too_long else error}"
     return "a manifest must be a mapping, not a string" if isinstance(parsed, str) else parsed
 
 

@@ -124,8 +124,6 @@ def apply(
 
         return show_plan(file=file, namespace=namespace, output=output, connection=connection)
     documents = read_all(file, namespace)
-    if not documents.good and not documents.bad:
-        raise CommandError(f"{', '.join(file)}: no documents found; name files with manifests")
     if set_name:
         from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - only for sets
 

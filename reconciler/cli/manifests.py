@@ -51,6 +51,9 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
             else:
                 first[document.key] = document.source
                 documents.good.append(document)
+    if not documents.good and not documents.bad:
+        names = ", ".join("standard input" if each == STANDARD_INPUT else each for each in paths)
+        raise CommandError(f"{names}: no documents found; name files with manifests")
     documents.sort_by_dependency()
     return documents
 
@@ -77,7 +80,10 @@ def _decode(file: str, content: bytes) -> str:
     try:
         return io.StringIO(content.decode(), newline=None).read()
     except UnicodeDecodeError as error:
-        raise CommandError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
+        raise CommandError(
+            f"{file}: not UTF-8 text (byte {error.start + 1} is {content[error.start]:#04x}); save "
+            "it as UTF-8"
+        ) from None
 
 
 def _find_files(path: Path) -> Iterator[Path]:

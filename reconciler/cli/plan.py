@@ -90,12 +90,12 @@ def plan(
     """
     check_names(namespace=namespace)
     documents = read_all(file, namespace)
-    if not documents.good and not documents.bad:
-        raise CommandError(f"{', '.join(file)}: no documents found; name files with manifests")
     manifests = [each.manifest for each in documents.good]
-    new_plan = run_async(_plan(connection, manifests, refresh=refresh))
+    new_plan = run_async(_plan(connection, manifests, refresh=refresh)) if manifests else None
     for problem in documents.problems():
         sys.stderr.write(f"error: {problem}\n")
+    if new_plan is None:
+        return Exit.FAILED
     if out is not None:
         _write_plan(out, new_plan)
     status = _show(new_plan, output)

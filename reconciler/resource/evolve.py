@@ -427,8 +427,9 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         pass  # a replacement may have a different name
     elif observed.object is None or (observed.provider_config, observed.object.name) != location:
         # The known object has a different location, so none of its state applies.
-        released_uid = None if is_moved else observed.released_uid
-        observed = replace(observed, object=None, belongs_to="", released_uid=released_uid)
+        observed = replace(observed, object=None, belongs_to="")
+        if is_moved:
+            observed = replace(observed, released_uid=None, is_released=False)
     if is_moved:
         # The grace and the proof of absence belong to the previous API.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)

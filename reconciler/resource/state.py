@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 35
+STATE_SCHEMA = 36
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 

@@ -41,7 +41,7 @@ async def history_of(log: EventLog, key: ResourceKey) -> Sequence[LogEvent]:
 
 
 async def remove_metadata(nc: Client, names: Iterable[str]) -> None:
-    """Declare streams again without metadata, as a library does."""
+    """Redeclare streams without metadata, as a library does."""
     for name in names:
         config = (await api_request(nc, f"STREAM.INFO.{name}", None))["config"]
         await api_request(nc, f"STREAM.UPDATE.{name}", {**config, "metadata": {}})

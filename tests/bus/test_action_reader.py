@@ -14,10 +14,10 @@ from tests.bus.histories import new_key
 from tests.bus.test_worker import action_event
 
 
-async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_connection(
+async def test_an_actions_delivery_count_is_certain_if_it_was_decided_on_this_connection(
     bus: Client, log: JetStreamLog
 ) -> None:
-    """A killed server loses its record of deliveries in the last milliseconds."""
+    """A killed server loses its record of deliveries from the last milliseconds."""
     reader = JetStreamActionReader(bus)
     await reader.add_queue("default", 4)
 
@@ -35,7 +35,7 @@ async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_conne
     await reader.close()
 
 
-async def test_a_queue_beyond_the_limits_of_the_account_is_refused_with_its_own_error(
+async def test_a_queue_beyond_the_accounts_limits_is_refused_with_its_own_error(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_anything: object) -> str:

@@ -1,4 +1,4 @@
-"""The number of actions of a namespace that may begin at an API."""
+"""The number of actions that a namespace may begin at an API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _action(key: ResourceKey, config: str = "default") -> Action:
     return Action(f"{key}@1", "key", "Create", 1, config, key.name, (), {}, {})
 
 
-def test_one_namespace_may_use_all_of_an_api():
+def test_one_namespace_may_use_all_of_an_apis_capacity():
     actions = ActionsInFlight(Clock(), 10)
     begin_actions(actions, "one", 10)
     assert actions.remaining(Destination("one", "default")) == 0

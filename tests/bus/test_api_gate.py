@@ -87,7 +87,7 @@ class Process:
         return self.log(name, BreakerOpened(until, seconds, 3, "down"))
 
     def call(self, error: ProviderError | ConfigurationError | None, name: str = "first") -> None:
-        """Make a call that ends with this error."""
+        """Make a call that raises the given error, if any."""
         try:
             with self.gates.of(name).calls(name):
                 if error is not None:
@@ -127,7 +127,7 @@ def test_the_same_endpoint_and_account_share_a_gate() -> None:
     assert gate_name(API) != gate_name(ProviderConfigSpec("x", API.endpoint, account))
 
 
-async def test_an_event_of_one_configuration_closes_the_gate_of_both(process: Process) -> None:
+async def test_an_event_for_one_configuration_closes_the_gate_for_both(process: Process) -> None:
     process.open_breaker("first")
     assert not process.gates.of("second").is_open
     assert process.gates.of("other").is_open
@@ -187,7 +187,7 @@ async def test_a_call_that_began_before_a_breaker_event_proves_nothing(process: 
     assert await process.reports() == []
 
 
-async def test_timeouts_of_a_suspended_process_are_not_attributed_to_the_api(
+async def test_timeouts_in_a_suspended_process_are_not_attributed_to_the_api(
     process: Process,
 ) -> None:
     gate = process.gates.of("first")
@@ -224,7 +224,7 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_result(process:
     assert sum(results) == 1
 
 
-async def test_a_probe_of_another_process_is_not_repeated(process: Process) -> None:
+async def test_a_probe_by_another_process_is_not_repeated(process: Process) -> None:
     process.open_breaker(seconds=0.0)
     process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
     with pytest.raises(GateClosedError):
@@ -233,7 +233,7 @@ async def test_a_probe_of_another_process_is_not_repeated(process: Process) -> N
     assert await process.reports() == []
 
 
-async def test_a_process_that_stops_reports_that_it_makes_no_probe(process: Process) -> None:
+async def test_a_process_that_stops_reports_that_it_will_not_probe(process: Process) -> None:
     process.open_breaker(seconds=0.0)
     with pytest.raises(GateClosedError, match="until its probe succeeds"):
         await process.gates.of("first").enter("first")
@@ -298,7 +298,7 @@ async def test_a_clock_that_is_behind_does_not_extend_a_throttle(
     assert process.gates.of("first").closed_seconds <= 8.0
 
 
-async def test_a_later_request_of_an_action_is_also_blocked(process: Process) -> None:
+async def test_a_later_request_for_an_action_is_also_blocked(process: Process) -> None:
     requests: list[int] = []
     with suppress(GateClosedError), process.gates.of("first").calls("first"):
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Concurrent calls of one API are limited, and evenly spread while more calls wait."""
+"""Concurrent calls to one API are limited, and evenly spread while more calls wait."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def test_a_call_with_a_free_slot_begins_immediately() -> None:
     assert set(end_times(MAX_CALLS, seconds=CALL_SECONDS)) == {CALL_SECONDS}
 
 
-def test_calls_of_a_fast_api_are_not_spaced() -> None:
+def test_calls_to_a_fast_api_are_not_spaced() -> None:
     ends = end_times(10 * MAX_CALLS, seconds=0.01)
     assert max(ends) < 0.11

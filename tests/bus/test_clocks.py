@@ -1,4 +1,4 @@
-"""Wrong clocks: the checks of `doctor` use the clock of the bus."""
+"""Wrong clocks: `doctor` checks use the bus's clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def module_bus_url(fresh_bus_url: str) -> str:
 
 
 async def append_retry(log: JetStreamLog, ahead: timedelta, seconds: float) -> ResourceKey:
-    """Append the events of a decider whose clock is ``ahead``."""
+    """Append the events of a decider whose clock is ahead by ``ahead``."""
     key, now = new_key(), datetime.now(UTC) + ahead
     retry = RetryScheduled(now + timedelta(seconds=seconds), seconds, "NotDone")
     events = [event(key, 1, DECLARED), event(key, 2, retry)]
@@ -50,7 +50,7 @@ async def check_lost_actions(nc: Client) -> Finding:
         return await check_actions(nc, replay)
 
 
-async def test_a_decider_whose_clock_is_behind_has_lost_no_action(
+async def test_a_decider_whose_clock_is_behind_has_not_lost_an_action(
     bus: Client, log: JetStreamLog
 ) -> None:
     await append_retry(log, -HOUR, 600.0)
@@ -58,7 +58,7 @@ async def test_a_decider_whose_clock_is_behind_has_lost_no_action(
 
 
 @pytest.mark.parametrize("ahead", [HOUR, timedelta(0), -HOUR])
-async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
+async def test_an_overdue_action_is_detected_whatever_its_deciders_clock(
     bus: Client, log: JetStreamLog, ahead: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.actions.OVERDUE", timedelta(0))
@@ -71,7 +71,7 @@ async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
     await until(is_overdue_reported)
 
 
-async def test_the_clock_of_the_bus_is_read_from_a_response(bus: Client) -> None:
+async def test_the_bus_clock_is_read_from_a_response(bus: Client) -> None:
     clock = await read_clock(bus)
     assert clock.difference < timedelta(seconds=1)
     assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=1)
@@ -112,7 +112,9 @@ async def test_a_wrong_clock_is_reported_with_its_role(
     )
 
 
-async def test_a_delayed_message_of_a_process_shows_no_wrong_clock(bus: Client) -> None:
+async def test_a_timely_message_after_a_delayed_one_shows_that_the_clock_is_correct(
+    bus: Client,
+) -> None:
     observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
     await publish_as(bus, "reconciler@a:1", "observed", observation, -HOUR)
     assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"]
@@ -121,7 +123,7 @@ async def test_a_delayed_message_of_a_process_shows_no_wrong_clock(bus: Client) 
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-async def test_an_event_that_a_restoration_copied_shows_no_clock(
+async def test_an_event_that_a_restore_copied_is_not_used_to_check_clocks(
     bus: Client, log: JetStreamLog, ahead: timedelta
 ) -> None:
     """The replaced log may have continued after the backup, so the event may be newer."""

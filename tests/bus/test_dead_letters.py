@@ -1,4 +1,4 @@
-"""Dead letters on a real stream: the share of a namespace, and the count of the rest."""
+"""Dead letters on a real stream: a namespace's share, and the count of the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ positions = itertools.count(1)
 
 @pytest.fixture
 async def small_bus(bus: Client) -> AsyncIterator[Client]:
-    """A bus without dead letters, and with capacity for a few.
+    """A bus that has no dead letters, and capacity for only a few.
 
     Its stream is recreated. A server that updates the duplicate window of a stream may remember
     earlier message ids for the old window: it wakes the timer that forgets them before it stores
@@ -47,7 +47,7 @@ async def small_bus(bus: Client) -> AsyncIterator[Client]:
 def letter(
     namespace: str = "acme", *, size: int = 10, dedup_key: str = "", usable: bool = False
 ) -> DeadLetter:
-    """Return a dead letter about a new message; the server drops duplicates in the window."""
+    """Return a dead letter for a new message; the server drops duplicates in the window."""
     subject = f"in.0.desired.{namespace}.Shape.x"
     content = f"of {size}" if dedup_key else ""
     delivery = IntakeDelivery(next(positions), subject, b"x" * size, "", None, 1, None)
@@ -101,7 +101,7 @@ async def test_usable_letters_wait_and_are_not_counted(small_bus: Client) -> Non
     assert await counts(small_bus) == counts_before
 
 
-async def test_a_full_stream_returns_the_letters_without_room_and_keeps_the_rest(
+async def test_a_full_stream_returns_the_letters_that_do_not_fit_and_keeps_the_rest(
     small_bus: Client,
 ) -> None:
     many = [letter(f"n{number}", size=50_000) for number in range(40)]
@@ -157,10 +157,10 @@ def test_arbitrary_namespaces_use_a_bounded_row() -> None:
         discarded_counts = list(count_discarded(discarded_counts, more, at))
     assert len(discarded_counts) == MAX_COUNTS
     assert sum(each.count for each in discarded_counts) == 3_000
-    of_others = next(each for each in discarded_counts if each.namespace == OTHERS)
-    assert (of_others.first_at, of_others.count) == (start, 1_000 - MAX_COUNTS + 3)
-    of_acme = {each.stage: each.count for each in discarded_counts if each.namespace == "acme"}
-    assert of_acme == {"intake": 1_000, "declaration": 1_000}
+    others_count = next(each for each in discarded_counts if each.namespace == OTHERS)
+    assert (others_count.first_at, others_count.count) == (start, 1_000 - MAX_COUNTS + 3)
+    acme_counts = {each.stage: each.count for each in discarded_counts if each.namespace == "acme"}
+    assert acme_counts == {"intake": 1_000, "declaration": 1_000}
 
 
 @pytest.mark.parametrize(

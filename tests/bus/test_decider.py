@@ -65,7 +65,7 @@ class Bus:
         self.replies: list[Reply] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
-        self.overtook: list[IntakeDelivery] = []
+        self.overtaking: list[IntakeDelivery] = []
         self.lookups = 0
 
     @property
@@ -85,13 +85,13 @@ class Bus:
 
     async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         assert deliveries
-        return not self.overtook
+        return not self.overtaking
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
         return [
-            [newer for newer in self.overtook if newer.position > each.position]
+            [newer for newer in self.overtaking if newer.position > each.position]
             for each in deliveries
         ]
 
@@ -157,7 +157,7 @@ async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> N
     assert bus.acknowledged == 1
 
 
-async def test_slow_decisions_of_one_namespace_do_not_delay_another(log: JetStreamLog) -> None:
+async def test_slow_decisions_for_one_namespace_do_not_delay_another(log: JetStreamLog) -> None:
     bus, seconds = Bus(), itertools.count()
     slow = decider(log, bus, cpu_time=lambda: next(seconds) * 0.03)
     flood = [declaration(new_key(), position, "Red") for position in range(1, 21)]
@@ -235,7 +235,7 @@ async def test_a_newer_withdrawal_that_another_decider_treated_as_unchanged_wins
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, other_bus).handle([withdrawn])
     assert [reply.reason for reply in other_bus.replies] == ["Unchanged"]
-    own_bus.overtook = [withdrawn]
+    own_bus.overtaking = [withdrawn]
     await decider(log, own_bus).handle([declaration(key, 1, "Red")])
     history = [each.data for each in await history_of(log, key)]
     assert [each.generation for each in history if isinstance(each, SpecWithdrawn)] == [2]
@@ -244,12 +244,12 @@ async def test_a_newer_withdrawal_that_another_decider_treated_as_unchanged_wins
 async def test_an_unrecorded_withdrawal_between_late_declarations_is_decided_again(
     log: JetStreamLog,
 ) -> None:
-    """Otherwise a repeat of the withdrawal would end the later declaration."""
+    """Otherwise a repeat of the withdrawal would withdraw the later declaration."""
     key, own_bus, other_bus = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, other_bus).handle([withdrawn])
     late, again = replace(declaration(key, 1, "Red"), delivered=2), declaration(key, 3, "Red")
-    own_bus.overtook = [withdrawn, again]
+    own_bus.overtaking = [withdrawn, again]
     await decider(log, own_bus).handle([late, again])
     history = [each.data for each in await history_of(log, key)]
     generations = [each for each in history if isinstance(each, (SpecDeclared, SpecWithdrawn))]
@@ -257,11 +257,11 @@ async def test_an_unrecorded_withdrawal_between_late_declarations_is_decided_aga
 
 
 class OvertakenBus(Bus):
-    """A bus on which another decider got newer declarations of some resources."""
+    """A bus on which another decider received newer declarations for some resources."""
 
-    def __init__(self, *overtook: IntakeDelivery) -> None:
+    def __init__(self, *overtaking: IntakeDelivery) -> None:
         super().__init__()
-        self.overtook = list(overtook)
+        self.overtaking = list(overtaking)
         self.dead_letters: list[int] = []
 
     async def newer_declarations(
@@ -269,8 +269,8 @@ class OvertakenBus(Bus):
     ) -> Sequence[Sequence[IntakeDelivery]]:
         newer_by_delivery = await super().newer_declarations(deliveries)
         return [
-            [newer for newer in of_each if newer.subject == each.subject]
-            for each, of_each in zip(deliveries, newer_by_delivery, strict=True)
+            [newer for newer in newer_messages if newer.subject == each.subject]
+            for each, newer_messages in zip(deliveries, newer_by_delivery, strict=True)
         ]
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
@@ -354,14 +354,14 @@ async def test_a_late_message_does_not_set_the_bus_clock_back(
     assert [each and each.second for each in times] == [1, 3, 3, 4]
 
 
-async def test_a_decider_with_a_stale_state_decides_a_timer_on_the_current_state(
+async def test_a_decider_with_a_stale_state_handles_a_timer_with_the_current_state(
     log: JetStreamLog,
 ) -> None:
     key, configurations = new_key(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     stale, other_decider = decider(log, Bus(), configurations), decider(log, Bus())
     await stale.handle([declaration(key, 1, "Red")])
-    [create] = await actions_of(log, key)
+    [create] = await read_actions(log, key)
     created_object = ExternalObject(key.name, create.fields, "u1", "1", create.labels)
     now = datetime.now(UTC)
     result = Reported(create.action_id, 1, now, now, "w", object=created_object)
@@ -370,7 +370,7 @@ async def test_a_decider_with_a_stale_state_decides_a_timer_on_the_current_state
         [declaration(key, 3, "Blue")]
     )  # held: this decider has no configuration
     await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
-    assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
+    assert [each.operation for each in await read_actions(log, key)] == ["Create", "Update"]
 
 
 class RecordingBus(Bus):
@@ -416,12 +416,12 @@ class RecordingBus(Bus):
 
 
 async def one_of_each(log: JetStreamLog) -> tuple[Configurations, list[IntakeDelivery]]:
-    """Return messages of three resources that lead to a timer, a reply and a dead letter."""
+    """Return messages for three resources that lead to a timer, a reply and a dead letter."""
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     tried, fine, refused = new_key(), new_key(), new_key()
     await decider(log, Bus(), configurations).handle([declaration(tried, 1, "Red")])
-    [create] = await actions_of(log, tried)
+    [create] = await read_actions(log, tried)
     now = datetime.now(UTC)
     result = Reported(create.action_id, 1, now, now, "w", error=ActionError("NotDone", "no"))
     return configurations, [
@@ -439,7 +439,7 @@ async def test_all_messages_are_published_before_any_is_acknowledged(log: JetStr
     assert (bus.calls[-1], bus.acknowledged) == ("ack", len(messages))
 
 
-async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
+async def test_an_unreadable_message_becomes_a_dead_letter_before_it_is_acknowledged(
     log: JetStreamLog,
 ) -> None:
     bus = RecordingBus()
@@ -449,7 +449,7 @@ async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
 
 
 @pytest.mark.parametrize("fails_at", ["timers", "replies"])
-async def test_a_message_without_a_sent_reply_is_redelivered(
+async def test_a_message_whose_reply_was_not_sent_is_redelivered(
     log: JetStreamLog, fails_at: str
 ) -> None:
     configurations, messages = await one_of_each(log)
@@ -458,15 +458,15 @@ async def test_a_message_without_a_sent_reply_is_redelivered(
         await decider(log, bus, configurations).handle(messages)
     assert bus.acknowledged == 0
     again = [replace(each, delivered=2) for each in messages]
-    await decider(log, bus, configurations).handle(again)  # another process gets them
+    await decider(log, bus, configurations).handle(again)  # another process receives them
     assert bus.acknowledged == len(messages)
     assert {reply.reason for reply in bus.replies} >= {"Duplicate", "Invalid"}
 
 
-async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
+async def test_a_rejection_that_cannot_be_stored_does_not_block_other_messages(
     log: JetStreamLog,
 ) -> None:
-    """No reply is sent before the rejection is stored, because the message may be accepted then."""
+    """No reply is sent before the rejection is stored: the message may still be accepted."""
     configurations, messages = await one_of_each(log)
     bus = RecordingBus("rejections")
     own_decider = decider(log, bus, configurations)
@@ -481,7 +481,7 @@ async def test_a_rejection_that_cannot_be_stored_blocks_no_other_message(
     assert bus.replies[-1].reason == "Invalid"
 
 
-async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetStreamLog) -> None:
+async def test_a_rejection_without_a_free_slot_becomes_a_dead_letter(log: JetStreamLog) -> None:
     class RejectionFailureBus(FullBus):
         def __init__(self) -> None:
             super().__init__()
@@ -528,7 +528,7 @@ async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStrea
     ]
 
 
-async def test_a_message_without_a_stored_dead_letter_is_redelivered(
+async def test_a_message_whose_dead_letter_was_not_stored_is_redelivered(
     log: JetStreamLog,
 ) -> None:
     configurations, messages = await one_of_each(log)
@@ -538,7 +538,7 @@ async def test_a_message_without_a_stored_dead_letter_is_redelivered(
     assert bus.acknowledged == len(messages) - 1
 
 
-async def actions_of(log: JetStreamLog, key: ResourceKey) -> list[Action]:
+async def read_actions(log: JetStreamLog, key: ResourceKey) -> list[Action]:
     decided = [each.data for each in await history_of(log, key)]
     return [each.action for each in decided if isinstance(each, ActionDecided)]
 
@@ -587,15 +587,15 @@ async def test_a_namespace_has_a_share_of_the_slots_and_the_rest_is_discarded(
     assert bus.acked == [3, 4, 5, 6, 9, 10]
 
 
-async def test_redelivered_messages_of_an_earlier_decider_take_no_extra_slots(
+async def test_redelivered_messages_from_an_earlier_decider_take_no_extra_slots(
     log: JetStreamLog,
 ) -> None:
     bus = FullBus()
     await decider(log, bus).handle([unreadable(1), unreadable(2)])
-    following = decider(log, bus)
-    await following.handle([unreadable(3), unreadable(4)])
+    next_decider = decider(log, bus)
+    await next_decider.handle([unreadable(3), unreadable(4)])
     assert sorted(bus.waits) == [1, 2, 3, 4], "for the duration of one wait"
-    await following.handle([unreadable(1, delivered=2), unreadable(2, delivered=2)])
+    await next_decider.handle([unreadable(1, delivered=2), unreadable(2, delivered=2)])
     assert bus.acked == [1, 2]
 
 
@@ -619,7 +619,7 @@ async def test_every_discarded_message_is_counted(log: JetStreamLog) -> None:
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 3, 4, 5], [])
 
 
-async def test_undecidable_messages_are_retried_within_the_share_of_their_namespace(
+async def test_undecidable_messages_are_retried_within_their_namespaces_share(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_inputs: Any) -> Any:
@@ -635,7 +635,7 @@ async def test_undecidable_messages_are_retried_within_the_share_of_their_namesp
     assert (bus.acked, bus.discarded) == ([], [])
 
 
-async def test_a_message_of_a_damaged_resource_is_never_discarded(
+async def test_a_message_for_a_damaged_resource_is_never_discarded(
     log: JetStreamLog, bus: Client
 ) -> None:
     key, full = new_key(), FullBus()
@@ -681,7 +681,7 @@ async def test_the_second_definition_in_a_batch_is_checked_against_the_first(
 async def test_definitions_that_a_tenant_may_not_declare_are_refused_together(
     log: JetStreamLog,
 ) -> None:
-    """Otherwise each would be stored and acknowledged alone, and all other tenants would wait."""
+    """Otherwise each would be stored and acknowledged separately while other tenants wait."""
 
     class Counting(Bus):
         calls = 0
@@ -721,8 +721,8 @@ async def test_a_decider_reads_the_definitions_of_other_deciders_first(
     now = datetime.now(UTC)
     report = Reported(created.action_id, 1, now, now, "w1", object=created_object)
     await outdated_decider.handle([delivery("result", key, 4, report)])
-    observed_report = DefinitionReported(2, "newer", 1, 1)
-    await outdated_decider.handle([delivery("reference", key, 5, observed_report)])
+    definition_report = DefinitionReported(2, "newer", 1, 1)
+    await outdated_decider.handle([delivery("reference", key, 5, definition_report)])
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
     assert resolved == ["Circle", "Hexagon"]
@@ -774,7 +774,7 @@ async def test_messages_left_by_a_turn_are_decided_in_later_turns(log: JetStream
     assert not bus.waits
 
 
-class EndingBus(OneBatchBus):
+class BlockingBus(OneBatchBus):
     """A bus that delivers one batch and blocks every decision."""
 
     def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
@@ -788,7 +788,7 @@ class EndingBus(OneBatchBus):
 
 
 async def test_a_decider_that_stops_returns_its_undecided_messages(log: JetStreamLog) -> None:
-    bus = EndingBus(
+    bus = BlockingBus(
         [declaration(new_key(), at, "Red") for at in range(1, MAX_MESSAGES_PER_TURN + 6)]
     )
     running = asyncio.create_task(decider(log, bus).run())

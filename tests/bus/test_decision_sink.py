@@ -28,7 +28,7 @@ LATER = datetime.now(UTC) + timedelta(hours=1)
 
 @asynccontextmanager
 async def allow_more_messages(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
-    """Limit a stream to this number of additional messages."""
+    """Limit a stream to the given number of additional messages."""
     state = await stream_state(bus, stream)
     limit = {"max_msgs": state.messages + messages, "discard": "new"}
     await api_request(bus, f"STREAM.UPDATE.{stream}", {**state.config, **limit})
@@ -39,8 +39,8 @@ async def allow_more_messages(bus: Client, stream: str, messages: int) -> AsyncG
 
 
 def rejection(key: ResourceKey, position: int) -> Rejection:
-    answer = Reply(False, "Invalid", 0, position, "not valid")
-    return Rejection(key, answer, "test", datetime.now(UTC))
+    reply = Reply(False, "Invalid", 0, position, "not valid")
+    return Rejection(key, reply, "test", datetime.now(UTC))
 
 
 async def build_dead_letter(bus: Client, key: ResourceKey) -> DeadLetter:
@@ -75,18 +75,18 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
 
 
 async def test_a_message_that_the_bus_cannot_store_does_not_block_others(bus: Client) -> None:
-    """It would fail each time, and a decider repeats a batch whose messages were not stored."""
+    """A decider retries a batch that was not stored, and this message would always fail."""
     sink, key = JetStreamDecisionSink(bus), new_key()
     oversized = Reply(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
     await sink.reject([Rejection(key, oversized, "test", datetime.now(UTC)), rejection(key, 2)])
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 1
 
-    event_reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reply_received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     inbox = bus.new_inbox()
-    await subscribe(bus, inbox, lambda _answer: event_reported.set_result(None))
+    await subscribe(bus, inbox, lambda _reply: reply_received.set_result(None))
     short = Reply(True, "Accepted", 1, 1)
     await sink.send_replies([(f"_INBOX.{'a' * 4_000}", short), (inbox, oversized), (inbox, short)])
-    await asyncio.wait_for(event_reported, TIMEOUT_SECONDS)
+    await asyncio.wait_for(reply_received, TIMEOUT_SECONDS)
 
 
 async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_is_stored(

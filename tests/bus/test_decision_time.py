@@ -1,4 +1,4 @@
-"""The CPU time that the decisions of a batch may take."""
+"""The CPU time that the decisions in a batch may take."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spend(time: DecisionTime, clock: Clock, key: ResourceKey, seconds: float) ->
         clock.seconds += seconds
 
 
-def test_the_resources_of_a_namespace_that_used_much_time_follow_those_of_others():
+def test_the_resources_of_a_namespace_that_used_a_lot_of_time_come_last():
     clock = Clock()
     time = DecisionTime(clock)
     time.begin(0.03, ["slow", "quick"])

@@ -42,14 +42,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list of the number of messages that each read of a resource's events returned."""
     counts: list[int] = []
 
-    async def counted(
+    async def read_and_count(
         nc: Client, stream: str, subject_filter: str, *, start_seq: int = 1
     ) -> list[StoredMessage]:
         messages = await read_subject(nc, stream, subject_filter, start_seq=start_seq)
         counts.append(len(messages))
         return messages
 
-    monkeypatch.setattr(sequences, "read_subject", counted)
+    monkeypatch.setattr(sequences, "read_subject", read_and_count)
     return counts
 
 
@@ -67,7 +67,7 @@ async def test_histories_read_together_equal_histories_read_separately(
 ) -> None:
     keys = [new_key() for _ in range(20)]
     positions = dict.fromkeys(keys, 0)
-    for version in (1, 3):  # all events have one subject, so the heads are not enough
+    for version in (1, 3):  # all events have the same subject, so the heads are not enough
         appends = [
             ResourceAppend(key, events(key, version, version + 1), positions[key]) for key in keys
         ]
@@ -114,6 +114,25 @@ async def test_a_cold_load_does_not_grow_with_the_length_of_the_history(
     assert sum(reads) <= EVENTS_BETWEEN_SAVES
 
 
+async def test_the_total_size_of_cached_states_is_limited(log: JetStreamLog) -> None:
+    keys = [new_key() for _ in range(5)]
+    repository = ResourceRepository(log, cached_bytes=20_000)
+
+    async def commit(key: ResourceKey, size: int) -> None:
+        base = (await repository.get([key]))[key]
+        more = events(key, base.state.version + 1, base.state.version + 1)
+        turn = Commit(key, base, fold(more, base.state), more, size)
+        assert not await repository.commit([turn])
+
+    for key in keys:
+        await commit(key, 6_000)
+    assert [repository.is_cached(key) for key in keys] == [False, False, True, True, True]
+    await commit(keys[2], 9_000)
+    assert [repository.is_cached(key) for key in keys] == [False, False, True, False, True]
+    loaded = await repository.get(keys)
+    assert [loaded[key].state.version for key in keys] == [1, 1, 2, 1, 1]
+
+
 async def _commit(
     repository: ResourceRepository, key: ResourceKey, history: Sequence[LogEvent]
 ) -> bool:
@@ -148,7 +167,7 @@ async def test_a_failed_append_changes_no_state_and_stores_no_cached_state(
             await _commit(repository, key, history)
         await api_request(bus, f"STREAM.UPDATE.{LOG}", state.config)
     else:
-        monkeypatch.setattr(sequences, "append", _unanswered)
+        monkeypatch.setattr(sequences, "append", _fail_without_response)
         with pytest.raises(BusUnavailableError):
             await _commit(repository, key, history)
     stored = len(await history_of(log, key))
@@ -156,7 +175,7 @@ async def test_a_failed_append_changes_no_state_and_stores_no_cached_state(
     assert not await _has_cached_state(bus, key)
 
 
-async def _unanswered(*_: object, **__: object) -> list[int]:
+async def _fail_without_response(*_: object, **__: object) -> list[int]:
     raise BusUnavailableError("no response in time")
 
 
@@ -164,16 +183,16 @@ async def test_a_cached_state_is_stored_after_its_events(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, repository, original_append = new_key(), ResourceRepository(log), log.append
-    before: list[tuple[int, bool]] = []
+    states_before: list[tuple[int, bool]] = []
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
         version = (await repository.get([key]))[key].state.version
-        before.append((version, await _has_cached_state(bus, key)))
+        states_before.append((version, await _has_cached_state(bus, key)))
         return await original_append(appends)
 
     monkeypatch.setattr(log, "append", append)
     assert await _commit(repository, key, events(key, 1, EVENTS_BETWEEN_SAVES))
-    assert before == [(0, False)]
+    assert states_before == [(0, False)]
     assert (await repository.get([key]))[key].state.version == EVENTS_BETWEEN_SAVES
     assert await _has_cached_state(bus, key)
 

@@ -95,7 +95,7 @@ def test_a_redelivered_message_is_not_refused():
     assert not queue.take_excess()
 
 
-def test_messages_of_roles_are_never_refused():
+def test_messages_from_roles_are_never_refused():
     queue = filled_queue((message("flood", n, what="result") for n in range(50)), SMALL)
     assert not queue.take_excess()
 
@@ -130,15 +130,13 @@ def test_nothing_is_lost_and_each_namespace_keeps_its_order(
         for position, (namespace, partition, size) in enumerate(drawn)
     ]
     queue = filled_queue(messages, SMALL)
-    remaining_deliveries = queue.take_excess()
+    excess = queue.take_excess()
     deliveries: list[IntakeDelivery] = []
     while queue:
         batch = queue.take()
         assert batch, "a queue with messages returns some"
         deliveries += batch
-    assert {each.position for each in (*deliveries, *remaining_deliveries)} == set(
-        range(len(messages))
-    )
+    assert {each.position for each in (*deliveries, *excess)} == set(range(len(messages)))
     for namespace in "abc":
         own_positions = [
             each.position for each in deliveries if namespace_of(each.subject) == namespace
@@ -195,4 +193,4 @@ def test_messages_that_are_put_back_keep_their_order_and_are_counted_again(data:
     assert all(positions == sorted(positions) for positions in decided.values())
     assert sorted(each for positions in decided.values() for each in positions) == sorted(waiting)
     queue.add(message("a", 1_000 + at) for at in range(10))
-    assert len(queue.take()) == 10, "nothing is counted as waiting any more"
+    assert len(queue.take()) == 10, "no message may still be counted as waiting"

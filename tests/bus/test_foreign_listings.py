@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 60.0
 
 
 async def test_a_reader_continues_once_the_deleted_stream_exists_again(bus: Client) -> None:
-    """The observer also lists the APIs itself, so it must not end."""
+    """The observer also lists the APIs itself, so it must keep running."""
     reader = JetStreamListingReader(bus)
     batches: asyncio.Queue[list[str]] = asyncio.Queue()
 

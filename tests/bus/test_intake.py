@@ -46,7 +46,7 @@ async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
     await reader.close()
 
 
-async def test_all_messages_of_a_resource_go_to_one_partition(bus: Client) -> None:
+async def test_all_messages_for_a_resource_go_to_one_partition(bus: Client) -> None:
     writer, key = JetStreamIntakeWriter(bus, "test"), new_key()
     await writer.publish(
         [
@@ -61,10 +61,10 @@ async def test_all_messages_of_a_resource_go_to_one_partition(bus: Client) -> No
     assert partitions <= set(range(PARTITIONS))
 
 
-# Few messages are published one by one, many in batches; the refused one has each position.
+# Few messages are published one by one, many in batches; the first, second or last is refused.
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("index", [0, 1, -1])
-async def test_a_refused_message_of_a_batch_is_reported(
+async def test_a_refused_message_in_a_batch_is_reported(
     bus: Client, count: int, index: int
 ) -> None:
     messages = [_message() for _ in range(count)]
@@ -79,7 +79,7 @@ async def test_a_refused_message_of_a_batch_is_reported(
 
 
 @pytest.mark.parametrize("count", [3, 40])
-async def test_messages_of_a_batch_without_room_are_reported(bus: Client, count: int) -> None:
+async def test_messages_in_a_batch_that_do_not_fit_are_reported(bus: Client, count: int) -> None:
     writer, messages = JetStreamIntakeWriter(bus, "test"), [_message() for _ in range(count)]
     state = await stream_state(bus, INTAKE)
     full = {**state.config, "max_msgs": state.messages + count - 1}
@@ -96,7 +96,7 @@ async def test_messages_of_a_batch_without_room_are_reported(bus: Client, count:
     )
 
 
-async def test_the_declarations_of_several_resources_can_be_looked_up(
+async def test_the_declarations_for_several_resources_can_be_looked_up(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
     writer, keys = JetStreamIntakeWriter(bus, "test"), [new_key() for _ in range(3)]
@@ -104,14 +104,14 @@ async def test_the_declarations_of_several_resources_can_be_looked_up(
         [
             IntakeMessageOut("desired", keys[0], Withdrawn(), "first"),
             IntakeMessageOut("timer", keys[0], TimerFired("Sweep"), uuid.uuid4().hex),
-            IntakeMessageOut("desired", keys[1], Withdrawn(), "of another"),
+            IntakeMessageOut("desired", keys[1], Withdrawn(), "for another"),
             IntakeMessageOut("desired", keys[0], Withdrawn(), "second"),
         ]
     )
     nothing_known: dict[ResourceKey, set[int]] = {key: set() for key in keys}
     declared = await reader.declarations_of(nothing_known)
     ids = {key: [each.message_id for each in messages] for key, messages in declared.items()}
-    assert ids == {keys[0]: ["first", "second"], keys[1]: ["of another"]}
+    assert ids == {keys[0]: ["first", "second"], keys[1]: ["for another"]}
 
     for each in (each for messages in declared.values() for each in messages):
         assert each.stored_at is not None, "renewals use the bus clock"
@@ -132,7 +132,7 @@ async def test_the_declarations_of_several_resources_can_be_looked_up(
     )
 
 
-async def test_declarations_of_several_users_are_one_sequence(
+async def test_declarations_by_several_users_are_one_sequence(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
     key, other_key = new_key(), new_key()
@@ -232,7 +232,7 @@ async def test_long_subjects_do_not_prevent_the_count_of_declarations(
 async def test_a_reply_subject_that_the_bus_may_refuse_is_ignored(
     bus: Client, reader: JetStreamIntakeReader, reply: str
 ) -> None:
-    """A decider repeats a batch whose replies fail, so one message would block all others."""
+    """A decider retries a batch whose replies fail, so one message would block all others."""
     key = new_key()
     for name in (reply, "_INBOX.ann.1.a=b"):
         headers = {REPLY_HEADER: name}
@@ -241,7 +241,7 @@ async def test_a_reply_subject_that_the_bus_may_refuse_is_ignored(
     assert [each.reply_to for each in deliveries] == [None, "_INBOX.ann.1.a=b"]
 
 
-async def test_a_reader_from_before_a_restoration_delivers_nothing(bus: Client) -> None:
+async def test_a_reader_created_before_a_restore_delivers_nothing(bus: Client) -> None:
     identity = await find_log(bus)
     restored = replace(identity, epoch="newer")
     await end_restoration(bus, restored)

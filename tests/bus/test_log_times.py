@@ -27,7 +27,7 @@ def module_bus_url(fresh_bus_url: str) -> str:
 
 
 async def append_at(log: JetStreamLog, times: list[datetime]) -> list[int]:
-    """Append an event at each of these times; return their positions."""
+    """Append an event at each of the given times; return the events' positions."""
     positions: list[int] = []
     for time in times:
         key = new_key()
@@ -53,7 +53,7 @@ async def test_the_position_at_a_time_is_that_of_the_last_event_before_it(
         assert position == (earlier_positions[-1] if earlier_positions else 0), second
 
 
-async def test_with_different_clocks_the_position_is_one_where_the_time_is_passed(
+async def test_the_position_is_one_where_the_time_passes_even_with_different_clocks(
     bus: Client, log: JetStreamLog
 ) -> None:
     start = BEGAN + timedelta(hours=1)
@@ -73,9 +73,9 @@ async def test_unreadable_events_are_skipped(bus: Client, log: JetStreamLog) -> 
         (await publish(bus, "log.default.Shape.odd.fact", b"no event")).seq for _ in range(9)
     ]
     late_positions = await append_at(log, [later + timedelta(seconds=8)])
-    existing_event = await first_event_from(bus, unreadable[0])
-    assert existing_event is not None
-    assert existing_event.position == late_positions[0]
+    first_event = await first_event_from(bus, unreadable[0])
+    assert first_event is not None
+    assert first_event.position == late_positions[0]
     for second in range(2, 9):
         assert (
             await last_position_before(bus, later + timedelta(seconds=second)) == early_positions[1]
@@ -123,9 +123,9 @@ async def test_a_log_with_gaps_is_read_completely_to_find_them(
     async with replay_to(bus, last, tokens="nowhere.*.*") as replay:
         assert replay.events == 0
 
-    async def one(_: JetStreamLog) -> int:
+    async def one_missing_event(_: JetStreamLog) -> int:
         return 1
 
-    monkeypatch.setattr(JetStreamLog, "missing_events", one)
+    monkeypatch.setattr(JetStreamLog, "missing_events", one_missing_event)
     async with replay_to(bus, last, tokens="nowhere.*.*") as replay:
         assert replay.events > 0

@@ -1,4 +1,4 @@
-"""Lookups find the object of a create with an unknown result, even if several share its name."""
+"""Lookups find the object of a creation with an unknown result, even if several share its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG = ProviderConfigSpec(provider="notes", endpoint="http://notes")
 
 
 class Notes:
-    """An API where several notes have one name."""
+    """An API where several notes have the same name."""
 
     def __init__(self, *existing: ExternalObject) -> None:
         self.objects = existing
@@ -56,11 +56,11 @@ class Notes:
     async def close(self) -> None: ...
 
 
-def note(uid: str, name: str = "todo", **of_it: object) -> ExternalObject:
-    return ExternalObject(name, {}, uid, **of_it)  # pyright: ignore[reportArgumentType]
+def note(uid: str, name: str = "todo", **fields: object) -> ExternalObject:
+    return ExternalObject(name, {}, uid, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def capabilities_with(*, names: bool = False, listing: bool = True) -> Capabilities:
+def build_capabilities(*, names: bool = False, listing: bool = True) -> Capabilities:
     return Capabilities(
         idempotency_keys=False,
         deterministic_names=names,
@@ -73,21 +73,21 @@ def capabilities_with(*, names: bool = False, listing: bool = True) -> Capabilit
 @pytest.mark.parametrize("ours", [note("n3", labels=OWNER_LABELS), note("n3", written_by="key")])
 async def test_a_lookup_selects_the_object_with_our_mark(ours: ExternalObject) -> None:
     notes = Notes(note("n1"), note("n2", "other", labels=OWNER_LABELS), ours)
-    assert await look_up(notes, ACTION, CONFIG, capabilities_with()) == LookupResult(ours)
+    assert await look_up(notes, ACTION, CONFIG, build_capabilities()) == LookupResult(ours)
 
 
 @pytest.mark.parametrize("listing", [True, False])
 async def test_a_lookup_names_all_objects_with_our_label(listing: bool) -> None:
     """Another client copied the label, and nothing else identifies the created object."""
     notes = Notes(note("n1"), note("n2", labels=OWNER_LABELS), note("n3", labels=OWNER_LABELS))
-    result = await look_up(notes, ACTION, CONFIG, capabilities_with(listing=listing))
+    result = await look_up(notes, ACTION, CONFIG, build_capabilities(listing=listing))
     assert result == LookupResult(note("n2", labels=OWNER_LABELS), labeled_uids=("n2", "n3"))
 
 
 async def test_the_key_selects_one_of_several_objects_with_our_label() -> None:
     own_object = note("n3", labels=OWNER_LABELS, written_by="key")
     result = await look_up(
-        Notes(note("n2", labels=OWNER_LABELS), own_object), ACTION, CONFIG, capabilities_with()
+        Notes(note("n2", labels=OWNER_LABELS), own_object), ACTION, CONFIG, build_capabilities()
     )
     assert result == LookupResult(own_object)
 
@@ -96,22 +96,22 @@ async def test_the_key_selects_one_of_several_objects_with_our_label() -> None:
 async def test_an_object_that_existed_before_the_creation_is_skipped(listing: bool) -> None:
     notes = Notes(note("n1", labels=OWNER_LABELS), note("n2", labels=OWNER_LABELS))
     result = await look_up(
-        notes, ACTION, CONFIG, capabilities_with(listing=listing), known_uids=("n1",)
+        notes, ACTION, CONFIG, build_capabilities(listing=listing), known_uids=("n1",)
     )
     assert result == LookupResult(note("n2", labels=OWNER_LABELS))
 
 
 async def test_a_lookup_without_a_mark_returns_the_first_object_with_the_name() -> None:
     notes = Notes(note("n1", "other"), note("n2"), note("n3"))
-    assert await look_up(notes, ACTION, CONFIG, capabilities_with()) == LookupResult(note("n2"))
+    assert await look_up(notes, ACTION, CONFIG, build_capabilities()) == LookupResult(note("n2"))
     assert await look_up(
-        Notes(note("n1", "other")), ACTION, CONFIG, capabilities_with()
+        Notes(note("n1", "other")), ACTION, CONFIG, build_capabilities()
     ) == LookupResult(None)
 
 
 async def test_the_object_is_read_by_name_if_names_are_unique() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, capabilities_with(names=True)) == LookupResult(
+    assert await look_up(notes, ACTION, CONFIG, build_capabilities(names=True)) == LookupResult(
         note("n1")
     )
     assert notes.read_by == [("todo", None)]
@@ -120,7 +120,7 @@ async def test_the_object_is_read_by_name_if_names_are_unique() -> None:
 async def test_an_api_that_cannot_list_is_searched_for_our_label() -> None:
     copied = note("n1", labels={OWNER_LABEL: "log.default.Note.other"})
     notes = Notes(copied, note("n3", labels=OWNER_LABELS))
-    result = await look_up(notes, ACTION, CONFIG, capabilities_with(listing=False))
+    result = await look_up(notes, ACTION, CONFIG, build_capabilities(listing=False))
     assert result == LookupResult(note("n3", labels=OWNER_LABELS))
     assert notes.searched == [Scope(prefix="todo", labels=OWNER_LABELS)]
     assert not notes.read_by
@@ -128,7 +128,7 @@ async def test_an_api_that_cannot_list_is_searched_for_our_label() -> None:
 
 async def test_an_api_that_cannot_list_returns_an_object_that_lost_its_label() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, capabilities_with(listing=False)) == LookupResult(
+    assert await look_up(notes, ACTION, CONFIG, build_capabilities(listing=False)) == LookupResult(
         note("n1")
     )
     assert notes.read_by == [("todo", None)]
@@ -138,6 +138,6 @@ async def test_an_api_that_cannot_list_and_has_no_labels_is_read() -> None:
     notes = Notes(note("n1"))
     unlabeled = replace(ACTION, labels={})
     assert await look_up(
-        notes, unlabeled, CONFIG, capabilities_with(listing=False)
+        notes, unlabeled, CONFIG, build_capabilities(listing=False)
     ) == LookupResult(note("n1"))
     assert not notes.searched

@@ -1,4 +1,4 @@
-"""All processes share one rate of calls, which is stored on the real bus."""
+"""All processes share one call rate, which is stored on the real bus."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Process:
         self.called = asyncio.Event()
 
     async def calls(self, count: int) -> None:
-        await asyncio.gather(*(self._one() for _ in range(count)))
+        await asyncio.gather(*(self._call() for _ in range(count)))
 
-    async def _one(self) -> None:
+    async def _call(self) -> None:
         await self.limiter.take()
         self.times.append(time.time())
         self.called.set()
@@ -49,7 +49,7 @@ async def test_processes_share_one_rate_and_one_burst(bus: Client, name: str) ->
     rate_, burst = 200.0, 10
     processes = [Process(bus, name, per_second=rate_, burst=burst) for _ in range(3)]
     started_at = time.time()
-    await asyncio.gather(*(call_time.calls(60) for call_time in processes))
+    await asyncio.gather(*(process.calls(60) for process in processes))
     times = sorted(call_time for process in processes for call_time in process.times)
     assert len(times) == 180
     for number, time_ in enumerate(times, start=1):
@@ -73,11 +73,11 @@ async def test_many_calls_cost_few_round_trips(
     saves: list[float] = []
     original_save = JetStreamRates.save
 
-    async def counted(store: JetStreamRates, name: str, time: float, revision: int) -> int:
+    async def save_and_count(store: JetStreamRates, name: str, time: float, revision: int) -> int:
         saves.append(time)
         return await original_save(store, name, time, revision)
 
-    monkeypatch.setattr(JetStreamRates, "save", counted)
+    monkeypatch.setattr(JetStreamRates, "save", save_and_count)
     await Process(bus, name, per_second=1000, burst=1).calls(500)
     assert len(saves) <= 10
 
@@ -96,13 +96,15 @@ async def test_missed_slots_are_lost(bus: Client, name: str) -> None:
     calls = asyncio.create_task(process.calls(100))
     await asyncio.wait_for(process.called.wait(), 60)
     stalled = time.time()
-    time.sleep(2 * MAX_SLOT_DELAY_SECONDS)  # noqa: ASYNC251 - as a process that is paused
+    time.sleep(2 * MAX_SLOT_DELAY_SECONDS)  # noqa: ASYNC251 - like a paused process
     await calls
     after = [each for each in process.times if each >= stalled + 2 * MAX_SLOT_DELAY_SECONDS]
     assert len([each for each in after if each < after[0] + 0.01]) <= 20
 
 
-async def test_a_formerly_wrong_clock_blocks_no_caller_for_long(bus: Client, name: str) -> None:
+async def test_a_previously_wrong_clock_does_not_block_callers_for_long(
+    bus: Client, name: str
+) -> None:
     store = JetStreamRates(bus)
     await store.save(name, await store.now() + 1e9, 0)
     process = Process(bus, name, per_second=100, burst=1)
@@ -117,7 +119,7 @@ async def test_an_invalid_stored_time_is_overwritten(bus: Client, name: str) -> 
     await Process(bus, name, per_second=100, burst=1).calls(2)
 
 
-async def test_the_time_is_the_server_s(bus: Client) -> None:
+async def test_the_time_is_the_servers(bus: Client) -> None:
     store = JetStreamRates(bus)
     started_at = time.time()
     assert started_at - 0.1 <= await store.now() <= time.time() + 0.1
@@ -137,11 +139,11 @@ def test_no_time_span_has_more_calls_than_rate_and_burst_allow(
     times: list[float] = []
     for pause, count in steps:
         now += pause
-        arrival, given_ = slots(arrival, now, count, interval, burst)
-        assert all(each >= now for each in given_)
-        times += given_
+        arrival, slot_times = slots(arrival, now, count, interval, burst)
+        assert all(each >= now for each in slot_times)
+        times += slot_times
     times.sort()
     for first, begin in enumerate(times):
         for last in range(first, len(times)):
-            most = (times[last] - begin) / interval + burst
-            assert last - first + 1 <= most + 1e-6
+            max_calls = (times[last] - begin) / interval + burst
+            assert last - first + 1 <= max_calls + 1e-6

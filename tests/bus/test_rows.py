@@ -19,11 +19,11 @@ async def store(bus: Client) -> JetStreamRows:
     return JetStreamRows(bus)
 
 
-def rows_of(content: bytes) -> dict[str, bytes | None]:
+def build_rows(content: bytes) -> dict[str, bytes | None]:
     return {f"status.a.b.s{number}": content for number in range(ROW_COUNT)}
 
 
-async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStreamRows) -> None:
+async def test_rows_are_read_as_they_were_written(bus: Client, store: JetStreamRows) -> None:
     rows: dict[str, bytes | None] = {
         f"status.a.b.s{number}": b"%d" % number for number in range(2 * ROW_COUNT)
     }
@@ -43,12 +43,12 @@ async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStream
 
 async def test_a_read_returns_the_rows_of_one_save(bus: Client, store: JetStreamRows) -> None:
     """While the server stores a batch, the stream's counts include part of it."""
-    revision = await store.save({**rows_of(b"0"), "checkpoint": b"0"}, 0)
+    revision = await store.save({**build_rows(b"0"), "checkpoint": b"0"}, 0)
 
     async def write_repeatedly(revision: int) -> None:
         for number in range(1, 10_000):
             content = b"%d" % number
-            changes = {**rows_of(content), "checkpoint": content}
+            changes = {**build_rows(content), "checkpoint": content}
             revision = await store.save(changes, revision)
 
     write_task = asyncio.ensure_future(write_repeatedly(revision))
@@ -60,7 +60,7 @@ async def test_a_read_returns_the_rows_of_one_save(bus: Client, store: JetStream
     assert all(len(rows) == ROW_COUNT + 1 for rows in snapshots)
 
 
-async def test_a_row_that_is_too_large_for_a_message_blocks_no_other_row(
+async def test_a_row_that_is_too_large_for_a_message_does_not_block_other_rows(
     bus: Client, store: JetStreamRows
 ) -> None:
     """One tenant's resource may have such a row, in a batch with the rows of other tenants."""

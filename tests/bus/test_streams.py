@@ -164,7 +164,7 @@ async def test_a_consumer_that_delivers_less_is_reported_and_restored(
         await nc.close()
 
 
-async def test_a_paused_consumer_of_a_role_is_reported(fresh_bus_url: str) -> None:
+async def test_a_roles_paused_consumer_is_reported(fresh_bus_url: str) -> None:
     """Its name is random, so `init` cannot resume it."""
     nc = await connect(fresh_bus_url, name="test")
     try:
@@ -184,7 +184,7 @@ async def test_a_paused_consumer_of_a_role_is_reported(fresh_bus_url: str) -> No
 
 
 @pytest.mark.parametrize("is_follower", [False, True])
-async def test_a_changed_consumer_of_a_service_is_reported_and_restored(
+async def test_a_services_changed_consumer_is_reported_and_restored(
     fresh_bus_url: str, is_follower: bool
 ) -> None:
     """A paused consumer delivers nothing, and a headers-only consumer delivers no outcome."""
@@ -231,7 +231,7 @@ async def test_a_changed_limit_of_another_stream_is_reported_and_restored(
         await nc.close()
 
 
-async def test_a_change_that_the_server_cannot_revert_blocks_no_other_correction(
+async def test_a_change_that_the_server_cannot_revert_does_not_block_other_corrections(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -271,7 +271,7 @@ async def test_a_consumer_with_few_pull_requests_is_reported(fresh_bus_url: str)
         await nc.close()
 
 
-async def test_the_pull_requests_at_a_consumer_of_a_service_are_limited(fresh_bus_url: str) -> None:
+async def test_pull_requests_to_a_services_consumer_are_limited(fresh_bus_url: str) -> None:
     """The server sends heartbeats at the requested interval, such as every nanosecond."""
     nc = await connect(fresh_bus_url, name="test")
     try:
@@ -290,7 +290,7 @@ async def test_the_pull_requests_at_a_consumer_of_a_service_are_limited(fresh_bu
         await nc.close()
 
 
-async def test_the_check_of_the_streams_reports_a_missing_intake_and_the_remedy(
+async def test_the_stream_check_reports_a_missing_intake_and_the_remedy(
     fresh_bus_url: str,
 ) -> None:
     """An `init` in an account without enough storage leads to this state."""
@@ -335,7 +335,7 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
 async def test_a_log_keeps_its_identity_if_all_streams_lose_their_metadata(
     fresh_bus_url: str,
 ) -> None:
-    """A tool that declares all streams again keeps their consumers."""
+    """A tool that redeclares all streams keeps their consumers."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -401,7 +401,7 @@ def without_metadata(config: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key != "metadata"}
 
 
-async def test_a_log_without_its_start_is_refused_by_roles_and_reported_by_doctor(
+async def test_a_log_that_lost_its_start_is_refused_by_roles_and_reported_by_doctor(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -455,7 +455,7 @@ async def test_a_difference_that_cannot_be_changed_is_reported(fresh_bus_url: st
         await nc.close()
 
 
-async def test_a_log_of_a_newer_release_is_refused_and_left_unchanged(fresh_bus_url: str) -> None:
+async def test_a_log_from_a_newer_release_is_refused_and_left_unchanged(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
@@ -472,7 +472,7 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_unchanged(fresh_bus_
 
 
 @pytest.mark.parametrize("older", ["", *map(str, range(1, LOG_FORMAT))])
-async def test_a_log_of_an_older_format_is_refused_and_left_unchanged(
+async def test_a_log_in_an_older_format_is_refused_and_left_unchanged(
     fresh_bus_url: str, older: str
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -508,10 +508,10 @@ async def test_a_foreign_stream_with_our_subjects_is_reported_before_any_creatio
 
 
 @pytest.mark.parametrize("name", [TIMERS, STATES, "RATES", INTAKE, LOG])
-async def test_a_foreign_stream_with_the_name_of_ours_is_left_unchanged(
+async def test_a_foreign_stream_with_the_name_of_one_of_ours_is_left_unchanged(
     fresh_bus_url: str, name: str
 ) -> None:
-    """Our configuration would delete its messages, and a restore the whole stream."""
+    """Our configuration would delete its messages, and a restore would delete the whole stream."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await api_request(nc, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["mine.>"]})
@@ -551,10 +551,10 @@ async def test_a_suspended_init_does_not_rename_the_log_of_another_init(
 
 
 async def write_log_metadata(nc: Client, metadata: dict[str, str]) -> None:
-    """Write the metadata to the log that another release would write."""
+    """Write to the log the metadata that another release would write."""
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
-    metadata_found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
-    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata_found})
+    new_metadata = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": new_metadata})
 
 
 async def test_a_new_intake_next_to_an_old_log_continues_its_positions(fresh_bus_url: str) -> None:

@@ -11,6 +11,6 @@ from reconciler.wiring import run_roles
 async def test_only_a_process_with_roles_follows_the_log(
     bus: Client, roles: tuple[Role, ...]
 ) -> None:
-    """Otherwise `up --roles none` would exit when the log is restored, which is its purpose."""
+    """Otherwise `up --roles none`, which exists for restores, would exit during a restore."""
     async with run_roles(bus, roles) as parts:
         assert parts.feed.caught_up.is_set() is bool(roles)

@@ -107,7 +107,7 @@ class Api:
 
 
 class Bus:
-    """A bus that delivers and records acknowledgments and reports."""
+    """A bus that delivers actions, and records acknowledgments and reports."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         self._deliveries = list(deliveries)
@@ -115,13 +115,13 @@ class Bus:
         self.reports: list[Reported] = []
         self.api_reports: list[ApiReported] = []
         self.ids: list[str] = []
-        self.rooms = 0
+        self.freed_slots = 0
 
     async def add_queue(self, provider_config: str, limit: int) -> None: ...
 
     def free_slot(self, delivery: ActionDelivery) -> None:
         assert delivery
-        self.rooms += 1
+        self.freed_slots += 1
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         if not self._deliveries:
@@ -238,16 +238,16 @@ class FullBus(Bus):
         super().__init__(*deliveries)
         self.was_called = asyncio.Event()
         self.has_room = False
-        self.taken = asyncio.Event()
+        self.accepted = asyncio.Event()
 
     async def add_queue(self, provider_config: str, limit: int) -> None:
         self.was_called.set()
         if not self.has_room:
             raise QueueRefusedError("maximum consumers limit reached")
-        self.taken.set()
+        self.accepted.set()
 
 
-async def test_a_queue_without_room_blocks_no_other_and_is_retried(
+async def test_a_queue_that_does_not_fit_does_not_block_others_and_is_retried(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._REFETCH_SECONDS", 0.01)
@@ -258,7 +258,7 @@ async def test_a_queue_without_room_blocks_no_other_and_is_retried(
         await asyncio.wait_for(bus.was_called.wait(), 60)
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
         bus.has_room = True
-        await asyncio.wait_for(bus.taken.wait(), 60)
+        await asyncio.wait_for(bus.accepted.wait(), 60)
 
 
 _ENDS: list[Callable[[str], ResourceEvent]] = [
@@ -270,7 +270,7 @@ _ENDS: list[Callable[[str], ResourceEvent]] = [
 
 @pytest.mark.parametrize("delivered", [1, 2])
 @pytest.mark.parametrize("end", _ENDS)
-async def test_an_action_that_has_ended_is_not_called_again(
+async def test_an_action_that_has_ended_is_not_executed_again(
     log: JetStreamLog, end: Callable[[str], ResourceEvent], delivered: int
 ) -> None:
     """A recreated consumer delivers the whole history for the first time.
@@ -333,7 +333,7 @@ async def test_each_attempt_and_each_outcome_has_a_separate_result(
     assert len(set(ids)) == 3
 
 
-async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> None:
+async def test_an_action_without_an_end_is_executed_again(log: JetStreamLog) -> None:
     key, api = new_key(), Api()
     bus = await work(log, api, [action_event(key)])
     assert api.calls == len(bus.reports) == 1
@@ -361,7 +361,7 @@ async def test_a_report_states_whether_a_deletion_found_nothing(
     ("delivered", "is_count_certain", "is_called"),
     [(1, True, True), (2, True, False), (1, False, False)],
 )
-async def test_a_creation_that_cannot_be_repeated_is_not_called_if_redelivered(
+async def test_a_creation_that_cannot_be_repeated_is_not_executed_if_redelivered(
     log: JetStreamLog, delivered: int, is_count_certain: bool, is_called: bool
 ) -> None:
     api = Api()
@@ -381,7 +381,7 @@ async def test_a_creation_that_cannot_be_repeated_is_not_called_if_redelivered(
     assert report.error is None or report.error.error_class == "Unknown"
 
 
-async def test_nothing_is_called_before_the_history_is_loaded(
+async def test_no_call_is_made_before_the_history_is_loaded(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, api, load = new_key(), Api(), log.load
@@ -390,7 +390,7 @@ async def test_nothing_is_called_before_the_history_is_loaded(
     async def fail_once(keys: Sequence[ResourceKey], **options: bool) -> Any:
         requests.append(api.calls)
         if len(requests) == 1:
-            raise OSError("the bus is away")
+            raise OSError("the bus is unavailable")
         return await load(keys, **options)
 
     monkeypatch.setattr(log, "load", fail_once)
@@ -410,7 +410,7 @@ async def test_an_object_too_large_to_report_does_not_block_its_result(
 @pytest.mark.parametrize(
     "observed_object",
     [ExternalObject("foo", {"color": "\ud800"}), ExternalObject("foo", {"color": object()})],
-    ids=["half-a-surrogate-pair", "no-json"],
+    ids=["half-a-surrogate-pair", "not-json"],
 )
 async def test_an_object_that_cannot_be_encoded_does_not_block_its_result(
     log: JetStreamLog, observed_object: ExternalObject
@@ -436,7 +436,7 @@ async def test_a_provider_that_cancels_itself_leaves_no_lease_behind(
 
 
 class PartlyFullBus(Bus):
-    """A bus that stores only the first of several results at the first attempt."""
+    """A bus that stores only the first of several results in the first attempt."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
@@ -476,7 +476,7 @@ async def test_only_results_that_were_not_stored_are_published_again(
     )
 
 
-async def deliveries_of(log: JetStreamLog, count: int) -> list[ActionDelivery]:
+async def append_deliveries(log: JetStreamLog, count: int) -> list[ActionDelivery]:
     histories = [[action_event(new_key())] for _ in range(count)]
     await log.append([ResourceAppend(each[0].key, each, 0) for each in histories])
     position = await log.last_position()
@@ -484,7 +484,7 @@ async def deliveries_of(log: JetStreamLog, count: int) -> list[ActionDelivery]:
 
 
 class BatchBus(Bus):
-    """A bus that records the size of each batch of results and the room at that time."""
+    """A bus that records the size of each batch of results and the slots freed by then."""
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
@@ -492,7 +492,7 @@ class BatchBus(Bus):
         self.has_arrived = asyncio.Event()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        self.stored.append((len(messages), self.rooms))
+        self.stored.append((len(messages), self.freed_slots))
         self.has_arrived.set()
 
 
@@ -516,7 +516,7 @@ class BlockingApi(Api):
 async def test_results_are_stored_together_while_their_api_has_pending_calls(
     log: JetStreamLog,
 ) -> None:
-    api, bus = BlockingApi(6), BatchBus(*await deliveries_of(log, 6))
+    api, bus = BlockingApi(6), BatchBus(*await append_deliveries(log, 6))
     async with running_worker(log, api, bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
         assert bus.stored == [(5, 5)], "another action may be delivered after a call has ended"
@@ -530,7 +530,7 @@ async def test_a_last_result_is_stored_immediately(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
-    bus = BatchBus(*await deliveries_of(log, 1))
+    bus = BatchBus(*await append_deliveries(log, 1))
     async with running_worker(log, Api(), bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(1, 1)]
@@ -541,7 +541,7 @@ async def test_pending_results_are_stored_on_shutdown(
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
     monkeypatch.setattr("reconciler.roles.worker.worker._LAST_CALLS_SECONDS", 0.01)
-    api, bus = BlockingApi(3), BatchBus(*await deliveries_of(log, 3))
+    api, bus = BlockingApi(3), BatchBus(*await append_deliveries(log, 3))
     async with running_worker(log, api, bus):
         await asyncio.wait_for(api.is_waiting.wait(), 20)
         assert bus.stored == []
@@ -550,7 +550,7 @@ async def test_pending_results_are_stored_on_shutdown(
 
 
 async def test_a_shutdown_waits_for_the_call_in_progress(log: JetStreamLog) -> None:
-    api, bus = BlockingApi(1), BatchBus(*await deliveries_of(log, 1))
+    api, bus = BlockingApi(1), BatchBus(*await append_deliveries(log, 1))
     async with running_worker(log, api, bus):
         await asyncio.wait_for(api.is_waiting.wait(), 20)
     api.release.set()
@@ -571,20 +571,20 @@ async def test_a_shutdown_waits_for_the_search_for_secrets_in_a_response(
             return await super().complete(search)
 
     monkeypatch.setattr("reconciler.roles.runtime.provider_pool.SearchTurns", Turns)
-    api, bus = Api(ExternalObject("foo", {})), BatchBus(*await deliveries_of(log, 1))
+    api, bus = Api(ExternalObject("foo", {})), BatchBus(*await append_deliveries(log, 1))
     async with running_worker(log, api, bus):
         await asyncio.wait_for(searching.wait(), 20)
-        asyncio.get_running_loop().call_later(0.1, may_end.set)  # while the worker stops
+        asyncio.get_running_loop().call_later(0.1, may_end.set)  # while the worker is stopping
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(1, 1)]
 
 
-async def test_pending_results_stop_the_pulling_of_actions(
+async def test_pending_results_stop_the_worker_from_pulling_actions(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_PENDING_RESULTS", 2)
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_BATCH_RESULTS", 5)
-    bus = BatchBus(*await deliveries_of(log, 5))
+    bus = BatchBus(*await append_deliveries(log, 5))
     async with running_worker(log, Api(), bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(5, 2)]
@@ -656,7 +656,7 @@ class HangingApi(Api):
     update = delete
 
 
-async def test_an_unread_delivery_of_a_suspended_process_is_treated_as_redelivered(
+async def test_an_unread_delivery_to_a_suspended_process_is_treated_as_redelivered(
     log: JetStreamLog,
 ) -> None:
     bus = ResumedBus(log, [action_event(new_key())])
@@ -668,7 +668,7 @@ async def test_an_unread_delivery_of_a_suspended_process_is_treated_as_redeliver
 async def test_a_worker_suspended_before_its_report_marks_it_as_redelivered(
     log: JetStreamLog,
 ) -> None:
-    """Its own call was refused, but the call of the other worker may have succeeded."""
+    """Its own call was refused, but the other worker's call may have succeeded."""
     bus = SuspendedBus(log, [action_event(new_key())])
     async with running_worker(log, Api(), bus, clock=lambda: bus.now):
         await asyncio.wait_for(bus.acknowledged.wait(), 10)
@@ -676,7 +676,7 @@ async def test_a_worker_suspended_before_its_report_marks_it_as_redelivered(
 
 
 async def test_a_report_contains_no_secret_except_for_decided_values(log: JetStreamLog) -> None:
-    """A weak secret that is a word of the action itself must not look like drift."""
+    """A weak secret that is also a word in the action must not look like drift."""
     stores = SecretStores()
     for secret in ("postgres", "planted&token"):
         stores.secrecy.add(secret)
@@ -736,10 +736,10 @@ async def test_ids_of_labeled_objects_are_reported_truncated_and_without_secrets
         ExternalObject("foo", {"text": "x" * MAX_OBJECT_BYTES}, "u1"),
     ],
 )
-async def test_a_lookup_of_an_unreportable_object_does_not_report_an_absence(
+async def test_a_lookup_of_an_unreportable_object_does_not_report_it_as_absent(
     log: JetStreamLog, existing: ExternalObject
 ) -> None:
-    """The decider would repeat the creation, and the API would create one more object each time."""
+    """The decider would repeat the creation, and the API would create another object each time."""
     stores = SecretStores()
     stores.secrecy.add("planted&token")
     key = new_key()
@@ -843,7 +843,7 @@ WRITTEN = ExternalObject("foo", {})
         ("Delete", NotDoneError("it waits", status=409), "NotDone"),
     ],
 )
-async def test_a_failure_after_a_write_of_the_same_action_is_in_doubt(
+async def test_a_failure_after_a_write_by_the_same_action_is_in_doubt(
     log: JetStreamLog, operation: Operation, error: BaseException, error_class: str
 ) -> None:
     bus = await work(
@@ -855,7 +855,7 @@ async def test_a_failure_after_a_write_of_the_same_action_is_in_doubt(
     assert report.error.retry_after_seconds == getattr(error, "retry_after_seconds", None)
 
 
-async def test_a_write_of_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
+async def test_a_write_by_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
     await work(log, WritingApi(), [action_event(new_key())])
     bus = await work(log, Api(fails=NotDoneError("no", status=409)), [action_event(new_key())])
     assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]

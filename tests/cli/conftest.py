@@ -8,7 +8,7 @@ from tests.cli.runner import Cli, InProcessCli, Up, idle_bus, up
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Commands in an empty folder, where nothing runs."""
+    """Commands in an empty folder, where nothing is running."""
     return Cli(tmp_path)
 
 
@@ -42,6 +42,6 @@ def idle_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def idle(idle_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InProcessCli:
     """Commands on the bus without running roles."""
-    # `doctor` repeats a check because a role may be busy, but no role runs here.
+    # `doctor` repeats a check because a role may be busy, but no role is running here.
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     return InProcessCli(tmp_path, idle_url)

@@ -39,7 +39,7 @@ class ImportListingCli(Cli):
 
 
 def read_imports(err: str) -> set[str]:
-    """Return the modules that were imported, or looked up without success if they are skipped."""
+    """Return the modules that were imported, and the skipped ones that were looked up."""
     lines = (line for line in err.splitlines() if line.startswith("import time:"))
     modules = {line.rpartition("|")[2].strip() for line in lines}
     assert "reconciler.cli.main" in modules

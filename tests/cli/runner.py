@@ -97,7 +97,7 @@ class Cli:
 
 
 class InProcessCli(Cli):
-    """Runs commands in this process, which saves a second each, and restores the log settings."""
+    """Runs commands in this process to save a second per command; restores the log settings."""
 
     def run(self, *arguments: str, text: str | None = None, **environment: str) -> CommandResult:
         out, err = io.StringIO(), io.StringIO()
@@ -148,7 +148,7 @@ def up(cli: Cli, *arguments: str) -> Generator[Up]:
     line = process.stdout.readline()
     try:
         if not line:
-            raise AssertionError(f"up ended: {process.communicate(timeout=STOP_SECONDS)[1]}")
+            raise AssertionError(f"up exited: {process.communicate(timeout=STOP_SECONDS)[1]}")
         yield Up(process, json.loads(line))
     finally:
         if process.poll() is None:

@@ -1,4 +1,4 @@
-"""The check `lost actions` while the log grows: changed actions are not reported as lost."""
+"""The `lost actions` check while the log grows: changed actions are not reported as lost."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.cli.runner import Cli, CommandResult, shape
 
 @dataclass(frozen=True)
 class Team:
-    """Commands on one namespace."""
+    """Commands in one namespace."""
 
     cli: Cli
     namespace: str
@@ -25,7 +25,7 @@ class Team:
 
 @pytest.fixture
 def team(live: Cli, unique: str) -> Team:
-    """Commands on the test's own namespace."""
+    """Commands in the test's own namespace."""
     return Team(live, unique.lower())
 
 

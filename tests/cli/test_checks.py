@@ -97,10 +97,10 @@ class _FakeConnection:
 
 
 @pytest.mark.parametrize(("failures", "verdict"), [(1, "ok"), (2, "fail")])
-async def test_doctor_tries_another_server_of_the_cluster_before_it_reports_no_leader(
+async def test_doctor_tries_another_server_in_the_cluster_before_it_reports_no_leader(
     failures: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is cut offset from the others responds that no stream has a leader."""
+    """A server that is cut off from the others responds that no stream has a leader."""
     nc = _FakeConnection()
     moves_at_attempts: list[int] = []
 
@@ -155,7 +155,7 @@ async def test_a_server_that_disabled_jetstream_is_reported_with_its_health(
         await diagnose(connection, full=False)
 
 
-async def test_without_a_monitoring_url_the_server_health_is_unknown(
+async def test_the_server_health_is_unknown_without_a_monitoring_url(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server with a full disk still responds to all requests except publishes."""
@@ -201,7 +201,7 @@ async def test_a_command_switches_from_a_server_without_a_leader_to_another_serv
 
 
 async def test_a_temporary_problem_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request waits between two pulls of a decider, for longer on a busy machine."""
+    """Between a decider's pulls, a gap that grows on a busy machine, no request is waiting."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
 
@@ -221,6 +221,7 @@ def test_storage_near_its_limit_is_reported() -> None:
     assert (too_little.verdict, "99%" in too_little.details) == ("fail", True)
     full = check_storage({"storage": 266, "limits": {"max_storage": 100}})
     assert (full.verdict, "266%" in full.details) == ("fail", True)
+    assert check_storage({"storage": 0, "limits": {"max_storage": 0}}).verdict == "fail"
     tiers = {
         "R1": {"storage": 5, "limits": {"max_storage": 100}},
         "R3": {"storage": 120, "limits": {"max_storage": 100}},
@@ -289,7 +290,7 @@ def test_a_stage_is_judged_by_its_pending_messages_and_waiting_requests(
 
 
 @pytest.mark.parametrize("pending", [0, 1])
-def test_the_first_remedy_is_to_restore_a_missing_server_of_the_cluster(pending: int) -> None:
+def test_the_first_remedy_is_to_restore_a_missing_server_in_the_cluster(pending: int) -> None:
     """The role may be running and still reconnecting."""
     replicas = [{"name": "b", "current": True}, {"name": "c", "current": False}]
     consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
@@ -407,18 +408,18 @@ def send_no_body(connection: socket.socket, _head: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("responder", "expected"),
     [
         (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "longer than 32 MiB"),
         (send_no_body, "no response within"),
     ],
 )
 async def test_an_api_whose_response_is_too_long_or_never_ends_fails_its_own_check(
-    answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
+    responder: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])
-    with hostile_server(answer) as port:
+    with hostile_server(responder) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
         configurations = Configurations()
         configurations.by_name["zone"] = config
@@ -471,9 +472,9 @@ def test_resources_whose_provider_config_was_withdrawn_are_reported() -> None:
 def test_held_resources_are_counted_by_reason() -> None:
     healthy = plain_row(declared=True, owned=True, outcome="Converged")
     assert check_holds([healthy]).verdict == "ok"
-    doubted_rows = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
+    held_rows = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
-    finding = check_holds([healthy, dangling, *doubted_rows])
+    finding = check_holds([healthy, dangling, *held_rows])
     assert finding.verdict == "warn"
     assert finding.details == (
         "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
@@ -483,11 +484,11 @@ def test_held_resources_are_counted_by_reason() -> None:
 def test_rows_that_differ_are_reported() -> None:
     old = _status(5)
     assert differences({"status.a.b.c": old}, {"status.a.b.c": old}) == []
-    existing_differences = differences(
+    reported_differences = differences(
         {"status.a.b.c": old, "fleet": b"1", "ownership.a.b.c": b"2"},
         {"status.a.b.c": _status(4), "fleet": b"1", "status.a.b.d": old},
     )
-    assert [(row.row, row.problem) for row in existing_differences] == [
+    assert [(row.row, row.problem) for row in reported_differences] == [
         ("ownership.a.b.c", "missing"),
         ("status.a.b.c", "different"),
         ("status.a.b.d", "unexpected"),

@@ -1,4 +1,4 @@
-"""Commands on composed resources: a Deployment and its containers."""
+"""Commands for composed resources: a Deployment and its containers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wait_for_parts(cli: Cli, name: str) -> list[str]:
     return sorted(part for part in names if part.startswith(f"{name}-"))
 
 
-def test_33_why_of_a_container_includes_the_declaration_of_its_deployment(live: Cli) -> None:
+def test_33_why_for_a_container_includes_its_deployments_declaration(live: Cli) -> None:
     apply(live, "why", reason="release 7 of the shop")
     name, *_ = wait_for_parts(live, "why")
     result = live.ok("why", f"Container/{name}")
@@ -56,11 +56,11 @@ def test_33_why_of_a_container_includes_the_declaration_of_its_deployment(live: 
 def test_33_describe_shows_what_each_part_waits_for_and_since_when(
     live: Cli,
 ) -> None:
-    apply(live, "told")
-    names = wait_for_parts(live, "told")
+    apply(live, "described")
+    names = wait_for_parts(live, "described")
     live.ok("wait", f"Container/{names[0]}", "--for", "Held", "--timeout", "30s")
     live.ok("wait", f"Container/{names[1]}", "--for", "Held", "--timeout", "30s")
-    description = live.ok("describe", "Deployment/told").out
+    description = live.ok("describe", "Deployment/described").out
     table = description.partition("\nParts\n")[2].partition("\n\n")[0].splitlines()
     assert table[0].split() == ["NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"]
     for name, line in zip(names, table[1:], strict=True):
@@ -73,10 +73,10 @@ def test_33_describe_shows_what_each_part_waits_for_and_since_when(
     [ready] = [line.split() for line in conditions.splitlines() if line.startswith("Ready")]
     assert ready[1] == "False"
     assert ready[2].startswith("20")
-    assert live.ok("describe", "Deployment/told", "-o", "json").json["parts"][0]["since"]
+    assert live.ok("describe", "Deployment/described", "-o", "json").json["parts"][0]["since"]
 
     description = live.ok("describe", f"Container/{names[0]}").out
-    assert "part of          default/Deployment/told" in description
+    assert "part of          default/Deployment/described" in description
     wide = live.ok("get", "Container", names[0], "-o", "wide").out.splitlines()
     assert "WAITING SINCE" in wide[0]
 
@@ -113,7 +113,7 @@ def test_27_a_plan_names_the_containers(live: Cli) -> None:
     assert [line.rpartition("/")[2] for line in deleted_lines] == names
 
 
-def test_27_a_plan_of_many_parts_names_the_first_ones(live: Cli) -> None:
+def test_27_a_plan_with_many_parts_names_the_first_ones(live: Cli) -> None:
     file = write(live, "many", replicas=30)
     lines = run_plan(live, "plan", "-f", file)
     assert len([line for line in lines if line.startswith("      + ")]) == 10

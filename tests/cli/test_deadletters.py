@@ -83,7 +83,7 @@ def test_a_dead_letter_is_listed_shown_corrected_and_retried(
 
 
 async def discard_messages(url: str, *namespaces: str) -> None:
-    """Count a message of each namespace as discarded because of its limit."""
+    """Count a message from each namespace as discarded because of its limit."""
     nc = await connect(url, name="test")
     for namespace in namespaces:
         delivery = IntakeDelivery(1, f"in.0.desired.{namespace}.Shape.x", b"", "", None, 1, None)

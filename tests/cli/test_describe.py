@@ -118,7 +118,7 @@ def test_an_increased_grace_period_is_shown_with_its_reason() -> None:
     assert ("grace", expected) in pairs
 
 
-def test_an_object_of_another_configuration_is_unknown() -> None:
+def test_an_object_in_another_configuration_is_unknown() -> None:
     assert known_object_after(DECLARED) is None
     assert known_object_after(DECLARED, READ_OBJECT, OTHER_DECLARATION) is None
 

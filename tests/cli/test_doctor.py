@@ -45,8 +45,8 @@ async def run_all_checks(world: World) -> dict[str, Finding]:
     return {finding.check: finding for finding in await run_checks(world.nc, full=True)}
 
 
-async def decide_creations_without_worker(world: World) -> None:
-    """Wait until three creations are decided, while no worker runs."""
+async def decide_creations_without_a_worker(world: World) -> None:
+    """Wait until three creations have been decided, while no worker is running."""
     await world.start_reconciler(["decider", "observer", "projector"])
     await world.configure(api_config(world.human.url))
     await world.declare_all([manifest(name) for name in NAMES])
@@ -54,7 +54,7 @@ async def decide_creations_without_worker(world: World) -> None:
     async def are_decided() -> bool:
         return all([len(await world.history(name)) >= 2 for name in NAMES])
 
-    await world.until(are_decided, "the creations are decided")
+    await world.until(are_decided, "the creations have been decided")
 
 
 async def test_no_check_fails_for_a_converged_fleet(world: World) -> None:
@@ -77,10 +77,10 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
 ) -> None:
     world = bare_world
     assert (await run_workers_check(world.nc)).verdict == "ok", "no ProviderConfig is declared"
-    await decide_creations_without_worker(world)
+    await decide_creations_without_a_worker(world)
     details = "no worker is pulling messages for 1 ProviderConfig: default"
 
-    async def is_reported() -> bool:  # once the projector has written the row of the configuration
+    async def is_reported() -> bool:  # once the projector has written the configuration's row
         finding = await run_workers_check(world.nc)
         return (finding.verdict, finding.details) == ("fail", details)
 
@@ -97,11 +97,11 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     await world.configure(api_config(world.human.url), "without-queue")
     details = "no worker is pulling messages for 1 ProviderConfig: without-queue"
 
-    async def is_warned() -> bool:
+    async def has_warning() -> bool:
         finding = await run_workers_check(world.nc)
         return (finding.verdict, finding.details) == ("warn", details)
 
-    await world.until(is_warned, details)
+    await world.until(has_warning, details)
 
     await reader.ack([deliveries[1]])
     await world.nc.flush()
@@ -114,7 +114,7 @@ async def test_an_action_that_another_client_acknowledged_is_reported_as_lost(
     lost_finding = await run_actions_check(world.nc)
     assert lost_finding.details.startswith("3 without a worker or a result: default/Shape/foo-0")
 
-    # The reported remedy: deliver all actions again.
+    # The reported remedy: redeliver all actions.
     await reader.close()
     consumer = worker_consumer("default")
     await api_request(world.nc, f"CONSUMER.DELETE.{LOG}.{consumer}", None)
@@ -202,7 +202,7 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
     )
     assert (
         reported_findings["intake"].verdict == reported_findings["actions"].verdict == "warn"
-    )  # no role runs
+    )  # no role is running
     assert "no decider is pulling messages" in reported_findings["intake"].details
 
 
@@ -222,7 +222,7 @@ async def test_open_dead_letters_are_counted_by_stage_until_they_are_handled(
     assert (await run_all_checks(world))["dead letters"].verdict == "ok"
 
 
-async def test_an_unreachable_api_and_a_stream_with_other_settings_are_reported(
+async def test_an_unreachable_api_and_a_stream_with_different_settings_are_reported(
     world: World,
 ) -> None:
     await world.configure(api_config("http://127.0.0.1:1", resync=3600), "away")

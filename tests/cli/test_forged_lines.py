@@ -46,7 +46,7 @@ def check_harmless(printed: str) -> None:
 
 
 @pytest.mark.parametrize("on_terminal", [False, True])
-def test_no_text_forges_a_line_of_the_output(
+def test_no_text_can_forge_a_line_of_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, on_terminal: bool
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: on_terminal)
@@ -74,7 +74,7 @@ EVENTS: tuple[ResourceEvent, ...] = (
 
 
 @pytest.mark.parametrize("data", EVENTS, ids=lambda data: type(data).__name__)
-def test_no_event_forges_a_line_of_a_history(
+def test_no_event_can_forge_a_line_of_a_history(
     data: ResourceEvent, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = datetime(2026, 11, 26, 18, 36, 34, tzinfo=UTC)
@@ -125,7 +125,7 @@ def restored_logs() -> Generator[None]:
 
 @pytest.mark.usefixtures("restored_logs")
 @pytest.mark.parametrize("on_terminal", [False, True])
-def test_no_text_forges_a_line_of_the_logs(
+def test_no_text_can_forge_a_log_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, on_terminal: bool
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: on_terminal)

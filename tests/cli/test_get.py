@@ -17,7 +17,7 @@ from tests.cli.runner import STOP_SECONDS, Cli, shape
 
 @pytest.fixture
 def teams(live: Cli, unique: str) -> str:
-    """Declare two shapes, of the teams a and b; return their namespace."""
+    """Declare two shapes, of teams a and b; return their namespace."""
     name = unique.lower()
     manifests = "".join(
         f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}-{team}, namespace: {name}, "
@@ -86,8 +86,8 @@ def test_a_resource_can_be_selected_in_every_form(
 
 
 def test_several_resources_can_be_selected_in_different_forms(live: Cli, teams: str) -> None:
-    declared_names = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
-    assert declared_names == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
+    selected_names = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
+    assert selected_names == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,11 @@ def test_missing_and_ambiguous_names_are_reported(
 # --- manifests
 
 
-@pytest.mark.parametrize("form", ["json", "yaml"])
-def test_applying_printed_manifests_changes_nothing(live: Cli, teams: str, form: str) -> None:
-    printed = live.ok("get", "-n", teams, "-o", form).out
+@pytest.mark.parametrize("output_format", ["json", "yaml"])
+def test_applying_printed_manifests_changes_nothing(
+    live: Cli, teams: str, output_format: str
+) -> None:
+    printed = live.ok("get", "-n", teams, "-o", output_format).out
     replies = live.ok("apply", "-f", "-", "-o", "json", text=printed).json
     assert [reply["reason"] for reply in replies] == ["Unchanged", "Unchanged"]
     (manifest, _) = live.ok("get", "-n", teams, "-o", "json").json

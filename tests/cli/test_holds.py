@@ -51,7 +51,7 @@ def add_billing_finalizer(url: str, name: str) -> None:
     asyncio.run(request())
 
 
-def test_every_approvable_hold_is_an_option_of_the_command():
+def test_the_command_accepts_every_approvable_hold():
     assert set(get_args(HoldName)) == {hold for hold in Hold if hold.is_approvable}
 
 
@@ -143,7 +143,7 @@ def test_a_finalizer_blocks_the_deletion_until_it_is_removed(live: Cli) -> None:
     assert event["what"].endswith(f" removed the finalizer {INVOICE} (reason: it is paid)")
 
 
-def test_the_finalizer_of_another_service_is_removed_only_by_force(
+def test_another_services_finalizer_is_removed_only_by_force(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("forced"))
@@ -167,7 +167,7 @@ def test_the_finalizer_of_another_service_is_removed_only_by_force(
 def test_a_forced_release_removes_all_holds_and_keeps_the_object_only_with_orphan(
     live: Cli, running_up: tuple[Cli, Up], options: tuple[str, ...], outcome: str, status: int
 ) -> None:
-    name = f"let-go-{outcome.lower()}"
+    name = f"unblocked-{outcome.lower()}"
     api_url = running_up[1].ready["apiUrl"]
     live.ok("apply", "-f", "-", "--wait", text=shape(name))
     add_billing_finalizer(running_up[1].ready["natsUrl"], name)

@@ -1,4 +1,4 @@
-"""Commands import only what they use, because imports dominate their start time."""
+"""Commands import only what they use, because imports dominate their startup time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_command_does_not_import_what_it_does_not_use(command: str) -> None:
     assert result.stderr.split() == []
 
 
-def test_a_read_command_imports_no_decider_and_no_kind(running_up: tuple[Cli, Up]) -> None:
+def test_a_read_command_imports_neither_the_decider_nor_kinds(running_up: tuple[Cli, Up]) -> None:
     err = ImportListingCli(running_up[0].folder).ok("get").err
     assert (
         read_imports(err) & {*OPTIONAL_LIBRARIES, *DECIDER, "infra.providers", "rich.progress"}
@@ -42,7 +42,7 @@ def test_a_read_command_imports_no_decider_and_no_kind(running_up: tuple[Cli, Up
     )
 
 
-def test_declaring_imports_no_decider_and_no_provider(live: Cli, unique: str) -> None:
+def test_declaring_imports_neither_the_decider_nor_providers(live: Cli, unique: str) -> None:
     text = f"{{apiVersion: shapes/v1, kind: Shape, metadata: {{name: {unique.lower()}}}, "
     text += "spec: {type: Square, color: Red}}"
     err = ImportListingCli(live.folder).ok("apply", "-f", "-", text=text).err

@@ -1,4 +1,4 @@
-"""`init-example` writes manifests once, and they work as its output says."""
+"""`init-example` writes manifests once, and they work as its output describes."""
 
 from __future__ import annotations
 

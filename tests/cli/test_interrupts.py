@@ -1,4 +1,4 @@
-"""Ctrl-C at any time, and the message of the command."""
+"""Ctrl-C at any time, and the message that the command prints."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from reconciler.cli.entry import main
 def interrupt_soon():
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-async def work(again):
+async def work(interrupt_again):
     try:
         await asyncio.sleep(60)
     finally:
-        if again:
+        if interrupt_again:
             interrupt_soon()
             await asyncio.sleep(60)
 
@@ -78,8 +78,8 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("second", ["", "cleanup", "shutdown"])
-def test_interrupts_of_a_working_command_are_reported_in_one_line(cli: Cli, second: str) -> None:
-    """A second interrupt may arrive while the command cleans up, or while the event loop ends."""
+def test_interrupts_of_a_running_command_are_reported_in_one_line(cli: Cli, second: str) -> None:
+    """A second interrupt may arrive while the command cleans up or the event loop shuts down."""
     process = subprocess.run(
         [sys.executable, "-c", INTERRUPT_AT_WORK.format(second=second)],
         cwd=cli.folder,
@@ -92,7 +92,7 @@ def test_interrupts_of_a_working_command_are_reported_in_one_line(cli: Cli, seco
     assert (process.returncode, process.stderr) == (130, "error: interrupted\n")
 
 
-def test_an_interrupted_read_command_mentions_no_pending_requests(
+def test_an_interrupted_read_command_does_not_mention_pending_requests(
     local_cli: InProcessCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`test_an_interrupted_request_is_reported_as_interrupted` covers a command that sends."""

@@ -17,12 +17,12 @@ CONFIG = (
 )
 COLUMNS = 80
 PURPOSE_COLUMNS = 47
-"""Width that the columns KIND and EXTRA of `kinds` leave on a terminal."""
+"""Width that the KIND and EXTRA columns of `kinds` leave on a terminal."""
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
 
-def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
+def test_a_configuration_for_an_unknown_provider_is_refused(live: Cli) -> None:
     result = live.run("apply", "-f", "-", "--wait", "-o", "json", text=CONFIG)
     assert result.status == 1
     (problem,) = result.json
@@ -111,7 +111,7 @@ def test_explain_includes_kinds_that_are_defined_at_run_time(live: Cli) -> None:
     assert near.err == "error: kind 'Fil' is unknown; did you mean File?\n"
 
 
-def test_explain_includes_kinds_of_http_apis(live: Cli) -> None:
+def test_explain_includes_kinds_for_http_apis(live: Cli) -> None:
     page = Path(__file__).parents[2] / "examples/kinds/address.yaml"
     live.ok("apply", "-f", "-", text=page.read_text())
     explanation = live.ok("explain", "address.ttl", "-o", "json").json

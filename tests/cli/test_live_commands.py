@@ -51,7 +51,7 @@ def test_invalid_documents_do_not_block_the_others(live: Cli) -> None:
     ]
 
 
-def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_references(
+def test_a_dry_run_accepts_the_kinds_that_its_documents_define_and_checks_references(
     live: Cli,
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
@@ -156,7 +156,7 @@ def test_watch_shows_outcomes_until_it_is_interrupted(live: Cli) -> None:
     assert (process.returncode, err) == (0, "")
 
 
-def test_a_closed_output_pipe_is_no_error(live: Cli) -> None:
+def test_a_closed_output_pipe_is_not_an_error(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("piped"))
     process = live.start("watch", "--since-start")
     assert process.stdout is not None
@@ -221,13 +221,13 @@ def test_every_command_reports_an_invalid_name_in_the_same_words(
 
 
 @pytest.mark.parametrize("command", ["history", "describe"])
-def test_a_resource_with_too_many_parts_is_wrong_usage(local_cli: Cli, command: str) -> None:
+def test_a_resource_with_too_many_parts_is_a_usage_error(local_cli: Cli, command: str) -> None:
     result = local_cli.run(command, "a/b/c/d", RECONCILER_NATS_URL="nats://127.0.0.1:1")
     assert result.status == 2
     assert "use NAME, KIND/NAME or NAMESPACE/KIND/NAME" in result.err
 
 
-def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
+def test_debug_shows_the_traceback_but_no_secret(cli: Cli) -> None:
     result = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://me:hunter2@127.0.0.1:1")
     assert result.status == 1
     assert "Traceback" in result.err
@@ -246,13 +246,13 @@ def test_a_missing_decider_is_reported(idle: InProcessCli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "expected_key"),
+    ("schema_format", "expected_key"),
     [((), "$defs"), (("json-schema",), "$defs"), (("asyncapi",), "channels")],
 )
 def test_schemas_are_printed_without_a_server(
-    local_cli: InProcessCli, form: tuple[str, ...], expected_key: str
+    local_cli: InProcessCli, schema_format: tuple[str, ...], expected_key: str
 ) -> None:
-    result = local_cli.run("schema", *form)
+    result = local_cli.run("schema", *schema_format)
     assert result.status == 0
     assert expected_key in result.json
 
@@ -299,7 +299,7 @@ async def delete_stream(url: str, name: str) -> None:
     await close(nc)
 
 
-WITHOUT_LOG = (
+LOG_COMMANDS = (
     "get Shape foo -o json",
     "apply -f foo.yaml --wait",
     "apply -f foo.yaml --dry-run=server",
@@ -341,7 +341,7 @@ def test_every_command_on_an_empty_server_refers_to_init(
     local_cli.write("foo.yaml", shape("foo"))
     with empty_bus(tmp_path / "bus") as url:
         local_cli.url = url
-        for command in WITHOUT_LOG:
+        for command in LOG_COMMANDS:
             result = local_cli.run(*command.split())
             error_text = [line for line in result.err.splitlines() if not line.startswith("bus: ")]
             assert (result.status, result.out, len(error_text)) == (1, "", 1), (command, result)
@@ -351,9 +351,7 @@ def test_every_command_on_an_empty_server_refers_to_init(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("command", ["kinds", "doctor", "schema", "get --help"])
-def test_a_full_disk_under_the_output_is_reported_in_one_line(
-    idle: InProcessCli, command: str
-) -> None:
+def test_output_to_a_full_disk_is_reported_in_one_line(idle: InProcessCli, command: str) -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [*COMMAND, *command.split()],

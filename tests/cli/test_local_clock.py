@@ -1,4 +1,4 @@
-"""Warnings of commands on a machine whose clock is wrong."""
+"""Warnings from commands on a machine whose clock is wrong."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_command_that_does_not_use_the_clock_does_not_compare_it(
     assert "warning" not in separate_cli.run("history", resource, **fake_clock(1)).err
 
 
-def test_the_clock_of_the_bus_decides_what_is_in_the_future(live: Cli, resource: str) -> None:
+def test_the_bus_clock_determines_what_is_in_the_future(live: Cli, resource: str) -> None:
     declared_at = datetime.now(UTC) - timedelta(minutes=1)
     result = Cli(live.folder).run(
         "history", resource, "--since", declared_at.isoformat(), **fake_clock(-1)

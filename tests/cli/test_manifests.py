@@ -105,11 +105,25 @@ def test_binary_standard_input_is_refused_like_a_binary_file(
     stdin = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", stdin)
     for path in ("-", str(tmp_path / "a.yaml")):
-        with pytest.raises(CommandError, match=r"not UTF-8 text .*; save it as UTF-8"):
+        with pytest.raises(CommandError, match=r"not UTF-8 text \(byte 4 is 0xff\); save it as"):
             read_all([path], "team")
 
 
-def test_the_line_of_a_mistake_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
+def test_input_without_documents_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text("# nothing\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(CommandError, match=r"^standard input, .*a\.yaml: no documents found; name"):
+        read_all(["-", str(tmp_path / "a.yaml")], "team")
+
+
+def test_a_number_that_is_too_long_is_reported_in_plain_words(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml=f"a: {'1' * 5_000}\n")
+    assert documents.problems()[0].endswith("invalid value in YAML: a number is too long")
+
+
+def test_an_errors_line_number_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"# one\n{shape('good')}---\nx: [y\n---\n{shape('also')}")
     assert len(documents.good) == 2
     assert "line 8, column 1" in documents.problems()[0]

@@ -1,4 +1,4 @@
-"""Every command refuses the data from a newer release in one line."""
+"""Every command refuses data from a newer release with a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command refuses data of format 0 in one line, and writes nothing."""
+"""Every command refuses data in format 0 with a one-line error, and writes nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def read_streams(url: str) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.timeout(300)  # runs many commands in sequence
-def test_every_command_names_the_revisions_that_open_the_data(tmp_path: Path) -> None:
+def test_every_command_names_the_revisions_that_can_open_the_data(tmp_path: Path) -> None:
     with empty_bus(tmp_path / "bus") as url:
         asyncio.run(write_old_streams(url))
         streams_before = asyncio.run(read_streams(url))

@@ -88,16 +88,16 @@ HISTORY: tuple[tuple[ResourceKey, Sequence[ResourceEvent]], ...] = (
 
 
 class RecordedCli(Cli):
-    """Commands on a server with a known log, where no role runs."""
+    """Commands on a server with a known log, where no role is running."""
 
     def __init__(self, folder: Path, url: str) -> None:
         super().__init__(folder)
         self.url = url
-        self._inside = InProcessCli(folder)
+        self._in_process = InProcessCli(folder)
 
     def run(self, *arguments: str, text: str | None = None, **environment: str) -> CommandResult:
         environment = {"RECONCILER_NATS_URL": self.url, **environment}
-        return self._inside.run(*arguments, text=text, **environment)
+        return self._in_process.run(*arguments, text=text, **environment)
 
     def json(self, command: str) -> Any:
         return self.ok(*command.split(), "-o", "json").json
@@ -174,8 +174,8 @@ def test_get_at_a_position_or_its_time_shows_the_rows_of_that_time(
     assert list_rows(log_cli, f"{an_hour_east:%Y-%m-%dT%H:%M:%S.%f}+01:00") == rows
 
 
-def test_filters_change_no_row_at_any_position(log_cli: RecordedCli) -> None:
-    """A filter, as for one namespace, is applied on the server."""
+def test_filters_do_not_change_a_row_at_any_position(log_cli: RecordedCli) -> None:
+    """A filter, such as one for a namespace, is applied on the server."""
     for position in range(1, 17):
         everything = log_cli.json(f"get -A --at {position}")
         for namespace, kind, name in (("default", "Shape", "foo"), ("team", "shapes", "bar")):
@@ -302,7 +302,7 @@ def positions(log_cli: RecordedCli, command: str) -> list[int]:
     return [line["position"] for line in log_cli.json(command)]
 
 
-def test_a_range_of_a_history_has_the_same_lines_as_the_whole(log_cli: RecordedCli) -> None:
+def test_a_range_of_a_history_has_the_same_lines_as_the_whole_history(log_cli: RecordedCli) -> None:
     assert positions(log_cli, "history foo --since 4 --until 10") == [4, 9, 10]
     assert positions(log_cli, "history foo --since 2026-01-02T12:04:00.123Z --until 9") == [4, 9]
     assert positions(log_cli, "history foo --until 2026-01-02T12:04:00.124Z") == [1, 2, 3, 4]
@@ -566,6 +566,6 @@ def test_values_that_python_considers_equal_are_different() -> None:
         return [StoredEvent(1, event(FOO, 1, SpecDeclared(1, "v1", "default", "foo", fields)))]
 
     for first, second in ((1, True), (1, 1.0), (0, False), ([1], [True])):
-        existing_changes = list(changes(FOO, with_size(first), with_size(second)))
-        assert existing_changes == [Change("declared", "spec.size", first, second)]
+        actual_changes = list(changes(FOO, with_size(first), with_size(second)))
+        assert actual_changes == [Change("declared", "spec.size", first, second)]
         assert not list(changes(FOO, with_size(first), with_size(first)))

@@ -230,8 +230,8 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
 ) -> None:
     running = running_up[1]
     private = json.loads(config(running, "private"))
-    private["spec"]["credentialsRef"] = {"env": "TOKEN_OF_THE_ROLES"}
-    # A listing shows every change in its scope, so the scope holds no objects of other tests.
+    private["spec"]["credentialsRef"] = {"env": "ROLE_TOKEN"}
+    # A listing shows every change in its scope, so the scope contains no objects from other tests.
     live.ok("apply", "-f", "-", "--wait", text=config(running, "refreshed"))
     live.ok("apply", "-f", "-", "--wait", text=json.dumps(private))
     live.write("own.yaml", shape_with_config("refreshed-own", "refreshed"))
@@ -245,7 +245,7 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
             assert (result.status, result.err) == (
                 1,
                 "error: --refresh: cannot list the objects of ProviderConfig 'private' from this "
-                "machine: spec.credentialsRef.env: the environment variable TOKEN_OF_THE_ROLES is "
+                "machine: spec.credentialsRef.env: the environment variable ROLE_TOKEN is "
                 "not set here; set it\n",
             )
     finally:
@@ -266,7 +266,7 @@ def test_41_an_outdated_plan_declares_nothing(live: Cli) -> None:
     assert live.run("describe", "moved-b").status == 1
 
 
-def test_an_outdated_plan_of_many_resources_names_the_first_ones(live: Cli) -> None:
+def test_an_outdated_plan_for_many_resources_names_the_first_ones(live: Cli) -> None:
     names = [f"crowd-{number}" for number in range(20)]
     live.write("crowd.yaml", "---\n".join(shape(name) for name in names))
     assert live.run("plan", "-f", "crowd.yaml", "--out", "crowd.plan").status == 2
@@ -288,9 +288,9 @@ def test_41_only_resources_that_changed_after_the_check_are_refused(
     assert [each.says for each in plan.resources] == ["Change", "Change"]
     live.write("late-a.yaml", shape("late-a", "Green"))
     live.ok("apply", "-f", "late-a.yaml", "--wait")
-    answers = call_sdk(running_up[1], lambda client: client.apply_planned(plan.resources))
-    assert [each.reason for each in answers] == ["PlanOutdated", "Accepted"]
-    assert [each.generation for each in answers[1:]] == [1]  # pyright: ignore
+    replies = call_sdk(running_up[1], lambda client: client.apply_planned(plan.resources))
+    assert [each.reason for each in replies] == ["PlanOutdated", "Accepted"]
+    assert [each.generation for each in replies[1:]] == [1]  # pyright: ignore
 
 
 def test_a_plan_that_includes_its_configuration_is_applied_as_a_whole(
@@ -350,7 +350,7 @@ def test_an_edited_plan_file_is_refused(live: Cli, edit: dict[str, Any], message
     assert result.err.endswith("plan again\n")
 
 
-def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
+def test_a_plan_for_another_log_is_refused(live: Cli) -> None:
     live.write("other.yaml", shape("other-log"))
     live.run("plan", "-f", "other.yaml", "--out", "other.plan")
     text = (live.folder / "other.plan").read_text()

@@ -1,4 +1,4 @@
-"""Logs and errors of a process contain no secret that it has read."""
+"""A process's logs and errors contain no secret that it has read."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TOKEN = "planted&token<7f3a91c2>"
 @pytest.fixture(autouse=True)
 def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
     """Register a secret, and restore the log settings after the test."""
-    remembered = Secrecy(TOKEN)
+    registered = Secrecy(TOKEN)
     for module in (errors, process_logs):
-        monkeypatch.setattr(module, "PROCESS_SECRETS", remembered)
+        monkeypatch.setattr(module, "PROCESS_SECRETS", registered)
     root = logging.getLogger()
     handlers, level, config = root.handlers[:], root.level, structlog.get_config()
-    yield remembered
+    yield registered
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.configure(**config)
@@ -37,9 +37,7 @@ def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
 @pytest.mark.parametrize(
     "encoding", encode_in_every_way(TOKEN).values(), ids=encode_in_every_way(TOKEN)
 )
-def test_a_line_of_the_log_contains_no_secret(
-    encoding: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_line_contains_no_secret(encoding: str, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info")
     structlog.get_logger().info(
         f"got {encoding}", error=KeyError(encoding), several=[encoding], count=7
@@ -75,13 +73,13 @@ def test_a_traceback_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> N
     assert "planted" not in line + traceback
 
 
-def test_the_line_of_an_error_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_line_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     errors.report(errors.CommandError(f"the API said {TOKEN}"))
     assert capsys.readouterr().err == f"error: the API said {HIDDEN}\n"
 
 
 @pytest.mark.parametrize("target", ["/dev/full", "a pipe without a reader"])
-def test_a_log_line_that_cannot_be_written_is_no_error(target: str) -> None:
+def test_a_log_line_that_cannot_be_written_is_not_an_error(target: str) -> None:
     script = (
         "import structlog, logging, sys\n"
         "from reconciler.cli.process_logs import configure_logs\n"

@@ -1,4 +1,4 @@
-"""`rollback` declares a complete older generation again, and overwrites no newer one."""
+"""`rollback` declares a complete older generation again, and does not overwrite a newer one."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_concurrent_newer_declaration_is_not_overwritten(
     assert list(read_declarations(live, "raced")) == [1, 2, 3]
 
 
-def test_without_to_the_newest_other_ready_generation_is_chosen(live: Cli) -> None:
+def test_rollback_without_a_target_chooses_the_newest_other_ready_generation(live: Cli) -> None:
     for color in ("Red", "Blue"):
         live.ok("apply", "-f", "-", "--wait", text=shape("undone", color))
     never_ready = shape("undone", "Green").replace("color", "policy: {paused: true}, color")
@@ -175,7 +175,7 @@ def test_without_to_the_newest_other_ready_generation_is_chosen(live: Cli) -> No
     )
 
 
-def test_an_invalid_generation_is_wrong_usage(live: Cli) -> None:
+def test_an_invalid_generation_is_a_usage_error(live: Cli) -> None:
     assert live.run("rollback", "foo", "--to", "first").status == 2
     assert live.run("rollback", "never-there", "--to", "1").err == (
         "error: the log has no resource 'never-there'; `reconciler get -A` lists all resources\n"

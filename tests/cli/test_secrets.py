@@ -1,4 +1,4 @@
-"""All `reconciler secrets` commands, which do not need a server or print values."""
+"""The `reconciler secrets` commands, which need no server and never print values."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_value_that_is_too_short_to_be_hidden_causes_a_warning(own_cli: Cli) -
     assert not own_cli.ok("secrets", "set", "pin", text="123456").err
 
 
-def test_without_an_up_the_directory_must_be_given(tmp_path: Path) -> None:
+def test_the_directory_option_is_required_without_a_data_directory(tmp_path: Path) -> None:
     cli = InProcessCli(tmp_path)
     unknown = cli.run("secrets", "list")
     assert (unknown.status, "pass --directory" in unknown.err) == (2, True)

@@ -168,9 +168,9 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         "The worker's lookup shows no effect of the deletion, so the decider repeats the deletion",
     ),
     (
-        ActionDoubted("a@2", "Delete", 3, "no answer\nin time"),
+        ActionDoubted("a@2", "Delete", 3, "no response\nin time"),
         "A duplicate call for attempt 3 to delete the object has an unknown result: "
-        "no answer in time",
+        "no response in time",
     ),
     (
         ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
@@ -208,7 +208,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ActionSucceeded("a@2", "Create", 2, replayed=True),
-        "An earlier call created the object: the API returned its stored response (attempt 2)",
+        "An earlier call created the object (attempt 2)",
     ),
     (
         ActionFailed("a@2", "Create", 1, ActionError("Throttled", "slow\ndown", 429)),
@@ -370,8 +370,8 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         "The worker created the object, but the API refused the remaining calls: no",
     ),
     (
-        ActionFailed("a@2", "Delete", 4, ActionError("Unknown", "no\nanswer"), redelivered=True),
-        "The result of the worker's attempt 4 to delete the object is unknown: no answer; "
+        ActionFailed("a@2", "Delete", 4, ActionError("Unknown", "no\nresponse"), redelivered=True),
+        "The result of the worker's attempt 4 to delete the object is unknown: no response; "
         "another worker, which stopped responding, may have made the same call",
     ),
     (

@@ -107,7 +107,7 @@ def test_a_running_up_in_this_directory_overrides_the_file(live: Cli) -> None:
     assert sources_by_setting["credentials"] == ("", "default"), "they are for the other bus"
 
 
-def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
+def test_hints_repeat_the_flags_but_no_secret(live: Cli) -> None:
     url = sources(live)["nats-url"][0]
     with_password = url.replace("//", "//me:hunter2@")
     result = live.run("get", "Shape", "ghost", "--nats-url", with_password)
@@ -158,7 +158,7 @@ def test_words_are_completed(live: Cli, words: list[str], expected: set[str]) ->
     assert all(word.startswith(words[-1]) for word in result.out.split())
 
 
-def test_without_a_bus_no_names_are_completed(local_cli: Cli) -> None:
+def test_no_names_are_completed_without_a_bus(local_cli: Cli) -> None:
     result = local_cli.ok("__complete", "get", "", "--nats-url")
     assert result.err == ""
 

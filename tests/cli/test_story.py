@@ -35,7 +35,7 @@ def test_the_workflow_continues_after_a_restart_of_up(cli: Cli) -> None:
         assert second.ready["natsUrl"] != ""
         local_cli = InProcessCli(cli.folder)
         assert len(local_cli.ok("history", "foo", "-o", "json").json) == 8
-        local_cli.ok("apply", "-f", "foo.yaml", "--wait")  # with the new address of the API
+        local_cli.ok("apply", "-f", "foo.yaml", "--wait")  # with the API's new address
         config = local_cli.ok("get", "ProviderConfig", "default", "-o", "json").json
         assert config["metadata"]["generation"] == 2
 

@@ -1,4 +1,4 @@
-"""Output about resources whose API completes no listing."""
+"""Output about resources whose API does not complete a listing."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_data_directory_in_use_is_reported_in_one_line(running_up: tuple[Cli, 
     )
 
 
-def test_up_starts_again_on_the_data_of_a_killed_up(cli: Cli) -> None:
+def test_up_restarts_with_the_data_of_a_killed_up(cli: Cli) -> None:
     with up(cli) as killed:
         killed.process.kill()
         killed.process.communicate(timeout=STOP_SECONDS)
@@ -63,7 +63,7 @@ def test_doctor_reports_its_local_checks_when_the_server_does_not_respond(cli: C
     assert result.status == 1
 
 
-def test_the_death_of_the_server_during_startup_is_reported(cli: Cli) -> None:
+def test_a_server_that_dies_during_startup_is_reported(cli: Cli) -> None:
     process = cli.start("up", "--port", "0", "--no-api", "--log-level", "error")
     log = cli.folder / "reconciler-data" / "nats" / "nats.log"
     deadline = time.monotonic() + STOP_SECONDS
@@ -259,7 +259,7 @@ def test_invalid_options_and_directories_are_reported(
     assert refused.err.count("\n") == 1
 
 
-def test_a_full_disk_under_the_data_directory_is_reported(
+def test_a_full_disk_for_the_data_directory_is_reported(
     local_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_with_full_disk(*_arguments: object) -> None:

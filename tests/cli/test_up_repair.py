@@ -21,7 +21,7 @@ SERVER_ONLY = ("--no-api", "--roles", "none")
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Cli:
-    """Run and stop `up` in a folder, and write a backup to the file ``b``."""
+    """Run and stop `up` in a folder, and write a backup to a file named ``b``."""
     cli = Cli(tmp_path)
     with up(cli):
         InProcessCli(cli.folder).ok("apply", "-f", "-", "--wait", text=shape("foo"))

@@ -185,14 +185,14 @@ def test_up_starts_an_acme_ca_and_a_restart_renews_its_certificates(
     cli = short_cli
     directory = cli.folder / "reconciler-data" / "certificates"
     serials = set[str]()
-    for turn in range(2):
+    for restart in range(2):
         with up(cli, "--no-api", "--with", "certificates", "--log-level", "error") as running:
             assert running.ready["components"] == {"certificates": (directory / "root").as_uri()}
             settings = json.loads((directory / "pebble.json").read_text())["pebble"]
             manifest = CERTIFICATE.replace(
                 "DIRECTORY", f"https://{settings['listenAddress']}/dir"
             ).replace("LISTEN", f"127.0.0.1:{settings['httpPort']}")
-            if turn:  # pebble has lost its state
+            if restart:  # pebble has lost its state
                 manifest = manifest.replace("[web.test]", "[web.test, www.test]")
             cli.write("certificate.yaml", manifest)
             cli.ok("apply", "-f", "certificate.yaml", "--wait")
@@ -204,7 +204,7 @@ def test_up_starts_an_acme_ca_and_a_restart_renews_its_certificates(
 
 
 @pytest.mark.own_dockerd
-def test_up_does_not_change_the_configuration_of_a_user(short_cli: Cli) -> None:
+def test_up_does_not_change_a_users_configuration(short_cli: Cli) -> None:
     cli = short_cli
     config = """
 apiVersion: reconciler/v1

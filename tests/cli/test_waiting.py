@@ -20,14 +20,14 @@ SHAPE = (
 
 @pytest.fixture
 def hourly(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
-    """Declare a shape of an API that is listed once an hour; return its namespace."""
+    """Declare a shape in an API that is listed once an hour; return its namespace."""
     name, url = unique.lower(), running_up[1].ready["apiUrl"]
     text = CONFIG.format(name=name, url=url) + "---\n" + SHAPE.format(name=name)
     live.ok("apply", "-f", "-", "--wait", text=text)
     return name
 
 
-def test_wait_returns_when_the_condition_holds_or_its_timeout_ends(live: Cli) -> None:
+def test_wait_returns_when_the_condition_holds_or_its_timeout_expires(live: Cli) -> None:
     live.ok("apply", "-f", "-", text=shape("awaited"))
     assert live.ok("wait", "awaited").rows[0][:2] == ["default/Shape/awaited", "Ready"]
     live.ok("wait", "Shape", "awaited", "--for", "Converged")
@@ -75,7 +75,7 @@ def test_an_undeclared_resource_is_neither_paused_nor_refreshed(live: Cli) -> No
     assert (result.status, result.rows[0][1:3]) == (1, ["Rejected", "NotDeclared"])
 
 
-def test_a_resource_is_refreshed_immediately_at_any_listing_interval(
+def test_a_resource_is_refreshed_immediately_whatever_its_listing_interval(
     live: Cli, running_up: tuple[Cli, Up], hourly: str
 ) -> None:
     url = f"{running_up[1].ready['apiUrl']}/shapes/{hourly}-a"
@@ -95,7 +95,7 @@ def test_a_refresh_without_changes_is_also_recorded(live: Cli, hourly: str) -> N
     assert [line["event"] for line in history][-2:] == ["ReconcileAccepted", "ExternalObserved"]
 
 
-def test_reconcile_of_a_configuration_lists_its_objects_immediately(
+def test_reconciling_a_configuration_lists_its_objects_immediately(
     live: Cli, running_up: tuple[Cli, Up], hourly: str
 ) -> None:
     url = f"{running_up[1].ready['apiUrl']}/shapes/{hourly}-a"

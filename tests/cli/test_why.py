@@ -65,7 +65,7 @@ def test_why_explains_a_field_of_a_defined_kind_by_its_declared_value(live: Cli)
     assert color.endswith('color is "Red" because the decider resolved it in generation 1.')
 
 
-def test_why_of_an_unknown_field_or_resource_is_an_error(live: Cli) -> None:
+def test_why_for_an_unknown_field_or_resource_is_an_error(live: Cli) -> None:
     live.write("why.yaml", shape("why-bar"))
     live.ok("apply", "-f", "why.yaml", "--wait")
     result = live.run("why", "why-bar", "colour")

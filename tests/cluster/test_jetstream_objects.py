@@ -23,7 +23,7 @@ from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from tests.cluster.servers import EmbeddedCluster, leader
-from tests.providers.connect import upon
+from tests.providers.connect import action_on
 
 _T = TypeVar("_T")
 
@@ -82,7 +82,7 @@ async def test_the_number_of_replicas_changes_in_place(
     created_object = await create(providers[kind], kind, 1)
     for replicas in (3, 1):
         fields = KINDS[kind].check_fields({**FIELDS[kind], "replicas": replicas})
-        changed = (await providers[kind].update(upon("Update", created_object, fields))).object
+        changed = (await providers[kind].update(action_on("Update", created_object, fields))).object
         assert changed is not None
         assert (changed.uid, changed.fields) == (created_object.uid, fields)
 

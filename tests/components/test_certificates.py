@@ -55,7 +55,7 @@ def start_and_kill_parent(folder: Path) -> int:
     return pid
 
 
-def wait_until_ended(pid: int) -> None:
+def wait_for_exit(pid: int) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while is_running(pid):
         assert time.monotonic() < deadline
@@ -95,7 +95,7 @@ async def test_the_acme_server_can_restart_in_its_folder(
 
 async def test_the_acme_server_exits_with_its_parent(tmp_path: Path) -> None:
     pid = await asyncio.to_thread(start_and_kill_parent, tmp_path / "certificates")
-    await asyncio.to_thread(wait_until_ended, pid)
+    await asyncio.to_thread(wait_for_exit, pid)
 
 
 async def test_a_port_in_use_is_replaced_by_a_free_one(

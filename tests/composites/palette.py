@@ -1,4 +1,4 @@
-"""``Palette``: a kind made of shapes, one of each colour."""
+"""``Palette``: a kind made of shapes, one of each color."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Components and their parts, with the pure functions only: states, hooks, and bad input."""
+"""Components and their parts, using only the pure functions: states, hooks, and bad input."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_parts_own_policy_overrides_the_policy_of_its_state():
     assert specs(content) == {"r": {"target": {}}}, "without an object there is no policy"
 
 
-def test_a_disabled_component_is_deleted_with_all_of_its_parts_only():
+def test_a_disabled_component_is_deleted_with_all_and_only_its_parts():
     its = Object()
     one = component("one", Part(block("a")), Part(block("b"), "Created"))
     two = component("two", Part(block("c")))
@@ -159,7 +159,7 @@ def test_a_hook_is_evaluated_once_for_each_change():
     its = Object()
     first = its.compose_from(hooked("Red", 1))
     assert specs(first)["a"] == {"color": "Red", "size": 1, "made": "here"}
-    assert its.compose_from(hooked("Red", 1)) == first, "the create is no update"
+    assert its.compose_from(hooked("Red", 1)) == first, "the create is not an update"
     changed = its.compose_from(hooked("Blue", 2))
     assert specs(changed)["a"] == {"color": "Blue", "size": 1, "made": "here"}
     assert its.compose_from(hooked("Blue", 2)) == changed
@@ -181,7 +181,7 @@ def test_the_next_reconciliation_does_not_undo_a_before_create_hook():
     assert its.compose_from(component("one", part)) == first
 
 
-def test_the_hook_of_a_create_only_part_is_called_at_its_creation():
+def test_the_hook_of_a_create_only_part_is_called_on_its_creation():
     its, part = Object(), Part(block("a"), "Created", before_create=stamped)
     first = its.compose_from(component("one", part))
     assert specs(first)["a"]["made"] == "here"
@@ -246,7 +246,7 @@ BAD: list[tuple[list[Component], str]] = [
 
 
 @pytest.mark.parametrize(("components", "message"), BAD)
-def test_bad_input_names_the_component(components: list[Component], message: str):
+def test_the_error_for_bad_input_names_the_component(components: list[Component], message: str):
     with pytest.raises(InvalidManifestError) as caught:
         compose_components(components, None)
     assert str(caught.value).startswith(message)
@@ -298,7 +298,7 @@ def test_readiness_names_the_blocking_component_and_stuck_ones_first():
     assert readiness.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
 
 
-def test_a_users_change_of_a_create_only_part_is_no_obstacle():
+def test_a_users_change_to_a_create_only_part_does_not_block_readiness():
     readiness, components = standing(
         a=Child("Drifted", reason="CreateOnly", message="would change")
     )

@@ -98,7 +98,7 @@ async def test_a_part_that_is_edited_withdrawn_or_drifts_is_restored(world: Worl
     async def is_painted() -> bool:
         return (await colors(world)).get("warm-red") == "Red"
 
-    await world.until(is_painted, "the part reverts the drift")
+    await world.until(is_painted, "the drift of the part is reverted")
 
 
 async def edit_part(world: World) -> bool:
@@ -106,7 +106,7 @@ async def edit_part(world: World) -> bool:
     return row is None or PART_OF_LABEL not in row.labels
 
 
-async def test_of_two_composites_with_the_same_part_one_owns_it_and_one_reports_why_not(
+async def test_only_one_of_two_composites_with_the_same_part_owns_it(
     world: World,
 ):
     other_key = ResourceKey("default", KIND, "other")
@@ -146,7 +146,7 @@ async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(w
 
 
 async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
-    """The messages may wait behind others of their tenant, while the bus works for all others."""
+    """The messages may wait behind others from their tenant, while the bus works for other tenants."""
     limits = Limits(request_timeout_seconds=0.5)
     await world.configure(
         api_config(world.server.url, provider="composition", limits=limits, retry=Retry(2.0)),
@@ -177,7 +177,7 @@ async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
 
 
 def test_an_invalid_set_belongs_to_no_resource_and_does_not_fail_a_listing():
-    """The log may contain a forged set, or one of another release."""
+    """The log may contain a forged set, or one from another release."""
     key = ResourceKey("default", COMPOSED_SET_KIND, f"{KIND}-warm")
     fields: Fields = {"parent": str(WARM), "uid": "u", "key": "k"}
     assert set_of(key, Declaration(1, fields=fields)).spec is not None
@@ -186,7 +186,7 @@ def test_an_invalid_set_belongs_to_no_resource_and_does_not_fail_a_listing():
 
 
 @pytest.mark.parametrize("field", ["generations", "refused", "leaving", "children"])
-def test_a_set_names_no_resources_of_other_namespaces(field: str):
+def test_a_set_cannot_name_resources_in_other_namespaces(field: str):
     """It shows the outputs of its parts, so a forged one would show those of other tenants."""
 
     def spec(parent: str, part: str) -> Fields:
@@ -268,7 +268,7 @@ async def waits_after_actions(world: World) -> list[float]:
     return waits[:2]
 
 
-async def test_a_refused_part_is_declared_again_with_back_off(world: World):
+async def test_a_refused_part_is_declared_again_with_backoff(world: World):
     await refuse_parts(world, Retry(initial_seconds=0.2, max_seconds=0.8))
 
     async def count_attempts() -> int:
@@ -293,7 +293,7 @@ async def test_a_refused_part_is_declared_again_with_back_off(world: World):
     assert "retryAt" not in row.outputs
 
 
-async def test_a_refused_part_is_declared_again_at_a_requested_refresh(world: World):
+async def test_a_refused_part_is_declared_again_on_a_requested_refresh(world: World):
     await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
     await world.configure(api_config(world.human.url))
     await world.publish(WARM, ReconcileRequested("the prefix was removed"))
@@ -317,7 +317,7 @@ async def test_a_set_withdrawn_out_of_band_leaves_no_unmanaged_part(world: World
     async def is_followed() -> bool:
         return await colors(world) == {"warm-red": "Red", "warm-white": "White"}
 
-    await world.until(is_followed, "yellow goes")
+    await world.until(is_followed, "the yellow part is deleted")
     await until_ready(world, WARM)
     red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
     assert len(red) == 1, "the kept part is not touched"
@@ -417,7 +417,7 @@ async def test_a_released_composite_keeps_its_parts_including_an_edited_one(worl
     assert await colors(world) == {"warm-red": "Green", "warm-yellow": "Yellow"}
 
 
-async def test_an_adopted_set_loses_its_surplus_parts(world: World):
+async def test_the_surplus_parts_of_an_adopted_set_are_deleted(world: World):
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), deletion="Orphan")])
     await until_ready(world, WARM)
     await world.publish(WARM, Withdrawn())
@@ -427,11 +427,13 @@ async def test_an_adopted_set_loses_its_surplus_parts(world: World):
     async def is_followed() -> bool:
         return await colors(world) == {"warm-red": "Red"}
 
-    await world.until(is_followed, "yellow goes")
+    await world.until(is_followed, "the yellow part is deleted")
 
 
 @pytest.mark.parametrize("parent", ["x", "default/Palette", "default/Palette/other"])
-async def test_a_set_written_by_another_client_hides_no_other_object(world: World, parent: str):
+async def test_a_set_written_by_another_client_does_not_hide_other_objects(
+    world: World, parent: str
+):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     spec = {"parent": parent, "uid": "u", "key": "k", "fields": {"children": {"x": "y"}}}

@@ -1,4 +1,4 @@
-"""A Deployment's containers, step by step, with the pure functions only."""
+"""A Deployment's containers, step by step, using only the pure functions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Fleet:
             if not self.step():
                 return
             self.start(works)
-        raise AssertionError("the rollout never settles")
+        raise AssertionError("the rollout never settled")
 
     def images(self) -> list[str]:
         assert self.object is not None
@@ -161,12 +161,12 @@ def test_a_spec_that_is_too_large_for_an_event_is_refused():
 def test_replicas_that_are_too_large_together_are_refused():
     """Each replica is declared separately, so a message of 100 KB would become 50 MB of the log."""
     large = {"image": "x", "command": ["x" * 100_000]}
-    with pytest.raises(InvalidManifestError, match=r"the 500 parts have .* together"):
+    with pytest.raises(InvalidManifestError, match=r"the 500 parts take up .* in total"):
         compose(WEB, spec(large, 500), None)
     assert len(compose(WEB, spec(large, 40), None)[CHILDREN]) == 40
 
 
-def test_an_idle_deployment_is_composed_the_same_again():
+def test_composing_an_idle_deployment_again_changes_nothing():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
     assert not fleet.step()
@@ -263,10 +263,12 @@ def test_zero_surge_and_zero_unavailable_are_refused():
     st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any),
 )
 def test_no_step_removes_a_replica_that_must_serve(
-    there: list[tuple[str, bool]], replicas: int, limits: tuple[int, int]
+    existing: list[tuple[str, bool]], replicas: int, limits: tuple[int, int]
 ):
     strategy = Strategy(*limits)
-    state = [Replica(template, index, is_ready) for index, (template, is_ready) in enumerate(there)]
+    state = [
+        Replica(template, index, is_ready) for index, (template, is_ready) in enumerate(existing)
+    ]
     min_ready = max(0, replicas - strategy.max_unavailable)
     for _ in range(60):
         kept = next_replicas(state, "a", replicas, strategy)

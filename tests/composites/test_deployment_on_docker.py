@@ -1,4 +1,4 @@
-"""Scenario 37 on a real Engine, through the whole loop: the rollout of a Deployment of three."""
+"""Scenario 37 on a real Engine, through the whole loop: the rollout of three replicas."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ async def test_37_a_rollout_with_a_bad_image_halts_with_three_serving_and_is_und
         assert row.not_ready is not None
         assert "no-such-image" in row.not_ready.message
         assert {each["Id"] for each in running(engine, prefix)} == ids_before, (
-            "the old containers serve"
+            "the old containers are serving"
         )
 
         undo = ("rollback", f"Deployment/{key.name}", "--wait", "--reason", "no such image")
         cli = Cli(tmp_path)
         await asyncio.to_thread(cli.ok, *undo, "--nats-url", docked.server.url)
         await wait_until_ready(docked, key, 4)
-    assert min(counts) == max(counts) == 3, "the old containers served all the time"
+    assert min(counts) == max(counts) == 3, "the old containers served the whole time"
     assert {each["Id"] for each in running(engine, prefix)} == ids_before, (
         "no container was recreated"
     )
@@ -192,11 +192,11 @@ mkdir -p /tmp/www && echo VERSION > /tmp/www/index.html
 httpd -p 8080 -h /tmp/www
 while :; do sleep 1 & wait $!; done
 """
-"""A server that responds for two seconds after SIGTERM, as a graceful one does."""
+"""A server that responds for two seconds after SIGTERM, like a graceful one."""
 
 
 @pytest.mark.caddy
-async def test_37_a_rollout_under_load_through_a_route_fails_no_request(
+async def test_37_a_rollout_under_load_through_a_route_does_not_fail_requests(
     docked: World, engine: TestEngine, prefix: str, caddy_server: Caddy
 ) -> None:
     host, config = f"{prefix.lower()}.example.org", "caddy"
@@ -237,11 +237,11 @@ async def test_37_a_rollout_under_load_through_a_route_fails_no_request(
     await docked.until_outcome(route.key, "Converged")
     url = f"http://127.0.0.1:{caddy_server.http_port}/"
     async with Visitors(url, host).send_requests() as visitors:
-        await docked.until(lambda: has_answers(visitors, "version-1", 50), "requests succeed")
+        await docked.until(lambda: has_responses(visitors, "version-1", 50), "requests succeed")
         await docked.declare_all([version(2)])
         await wait_until_ready(docked, key, 2)
         await docked.until(
-            lambda: has_answers(visitors, "version-2", 200), "requests continue to succeed"
+            lambda: has_responses(visitors, "version-2", 200), "requests continue to succeed"
         )
     assert visitors.failed == []
     assert visitors.answers.keys() == {"version-1\n", "version-2\n"}
@@ -250,7 +250,7 @@ async def test_37_a_rollout_under_load_through_a_route_fails_no_request(
         await docked.until_outcome(each, "Deleted")
 
 
-async def has_answers(visitors: Visitors, text: str, times: int) -> bool:
+async def has_responses(visitors: Visitors, text: str, times: int) -> bool:
     return visitors.answers[f"{text}\n"] >= times
 
 

@@ -1,7 +1,8 @@
-"""A composition without code: the results of its expressions, and the errors of invalid ones."""
+"""A composition without code: the results of its expressions, and the errors for invalid ones."""
 
 from __future__ import annotations
 
+import random
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -16,6 +17,7 @@ from events.intake import Declared, DefinitionReported, TimerFired
 from events.log import ActionDecided, SpecDeclared, SpecResolved
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
+from infra.providers.composition import engine
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression, Inputs
@@ -38,11 +40,11 @@ def colors(fields: Fields) -> dict[str, str]:
 
 
 def build_provider_object(
-    fields: Fields, kind: Kind | None = None, **standing: Child
+    fields: Fields, kind: Kind | None = None, **child_states: Child
 ) -> ExternalObject:
     """Return the object as the provider shows it; parts that are not given are ready."""
     children = {
-        name: standing.get(name.rpartition("/")[2].replace("-", "_"), READY)
+        name: child_states.get(name.rpartition("/")[2].replace("-", "_"), READY)
         for name in fields[CHILDREN]
     }
     connect = (kind or kind_from()).connect
@@ -69,7 +71,7 @@ def test_parts_are_composed_from_the_declaration():
     assert {each.metadata.namespace for each in manifests_of(fields)} == {"default"}
 
 
-def test_another_order_of_fields_in_the_declaration_is_no_change():
+def test_another_order_of_fields_in_the_declaration_is_not_a_change():
     assert content(dots=["a", "b"]) == content(dots=["b", "a"])
 
 
@@ -162,7 +164,7 @@ def test_a_part_waits_for_a_missing_value_and_existing_parts_stay():
     assert "waiting" not in second
 
     deleted_object = build_provider_object(
-        second, t_middle=Child("Degraded", message="its API does not answer")
+        second, t_middle=Child("Degraded", message="its API does not respond")
     )
     third = content(WITH_DEPENDENCY, deleted_object)
     assert colors(third)["t-after"] == "Green", "an existing part stays unchanged"
@@ -246,6 +248,41 @@ def test_outputs_of_unchanged_inputs_are_evaluated_once(monkeypatch: pytest.Monk
     changed = build_provider_object(resolved_fields, kind, t_middle=Child("Degraded"))
     assert changed.outputs["outcome"] == "Degraded"
     assert len(evaluated) == 8
+
+
+def test_kept_outputs_have_a_maximum_total_size(monkeypatch: pytest.MonkeyPatch):
+    random.seed(1)
+    monkeypatch.setattr(engine, "_MAX_KEPT_BYTES", 20_000)
+    kind = kind_from(spec(outputs={"long": {"value": "children.middle.message"}}))
+    evaluated: list[str] = []
+    evaluate = Expression.evaluate
+
+    def record_and_evaluate(self: Expression, inputs: Inputs) -> Any:
+        evaluated.append(self.text)
+        return evaluate(self, inputs)
+
+    monkeypatch.setattr(Expression, "evaluate", record_and_evaluate)
+    resolved_fields = content(WITH_OUTPUTS, dots=["a"], divisor=2)
+    for _ in range(3):
+        for number in range(10):
+            middle = Child("Degraded", message=f"{number} " + "x" * 3_000)
+            build_provider_object(resolved_fields, kind, t_middle=middle)
+    assert 10 < len(evaluated) < 30, "the values of some objects are kept, but not of all"
+
+
+def test_outputs_that_are_too_long_are_reported_instead_of_recorded():
+    outputs = {"long": {"value": "children.middle.message"}}
+    definition = spec(outputs=outputs, ready="size(spec.dots) == 1")
+    kind, fields = kind_from(definition), content(definition, dots=["a"])
+    observed_object = build_provider_object(
+        fields, kind, t_middle=Child("Degraded", message="x" * 20_000)
+    )
+    assert "long" not in observed_object.outputs
+    assert observed_object.outputs["ready"] is True
+    assert observed_object.outputs["problem"] == (
+        "spec.composition.outputs: their values take up 20011 bytes, more than the limit of "
+        "16384; shorten them"
+    )
 
 
 def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():
@@ -361,13 +398,15 @@ INVALID_DEFINITIONS: list[tuple[Fields, str]] = [
 
 
 @pytest.mark.parametrize(("definition", "message"), INVALID_DEFINITIONS)
-def test_an_invalid_definition_names_the_place_and_the_remedy(definition: Fields, message: str):
+def test_the_error_for_an_invalid_definition_names_the_path_and_the_remedy(
+    definition: Fields, message: str
+):
     with pytest.raises(InvalidManifestError) as caught:
         kind_from(definition)
     assert str(caught.value).startswith(message), caught.value
 
 
-def test_a_string_with_the_word_children_is_no_reference():
+def test_a_string_with_the_word_children_is_not_a_reference():
     definition = with_part(
         name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
     )
@@ -458,7 +497,7 @@ INVALID_DECLARATIONS: list[tuple[Fields, Fields, str]] = [
 
 
 @pytest.mark.parametrize(("definition", "fields", "message"), INVALID_DECLARATIONS)
-def test_the_error_of_a_failed_expression_names_its_part(
+def test_the_error_for_a_failed_expression_names_its_part(
     definition: Fields, fields: Fields, message: str
 ):
     with pytest.raises(InvalidManifestError) as caught:
@@ -494,7 +533,7 @@ def test_the_time_of_a_composition_is_proportional_to_its_parts():
     assert many < 16 * few
 
 
-def test_long_texts_and_patterns_count_for_each_item():
+def test_long_strings_and_patterns_count_for_each_item():
     dots = [str(number) for number in range(490)]
     for label, color in (
         ("= spec.color + spec.color == '' ? 'a' : 'b'", "Red" * 80_000),
@@ -524,10 +563,10 @@ def redefine(story: Story, definition: Fields, generation: int = 2) -> list[Any]
     return list(story.turn(DefinitionReported(generation, story.kind.definition.digest, 1, 1)))
 
 
-def observe_again(story: Story, **standing: Child) -> list[Any]:
+def observe_again(story: Story, **child_states: Child) -> list[Any]:
     known_object = story.state.observed.object
     assert known_object is not None
-    fresh = build_provider_object(known_object.fields, story.kind, **standing)
+    fresh = build_provider_object(known_object.fields, story.kind, **child_states)
     observed_object = msgspec.structs.replace(
         fresh,
         name=known_object.name,

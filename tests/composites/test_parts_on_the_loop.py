@@ -74,11 +74,11 @@ async def objects(world: World) -> dict[str, tuple[str, str]]:
 async def wait_for_colors(world: World, **wanted: str) -> None:
     expected = {name.replace("_", "-"): color for name, color in wanted.items()}
 
-    async def is_so() -> bool:
+    async def has_expected_colors() -> bool:
         return await colors(world) == expected
 
     try:
-        await world.until(is_so, "the colors are as declared", seconds=20)
+        await world.until(has_expected_colors, "the colors are as declared", seconds=20)
     except AssertionError:
         print(await colors(world), await world.client.status(KEY))
         raise
@@ -105,7 +105,9 @@ async def generations(world: World) -> dict[str, int]:
     """Return the number of declarations of each shape."""
     names = await colors(world)
     facts = {name: await world.facts(name) for name in names}
-    return {name: sum(type(each) is SpecDeclared for each in of) for name, of in facts.items()}
+    return {
+        name: sum(type(each) is SpecDeclared for each in events) for name, events in facts.items()
+    }
 
 
 ALL = {"t_middle": "Red", "t_side": "White", "t_dot_a": "Black", "t_base": "Red"}
@@ -191,7 +193,7 @@ async def test_a_newly_failing_expression_keeps_existing_objects(world: World):
     await world.declare_all([trio(dots=["a"]), trio("other")])
     await wait_until_ready(world)
     await wait_until_ready(world, ResourceKey("default", "Trio", "other"))
-    all_of_it = await colors(world)
+    colors_before = await colors(world)
     before = await objects(world)
 
     await world.declare_all([trio(dots=["a"], divisor=0, side=False)])
@@ -202,7 +204,7 @@ async def test_a_newly_failing_expression_keeps_existing_objects(world: World):
     )
     await world.declare_all([trio("other", color="Blue")])
     await wait_until_ready(world, ResourceKey("default", "Trio", "other"), 2)
-    assert {**await colors(world), "other-middle": "Red"} == all_of_it, (
+    assert {**await colors(world), "other-middle": "Red"} == colors_before, (
         "all other resources continue"
     )
     after = await objects(world)
@@ -210,7 +212,7 @@ async def test_a_newly_failing_expression_keeps_existing_objects(world: World):
 
     await world.declare_all([trio(dots=["a"], divisor=2, side=False)])
     await wait_until_ready(world, generation=3)
-    assert (await colors(world)).keys() == all_of_it.keys() - {"t-side"}
+    assert (await colors(world)).keys() == colors_before.keys() - {"t-side"}
 
     await world.declare_all([trio(dots=["a"], divisor=0)])
     await world.until_outcome(KEY, "Failed", generation=4)
@@ -264,7 +266,9 @@ async def test_resources_outlive_their_definition_and_can_be_withdrawn(world: Wo
         {"components": 7, "hooked": {"x": {"from": 1}}},
     ],
 )
-async def test_a_set_written_by_another_client_hides_no_other_object(world: World, written: Fields):
+async def test_a_set_written_by_another_client_does_not_hide_other_objects(
+    world: World, written: Fields
+):
     outcomes = spec(outputs={"title": {"value": "spec.color + children.side.outcome"}})
     assert (await world.ask(DEFINITION, definition(outcomes))).accepted
     await declare_and_wait(world)
@@ -286,8 +290,8 @@ async def test_the_documented_example_works_unchanged(world: World):
     documents[1]["spec"] |= {"endpoint": world.server.url, "resyncSeconds": 0.2}
     for document in documents:
         manifest = msgspec.convert(document, Manifest)
-        answer = await world.ask(manifest.key, Declared(manifest))
-        assert answer.accepted, answer
+        reply = await world.ask(manifest.key, Declared(manifest))
+        assert reply.accepted, reply
     row = await wait_until_ready(world, ResourceKey("default", "Banner", "fair"))
     assert await colors(world) == {
         "fair-top": "Red",
@@ -347,7 +351,7 @@ async def test_the_documented_board_is_created_painted_and_deleted(world: World)
     await wait_for_colors(world, **corners)
     position = await world.log.last_position()
     await world.until_observed_again(3)
-    assert await world.log.last_position() == position, "an idle one is silent"
+    assert await world.log.last_position() == position, "an idle board causes no events"
     await world.publish(BOARD_KEY, Withdrawn())
     await world.until_outcome(BOARD_KEY, "Deleted")
     assert await colors(world) == {}

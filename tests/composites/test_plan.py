@@ -40,7 +40,7 @@ async def test_27_planned_actions_on_parts_are_the_actions_that_follow(world: Wo
     created_plan = await plan(world, palette("warm", "Red", "Yellow"))
     assert steps(created_plan) == {"warm-red": "Declare", "warm-yellow": "Declare"}
     assert operations(created_plan) == {"warm-red": ["Create"], "warm-yellow": ["Create"]}
-    assert await colors(world) == {}, "nothing is declared"
+    assert await colors(world) == {}, "nothing has been declared"
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
 

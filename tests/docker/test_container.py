@@ -57,7 +57,7 @@ async def test_a_resource_converges_on_a_server_in_a_container(
     shape = Manifest("shapes/v1", "Shape", Metadata("one"), {"type": "Circle", "color": "Green"})
     converged = asyncio.Event()
 
-    def notice(_position: int, event: LogEvent) -> None:
+    def on_event(_position: int, event: LogEvent) -> None:
         data = event.data
         if event.subject == str(shape.key) and isinstance(data, OutcomeRecorded):
             converged.set() if data.outcome == "Converged" else converged.clear()
@@ -67,11 +67,11 @@ async def test_a_resource_converges_on_a_server_in_a_container(
         assert (version.major, version.minor) >= OLDEST_SERVER
         first = await ensure_topology(nc)
         assert set(first.changes.values()) == {"created"}
-        again = await ensure_topology(nc)
-        assert set(again.changes.values()) == {"unchanged"}
-        assert again.log_id == first.log_id
+        second = await ensure_topology(nc)
+        assert set(second.changes.values()) == {"unchanged"}
+        assert second.log_id == first.log_id
         async with run_roles(nc, ROLES) as parts:
-            parts.feed.subscribe(notice)
+            parts.feed.subscribe(on_event)
             await parts.intake.publish([_declaration(config), _declaration(shape)])
             await asyncio.wait_for(converged.wait(), CONVERGED_SECONDS)
         async with httpx.AsyncClient(base_url=shapes_url) as api:

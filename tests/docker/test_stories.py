@@ -1,6 +1,7 @@
 """Tests of ``tests/scenarios``, with the server in a container.
 
-The selection has each kind of failure once. The container is killed and restarted with its data.
+The selection includes each kind of failure once. The container is killed and restarted with its
+data.
 """
 
 from __future__ import annotations

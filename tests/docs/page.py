@@ -1,6 +1,6 @@
-"""Pages whose commands are run as they are written, and whose output is compared.
+"""Pages whose commands are run as written, and whose output is compared.
 
-What a page has in code blocks:
+The code blocks on a page:
 
 - ``sh``: commands, one a line. A comment ``# exit status N`` states a status other than 0.
 - ``text`` after them: lines of their output, in order. ``…`` stands for any text.
@@ -37,12 +37,12 @@ _RUN = f"""#!/bin/sh
 case "$1" in reconciler) shift ;; esac
 exec {shlex.join(COMMAND)} "$@"
 """
-"""The script `run` of the page's folder: the command line of this environment."""
+"""The `run` script in the page's folder: the command line of this environment."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block, and the file that it is the content of."""
+    """A code block, and the path of the file to save it as."""
 
     language: Literal["sh", "text", "yaml"]
     text: str
@@ -61,7 +61,7 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def mismatch(expected: str, output: str) -> str | None:
-    """Return the first line of ``shown`` that ``output`` does not have, in order; else ``None``."""
+    """Return the first line of ``expected`` that ``output`` lacks, in order; else ``None``."""
     lines = iter(output.splitlines())
     for line in expected.splitlines():
         if not any(is_shown(line, each) for each in lines):
@@ -70,7 +70,7 @@ def mismatch(expected: str, output: str) -> str | None:
 
 
 def is_shown(line: str, output: str) -> bool:
-    """Return whether a line of a page stands for a line of output; the width of gaps is free."""
+    """Return whether a line of a page stands for a line of output; gaps may differ in width."""
     parts = [r"\s+".join(map(re.escape, part.split())) for part in line.split("…")]
     return re.fullmatch(r"\s*" + r"\s*.*\s*".join(parts) + r"\s*", output) is not None
 
@@ -80,10 +80,10 @@ class Terminal:
     """A folder in which the commands of a page run, with the test's own ports and folders."""
 
     folder: Path
-    moved: tuple[str, ...] = ()
-    """Folders of the page that are within ``folder`` here, such as ``/tmp/orders``."""
+    page_folders: tuple[str, ...] = ()
+    """Folders named on the page that are in ``folder`` here, such as ``/tmp/orders``."""
     run_commands: list[str] = field(default_factory=list[str])
-    """The commands of ``reconciler`` that were run, in order."""
+    """The ``reconciler`` commands that were run, in order."""
 
     def __post_init__(self) -> None:
         self._nats_port, self._api_port = free_port(), free_port()
@@ -93,32 +93,32 @@ class Terminal:
         run.write_text(_RUN)
         run.chmod(0o755)
         for path in (self.folder / "examples").rglob("*.yaml"):
-            path.write_text(self.here(path.read_text()))
+            path.write_text(self.localize(path.read_text()))
 
     @property
     def api_url(self) -> str:
         return f"http://127.0.0.1:{self._api_port}"
 
-    def here(self, text: str) -> str:
-        """Return text of the page with the ports and folders of this test."""
+    def localize(self, text: str) -> str:
+        """Return text from the page with the ports and folders of this test."""
         text = text.replace(":8080", f":{self._api_port}").replace(":4222", f":{self._nats_port}")
-        for path in self.moved:
+        for path in self.page_folders:
             text = text.replace(path, str(self.folder / Path(path).name))
         return text
 
     def follow(self, page: list[Block]) -> None:
-        """Run the commands of a page; an ``AssertionError`` names a command with other output."""
+        """Run a page's commands; an ``AssertionError`` names a command whose output differs."""
         for number, block in enumerate(page):
             if block.path is not None:
-                Path(self.here(block.path)).write_text(self.here(block.text))
+                Path(self.localize(block.path)).write_text(self.localize(block.text))
             if block.language != "sh":
                 continue
-            following = page[number + 1] if number + 1 < len(page) else None
-            expected_output = following.text if following and following.language == "text" else ""
+            next_block = page[number + 1] if number + 1 < len(page) else None
+            expected_output = next_block.text if next_block and next_block.language == "text" else ""
             self._run_all(block.text.splitlines(), expected_output)
 
     def start(self, *options: str) -> None:
-        """Start ``up``, or start it again as after Ctrl-C."""
+        """Start ``up``, or restart it as after Ctrl-C."""
         self.stop()
         ports = ("--port", str(self._nats_port), "--api-port", str(self._api_port))
         self._up = subprocess.Popen(
@@ -146,10 +146,10 @@ class Terminal:
                 self._watch(line, expected)
                 continue
             status, output = self._run(line)
-            wanted = _STATUS.search(line)
-            assert status == (int(wanted[1]) if wanted else 0), (line, output)
+            stated = _STATUS.search(line)
+            assert status == (int(stated[1]) if stated else 0), (line, output)
         if expected and not lines[-1].startswith(ENDLESS):
-            missing = mismatch(self.here(expected), output)
+            missing = mismatch(self.localize(expected), output)
             assert missing is None, f"{lines[-1]}: no line {missing!r} in\n{output}"
 
     def _run(self, line: str) -> tuple[int, str]:
@@ -160,7 +160,7 @@ class Terminal:
             return self._call(shlex.split(line))
         self.run_commands += re.findall(r"\./run reconciler (\S+)", line)
         process = subprocess.run(
-            ["sh", "-c", self.here(line)],
+            ["sh", "-c", self.localize(line)],
             cwd=self.folder,
             env=Cli(self.folder).environment(),
             stdout=subprocess.PIPE,
@@ -172,16 +172,16 @@ class Terminal:
         return process.returncode, process.stdout
 
     def _call(self, words: list[str]) -> tuple[int, str]:
-        """Call the example API; the status is 0 where curl would show what was wanted."""
+        """Call the example API; the status is 0 for a successful response."""
         method = words[words.index("-X") + 1] if "-X" in words else "GET"
-        answer = httpx.request(method, self.here(words[-1]))
-        return (0 if answer.is_success else answer.status_code), answer.text
+        response = httpx.request(method, self.localize(words[-1]))
+        return (0 if response.is_success else response.status_code), response.text
 
     def _watch(self, line: str, text: str) -> None:
-        """Watch until as many lines have come as are shown; they are those lines."""
+        """Watch until as many lines are printed as the page shows, and compare them."""
         self.run_commands.append("watch")
-        wanted = text.splitlines()
-        assert wanted, f"{line}: runs until Ctrl-C, so the page shows what comes"
+        expected_lines = text.splitlines()
+        assert expected_lines, f"{line}: runs until Ctrl-C, so the page must show its output"
         process = subprocess.Popen(
             [sys.executable, "-u", *COMMAND[1:], *shlex.split(line)[2:]],
             cwd=self.folder,
@@ -191,17 +191,17 @@ class Terminal:
         )
         assert process.stdout is not None
         with process:
-            output_lines = [process.stdout.readline().rstrip("\n") for _ in wanted]
+            output_lines = [process.stdout.readline().rstrip("\n") for _ in expected_lines]
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE_SECONDS) == 0
-        for expected, actual in zip(wanted, output_lines, strict=True):
+        for expected, actual in zip(expected_lines, output_lines, strict=True):
             assert is_shown(expected, actual), (line, output_lines)
 
 
 @contextmanager
-def terminal(folder: Path, *moved: str) -> Generator[Terminal]:
-    """A terminal whose ``up`` is stopped in the end."""
-    opened = Terminal(folder, moved)
+def terminal(folder: Path, *page_folders: str) -> Generator[Terminal]:
+    """Open a terminal whose ``up`` is stopped at the end."""
+    opened = Terminal(folder, page_folders)
     try:
         yield opened
     finally:

@@ -1,4 +1,4 @@
-"""The commands of the guide's sections about backups and damage, as they are written there."""
+"""The commands in the guide's sections about backups and damage, as written there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def commands(heading: str) -> list[list[str]]:
     return [words for words in lines if words]
 
 
-def test_a_backup_is_made_and_restored_as_the_guide_says(tmp_path: Path) -> None:
+def test_a_backup_is_made_and_restored_as_the_guide_describes(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     save, *restore = commands("Back up and restore the log")
     names = [words[1] for words in (save, *restore)]
@@ -38,8 +38,8 @@ def test_a_backup_is_made_and_restored_as_the_guide_says(tmp_path: Path) -> None
                 assert words[1] != "restore" or "Start only the decider first" in result.out
                 assert words[1] != "get" or "endpoint: http://127.0.0.1:" in result.out
         assert [row[:3] for row in local_cli.ok("get").rows] == [["Shape", "foo", "Converged"]]
-        *look, repair = commands("When the log is damaged")
-        for words in look:
+        *inspect, repair = commands("When the log is damaged")
+        for words in inspect:
             local_cli.run(*words[1:])
         identity = local_cli.ok("backup", "again.backup", "-o", "json").json["logId"]
         local_cli.ok(*[identity if word == "LOG-ID" else word for word in repair[1:]])

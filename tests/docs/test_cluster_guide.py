@@ -32,7 +32,7 @@ USERS = [each for each in PRINCIPALS if each not in ("restore", "service")]
 
 
 def configurations(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return the file of each server and its URL: the page's, with this machine's addresses."""
+    """Return each server's configuration and URL: the page's, with this machine's addresses."""
     (text,) = blocks(PAGE, "conf")
     ports = iter(free_ports(3 * len(NODES)))
     routes = {node: f"nats://127.0.0.1:{next(ports)}" for node in NODES}
@@ -49,10 +49,10 @@ def configurations(folder: Path) -> dict[str, tuple[str, str]]:
         }
         for old in here:
             assert text.count(old) == 1, old
-        mine = text
+        config = text
         for old, new in here.items():
-            mine = mine.replace(old, new)
-        found[node] = (mine, f"nats://{url}")
+            config = config.replace(old, new)
+        found[node] = (config, f"nats://{url}")
     return found
 
 
@@ -79,7 +79,7 @@ def until_ok(cli: InProcessCli, *arguments: str) -> Any:
     return result.json
 
 
-def replicas_of(cli: InProcessCli) -> Any:
+def check_replicas(cli: InProcessCli) -> Any:
     checks = cli.run("doctor", "--nkey", "operator.nk", "--output", "json").json
     return next(each for each in checks if each["check"] == "replicas")
 
@@ -106,8 +106,8 @@ def test_the_servers_form_a_cluster_and_a_service_is_added(
     for node, (text, _) in files.items():
         cli.write(f"{node}.conf", text)
         command = [str(find_server_binary()), "-c", f"{node}.conf"]
-        tested = subprocess.run([*command, "-t"], cwd=tmp_path, capture_output=True, check=False)
-        assert tested.returncode == 0, tested.stderr
+        check = subprocess.run([*command, "-t"], cwd=tmp_path, capture_output=True, check=False)
+        assert check.returncode == 0, check.stderr
         servers.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL))
 
     report = until_ok(cli, "init", "--replicas", "3", "--nkey", "installer.nk", "--output", "json")
@@ -131,10 +131,10 @@ def test_the_servers_form_a_cluster_and_a_service_is_added(
     shutil.rmtree(tmp_path / NODES[-1])
     command = [str(find_server_binary()), "-c", f"{NODES[-1]}.conf"]
     servers.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL))
-    own = files[NODES[-1]][1]  # it answers when it has fetched the streams
+    own = files[NODES[-1]][1]  # it responds once it has fetched the streams
     until_ok(InProcessCli(tmp_path, own), "get", "-A", "--nkey", "operator.nk", "--output", "json")
     end = time.monotonic() + READY_SECONDS
-    while replicas_of(cli)["status"] != "ok":
+    while check_replicas(cli)["status"] != "ok":
         assert time.monotonic() < end
     assert (tmp_path / NODES[-1] / "jetstream" / "RECONCILER" / "streams" / "LOG_1").is_dir()
     assert re.search(r"--namespace billing --namespace shop .*--key shop=U", PAGE.read_text())

@@ -1,4 +1,4 @@
-"""The page of the kind ``File``: its manifests are applied, with the described effects."""
+"""The ``File`` kind's page: its manifests are applied, and have the described effects."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PLANTED = "planted-s3cr3t-of-the-page-90c1"
 
 
 def manifests(root: Path) -> dict[str, Manifest]:
-    """The page's manifests by name, its root replaced and its listings more frequent."""
+    """The page's manifests by name, with the root replaced and more frequent listings."""
     blocks = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == PAGE.count("```yaml") == 2
     text = "---\n".join(blocks).replace("file:///srv/files", root.as_uri())
     read = [msgspec.convert(document, Manifest) for document in yaml.safe_load_all(text)]
-    existing_manifests = {manifest.metadata.name: manifest for manifest in read}
-    often = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
-    existing_manifests["etc"] = msgspec.structs.replace(
-        existing_manifests["etc"], spec={**existing_manifests["etc"].spec, **often}
+    manifests_by_name = {manifest.metadata.name: manifest for manifest in read}
+    frequent = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
+    manifests_by_name["etc"] = msgspec.structs.replace(
+        manifests_by_name["etc"], spec={**manifests_by_name["etc"].spec, **frequent}
     )
-    return existing_manifests
+    return manifests_by_name
 
 
 @pytest.fixture
@@ -59,9 +59,12 @@ async def client(tmp_path: Path, root: Path) -> AsyncIterator[Client]:
     try:
         async with open_connection(server.url) as nc:
             await initialize(nc)
-            async with run_roles(nc, ROLES, secrets=secrets), client_on(nc, source="test") as one:
-                await one.declare(manifests(root)["etc"])
-                yield one
+            async with (
+                run_roles(nc, ROLES, secrets=secrets),
+                client_on(nc, source="test") as connected,
+            ):
+                await connected.declare(manifests(root)["etc"])
+                yield connected
     finally:
         await server.stop()
 
@@ -75,10 +78,10 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def outcome(client: Client, manifest: Manifest, generation: int) -> str:
-    existing_outcome = await client.wait_for(
+    result = await client.wait_for(
         manifest.key, generation=generation, timeout_seconds=PATIENCE_SECONDS
     )
-    return existing_outcome.outcome
+    return result.outcome
 
 
 async def test_the_smallest_file_is_created_with_its_default_mode(
@@ -90,7 +93,7 @@ async def test_the_smallest_file_is_created_with_its_default_mode(
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("Welcome\n", 0o644)
 
 
-async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> None:
+async def test_the_file_is_created_maintained_and_removed(client: Client, root: Path) -> None:
     manifest, path = manifests(root)["app-config"], root / "app/config.ini"
     generation = (await client.declare(manifest)).generation
     assert await outcome(client, manifest, generation) == "Converged"
@@ -100,7 +103,7 @@ async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> 
     path.chmod(0o666)
     await until(
         lambda: "8080" in path.read_text() and path.stat().st_mode & 0o777 == 0o640,
-        "content and mode are put back",
+        "content and mode are restored",
     )
     history = [each.event.data for each in await client.history(manifest.key)]
     paths = {
@@ -111,8 +114,8 @@ async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> 
     }
     assert "content.sha256" in paths
 
-    answer = await client.withdraw(manifest.key)
-    assert await outcome(client, manifest, answer.generation) == "Deleted"
+    withdrawal = await client.withdraw(manifest.key)
+    assert await outcome(client, manifest, withdrawal.generation) == "Deleted"
     assert [each.name for each in path.parent.iterdir()] == [], "the folder stays"
 
 
@@ -126,10 +129,10 @@ async def test_a_file_that_was_replaced_is_foreign_unless_it_is_to_be_adopted(
     other_file = root / "other"
     other_file.write_text("theirs\n")
     other_file.replace(path)  # as `sed -i` does
-    existing_outcome = await client.wait_for(
+    result = await client.wait_for(
         manifest.key, generation=generation, outcomes={"Conflict"}, timeout_seconds=PATIENCE_SECONDS
     )
-    assert (existing_outcome.outcome, path.read_text()) == ("Conflict", "theirs\n")
+    assert (result.outcome, path.read_text()) == ("Conflict", "theirs\n")
 
     adopting = {**manifest.spec, "policy": {"adoption": "Adopt"}}
     manifest = msgspec.structs.replace(manifest, spec=adopting)
@@ -138,13 +141,13 @@ async def test_a_file_that_was_replaced_is_foreign_unless_it_is_to_be_adopted(
     assert "8080" in path.read_text()
     other_file.write_text("theirs\n")
     other_file.replace(path)
-    await until(lambda: "8080" in path.read_text(), "it is taken over and mended")
+    await until(lambda: "8080" in path.read_text(), "it is adopted and corrected")
 
 
 async def test_the_secret_is_in_the_file_and_not_in_the_log(client: Client, root: Path) -> None:
     manifest, path = manifests(root)["app-password"], root / "app/password"
     await client.declare(manifest)
-    await until(path.exists, "it is made")
+    await until(path.exists, "it is created")
     assert (path.read_text(), path.stat().st_mode & 0o777) == (PLANTED, 0o600)
     output = ""
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.replay(follow=True)) as batches:

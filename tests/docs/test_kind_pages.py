@@ -35,7 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "service": ("Service",),
     "volume": ("Volume",),
 }
-PARTS_OF_A_DEFINITION = (
+DEFINITION_PARTS = (
     kind_definition.DefinedField,
     rest_definition.RestSpec,
     rest_definition.Reading,
@@ -60,7 +60,7 @@ MAX_FIRST_MANIFEST_LINES: Mapping[str, int] = {"kind-definition": 9}
 
 
 def blocks(page: str) -> list[str]:
-    """Return the manifests of a page; a block after the comment ``no manifest`` is none."""
+    """Return a page's manifests; a block after a ``no manifest`` comment does not count."""
     text = (FOLDER / f"{page}.md").read_text()
     return re.findall(r"(?<!<!-- no manifest -->\n)```yaml\n(.*?)```", text, re.DOTALL)
 
@@ -79,7 +79,9 @@ def test_every_page_is_checked() -> None:
 
 
 @pytest.mark.parametrize(("page", "kinds"), KINDS.items())
-def test_the_first_manifest_is_a_small_one_of_the_kind(page: str, kinds: tuple[str, ...]) -> None:
+def test_the_first_manifest_is_short_and_of_the_pages_kind(
+    page: str, kinds: tuple[str, ...]
+) -> None:
     first = blocks(page)[0]
     assert [each.kind for each in manifests(first)] == [kinds[0]]
     assert len(first.splitlines()) <= MAX_FIRST_MANIFEST_LINES.get(page, MAX_LINES)
@@ -104,7 +106,7 @@ def test_all_fields_and_outputs_are_described(page: str, kind: str) -> None:
     assert described.outputs is None or names(described.outputs) <= words
 
 
-@pytest.mark.parametrize("part", PARTS_OF_A_DEFINITION)
+@pytest.mark.parametrize("part", DEFINITION_PARTS)
 def test_all_parts_of_a_definition_are_described(part: type[msgspec.Struct]) -> None:
     in_code = re.findall(r"`([^`\n]+)`", (FOLDER / "kind-definition.md").read_text())
     assert names(part) <= set(re.findall(r"[A-Za-z]+", " ".join(in_code)))

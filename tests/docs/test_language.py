@@ -60,7 +60,7 @@ IN_MESSAGES = {
     "from now on": "now",
     "replace it by": "replace it with",
 }
-"""The same for what the program prints, which names no human actor but the user."""
+"""The same for program output, in which the user is the only human actor."""
 
 IN_SOURCES = {
     **INSTEAD,
@@ -94,7 +94,7 @@ PAGES = sorted(
 
 
 def phrases(text: str, instead: Mapping[str, str] = INSTEAD, *, first: int = 1) -> Iterator[str]:
-    """Return each phrase of a prose that has a better word, with its line and that word."""
+    """Yield each phrase in prose that has a better word, with its line and that word."""
     pattern = re.compile(rf"\b({'|'.join(instead)})\b", re.IGNORECASE)
     prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
     for number, line in enumerate(prose.splitlines(), start=first):
@@ -103,7 +103,7 @@ def phrases(text: str, instead: Mapping[str, str] = INSTEAD, *, first: int = 1) 
 
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
-    """Return the prose of a module's string literals but docstrings, with its line."""
+    """Yield the prose in a module's string literals other than docstrings, with its line."""
     tree = ast.parse(source)
     docstrings = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
     for node in ast.walk(tree):
@@ -114,7 +114,7 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
 
 
 def source_prose(source: str) -> Iterator[tuple[int, str]]:
-    """Return each docstring and comment of a module, with its line."""
+    """Yield each docstring and comment in a module, with its line."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             text = node.value.value

@@ -27,7 +27,7 @@ from tests.docs.test_links import DOCS
 CONFIGURING = DOCS / "how-to/configure-the-connection.md"
 TROUBLESHOOTING = DOCS / "troubleshooting.md"
 MIN_MESSAGE_CHARACTERS = 9
-"""Shorter constant texts of the product occur by chance in any quotation."""
+"""Shorter constant strings of the product occur in quotations by chance."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -40,7 +40,7 @@ def manifests() -> list[Manifest]:
     return [msgspec.convert(yaml.safe_load(block), Manifest) for block in yaml_blocks]
 
 
-def fields_of(struct: type[msgspec.Struct]) -> set[str]:
+def field_names(struct: type[msgspec.Struct]) -> set[str]:
     return {field.encode_name for field in msgspec.structs.fields(struct)}
 
 
@@ -59,8 +59,8 @@ def test_the_manifests_are_accepted() -> None:
 
 def test_the_manifests_show_every_field() -> None:
     config, shape = manifests()
-    assert set(config.spec) == fields_of(ProviderConfigSpec)
-    assert set(shape.spec["policy"]) == fields_of(Policy)
+    assert set(config.spec) == field_names(ProviderConfigSpec)
+    assert set(shape.spec["policy"]) == field_names(Policy)
 
 
 def test_every_field_of_the_manifests_is_explained() -> None:
@@ -96,7 +96,7 @@ def test_approvable_holds_are_listed() -> None:
 
 
 Template = tuple[str | None, ...]
-"""A text of the product in parts; None stands for a value that it fills in."""
+"""A string of the product in parts; None stands for a value that is filled in."""
 
 
 def templates(path: Path) -> Iterator[Template]:
@@ -116,10 +116,10 @@ def templates(path: Path) -> Iterator[Template]:
 def messages() -> tuple[Template, ...]:
     folders = ("events", "infra", "reconciler")
     paths = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-    templates_found = {template for path in paths for template in templates(path)}
-    templates_found |= {(os.strerror(number),) for number in errno.errorcode}
+    unique_templates = {template for path in paths for template in templates(path)}
+    unique_templates |= {(os.strerror(number),) for number in errno.errorcode}
     return tuple(
-        each for each in templates_found if constant_characters(each) >= MIN_MESSAGE_CHARACTERS
+        each for each in unique_templates if constant_characters(each) >= MIN_MESSAGE_CHARACTERS
     )
 
 
@@ -128,7 +128,7 @@ def constant_characters(template: Template) -> int:
 
 
 def ends_with(line: str, template: Template) -> bool:
-    """Return whether a line ends with a text of the product: what is before it varies."""
+    """Return whether a line ends with a string of the product; what precedes it varies."""
     position = 0
     for part in template:
         if part is not None:
@@ -149,26 +149,26 @@ def test_a_quoted_message_exists_in_the_product(quoted: str) -> None:
 
 
 def commands(page: Path) -> list[str]:
-    """Return the product's commands in the blocks and texts of a page."""
+    """Return the product's commands in a page's ``sh`` blocks."""
     lines = [
         line.partition(" | ")[0] for block in blocks(page, "sh") for line in block.splitlines()
     ]
-    typed = [shlex.join(shlex.split(line, comments=True)) for line in lines]
-    return sorted({line for line in typed if line.startswith("reconciler ")})
+    command_lines = [shlex.join(shlex.split(line, comments=True)) for line in lines]
+    return sorted({line for line in command_lines if line.startswith("reconciler ")})
 
 
-HERE = {"reconciler config view", "reconciler explain Shape", "reconciler kinds"}
+LOCAL_COMMANDS = {"reconciler config view", "reconciler explain Shape", "reconciler kinds"}
 """Commands that need no bus."""
 
 
-def commands_on_the_bus() -> list[str]:
-    """Leave out roles, and those of a directory or file on this machine: other tests run them."""
+def bus_commands() -> list[str]:
+    """Leave out roles, and commands for a local directory or file: other tests run them."""
     others = ("run", "secrets", "restore", "up")
     return [each for each in commands(TROUBLESHOOTING) if shlex.split(each)[1] not in others]
 
 
-@pytest.mark.parametrize("command", commands_on_the_bus())
-def test_the_commands_of_the_troubleshooting_page_are_valid(
+@pytest.mark.parametrize("command", bus_commands())
+def test_the_commands_on_the_troubleshooting_page_are_valid(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
@@ -177,7 +177,7 @@ def test_the_commands_of_the_troubleshooting_page_are_valid(
     for name in [word for word in words if word.endswith(".yaml")]:
         (tmp_path / name).write_text(shape("bar"))
     result = InProcessCli(tmp_path).run(*words, "--nats-url", "nats://127.0.0.1:1")
-    if command in HERE:
+    if command in LOCAL_COMMANDS:
         assert result.status == Exit.OK
         return
     assert result.status == Exit.FAILED
@@ -188,12 +188,12 @@ def test_the_commands_of_the_troubleshooting_page_are_valid(
 
 
 GUIDES = ("back-up-and-restore", "configure-the-connection", "operate", "plan-and-approve")
-WITHOUT_BUS = ("config", "completion", "permissions", "secrets", "up", "run")
+COMMANDS_WITHOUT_BUS = ("config", "completion", "permissions", "secrets", "up", "run")
 """Commands that need no bus or start one; other tests run them."""
 
 
-def typed_on_the_bus(line: str) -> Iterator[list[str]]:
-    """Return the words of each command of ours in a line of a shell."""
+def parse_bus_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each ``reconciler`` command in a shell command line."""
     words = shlex.shlex(line, posix=True, punctuation_chars="|<>&")
     words.whitespace_split = True
     parts: list[list[str]] = [[]]
@@ -205,12 +205,12 @@ def typed_on_the_bus(line: str) -> Iterator[list[str]]:
     for part in parts:
         if part[:2] == ["xargs", "reconciler"]:
             yield [*part[2:], "default/Shape/foo"]
-        elif part[:1] == ["reconciler"] and part[1] not in WITHOUT_BUS:
+        elif part[:1] == ["reconciler"] and part[1] not in COMMANDS_WITHOUT_BUS:
             yield part[1:]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_commands_of_a_guide_are_valid(
+def test_the_commands_in_a_guide_are_valid(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
@@ -221,12 +221,12 @@ def test_the_commands_of_a_guide_are_valid(
     lines = [
         line.partition(" | ")[0] for block in blocks(page, "sh") for line in block.splitlines()
     ]
-    typed = [words for line in lines for words in typed_on_the_bus(line)]
-    assert typed
-    for words in typed:
+    command_lines = [words for line in lines for words in parse_bus_commands(line)]
+    assert command_lines
+    for words in command_lines:
         for name in [word for word in words if word.endswith((".yaml", ".json"))]:
             (tmp_path / name).write_text(shape("bar"))
-        at = [] if "--nats-url" in words else ["--nats-url", "nats://127.0.0.1:1"]
-        result = InProcessCli(tmp_path).run(*words, *at)
+        url_option = [] if "--nats-url" in words else ["--nats-url", "nats://127.0.0.1:1"]
+        result = InProcessCli(tmp_path).run(*words, *url_option)
         assert result.status == Exit.FAILED, (words, result)
         assert "--help`)" not in result.err, (words, result)

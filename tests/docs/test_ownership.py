@@ -53,7 +53,7 @@ def table() -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def test_the_documented_verdicts_are_those_of_the_code() -> None:
+def test_the_documented_verdicts_match_the_code() -> None:
     text = PAGE.read_text()
     block = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
     assert block == table(), "run `python -m tests.docs.test_ownership` to regenerate it"

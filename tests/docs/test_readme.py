@@ -1,4 +1,4 @@
-"""The README's tour, command by command: what it prints is what the page shows."""
+"""The README's tour, command by command: the output is what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated pages of the reference agree with the code."""
+"""The generated reference pages agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page ``docs/how-to/reference-other-resources.md`` shows manifests that are accepted."""
+"""The manifests in ``docs/how-to/reference-other-resources.md`` are accepted."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_the_page_shows_a_manifest_of_each_form() -> None:
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.metadata.name)
-def test_the_manifests_of_the_page_are_accepted(manifest: Manifest) -> None:
+def test_the_manifests_on_the_page_are_accepted(manifest: Manifest) -> None:
     installed_kinds().check(manifest)

@@ -1,4 +1,4 @@
-"""No remedy names a command that removes what shows how long the log was (ADR 0010)."""
+"""No remedy names a command that removes evidence of the log's length (ADR 0010)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WITNESSES = ("LOG_1", "INTAKE", "STATES", "KV_reconciler", "reconciler")
-REMOVES = re.compile(r"nats\s+(?:stream|s|kv)\s+(?:rm|del|delete|purge|rmm)\s+[\"'{]*([\w$={}]+)")
+REMOVAL_COMMAND = re.compile(
+    r"nats\s+(?:stream|s|kv)\s+(?:rm|del|delete|purge|rmm)\s+[\"'{]*([\w$={}]+)"
+)
 
 
-def removed(text: str) -> list[str]:
+def find_removals(text: str) -> list[str]:
     """Return the streams that text tells users to remove, or to remove messages from."""
-    joined = re.sub(r"\"\s*\n\s*f?\"", "", text)  # a message that is written over several lines
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", text)  # a message that spans several lines
     return [
         name
-        for name in REMOVES.findall(joined)
+        for name in REMOVAL_COMMAND.findall(joined)
         if name in WITNESSES or name in ("LOG}", "INTAKE}", "STATES}", "ROWS}")
     ]
 
@@ -28,17 +30,17 @@ def files() -> list[Path]:
     return [path for path in (*paths, ROOT / "README.md") if path.suffix in (".py", ".md")]
 
 
-def test_the_forbidden_words_are_found() -> None:
-    assert removed("run `nats stream purge KV_reconciler`") == ["KV_reconciler"]
-    assert removed('"Delete it (`nats stream rm "\n    f"{INTAKE}`)"') == ["INTAKE}"]
-    assert removed("nats kv del reconciler checkpoint") == ["reconciler"]
-    assert removed("nats stream purge DEADLETTERS --subject x") == []
+def test_forbidden_commands_are_found() -> None:
+    assert find_removals("run `nats stream purge KV_reconciler`") == ["KV_reconciler"]
+    assert find_removals('"Delete it (`nats stream rm "\n    f"{INTAKE}`)"') == ["INTAKE}"]
+    assert find_removals("nats kv del reconciler checkpoint") == ["reconciler"]
+    assert find_removals("nats stream purge DEADLETTERS --subject x") == []
 
 
 @pytest.mark.parametrize("folder", ["reconciler", "infra", "events", "projections", "docs", "rest"])
-def test_no_text_advises_to_remove_a_witness(folder: str) -> None:
+def test_no_text_advises_removing_a_witness(folder: str) -> None:
     folders = ("reconciler", "infra", "events", "projections", "docs")
     for path in files():
         first = path.relative_to(ROOT).parts[0]
         if first == folder or (folder == "rest" and first not in folders):
-            assert removed(path.read_text()) == [], path
+            assert find_removals(path.read_text()) == [], path

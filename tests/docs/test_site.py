@@ -1,7 +1,7 @@
 """The documentation as a site: it builds without a warning, no link is dead, and it is complete.
 
-MkDocs checks what it understands: links between pages, their anchors, pages that the navigation
-lacks. The built pages are read here as a browser reads them.
+MkDocs checks what it understands: links between pages, their anchors, pages missing from the
+navigation. The built pages are read here as a browser reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from tests.cli.runner import REPOSITORY
 
 LOADING = {"icon", "stylesheet", "preload", "modulepreload", "manifest", "preconnect"}
-"""Values of ``rel`` of a ``link`` that make a browser connect to its ``href``."""
+"""``rel`` values of a ``link`` that make a browser connect to its ``href``."""
 
 LOADED_ON_DEMAND = {
     "https://unpkg.com/mermaid@11/dist/mermaid.min.js": 'class="mermaid"',
@@ -30,15 +30,15 @@ LOADED_ON_DEMAND = {
     "https://api.github.com/users/": 'data-md-component="source"',
     "https://unpkg.com/resize-observer-polyfill": None,
 }
-"""Addresses in the theme's script, and the element without which it does not ask there.
+"""Addresses in the theme's script, and the element without which it does not contact them.
 
-The last one is for browsers from before 2020.
+The last one is for browsers released before 2020.
 """
 
 
 @dataclass
 class Html(HTMLParser):
-    """What a page has: anchors, links, what it loads, and the text of its paragraphs."""
+    """A page's anchors, links, loaded resources, and the text of its paragraphs."""
 
     path: Path
     anchors: set[str] = field(default_factory=set[str])
@@ -77,7 +77,7 @@ class Html(HTMLParser):
 
 @dataclass
 class Site:
-    """A built site, and how the build ended."""
+    """A built site, and the result of the build."""
 
     folder: Path
     status: int
@@ -88,7 +88,7 @@ class Site:
         return {path: Html(path) for path in sorted(self.folder.rglob("*.html"))}
 
     @property
-    def linking(self) -> Iterator[tuple[Html, str]]:
+    def internal_links(self) -> Iterator[tuple[Html, str]]:
         """Every link of every page within the site; 404.html has absolute ones on purpose."""
         for page in self.pages.values():
             if page.path.name != "404.html":
@@ -123,7 +123,7 @@ def test_every_page_is_in_the_site(site: Site) -> None:
 
 def test_every_link_leads_to_a_page_and_an_anchor(site: Site) -> None:
     dead: list[str] = []
-    for page, link in site.linking:
+    for page, link in site.internal_links:
         parts = urlsplit(link)
         target = page.path if not parts.path else page.path.parent / unquote(parts.path)
         target = Path(os.path.normpath(target))
@@ -136,7 +136,7 @@ def test_every_link_leads_to_a_page_and_an_anchor(site: Site) -> None:
     assert dead == []
 
 
-def test_linked_files_of_the_repository_are_in_the_site(site: Site) -> None:
+def test_linked_repository_files_are_in_the_site(site: Site) -> None:
     assert "repository/examples/foo.yaml.html" in site.pages[site.folder / "tutorial.html"].links
     page = (site.folder / "repository" / "examples" / "foo.yaml.html").read_text()
     assert "Purple" in page
@@ -145,7 +145,7 @@ def test_linked_files_of_the_repository_are_in_the_site(site: Site) -> None:
 def test_nothing_is_loaded_from_another_host(site: Site) -> None:
     pages = site.pages.values()
     loads = {load for page in pages for load in page.loads}
-    assert "assets/stylesheets" in str(loads)  # that anything was found
+    assert "assets/stylesheets" in str(loads)  # so something was found
     assert [load for load in loads if urlsplit(load).netloc] == []
     for style in site.folder.rglob("*.css"):
         assert (
@@ -153,7 +153,7 @@ def test_nothing_is_loaded_from_another_host(site: Site) -> None:
         )
 
 
-def test_the_themes_script_asks_no_other_host(site: Site) -> None:
+def test_the_themes_script_contacts_no_other_host(site: Site) -> None:
     text = "".join(page.path.read_text() for page in site.pages.values())
     (script,) = site.folder.glob("assets/javascripts/bundle.*.js")
     code = re.sub(r"/\*.*?\*/", "", script.read_text(), flags=re.DOTALL)
@@ -164,7 +164,7 @@ def test_the_themes_script_asks_no_other_host(site: Site) -> None:
 
 
 def test_lists_and_tables_are_shown_as_such(site: Site) -> None:
-    """A list or a table right after a line of text is one for GitHub, and text for MkDocs."""
+    """GitHub renders a list or table right after a line of text; MkDocs treats it as text."""
     broken = [
         f"{page.path.relative_to(site.folder)}: {line}"
         for page in site.pages.values()
@@ -175,7 +175,7 @@ def test_lists_and_tables_are_shown_as_such(site: Site) -> None:
     assert broken == []
 
 
-def test_the_search_finds_pages_and_no_code(site: Site) -> None:
+def test_the_search_finds_pages_but_no_code(site: Site) -> None:
     index = (site.folder / "search" / "search_index.json").read_text()
     assert "tutorial.html" in index
     assert "foo.yaml.html" not in index

@@ -1,7 +1,8 @@
 """Golden messages: the exact bytes in a log of this format, and how to record them.
 
-``python -m tests.events.golden`` writes a file for every class of message of which no golden file
-shows all fields. It does not change files of the same format, and removes files of older formats.
+``python -m tests.events.golden`` writes a file for every message class whose fields do not all
+appear in golden files. It does not change files of the same format, and removes files of older
+formats.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ FAMILIES = {
     "listing": Family(get_args(ListingPart), _to_listing, _from_listing, "data"),
     "plain": Family(PLAIN, msgspec.json.encode, _plain),
 }
-"""By the names of their folders."""
+"""Families by folder name."""
 
 
 def files() -> list[Path]:
@@ -110,7 +111,7 @@ def files() -> list[Path]:
 
 
 def class_name(path: Path) -> str:
-    """Return the name of the class of a golden file; later fields of one are in another file."""
+    """Return the class name of a golden file; fields added later are in another file."""
     return path.stem.partition("-")[0]
 
 
@@ -181,7 +182,7 @@ def current_fields(family: Family, kind: Class) -> set[str]:
 
 
 def missing() -> list[tuple[str, Class]]:
-    """Return the classes, with their families, of which no golden file shows all fields."""
+    """Return the classes, with their families, whose fields do not all appear in golden files."""
     fields_by_class: dict[tuple[str, str], set[str]] = {}
     for path in files():
         content = own_part(path, msgspec.json.decode(path.read_bytes()))
@@ -203,7 +204,7 @@ def _sample_of(family: Family, kind: Class) -> bytes:
 
 
 def main() -> None:
-    """Write missing files for the format of the log, and remove files of other formats."""
+    """Write missing files for the log format, and remove files of other formats."""
     for other_folder in {each for each in FOLDER.iterdir() if each.is_dir()} - {
         FOLDER / str(LOG_FORMAT)
     }:

@@ -50,7 +50,7 @@ def test_any_deeper_nesting_is_refused(levels: int):
 @pytest.mark.parametrize(
     "fields",
     [b"[" + b"[]," * 500 + b"[]]", b'"' + b"[" * 500 + b'"', b'"\\"' + b"{" * 500 + b'"'],
-    ids=["many side by side", "in a text", "behind an escaped quote"],
+    ids=["many side by side", "in a string", "after an escaped quote"],
 )
 def test_brackets_without_nesting_do_not_count(fields: bytes):
     assert decode_observation(fields).data.object.fields["color"]

@@ -1,4 +1,4 @@
-"""Errors of invalid declarations."""
+"""Error messages for invalid declarations."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_error_names_the_field_the_problem_and_the_allowed_values(
     assert field_error(caught.value, Thing, "spec") == f"spec.{message}"
 
 
-def test_an_error_of_the_whole_value_names_its_path() -> None:
+def test_an_error_in_the_whole_value_names_its_path() -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert([], Thing)
     assert field_error(caught.value, Thing, "spec") == "spec: must be a mapping, not a list"

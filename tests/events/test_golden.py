@@ -40,10 +40,10 @@ def test_a_stored_message_is_read_with_all_fields(path: Path) -> None:
     stored = msgspec.json.decode(path.read_bytes())
     decoded = golden.decoded(path)
     expected = stored if path.parent.name == "log" else golden.own_part(path, stored)
-    assert is_contained(expected, decoded), f"a field is lost, or has another meaning: {HOW}"
+    assert is_contained(expected, decoded), f"a field was lost, or has a different meaning: {HOW}"
 
 
-def test_the_golden_files_have_the_format_of_the_log() -> None:
+def test_the_golden_files_have_the_log_format() -> None:
     formats = {path.parent.parent.name for path in golden.files()}
     assert formats == {str(LOG_FORMAT)}, HOW
 

@@ -70,8 +70,8 @@ INTAKE: list[IntakeData] = [
     FinalizerReleased("billing/invoice", force=True, reason="gone"),
     ForcedRelease("the API is gone for good", orphan=True),
     Approved("DeletionGuard", reason="they are unmanaged"),
-    Referenced("default/ShapeRef/mine", "Keep"),
-    Unreferenced("default/ShapeRef/mine"),
+    Referenced("default/ShapeRef/own_schema", "Keep"),
+    Unreferenced("default/ShapeRef/own_schema"),
     TargetReported("default/Shape/foo", TargetState(True, True, {"outputs.host": "db"})),
     SecretReported("files/db", "abc"),
     DefinitionReported(2, "abc", 3, 10),
@@ -134,13 +134,13 @@ def test_schema_is_valid_json_schema() -> None:
 
 
 @pytest.mark.parametrize("data", INTAKE, ids=lambda data: type(data).__name__)
-def test_encoded_intake_fits_its_schema_and_no_other(data: IntakeData) -> None:
+def test_an_encoded_intake_message_matches_only_its_own_schema(data: IntakeData) -> None:
     event = json.loads(encode_intake("id", "test", data, time=NOW))
-    mine = f"{type(data).__name__}CloudEvent"
+    own_schema = f"{type(data).__name__}CloudEvent"
 
-    checker(mine).validate(event)
+    checker(own_schema).validate(event)
     others = [f"{struct.__name__}CloudEvent" for struct in INTAKE_TYPES.values()]
-    assert [name for name in others if checker(name).is_valid(event)] == [mine]
+    assert [name for name in others if checker(name).is_valid(event)] == [own_schema]
 
 
 def test_every_intake_message_has_an_example() -> None:
@@ -148,13 +148,13 @@ def test_every_intake_message_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
-def test_encoded_part_of_a_listing_fits(part: ListingPart) -> None:
+def test_an_encoded_listing_part_matches_its_schema(part: ListingPart) -> None:
     event = json.loads(encode_listing_part("id", "test", part, time=NOW))
     checker("ListingPartCloudEvent").validate(event)
 
 
 @pytest.mark.parametrize("data", LOGGED, ids=lambda data: type(data).__name__)
-def test_encoded_event_of_the_log_fits(data: ResourceEvent) -> None:
+def test_an_encoded_log_event_matches_its_schema(data: ResourceEvent) -> None:
     event = json.loads(encode_log(logged(data)))
     check = checker("LogEvent")
     check.validate(event)
@@ -166,7 +166,7 @@ def test_encoded_event_of_the_log_fits(data: ResourceEvent) -> None:
     "invalid_manifest",
     [{"kind": "Shape"}, {"apiVersion": "v1", "kind": "Shape", "metadata": {"name": "a"}, "x": 1}],
 )
-def test_manifest_with_a_mistake_does_not_fit(invalid_manifest: Any) -> None:
+def test_an_invalid_manifest_does_not_match_its_schema(invalid_manifest: Any) -> None:
     assert not checker("Manifest").is_valid(invalid_manifest)
 
 
@@ -178,7 +178,7 @@ def test_every_reference_resolves() -> None:
             assert resolve(document, reference), reference
 
 
-def test_asyncapi_shows_every_subject_of_the_code() -> None:
+def test_asyncapi_lists_every_subject_in_the_code() -> None:
     channels = asyncapi()["channels"]
     key = ResourceKey("{namespace}", "{kind}", "{name}")
     assert {name: channel["address"] for name, channel in channels.items()} == {
@@ -224,7 +224,7 @@ def test_asyncapi_declares_each_parameter_and_direction() -> None:
     )
 
 
-def test_encoded_reply_fits() -> None:
+def test_an_encoded_reply_matches_its_schema() -> None:
     event = {"accepted": True, "reason": "Accepted", "generation": 1, "position": 5}
     checker("Reply").validate(event)
     assert Reply.__name__ in json_schema()["$defs"]

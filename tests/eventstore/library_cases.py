@@ -1,7 +1,7 @@
 """The library's test module, importable even without the package that its AES cipher needs.
 
 `eventsourcing.tests.persistence` imports the cipher at its top. Without `pycryptodome` a stand-in
-lets the other cases run, and the three cases about the cipher are skipped with the reason.
+lets the other cases run, and the three cases for the cipher are skipped with the reason.
 """
 
 import importlib.util

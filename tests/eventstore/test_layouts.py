@@ -14,8 +14,8 @@ from infra.eventstore.tokens import originator_id_of, token_of
 from infra.jetstream.reads import StoredMessage
 from tests.eventstore.helpers import plain
 
-texts = st.text(st.characters(exclude_categories=()), max_size=80)
-ids = st.uuids() | texts
+strings = st.text(st.characters(exclude_categories=()), max_size=80)
+ids = st.uuids() | strings
 
 
 @given(ids)
@@ -26,8 +26,8 @@ def test_an_id_is_decoded_from_its_token(originator_id: UUID | str) -> None:
 
 
 @given(ids, ids)
-def test_different_ids_have_different_tokens(one: UUID | str, other: UUID | str) -> None:
-    assert (one == other) == (token_of(one) == token_of(other))
+def test_different_ids_have_different_tokens(first: UUID | str, second: UUID | str) -> None:
+    assert (first == second) == (token_of(first) == token_of(second))
 
 
 @pytest.mark.parametrize("token", ["", "x", "u-1", "s-_", "s-_zz", "s-ü", "s-a.b_20"])

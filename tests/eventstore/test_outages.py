@@ -41,7 +41,7 @@ def test_a_restarted_server_has_all_events_and_recorders_continue(
 
 
 def _insert_when_possible(factory: JetStreamFactory, first_version: int) -> int:
-    """Insert an event; after a lost response, insert a later one, as the first may be stored."""
+    """Insert an event; after a lost response, insert a later one, as it may have been stored."""
     recorder = application_recorder(factory)
     for version in range(first_version, first_version + 60):
         try:
@@ -53,7 +53,7 @@ def _insert_when_possible(factory: JetStreamFactory, first_version: int) -> int:
     raise AssertionError("the server did not restart")
 
 
-def test_the_result_after_a_lost_acknowledgment_is_unknown_and_no_conflict(
+def test_the_result_after_a_lost_acknowledgment_is_unknown_and_not_a_conflict(
     own_server: EmbeddedServer, factory: JetStreamFactory
 ) -> None:
     recorder = application_recorder(factory)

@@ -1,4 +1,4 @@
-"""Pages of the log, parts of an aggregate, and subscriptions."""
+"""Pages of the log, ranges of an aggregate's events, and subscriptions."""
 
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
@@ -11,7 +11,7 @@ from infra.jetstream.topology import delete_stream
 from tests.eventstore.helpers import application_recorder, stored
 
 
-def test_rare_topics_are_found_over_many_pages(factory: JetStreamFactory) -> None:
+def test_rare_topics_are_found_across_many_pages(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
     for start in (1, 1_001, 2_001):
         recorder.insert_events(

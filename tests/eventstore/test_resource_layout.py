@@ -89,7 +89,7 @@ async def _append(factory: JetStreamFactory, entries: list[Entry]) -> None:
     log = Sequences(factory.bus.nc, "LOG_1", sequence_of=subjects.log_filter_of, has_digests=True)
     newest = await log.newest({entry.sequence for entry in entries}, from_leader=True)
     heads = {entry.sequence: EMPTY for entry in entries}
-    await log.append(entries, heads | {name: head_of(one) for name, one in newest.items()})
+    await log.append(entries, heads | {name: head_of(each) for name, each in newest.items()})
 
 
 def test_the_library_reads_what_the_product_wrote(factory: JetStreamFactory) -> None:

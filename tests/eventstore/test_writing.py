@@ -116,14 +116,14 @@ def test_an_event_that_is_too_large_is_refused(factory: JetStreamFactory) -> Non
 def test_a_position_and_its_events_are_stored_together_or_not_at_all(
     factory: JetStreamFactory,
 ) -> None:
-    recorder, one, other_id = process_recorder(factory), uuid4(), uuid4()
-    recorder.insert_events([stored(one, 1)], tracking=Tracking("upstream", 7))
+    recorder, first_id, other_id = process_recorder(factory), uuid4(), uuid4()
+    recorder.insert_events([stored(first_id, 1)], tracking=Tracking("upstream", 7))
 
     with pytest.raises(IntegrityError):
         recorder.insert_events([stored(other_id, 1)], tracking=Tracking("upstream", 7))
     assert recorder.select_events(other_id) == []
     with pytest.raises(IntegrityError):
-        recorder.insert_events([stored(one, 1)], tracking=Tracking("upstream", 8))
+        recorder.insert_events([stored(first_id, 1)], tracking=Tracking("upstream", 8))
     assert recorder.max_tracking_id("upstream") == 7
 
     assert recorder.insert_events([stored(other_id, 1)], tracking=Tracking("upstream", 8)) == [3]

@@ -1,4 +1,4 @@
-"""Requests generated from the contract, valid and not, are answered as the contract says."""
+"""Generated requests, valid or not, get the responses that the contract specifies."""
 
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false
 # (schemathesis' decorators are not typed)
@@ -63,8 +63,8 @@ def check_errors_are_problems(
     assert problem["status"] == response.status_code
     if case.meta is not None and case.meta.generation.mode.is_positive:
         kind = problem["type"].rsplit(":", 1)[1]
-        names_another = "the body has the name" in problem["detail"]
-        assert kind in STATE_DEPENDENT_PROBLEMS or names_another, problem
+        has_other_name = "the body has the name" in problem["detail"]
+        assert kind in STATE_DEPENDENT_PROBLEMS or has_other_name, problem
 
 
 contract = schemathesis.openapi.from_dict(contract_with_rules_from_descriptions(), config=CONFIG)
@@ -72,7 +72,7 @@ contract = schemathesis.openapi.from_dict(contract_with_rules_from_descriptions(
 
 @contract.parametrize()
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_generated_requests_are_answered_as_the_contract_says(
+def test_generated_requests_get_the_responses_that_the_contract_specifies(
     case: schemathesis.Case[Any], service_url: str
 ) -> None:
     case.call_and_validate(base_url=service_url, additional_checks=[check_errors_are_problems])

@@ -16,7 +16,7 @@ from tests.example_api.requests import (
 )
 
 
-async def test_the_contract_is_served_as_it_is_packaged(client: httpx.AsyncClient) -> None:
+async def test_the_contract_is_served_as_packaged(client: httpx.AsyncClient) -> None:
     response = await client.get("/openapi.yaml")
     assert response.headers["content-type"].startswith("application/yaml")
     assert response.content == Path(shapes_api.__file__).with_name("openapi.yaml").read_bytes()

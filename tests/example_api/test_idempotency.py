@@ -118,7 +118,7 @@ async def test_a_key_is_refused_while_its_request_is_running(
     assert_replayed(first, await create(client, "a", key))
 
 
-async def test_concurrent_requests_with_one_key_have_one_effect(
+async def test_concurrent_requests_with_the_same_key_have_one_effect(
     client: httpx.AsyncClient, key: str
 ) -> None:
     sequence_before = await last_sequence(client)

@@ -1,4 +1,4 @@
-"""Faults of listings: stale, aborted, incomplete."""
+"""Listing faults: stale, aborted, incomplete."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,11 +12,11 @@ async def wait_until(
     client: httpx.AsyncClient, prefix: str, condition: Callable[[list[dict[str, str]]], bool]
 ) -> None:
     async with asyncio.timeout(60):
-        while not condition(await listed(client, prefix)):
+        while not condition(await list_shapes(client, prefix)):
             pass
 
 
-async def listed(client: httpx.AsyncClient, prefix: str) -> list[dict[str, str]]:
+async def list_shapes(client: httpx.AsyncClient, prefix: str) -> list[dict[str, str]]:
     return (await client.get("/shapes", params={"prefix": prefix})).json()["items"]
 
 
@@ -33,18 +33,18 @@ async def test_a_stale_listing_follows_creation_change_and_deletion(
     # Unique names, because recent changes of other tests are still listed.
     await inject_faults(client, listing_lag_seconds=0.5)
     await create(client, "follow")
-    assert await listed(client, "follow") == []
+    assert await list_shapes(client, "follow") == []
     await wait_until(client, "follow", lambda items: [each["color"] for each in items] == ["Red"])
     await replace(client, "follow", color="Blue")
     await replace(client, "follow", color="Green")
-    assert (await listed(client, "follow"))[0]["color"] == "Red"
+    assert (await list_shapes(client, "follow"))[0]["color"] == "Red"
     await wait_until(client, "follow", lambda items: items[0]["color"] == "Green")
     await client.delete("/shapes/follow")
-    assert len(await listed(client, "follow")) == 1
+    assert len(await list_shapes(client, "follow")) == 1
     await wait_until(client, "follow", lambda items: items == [])
 
 
-async def test_a_stale_listing_has_filters(client: httpx.AsyncClient) -> None:
+async def test_a_stale_listing_applies_filters(client: httpx.AsyncClient) -> None:
     for name in ("was-a1", "was-a2", "was-b1"):
         await create(client, name, labels={"n": name[-1]})
     await inject_faults(client, listing_lag_seconds=0.5)

@@ -24,7 +24,9 @@ async def test_an_empty_listing_is_one_empty_page(client: httpx.AsyncClient) -> 
     assert (await client.get("/shapes")).json() == {"items": []}
 
 
-async def test_without_a_limit_everything_comes_in_name_order(client: httpx.AsyncClient) -> None:
+async def test_without_a_limit_all_shapes_are_listed_in_name_order(
+    client: httpx.AsyncClient,
+) -> None:
     await create_all(client, "b", "a-1", "c", "a", "a1", "10", "9")
     assert await get_page(client) == (["10", "9", "a", "a-1", "a1", "b", "c"], None)
 
@@ -54,11 +56,11 @@ async def test_an_unchanged_shape_is_listed_once_during_other_changes(
     assert (second, token) == (["e", "h"], None)
 
 
-async def test_listed_items_equal_the_single_shapes(client: httpx.AsyncClient) -> None:
+async def test_listed_items_equal_the_individual_shapes(client: httpx.AsyncClient) -> None:
     await create(client, "a", labels={"quote": '"\\\u0000é'})
     await replace(client, "a", color="Blue")
-    one = (await client.get("/shapes/a")).json()
-    assert (await client.get("/shapes")).json() == {"items": [one]}
+    existing = (await client.get("/shapes/a")).json()
+    assert (await client.get("/shapes")).json() == {"items": [existing]}
 
 
 async def test_a_prefix_narrows_the_listing(client: httpx.AsyncClient) -> None:

@@ -20,7 +20,7 @@ from tests.faulty_api import FaultyApi
 COMMAND = [sys.executable, "-m", "tests.faulty_api"]
 
 
-async def test_it_can_be_started_stopped_and_started_again(
+async def test_it_can_be_started_stopped_and_restarted(
     own_process: FaultyApi, tmp_path: Path
 ) -> None:
     assert not own_process.is_running
@@ -53,17 +53,17 @@ async def test_a_second_start_is_refused(own_process: FaultyApi, tmp_path: Path)
     assert own_process.is_running
 
 
-async def test_a_process_that_ended_by_itself_can_be_started_again(
+async def test_a_process_that_exited_on_its_own_can_be_restarted(
     own_process: FaultyApi, tmp_path: Path
 ) -> None:
     await own_process.start(tmp_path / "data")
     os.kill(own_process.pid, signal.SIGKILL)
-    await asyncio.to_thread(wait_until_ended, own_process)
+    await asyncio.to_thread(wait_for_exit, own_process)
     await own_process.start(tmp_path / "data", port=own_process.port)
     assert own_process.is_running
 
 
-def wait_until_ended(process: FaultyApi) -> None:
+def wait_for_exit(process: FaultyApi) -> None:
     deadline = time.monotonic() + 60
     while process.is_running:
         assert time.monotonic() < deadline
@@ -101,7 +101,7 @@ async def test_a_folder_that_is_a_file_is_refused(own_process: FaultyApi, tmp_pa
         await own_process.start(tmp_path / "data")
 
 
-async def test_a_database_of_something_else_is_refused(
+async def test_a_file_that_is_not_a_database_is_refused(
     own_process: FaultyApi, tmp_path: Path
 ) -> None:
     (tmp_path / "example-api.db").write_text("not a database " * 1000)
@@ -123,15 +123,15 @@ async def test_a_database_of_something_else_is_refused(
 def test_bad_options_are_refused_in_one_line(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(options)
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     output = capsys.readouterr()
     assert len(output.err.splitlines()) == 1
     assert output.out == ""
 
 
-def test_a_host_that_is_not_ours_is_refused_in_one_line(
+def test_a_host_that_is_not_local_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--data", str(tmp_path), "--host", "192.0.2.1"]) == 1
@@ -141,7 +141,7 @@ def test_a_host_that_is_not_ours_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_status_zero(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_stops_it_with_status_zero(tmp_path: Path, number: signal.Signals) -> None:
     command = [*COMMAND, "--data", str(tmp_path), "--access-log"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -158,7 +158,7 @@ def test_a_signal_ends_it_with_status_zero(tmp_path: Path, number: signal.Signal
         assert '"POST /shapes HTTP/1.1" 201' in process.stderr.read()
 
 
-async def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+async def test_it_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import asyncio, pathlib, sys\n"
         "from tests.faulty_api import FaultyApi\n"
@@ -177,11 +177,11 @@ async def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent.kill()
     await parent.wait()
     async with asyncio.timeout(60):
-        while await responses(url):
+        while await is_responding(url):
             pass
 
 
-async def responses(url: str) -> bool:
+async def is_responding(url: str) -> bool:
     async with create_client(url) as client:
         try:
             await client.get("/healthz")

@@ -1,4 +1,4 @@
-"""The records API alone, as other clients than our provider use it."""
+"""The records API alone, as clients other than our provider use it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_write_without_a_precondition_is_refused(client: httpx.AsyncClie
     assert (await client.delete(f"{ZONE}/www")).status_code == 428
 
 
-async def test_a_record_gets_a_default_ttl_and_its_etag(client: httpx.AsyncClient) -> None:
+async def test_a_record_has_a_default_ttl_and_an_etag(client: httpx.AsyncClient) -> None:
     created = await client.put(f"{ZONE}/www", json=BODY, headers=CREATE)
 
     assert created.status_code == 201
@@ -80,8 +80,8 @@ async def test_zones_are_separate_and_records_outlive_the_service(tmp_path: Path
 
 
 async def last_change(client: httpx.AsyncClient, changes: str = CHANGES, **query: float) -> int:
-    answer = await client.get(changes, params=query)
-    return answer.raise_for_status().json()["last"]
+    response = await client.get(changes, params=query)
+    return response.raise_for_status().json()["last"]
 
 
 async def test_changes_are_numbered_in_each_zone_and_outlive_the_service(tmp_path: Path) -> None:
@@ -97,24 +97,24 @@ async def test_changes_are_numbered_in_each_zone_and_outlive_the_service(tmp_pat
         assert await last_change(after) == 2
 
 
-async def test_a_request_that_waits_for_a_change_is_answered_when_it_happens(
+async def test_a_request_that_waits_for_a_change_gets_a_response_when_it_happens(
     client: httpx.AsyncClient,
 ) -> None:
     """Two wait in one zone, one in another; a client that is already behind does not wait."""
-    waiting = [asyncio.create_task(last_change(client, after=0, wait=30)) for _ in range(2)]
+    pending = [asyncio.create_task(last_change(client, after=0, wait=30)) for _ in range(2)]
     other_zone_request = asyncio.create_task(
         last_change(client, "/zones/example.com/changes", after=0, wait=30)
     )
     await asyncio.sleep(0)
     await client.put(f"{ZONE}/www", json=BODY, headers=CREATE)
     async with asyncio.timeout(20):
-        assert await asyncio.gather(*waiting) == [1, 1]
+        assert await asyncio.gather(*pending) == [1, 1]
         assert await last_change(client, after=0, wait=30) == 1
         assert await last_change(client, after=7, wait=30) == 1, "an unknown mark must not wait"
-        waiting = [asyncio.create_task(last_change(client, after=1, wait=30))]
+        pending = [asyncio.create_task(last_change(client, after=1, wait=30))]
         await asyncio.sleep(0)
         await client.delete(f"{ZONE}/www", headers={"If-Match": "*"})
-        assert await asyncio.gather(*waiting) == [2]
+        assert await asyncio.gather(*pending) == [2]
     assert not other_zone_request.done()
     other_zone_request.cancel()
 

@@ -1,4 +1,4 @@
-"""Creating, showing, replacing and deleting, and what is refused."""
+"""Creating, reading, replacing and deleting shapes, and refused requests."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -145,16 +145,16 @@ async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient, bod
     assert (response.status_code, kind(response)) == (400, "malformed-json")
 
 
-@pytest.mark.parametrize("is_announced", [True, False])
-async def test_a_body_above_a_mebibyte_is_refused(
-    client: httpx.AsyncClient, *, is_announced: bool
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_a_body_larger_than_a_mebibyte_is_refused(
+    client: httpx.AsyncClient, *, has_length: bool
 ) -> None:
     body = b" " * (1024 * 1024 + 1)
 
     async def chunks():
         yield body
 
-    response = await client.post("/shapes", content=body if is_announced else chunks())
+    response = await client.post("/shapes", content=body if has_length else chunks())
     assert (response.status_code, kind(response)) == (413, "too-large")
     assert (await client.get("/healthz")).status_code == 200
 
@@ -172,7 +172,7 @@ async def test_an_unknown_route_is_a_problem(client: httpx.AsyncClient) -> None:
         assert response.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
+async def test_a_wrong_method_is_a_problem_that_names_the_allowed_ones(
     client: httpx.AsyncClient,
 ) -> None:
     response = await client.patch("/shapes")

@@ -14,7 +14,7 @@ from tests.faulty_api import FaultyApi
 CONNECTIONS = 32
 ACKNOWLEDGED_BEFORE_THE_KILL = 250
 
-Answers = dict[str, httpx.Response]
+Responses = dict[str, httpx.Response]
 
 
 def key_of(name: str) -> str:
@@ -22,7 +22,7 @@ def key_of(name: str) -> str:
 
 
 async def create_until_killed(
-    url: str, worker: int, names: set[str], responses: Answers, enough: asyncio.Event
+    url: str, worker: int, names: set[str], responses: Responses, enough: asyncio.Event
 ) -> None:
     async with create_client(url) as client:
         for number in count():
@@ -41,23 +41,23 @@ async def test_every_acknowledged_create_survives_a_kill_under_load(
 ) -> None:
     url = await own_process.start(tmp_path / "data")
     names: set[str] = set()
-    responses: Answers = {}
+    responses: Responses = {}
     enough = asyncio.Event()
     async with asyncio.TaskGroup() as load:
         for worker in range(CONNECTIONS):
             load.create_task(create_until_killed(url, worker, names, responses, enough))
         await enough.wait()
         await own_process.kill()
-    assert {answer.status_code for answer in responses.values()} == {201}
+    assert {response.status_code for response in responses.values()} == {201}
 
     assert await own_process.start(tmp_path / "data", port=own_process.port) == url
     async with create_client(url) as client:
         listed = {item["name"]: item for item in (await client.get("/shapes")).json()["items"]}
-        for name, answer in responses.items():
-            assert listed[name] == answer.json()
+        for name, response in responses.items():
+            assert listed[name] == response.json()
             replay = await create(client, name, key_of(name))
             assert replay.headers["idempotent-replayed"] == "true"
-            assert (replay.status_code, replay.content) == (201, answer.content)
+            assert (replay.status_code, replay.content) == (201, response.content)
         for name in names - responses.keys():  # with or without an effect, which is unknown
             assert (await create(client, name, key_of(name))).status_code == 201
         created = Counter(entry["name"] for entry in await journal(client))

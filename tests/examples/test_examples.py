@@ -16,7 +16,7 @@ from tests.sdk.conftest import Stack, shape
 from tests.security.keys import Pair
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE_SECONDS = 60
+TIMEOUT_SECONDS = 60
 
 
 async def run(stack: Stack, program: str, *arguments: str, stdin: bytes = b"") -> list[str]:
@@ -30,7 +30,7 @@ async def run(stack: Stack, program: str, *arguments: str, stdin: bytes = b"") -
         env={**os.environ, "RECONCILER_NATS_URL": stack.bus_url},
     )
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             out, err = await process.communicate(stdin)
     finally:
         if process.returncode is None:
@@ -47,17 +47,17 @@ async def test_declare_and_wait(stack: Stack, name: str) -> None:
     ]
 
 
-async def test_follow_outcomes_continues_where_it_was(
+async def test_follow_outcomes_continues_where_it_stopped(
     stack: Stack, client: Client, name: str
 ) -> None:
     for color in ("Red", "Green", "Blue"):
-        answer = await client.declare(shape(name, color))
-        await client.wait_for(shape(name).key, generation=answer.generation)
+        reply = await client.declare(shape(name, color))
+        await client.wait_for(shape(name).key, generation=reply.generation)
 
     first = await run(stack, "follow_outcomes.py", name, "2")
-    then = await run(stack, "follow_outcomes.py", name, "1")
+    second = await run(stack, "follow_outcomes.py", name, "1")
 
-    positions = [json.loads(line)["position"] for line in first + then]
+    positions = [json.loads(line)["position"] for line in first + second]
     assert positions == sorted(set(positions))
     assert len(positions) == 3
 
@@ -71,39 +71,39 @@ async def test_audit_replay_lists_the_objects_owned_at_a_time(
     await client.withdraw(shape(name).key)
     deleted = await client.wait_for(shape(name).key, generation=2)
 
-    def lines_of_mine(lines: list[str]) -> list[str]:
+    def own_lines(lines: list[str]) -> list[str]:
         return [line for line in lines if line.startswith(f"default/Shape/{name} ")]
 
-    then = lines_of_mine(await run(stack, "audit_replay.py", owned.at.isoformat()))
-    assert len(then) == 1
-    assert f"owned {name} (uid " in then[0]
-    assert "Created by" in then[0]
+    second = own_lines(await run(stack, "audit_replay.py", owned.at.isoformat()))
+    assert len(second) == 1
+    assert f"owned {name} (uid " in second[0]
+    assert "Created by" in second[0]
     for moment in (started_at, deleted.at):
-        assert not lines_of_mine(await run(stack, "audit_replay.py", moment.isoformat()))
+        assert not own_lines(await run(stack, "audit_replay.py", moment.isoformat()))
 
 
-async def test_failure_counts_continue_where_they_were(
+async def test_failure_counts_continue_where_they_stopped(
     stack: Stack, client: Client, name: str, tmp_path: Path
 ) -> None:
-    async def failing(shape_name: str, times: int) -> None:
+    async def fail_calls(shape_name: str, times: int) -> None:
         faults = {"error_rate": 1, "methods": ["POST"], "name_prefix": name, "remaining": times}
         async with httpx.AsyncClient(base_url=stack.api.url) as api:
             (await api.put("/_faults", json=faults)).raise_for_status()
-        answer = await client.declare(shape(shape_name))
-        await client.wait_for(shape(shape_name).key, generation=answer.generation)
+        reply = await client.declare(shape(shape_name))
+        await client.wait_for(shape(shape_name).key, generation=reply.generation)
 
     file = str(tmp_path / "failures.db")
-    await failing(name, 2)
+    await fail_calls(name, 2)
     first = await run(stack, "failure_counts.py", file)
-    again = await run(stack, "failure_counts.py", file)
-    await failing(f"{name}-b", 1)
+    second = await run(stack, "failure_counts.py", file)
+    await fail_calls(f"{name}-b", 1)
     last = await run(stack, "failure_counts.py", file)
 
-    mine = f"default/Shape/{name}: 2 calls failed"
-    assert mine in first
-    assert again[:-1] == first[:-1]
-    assert {mine, f"default/Shape/{name}-b: 1 calls failed"} <= set(last)
-    positions = [int(lines[-1].split()[3]) for lines in (first, again, last)]
+    own_line = f"default/Shape/{name}: 2 calls failed"
+    assert own_line in first
+    assert second[:-1] == first[:-1]
+    assert {own_line, f"default/Shape/{name}-b: 1 calls failed"} <= set(last)
+    positions = [int(lines[-1].split()[3]) for lines in (first, second, last)]
     assert positions == sorted(positions)
 
 
@@ -117,7 +117,7 @@ async def test_publish_listing(stack: Stack, client: Client, name: str) -> None:
     assert printed == ["published 1 objects"]
 
 
-async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None:
+async def test_plain_nats_uses_none_of_our_packages(stack: Stack, name: str) -> None:
     source = (EXAMPLES / "plain_nats.py").read_text()
     lines = await run(stack, "plain_nats.py", name)
 
@@ -141,14 +141,14 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
         ("failure_counts.py", []),
     ],
 )
-def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: list[str]) -> None:
+def test_invalid_arguments_print_the_usage(program: str, arguments: list[str]) -> None:
     without_key = {name: text for name, text in os.environ.items() if name != "RECONCILER_NKEY"}
     without_key["RECONCILER_NATS_URL"] = "nats://127.0.0.1:1"
     process = subprocess.run(
         [sys.executable, str(EXAMPLES / program), *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         env=without_key,
         check=False,
     )
@@ -182,7 +182,7 @@ def test_without_a_server_the_last_line_says_what_to_do(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         env=env,
         check=False,
     )
@@ -195,10 +195,10 @@ def test_without_a_server_the_last_line_says_what_to_do(
         assert len(lines) == 1
 
 
-def test_every_example_is_tried() -> None:
-    tried = Path(__file__).read_text() + '"plain_service.py"'  # in tests/security, with its user
+def test_every_example_is_tested() -> None:
+    tested = Path(__file__).read_text() + '"plain_service.py"'  # in tests/security, with its user
     for program in EXAMPLES.glob("*.py"):
-        assert f'"{program.name}"' in tried
+        assert f'"{program.name}"' in tested
 
 
 @pytest.mark.parametrize(("program", "arguments"), PROGRAMS)
@@ -207,7 +207,7 @@ def test_without_the_variable_no_server_is_assumed(program: str, arguments: list
         [sys.executable, str(EXAMPLES / program), *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         env={name: value for name, value in os.environ.items() if "RECONCILER" not in name},
         check=False,
     )

@@ -9,7 +9,7 @@ from typing import Literal
 
 Direction = Literal["to server", "to client"]
 Filter = Callable[[bytes], bool]
-"""Returns whether a frame of the NATS protocol may pass."""
+"""Returns whether a NATS protocol frame may pass."""
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -18,8 +18,8 @@ class TcpProxy:
     """Forwards between clients and one server. All connections are treated alike.
 
     ``held``: directions in which bytes wait without an error, as in a network that loses packets.
-    ``delay_seconds``: delay of everything that passes. ``is_open``: whether new connections are
-    accepted. ``by_frames``: it parses the protocol, and can drop messages.
+    ``delay_seconds``: delay of everything that it forwards. ``is_open``: whether new connections
+    are accepted. ``by_frames``: whether it parses the protocol, so that it can drop messages.
     """
 
     def __init__(self, target_port: int, *, by_frames: bool = False) -> None:
@@ -40,7 +40,7 @@ class TcpProxy:
         return f"nats://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._handle_connection, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -60,17 +60,17 @@ class TcpProxy:
         self.is_open = False
 
     def heal(self) -> None:
-        """Forward everything again, with the delayed bytes; dead connections stay dead."""
+        """Forward everything again, including the held bytes; dead connections stay dead."""
         self.held.clear()
         self.is_open = True
         self._released.set()
         self._released = asyncio.Event()
 
-    def swallow_one(self, is_it: Callable[[bytes], bool]) -> None:
-        """Drop the next message to a client for which ``is_it`` returns true."""
+    def swallow_one(self, matches: Callable[[bytes], bool]) -> None:
+        """Drop the next message to a client for which ``matches`` returns true."""
 
         def passes(frame: bytes) -> bool:
-            if not is_it(frame):
+            if not matches(frame):
                 return True
             self._filter = None
             self.swallowed.append(frame)
@@ -78,7 +78,9 @@ class TcpProxy:
 
         self._filter = passes
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -87,7 +89,7 @@ class TcpProxy:
                 await self._released.wait()
             await self._forward(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # an end has disconnected, or the proxy cuts the connection
+            pass  # one end has disconnected, or the proxy cuts the connection
         finally:
             self._connections.discard(task)
             writer.close()
@@ -118,7 +120,7 @@ class TcpProxy:
             await writer.drain()
 
     async def _read(self, direction: Direction, reader: asyncio.StreamReader) -> bytes:
-        """Read the available bytes, or one frame that is not to be dropped."""
+        """Read the available bytes, or the next frame that is not dropped."""
         if direction == "to server" or not self._by_frames:
             return await reader.read(_CHUNK_BYTES)
         while frame := await _frame(reader):
@@ -128,7 +130,7 @@ class TcpProxy:
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
-    """Read one operation of the NATS protocol, with its payload."""
+    """Read one NATS protocol operation, with its payload."""
     line = await reader.readline()
     if line.startswith((b"MSG ", b"HMSG ")):
         size = int(line.split()[-1])

@@ -1,7 +1,7 @@
 """Fault 15: the disk is full.
 
-A server whose write failed no longer responds for that stream until it is restarted
-with space. No acknowledged message is lost. `up` restarts its own server itself.
+A server whose write failed no longer responds for that stream until it is restarted with free
+space. No acknowledged message is lost. `up` restarts its own server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONG = {f"example.org/a{number}": "x" * 200 for number in range(40)}
 
 def skip_without_mount(problem: str) -> NoReturn:
     """Skip if mounting is not permitted; other problems fail in CI."""
-    problem = f"no file system can be mounted here: {problem}"
+    problem = f"cannot mount a file system here: {problem}"
     if os.geteuid() != 0 or not may_mount():
         pytest.skip(problem)
     skip_unless_in_ci(problem)
@@ -152,12 +152,12 @@ async def test_fault_15_up_restarts_its_server_when_there_is_space(disk: Disk) -
             disk.fill()
             with pytest.raises((WaitTimeoutError, BusError)):
                 await publish_until_it_stops(client, acknowledged)
-            assert acknowledged, "some declarations must be acknowledged before"
+            assert acknowledged, "some declarations must be acknowledged first"
             result = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
             checks = {check["check"]: check for check in result.json}
             assert checks["disk"]["status"] == "fail"
             assert checks["server health"]["status"] == "fail"
-            # One stream is stuck, or all of JetStream has turned itself off by now.
+            # One stream is stuck, or the server has disabled JetStream by now.
             assert checks["server health"]["details"].startswith(
                 ("disk full: ", "JetStream is disabled, ")
             )

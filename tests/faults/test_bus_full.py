@@ -44,8 +44,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def leave_room(world: World, stream: str, room_bytes: int) -> None:
     """Limit a stream to ``room_bytes`` more bytes; a negative number removes the limit."""
     state = await stream_state(world.nc, stream)
-    most = state.bytes + room_bytes if room_bytes >= 0 else -1
-    await api_request(world.nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_bytes": most})
+    max_bytes = state.bytes + room_bytes if room_bytes >= 0 else -1
+    await api_request(world.nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_bytes": max_bytes})
 
 
 async def read_stream_limits(world: World) -> str:
@@ -93,7 +93,7 @@ async def test_fault_14_a_full_log_delays_all_work_until_there_is_space(world: W
     assert await check(world.nc, world.human.url) == []
 
 
-async def test_fault_14_full_dead_letters_delay_only_unusable_messages(
+async def test_fault_14_a_full_dead_letter_stream_delays_only_unusable_messages(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.decider.decider._FIRST_DELAY_SECONDS", 0.5)

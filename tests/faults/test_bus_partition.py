@@ -43,9 +43,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ways", [ways for _, ways in FAULTS], ids=[name for name, _ in FAULTS])
+@pytest.mark.parametrize(
+    "directions", [directions for _, directions in FAULTS], ids=[name for name, _ in FAULTS]
+)
 async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues(
-    world: World, ways: set[Direction]
+    world: World, directions: set[Direction]
 ) -> None:
     """Its connection is silently dead; pings detect it, and the next connection works."""
     async with (
@@ -57,7 +59,7 @@ async def test_fault_5_a_decider_with_a_dead_connection_detects_it_and_continues
         proxy.delay_seconds = 0.02
         await world.declare("slow")
         await world.until_outcome("slow", "Converged")
-        proxy.held = set(ways)
+        proxy.held = set(directions)
         await world.declare("foo")
 
         async def is_connection_lost() -> bool:
@@ -97,19 +99,22 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing(
         assert minority is not None
         majority = (minority + 1) % NODES
         async with (
-            open_connection(cluster.url_of(minority)) as alone,
-            open_connection(cluster.url_of(majority)) as others,
+            open_connection(cluster.url_of(minority)) as minority_nc,
+            open_connection(cluster.url_of(majority)) as majority_nc,
         ):
-            [first] = await append(others, [_build_message(0, b"first")])
+            [first] = await append(majority_nc, [_build_message(0, b"first")])
             routes.isolate(minority)
             with pytest.raises(BusUnavailableError):
-                await append(alone, [_build_message(first, b"of the minority")])
-            await until(lambda: _append_on_majority_side(others, first), lambda: "no new leader")
+                await append(minority_nc, [_build_message(first, b"from the minority")])
+            await until(
+                lambda: _append_on_majority_side(majority_nc, first), lambda: "no new leader"
+            )
             routes.rejoin(minority)
             await until(
-                lambda: _is_minority_refused(alone, first), lambda: "the minority did not come back"
+                lambda: _is_minority_refused(minority_nc, first),
+                lambda: "the minority did not come back",
             )
-            await until(lambda: _holds_both(others), lambda: "no replica has both")
+            await until(lambda: _holds_both(majority_nc), lambda: "no replica has both")
 
 
 def _build_message(position: int, payload: bytes) -> OutgoingMessage:
@@ -132,9 +137,9 @@ async def _append_on_majority_side(nc: Client, position: int) -> bool:
 
 
 async def _is_minority_refused(nc: Client, position: int) -> bool:
-    """Return whether the append of the minority is refused for good."""
+    """Return whether the minority's append is refused permanently."""
     try:
-        await append(nc, [_build_message(position, b"of the minority")])
+        await append(nc, [_build_message(position, b"from the minority")])
     except BusUnavailableError:
         return False
     except AppendConflictError:

@@ -35,7 +35,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def wait_for_error(world: World) -> str:
-    """Wait until the reconciler ends itself; return the error that its process would print."""
+    """Wait until the reconciler exits on its own; return the error that its process would print."""
     error = await world.until_reconciler_ends()
     assert error is not None
     buffer = io.StringIO()
@@ -48,7 +48,7 @@ async def wait_for_error(world: World) -> str:
     ("stream", "consumer"),
     [(INTAKE, "decider-3"), (LOG, worker_consumer("default"))],
 )
-async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
+async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_exits(
     world: World, stream: str, consumer: str
 ) -> None:
     await delete_consumer(world.nc, stream, consumer)
@@ -62,8 +62,8 @@ async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     assert await world.human.effects("foo") == ["POST", "PUT"]
 
 
-@pytest.mark.parametrize("is_recreated", [True, False], ids=["recreated", "gone"])
-async def test_fault_18_every_role_ends_when_its_log_was_replaced(
+@pytest.mark.parametrize("is_recreated", [True, False], ids=["recreated", "deleted"])
+async def test_fault_18_every_role_exits_when_its_log_was_replaced(
     world: World, *, is_recreated: bool
 ) -> None:
     await world.stop_reconciler()
@@ -78,7 +78,7 @@ async def test_fault_18_every_role_ends_when_its_log_was_replaced(
     assert await world.human.effects("foo") == ["POST"]
 
 
-async def test_fault_18_an_intake_whose_positions_start_again_is_refused(world: World) -> None:
+async def test_fault_18_an_intake_whose_positions_start_over_is_refused(world: World) -> None:
     await world.stop_reconciler()
     config = (await api_request(world.nc, f"STREAM.INFO.{INTAKE}", None))["config"]
     await delete_stream(world.nc, INTAKE)
@@ -91,10 +91,10 @@ async def test_fault_18_an_intake_whose_positions_start_again_is_refused(world: 
 
 
 @pytest.mark.parametrize("refused", [1, 5, 20], ids="{} refused".format)
-async def test_fault_18_without_the_rejections_stream_all_other_work_continues(
+async def test_fault_18_all_other_work_continues_without_the_rejections_stream(
     world: World, refused: int
 ) -> None:
-    """A refused message waits, but acceptable messages of the same batch do not."""
+    """A refused message waits, but acceptable messages in the same batch do not."""
     await delete_stream(world.nc, REJECTIONS)
     names = [f"pink-{number}" for number in range(refused)]
     await world.declare_all([manifest(name, color="Pink") for name in names] + [manifest("bar")])

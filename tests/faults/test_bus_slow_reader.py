@@ -37,7 +37,7 @@ KEY = ResourceKey("default", "Shape", "foo")
 
 @pytest.fixture
 def config() -> str:
-    """Lines of the server's configuration."""
+    """Return additional lines for the server's configuration."""
     return ""
 
 
@@ -92,10 +92,10 @@ async def test_fault_17_a_reader_that_reads_nothing_buffers_no_more_than_a_windo
                 break
 
 
-async def has_connection_of_reader(server: EmbeddedServer) -> bool:
+async def has_reader_connection(server: EmbeddedServer) -> bool:
     async with httpx.AsyncClient() as http:
-        answer = await http.get(f"{server.monitoring_url}/connz")
-    return any(each.get("name") == NAME for each in answer.json()["connections"])
+        response = await http.get(f"{server.monitoring_url}/connz")
+    return any(each.get("name") == NAME for each in response.json()["connections"])
 
 
 def _is_stopped(stat: Path) -> bool:
@@ -118,7 +118,7 @@ class Reader:
     async def until_read(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not self._file.exists() or self._file.read_bytes().count(b"\n") < count:
-                assert self._process.poll() is None, "the reader has ended"
+                assert self._process.poll() is None, "the reader has exited"
                 await asyncio.sleep(0.1)
 
     async def pause(self) -> None:
@@ -156,9 +156,9 @@ async def test_fault_17_a_paused_reader_misses_nothing_and_does_not_affect_other
         print(f"\n{growth:.0f} MB more in the server")
         assert growth < MAX_SERVER_MEGABYTES
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while config and await has_connection_of_reader(bus):  # noqa: ASYNC110 - as above
+            while config and await has_reader_connection(bus):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.1)
-        assert await has_connection_of_reader(bus) is not bool(config)
+        assert await has_reader_connection(bus) is not bool(config)
         reader.resume()
         await reader.until_read(COUNT_WHILE_PAUSED + 1)
         assert reader.positions == list(range(1, COUNT_WHILE_PAUSED + 2)), "each once, in order"

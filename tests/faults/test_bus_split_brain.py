@@ -1,4 +1,4 @@
-"""Fault 21, scenario 25: two deciders that both believe they are alone; still only one effect."""
+"""Fault 21, scenario 25: two deciders that each act as the only one; still only one effect."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ async def log(tmp_path: Path) -> AsyncIterator[JetStreamLog]:
 async def test_scenario_25_a_resumed_decider_does_not_mistake_an_old_state_for_the_declared_one(
     log: JetStreamLog,
 ) -> None:
-    """Its state says that Red is declared, and it receives Red, so it might find nothing to do."""
+    """In its state Red is declared, and it receives Red, so it might find nothing to do."""
     key, bus = new_key(), Bus()
     paused = decider(log, bus)
     await paused.handle([declaration(key, 1, "Red")])
     await decider(log, bus).handle([declaration(key, 2, "Blue")])
     await paused.handle([declaration(key, 3, "Red")])
-    assert [answer.generation for answer in bus.replies] == [1, 2, 3]
+    assert [reply.generation for reply in bus.replies] == [1, 2, 3]
     declared = every(SpecDeclared, [each.data for each in await history_of(log, key)])
     assert [each.fields["color"] for each in declared] == ["Red", "Blue", "Red"]
 
@@ -140,7 +140,9 @@ async def test_scenario_25_a_resumed_decider_does_not_discard_results_of_unknown
 ) -> None:
     key, bus = new_key(), Bus()
     paused, active = _decider_with_api(log, bus), _decider_with_api(log, bus)
-    await paused.handle([declaration(key, 1, "Red", expected=5)])  # refused: it knows the resource
+    await paused.handle(
+        [declaration(key, 1, "Red", expected=5)]
+    )  # refused, but the resource is now cached
     await active.handle([declaration(key, 2, "Red")])
     action = only(ActionDecided, [each.data for each in await history_of(log, key)]).action
     now = datetime.now(UTC)

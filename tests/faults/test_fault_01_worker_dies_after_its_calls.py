@@ -16,7 +16,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 COUNT = 30
 
 
-@pytest.mark.parametrize("is_response_lost", [False, True], ids=["answered", "reply lost"])
+@pytest.mark.parametrize(
+    "is_response_lost", [False, True], ids=["response received", "response lost"]
+)
 async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
     lane: Lane, name: str, is_response_lost: bool
 ) -> None:
@@ -29,10 +31,10 @@ async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
     created_count = sum([len(await lane.effects(each)) for each in names])
     assert created_count > 1, "on a busy machine some of the calls are second attempts"
     await lane.break_api()
-    following = lane.fork()
+    next_process = lane.fork()
     for each in names:
         await lane.wait_for_outcome(each, "Converged")
     await lane.wait_until_idle()
     assert [await lane.effects(each) for each in names] == [["POST"]] * COUNT
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()

@@ -42,7 +42,7 @@ async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
     declared: list[str] = []
     is_finished = asyncio.Event()
 
-    async def declare_until_over(writer: int) -> None:
+    async def declare_until_finished(writer: int) -> None:
         for number in itertools.count():
             if is_finished.is_set():
                 return
@@ -52,7 +52,7 @@ async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
 
     process = lane.fork()
     await process.wait_until_ready()
-    writers = [asyncio.create_task(declare_until_over(writer)) for writer in range(WRITERS)]
+    writers = [asyncio.create_task(declare_until_finished(writer)) for writer in range(WRITERS)]
     for _ in range(KILLS):
         expected = len(declared) + WRITERS
 
@@ -67,7 +67,7 @@ async def test_3_a_repeatedly_killed_server_loses_no_acknowledged_message(
     await process.stop()
 
 
-async def test_3_a_server_that_is_paused_longer_than_every_lease_resumes_where_it_was(
+async def test_3_a_server_that_is_paused_longer_than_every_lease_resumes_where_it_stopped(
     lane: Lane, name: str
 ) -> None:
     names = [f"{name}-{number}" for number in range(COUNT)]

@@ -78,7 +78,7 @@ async def test_7_a_repeated_timer_message_changes_nothing(lane: Lane, name: str)
     await lane.wait_for_outcome(name, "Converged")
     await lane.wait_until_idle()
     fired = await read_subject(lane.nc, TIMERS, f"fired.{key(name).tokens}")
-    assert fired, "the timer of the second attempt has fired"
+    assert fired, "the second attempt's timer must have fired"
     position = (await stream_state(lane.nc, LOG)).last_seq
     for _ in range(3):
         await publish(lane.nc, fired[0].subject, fired[0].payload)

@@ -1,4 +1,4 @@
-"""Fault 8: late, duplicate and reordered observations never undo newer knowledge."""
+"""Fault 8: late, duplicate and reordered observations never undo newer state."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from infra.jetstream.reads import stream_state
 from tests.crashes.lane import Lane, key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-WITHOUT_OBSERVER = ("decider", "worker", "projector")
+ROLES_WITHOUT_OBSERVER = ("decider", "worker", "projector")
 
 
 async def observe(lane: Lane, name: str) -> Observed:
-    """Return an observation of the present state, as by another observer."""
+    """Return an observation of the current state, as another observer would publish it."""
     as_of = (await stream_state(lane.nc, INTAKE)).last_seq
     began = datetime.now(UTC)
-    answer = await lane.http.get(f"/shapes/{name}")
-    if answer.status_code == 404:
+    response = await lane.http.get(f"/shapes/{name}")
+    if response.status_code == 404:
         return Observed("default", name, None, "CompleteListing", as_of, began)
-    shape = answer.raise_for_status().json()
+    shape = response.raise_for_status().json()
     fields = {"type": shape["type"], "color": shape["color"]}
     observed_object = ExternalObject(
         name, fields, shape["uid"], str(shape["version"]), shape["labels"]
@@ -46,7 +46,7 @@ async def publish_observation(lane: Lane, name: str, observed: Observed) -> None
 async def test_8_observations_older_than_our_effects_change_nothing_in_any_order(
     lane: Lane, name: str, seed: int
 ) -> None:
-    process = lane.fork(roles=WITHOUT_OBSERVER)
+    process = lane.fork(roles=ROLES_WITHOUT_OBSERVER)
     late = [await observe(lane, name)]
     for generation, color in enumerate(("Red", "Green", "Purple"), start=1):
         await lane.declare(name, color)
@@ -69,7 +69,7 @@ async def test_8_observations_older_than_our_effects_change_nothing_in_any_order
 async def test_8_an_absence_that_was_observed_before_the_recreation_is_ignored(
     lane: Lane, name: str
 ) -> None:
-    process = lane.fork(roles=WITHOUT_OBSERVER)
+    process = lane.fork(roles=ROLES_WITHOUT_OBSERVER)
     await lane.declare(name)
     await lane.wait_for_outcome(name, "Converged")
     await lane.wait_until_idle()
@@ -87,7 +87,7 @@ async def test_8_an_absence_that_was_observed_before_the_recreation_is_ignored(
     await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST", "human DELETE", "POST"]
     facts = [type(each.data) for each in await lane.history(name)]
-    for once in (ExternalObserved, DriftDetected, OwnershipReleased):
-        assert facts.count(once) == 1
+    for event_type in (ExternalObserved, DriftDetected, OwnershipReleased):
+        assert facts.count(event_type) == 1
     await lane.assert_sound()
     await process.stop()

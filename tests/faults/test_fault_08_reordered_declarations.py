@@ -1,6 +1,6 @@
 """Fault 8 for declarations: the older one arrives last, because its first reader died.
 
-The messages of a dead process are redelivered after their lease, behind newer messages.
+The messages of a dead process are redelivered after their lease, following newer messages.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ async def test_8_a_withdrawal_that_overtakes_its_declaration_wins(lane: Lane, na
     dying = lane.fork(Failpoint.DECIDER_TOOK)
     await dying.wait_until_killed_at(Failpoint.DECIDER_TOOK)
     await lane.withdraw(name)
-    following = lane.fork()
-    await following.wait_until_ready()
+    next_process = lane.fork()
+    await next_process.wait_until_ready()
     await lane.wait_until_idle()
     await lane.assert_sound()
     assert (await lane.http.get(f"/shapes/{name}")).status_code == 404
-    await following.stop()
+    await next_process.stop()
 
 
 async def test_8_an_unchanged_declaration_that_overtakes_a_change_wins(
@@ -38,9 +38,9 @@ async def test_8_an_unchanged_declaration_that_overtakes_a_change_wins(
     dying = lane.fork(Failpoint.DECIDER_TOOK)
     await dying.wait_until_killed_at(Failpoint.DECIDER_TOOK)
     await lane.declare(name, "Red")
-    following = lane.fork()
+    next_process = lane.fork()
     await lane.wait_until_idle()
     await lane.wait_for_outcome(key(name), "Converged")
     assert (await lane.http.get(f"/shapes/{name}")).json()["color"] == "Red"
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()

@@ -1,4 +1,4 @@
-"""Fault 9: a clock is an hour wrong or jumps; order is by sequence, never by the clock.
+"""Fault 9: a clock is off by an hour or jumps; order follows the sequence, never the clock.
 
 Only the wall clock of the product's processes is moved (libfaketime); nats-server, the API and the
 monotonic clock are not changed.
@@ -52,25 +52,25 @@ def clock(tmp_path: Path) -> Clock:
 
 
 @pytest.mark.parametrize("point", [Failpoint.DECIDER_BETWEEN_EVENTS, Failpoint.WORKER_CALLED])
-@pytest.mark.parametrize("before", [HOUR, -HOUR])
+@pytest.mark.parametrize("first_offset", [HOUR, -HOUR])
 async def test_9_a_crash_between_two_clocks_an_hour_apart_leaves_one_effect(
-    lane: Lane, name: str, clock: Clock, point: Failpoint, before: int
+    lane: Lane, name: str, clock: Clock, point: Failpoint, first_offset: int
 ) -> None:
     await lane.declare(name)
-    clock.move(before)
+    clock.move(first_offset)
     dying = lane.spawn(clock.environment(point))
     await dying.wait_until_killed_at(point)
-    following = lane.fork()
+    next_process = lane.fork()
     await lane.wait_for_outcome(name, "Converged")
     await lane.wait_until_idle()
     times = [event.time.timestamp() for event in await lane.history(name)]
     assert abs(times[-1] - times[0]) > HOUR / 2, "the two clocks must differ"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()
 
 
-async def test_9_a_clock_that_jumps_while_the_process_runs_changes_no_decision(
+async def test_9_a_clock_that_jumps_while_the_process_runs_does_not_change_decisions(
     lane: Lane, name: str, clock: Clock
 ) -> None:
     process = lane.spawn(clock.environment())
@@ -91,10 +91,10 @@ async def test_9_a_clock_that_jumps_while_the_process_runs_changes_no_decision(
 
 
 @pytest.mark.parametrize("offset", [-HOUR, HOUR])
-async def test_9_a_scheduled_attempt_is_in_time_although_the_clock_is_corrected(
+async def test_9_a_scheduled_attempt_is_on_time_even_if_the_clock_is_corrected(
     lane: Lane, name: str, clock: Clock, offset: int
 ) -> None:
-    """The wait was decided with a clock that was an hour wrong; the next clock is correct."""
+    """The wait was computed with a clock that was off by an hour; the next clock is correct."""
     clock.move(offset)
     await lane.break_api(error_rate=1)
     await lane.declare(name)

@@ -50,13 +50,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         async def is_decided() -> bool:
             return bool(await world.history("bar"))
 
-        await world.until(is_decided, "bar is decided")
+        await world.until(is_decided, "bar has been decided")
         yield world
     await human.close()
     await process.stop()
 
 
-async def calls(world: World) -> int:
+async def count_calls(world: World) -> int:
     """Return the number of requests to the API, once it no longer grows."""
     before, now = -1, 0
     while now != before:
@@ -74,7 +74,7 @@ async def wait_until_lost(watch: LogCertainty) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorter(
+async def test_fault_18_a_role_exits_before_its_first_call_when_its_log_is_shorter(
     world: World, tmp_path: Path, role: Role
 ) -> None:
     data, older = world.server.data_dir, tmp_path / "older"
@@ -91,7 +91,7 @@ async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorte
     await world.kill_nats()
     assert parts.ports.watch is not None
     await wait_until_lost(parts.ports.watch)
-    await calls(world)  # the calls in progress have ended
+    await count_calls(world)  # the calls in progress have ended
     await world.human.reset_counts()
     shutil.rmtree(data)
     older.rename(data)
@@ -107,7 +107,7 @@ async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorte
         r"came back with older data\. .* then start the process again\n"
     )
     assert re.fullmatch(expected, buffer.getvalue()), buffer.getvalue()
-    assert await calls(world) == 0, "a role called the API for an action of the older log"
+    assert await count_calls(world) == 0, "a role called the API for an action of the older log"
 
 
 # --- the watch alone
@@ -123,7 +123,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 async def write(server: EmbeddedServer, count: int, *, after: int = 0, kind: str = "a") -> None:
-    """Append one event each of ``count`` resources."""
+    """Append one event for each of ``count`` resources."""
     async with open_connection(server.url) as nc:
         event_log = await open_log(nc)
         for number in range(after, after + count):
@@ -162,7 +162,7 @@ async def test_fault_18_older_data_with_later_writes_is_detected_by_the_newest_e
         )
 
 
-async def test_fault_18_the_same_log_is_recognized_in_spite_of_an_unreadable_event(
+async def test_fault_18_the_same_log_is_recognized_despite_an_unreadable_event(
     server: EmbeddedServer,
 ) -> None:
     await write(server, 3)
@@ -179,7 +179,7 @@ async def test_fault_18_the_same_log_is_recognized_in_spite_of_an_unreadable_eve
         watching.cancel()
 
 
-async def test_fault_18_a_cluster_must_repeat_its_response_for_long_before_it_is_believed(
+async def test_fault_18_a_cluster_must_keep_repeating_its_response_before_it_is_trusted(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that was cut off still responds for a while, with an outdated state."""

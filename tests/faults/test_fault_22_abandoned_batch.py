@@ -1,4 +1,4 @@
-"""Fault 22: uncommitted atomic batches, whose sender died or of which too many are open."""
+"""Fault 22: uncommitted atomic batches: their sender died, or too many are open."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ async def test_22_a_batch_whose_sender_died_is_invisible_and_decided_again(
     await dying.wait_until_killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
     stored = [await read_subject(lane.nc, LOG, log_filter(key(each))) for each in names]
     assert sum(map(len, stored)) < MANY, "no event of the incomplete batch may be visible"
-    following = lane.fork()
+    next_process = lane.fork()
     for each in names:
         await lane.wait_for_outcome(each, "Converged")
     await lane.wait_until_idle()
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()
 
 
-async def test_22_the_decider_waits_while_others_keep_all_batches_open(
+async def test_22_the_decider_waits_while_other_clients_keep_all_batches_open(
     lane: Lane, name: str
 ) -> None:
     for number in range(MAX_OPEN_BATCHES):
@@ -52,13 +52,13 @@ async def test_22_the_decider_waits_while_others_keep_all_batches_open(
     async def is_running() -> bool:
         return "roles are running" in process.error_output
 
-    await lane.wait_until(is_running, "the roles run")
+    await lane.wait_until(is_running, "the roles are running")
     in_time = time.monotonic() - opened < SERVER_FORGETS_SECONDS - 2
     for each in names:
         await lane.wait_for_outcome(each, "Converged")
     await lane.wait_until_idle()
     refused = "failed to process a batch; retrying" in process.error_output
-    assert refused or not in_time, "the server refused one batch more"
+    assert refused or not in_time, "the server must refuse one batch too many"
     assert await lane.history(f"{name}-x") == [], "no event of an open batch may be visible"
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
     await lane.assert_sound()

@@ -18,7 +18,7 @@ KINDS = 9
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_25_under_every_fault_nothing_is_lost_leaked_or_duplicated(tmp_path: Path) -> None:
+async def test_25_nothing_is_lost_leaked_or_duplicated_under_any_fault(tmp_path: Path) -> None:
     result = await soak(tmp_path, seed=SEED, seconds=SECONDS)
     print(result)
     assert not result.findings, str(result)

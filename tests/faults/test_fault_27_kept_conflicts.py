@@ -1,4 +1,4 @@
-"""Fault 27: an API stores its first response for a key, a 409, and marks repeats by no header."""
+"""Fault 27: an API stores its first response for a key, a 409, and marks repeats with no header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scenarios.harness import Human, World, api_config, every, only
 class KeepingApi:
     """The contract of the shapes API, implemented separately: a 409 is stored like any response.
 
-    ``passing``: names that are in use at the first request only; ``running``:
+    ``passing``: names that are in use only at the first request; ``running``:
     number of repeats of a key whose request is reported as still running.
     """
 
@@ -75,10 +75,10 @@ class KeepingApi:
 async def bus(tmp_path: Path) -> AsyncIterator[World]:
     """Run a reconciler on a bus; each test runs its own API."""
 
-    class Nobody(Human):
+    class IdleHuman(Human):
         async def reset(self) -> None: ...
 
-    human = Nobody("http://127.0.0.1:9")
+    human = IdleHuman("http://127.0.0.1:9")
     async with World(tmp_path / "nats", human).open() as world:
         await world.start_reconciler()
         yield world
@@ -99,7 +99,7 @@ async def test_a_stored_conflict_ends_its_action_and_the_next_action_has_a_new_k
     assert (failed.action_id, failed.error.error_class) == (first.action_id, "Conflict")
 
 
-async def test_the_worker_waits_for_a_request_that_still_runs_under_the_key(bus: World):
+async def test_the_worker_waits_for_a_request_that_is_still_running_under_the_key(bus: World):
     async with KeepingApi(passing=set(), running=3).open() as api:
         await bus.configure(api_config(api.url))
         await bus.declare("foo")

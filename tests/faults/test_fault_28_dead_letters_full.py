@@ -1,4 +1,4 @@
-"""Fault 28: more unusable messages than a partition delivers, and full dead letters.
+"""Fault 28: more unusable messages than a partition delivers, and a full dead-letter stream.
 
 Other resources still converge, and discarded messages are counted.
 """
@@ -46,7 +46,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await process.stop()
 
 
-def partition_of(key: ResourceKey) -> int:
+def compute_partition(key: ResourceKey) -> int:
     """Return the partition as the server computes it: FNV-1a of the tokens."""
     hash_value = 2_166_136_261
     for byte in f"{key.namespace}{key.kind}{key.name}".encode():
@@ -56,9 +56,11 @@ def partition_of(key: ResourceKey) -> int:
 
 def neighbors() -> list[str]:
     """Return names of resources in the flooded partition."""
-    expected, names = partition_of(HOSTILE), (f"n{number}" for number in range(10_000))
+    expected, names = compute_partition(HOSTILE), (f"n{number}" for number in range(10_000))
     found = [
-        name for name in names if partition_of(ResourceKey("default", "Shape", name)) == expected
+        name
+        for name in names
+        if compute_partition(ResourceKey("default", "Shape", name)) == expected
     ]
     return found[:NEIGHBORS]
 
@@ -77,8 +79,10 @@ async def flood(
     assert not [each for each in results if isinstance(each, Exception)]
 
 
-async def pending(world: World, partition: int | str = partition_of(HOSTILE)) -> tuple[int, int]:
-    """Return how many messages of a partition wait for a slot, and how many have one."""
+async def pending(
+    world: World, partition: int | str = compute_partition(HOSTILE)
+) -> tuple[int, int]:
+    """Return how many of a partition's messages are waiting for a slot, and how many have one."""
     name = f"CONSUMER.INFO.{INTAKE}.decider-{partition}"
     info = await api_request(world.nc, name, None)
     return info["num_pending"], info["num_ack_pending"]
@@ -98,7 +102,9 @@ async def until_discarded(world: World, expected: int, namespace: str = HOSTILE.
     assert await count_discarded(world, namespace) == expected
 
 
-async def until_a_quarter_waits(world: World, partition: int | str = partition_of(HOSTILE)) -> None:
+async def until_a_quarter_waits(
+    world: World, partition: int | str = compute_partition(HOSTILE)
+) -> None:
     """Wait until only a quarter has slots: a message is counted before it is acknowledged."""
 
     async def is_acknowledged() -> bool:

@@ -54,10 +54,8 @@ async def test_29_scenario_32_another_api_converges_while_the_slow_one_has_a_lon
 
     # With a single queue, the fast API's calls would need some of its 4,096 slots.
     assert len(await world.human.journal()) < SLOW - 4_096
-    handed_out = [each["num_ack_pending"] for each in await worker_consumers(world.nc)]
-    assert 0 < sum(handed_out) <= 2 * CONCURRENCY, (
-        "only actions that can be called soon may be leased"
-    )
+    leased = [each["num_ack_pending"] for each in await worker_consumers(world.nc)]
+    assert 0 < sum(leased) <= 2 * CONCURRENCY, "only actions that can be called soon may be leased"
 
 
 async def _has_waiting(world: World, actions: int) -> bool:

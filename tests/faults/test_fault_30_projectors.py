@@ -1,6 +1,6 @@
 """Fault 30: a lagging projector, a stop at any batch of rows, and a start with a long log.
 
-The rows are those of 1,400 resources, of which some are deleted and some recreated.
+The rows belong to 1,400 resources, some of which are deleted and some recreated.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from tests.resource.building import Story, converged_story
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 COUNT = 1_400
-BATCHES_OF_ROWS = 4  # at least; the first one empties the store
-TOGETHER = 50  # resources in one append
+MIN_ROW_BATCHES = 4  # the first one empties the store
+RESOURCES_PER_APPEND = 50
 TIMEOUT_SECONDS = 60.0
 
 
@@ -84,11 +84,11 @@ class Log:
         self._heads: dict[ResourceKey, int] = {}
 
     async def append_part(self, keys: Sequence[ResourceKey], part: int) -> None:
-        """Append part of the histories of resources."""
-        for start in range(0, len(keys), TOGETHER):
+        """Append a part of each resource's history."""
+        for start in range(0, len(keys), RESOURCES_PER_APPEND):
             appends = [
                 ResourceAppend(key, HISTORY.part(key, part), self._heads.get(key, 0))
-                for key in keys[start : start + TOGETHER]
+                for key in keys[start : start + RESOURCES_PER_APPEND]
             ]
             positions = await self._log.append(appends)
             self._heads |= {each.key: last for each, last in zip(appends, positions, strict=True)}
@@ -193,7 +193,7 @@ async def test_30_a_stop_at_any_batch_of_rows_leaves_the_next_start_warm(log: Lo
         fold(models, projector, events)
         await projector.flush()
         assert await JetStreamRows(log.nc).load() == expected
-    assert len(positions) >= BATCHES_OF_ROWS
+    assert len(positions) >= MIN_ROW_BATCHES
     assert positions[1] > 0
     assert positions[1:] == sorted(set(positions[1:])), (
         "each batch must be a state to continue from"
@@ -205,9 +205,9 @@ async def test_30_a_lagging_projector_does_not_overwrite_newer_rows(
 ) -> None:
     await log.delete_rows()
     events = await log.events()
-    foremost, quick = await start_projector(log)
+    newest, quick = await start_projector(log)
     lagging, slow = await start_projector(log)
-    fold(foremost, quick, events)
+    fold(newest, quick, events)
     fold(lagging, slow, events[: len(events) // 2])
     await quick.flush()
     rows = await JetStreamRows(log.nc).load()
@@ -215,10 +215,10 @@ async def test_30_a_lagging_projector_does_not_overwrite_newer_rows(
         fold(lagging, slow, events[:end])
         await slow.flush()
         assert await JetStreamRows(log.nc).load() == rows
-    again, projector = await start_projector(log)
-    assert again.position == events[-1].position
-    fold(again, projector, events)
-    assert not again.damage
+    reloaded, projector = await start_projector(log)
+    assert reloaded.position == events[-1].position
+    fold(reloaded, projector, events)
+    assert not reloaded.damage
 
 
 async def test_30_a_process_that_is_killed_while_it_folds_a_long_log_starts_warm(
@@ -238,12 +238,12 @@ async def test_30_a_process_that_is_killed_while_it_folds_a_long_log_starts_warm
         assert models.position > position_before, "it must continue from its last checkpoint"
         position_before = models.position
     last = RoleProcess.fork(log.url, tmp_path / "last.log", roles=["projector"])
-    await until(log.is_written, "all is written")
+    await until(log.is_written, "everything is written")
     await last.stop()
     await log.verify()
 
 
-async def test_30_a_resumed_projector_overwrites_no_newer_row_and_takes_over_when_alone(
+async def test_30_a_resumed_projector_does_not_overwrite_newer_rows_and_takes_over_when_alone(
     log: Log, tmp_path: Path
 ) -> None:
     await log.delete_rows()
@@ -252,10 +252,10 @@ async def test_30_a_resumed_projector_overwrites_no_newer_row_and_takes_over_whe
     async def watch() -> None:
         async with follow(log.nc, ROWS, filters=[ROWS_PREFIX + CHECKPOINT]) as follower:
             async for messages in follower:
-                existing_checkpoints = [
+                decoded_checkpoints = [
                     decode_checkpoint(each.payload) for each in messages if each.payload
                 ]
-                checkpoints.extend(each.position for each in existing_checkpoints if each.is_whole)
+                checkpoints.extend(each.position for each in decoded_checkpoints if each.is_whole)
 
     paused = RoleProcess.fork(log.url, tmp_path / "paused.log", roles=["projector"])
     await until(log.is_written, "the first one writes")
@@ -267,7 +267,7 @@ async def test_30_a_resumed_projector_overwrites_no_newer_row_and_takes_over_whe
     await log.append_part(keys(COUNT, COUNT + 20), 0)
     await until(log.is_written, "the other one takes over")
     await log.append_part(keys(COUNT, COUNT + 10), 1)
-    await until(log.is_written, "the other one writes on")
+    await until(log.is_written, "the other one keeps writing")
     paused.resume()
     await log.append_part(keys(COUNT, COUNT + 10), 2)
     await until(log.is_written, "one of them writes")
@@ -281,5 +281,5 @@ async def test_30_a_resumed_projector_overwrites_no_newer_row_and_takes_over_whe
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert len(checkpoints) >= 4
-    assert checkpoints == sorted(set(checkpoints)), "a checkpoint only grows"
+    assert checkpoints == sorted(set(checkpoints)), "checkpoints only increase"
     await paused.stop()

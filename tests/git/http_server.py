@@ -13,7 +13,7 @@ from aiohttp import web
 
 
 class GitServer:
-    """Serves the repositories of a folder; ``requests`` counts the requests."""
+    """Serves the repositories in a folder; ``requests`` counts the requests."""
 
     def __init__(self, folder: Path, password: str) -> None:
         self._folder = folder
@@ -24,7 +24,7 @@ class GitServer:
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[GitServer]:
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._respond)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -35,7 +35,7 @@ class GitServer:
         finally:
             await runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.Response:
         self.requests += 1
         if request.headers.get("Authorization") != self._expected:
             return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="git"'})

@@ -1,4 +1,4 @@
-"""Repositories that tests write to, with Git's own program."""
+"""Repositories that tests write, using Git itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.needs import skip_unless_in_ci
 
 AUTHOR: Final = "Ann <ann@example.org>"
 
-_ALONE: Final = {
+_ISOLATED: Final = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_AUTHOR_NAME": "Ann",
@@ -28,7 +28,7 @@ class Repository:
     def __init__(self, folder: Path, *, branch: str = "main") -> None:
         self.folder = folder
         self.branch = branch
-        self._files = folder / ".git"  # what `git init` makes, without a process
+        self._files = folder / ".git"  # what `git init` creates, without a process
         for each in ("objects", "refs/heads"):
             (self._files / each).mkdir(parents=True)
         (self._files / "HEAD").write_text(f"ref: refs/heads/{branch}\n")
@@ -65,12 +65,12 @@ class Repository:
         file.write_bytes(content)
         return self.git("hash-object", "-t", kind, "-w", "--literally", str(file)).strip()
 
-    def git(self, *words: str, given: str = "") -> str:
+    def git(self, *words: str, stdin: str = "") -> str:
         process = subprocess.run(
             ["git", *words],
-            input=given,
+            input=stdin,
             cwd=self.folder,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.folder.parent), **_ALONE},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.folder.parent), **_ISOLATED},
             capture_output=True,
             text=True,
             check=False,
@@ -82,7 +82,7 @@ class Repository:
 def signing_key(folder: Path, name: str = "key") -> tuple[Path, str]:
     """Create an SSH key; return its file and its line for the allowed signers."""
     if shutil.which("ssh-keygen") is None:
-        skip_unless_in_ci("ssh-keygen is not installed (package openssh-client)")
+        skip_unless_in_ci("ssh-keygen is not installed (openssh-client package)")
     key = folder / name
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann", "-f", str(key)]
     subprocess.run(command, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Malicious sources block no others, reveal no secrets, and fill no disk."""
+"""Malicious sources do not block others, reveal secrets or fill a disk."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def listening(serve: Serve) -> AsyncGenerator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/shop"
 
 
-async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Respond one byte at a time, without an end."""
+async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Respond one byte at a time, endlessly."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
     try:
         while not writer.is_closing():
@@ -55,7 +55,7 @@ async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         return
 
 
-async def repeats(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def echo_password(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Refuse with an echo of the password, as some servers do."""
     error_line = f"ERR no access with {PASSWORD}\n".encode()
     body = (
@@ -68,11 +68,11 @@ async def repeats(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def test_a_server_that_never_finishes_blocks_no_other_source(
+async def test_a_server_that_never_finishes_does_not_block_other_sources(
     world: World, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(heads, "_MAX_SECONDS", 1)
-    async with listening(drips) as url:
+    async with listening(drip) as url:
         spec = {"providerConfigRef": {"name": CONFIG}, "url": url, "intervalSeconds": 1}
         other_manifest = Manifest("git/v1", "GitSource", Metadata("drips"), spec)
         await world.declare_all([other_manifest])
@@ -97,7 +97,7 @@ def login(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("login")
 async def test_a_password_is_also_hidden_without_its_user(world: World, repository: Repository):
-    async with listening(repeats) as url:
+    async with listening(echo_password) as url:
         manifest = source(repository, credentials={"$secret": "GIT_LOGIN", "store": "env"}, url=url)
         await world.declare_all([manifest])
         message = await until_problem(world, "Unreachable")
@@ -106,7 +106,7 @@ async def test_a_password_is_also_hidden_without_its_user(world: World, reposito
         assert PASSWORD.encode() not in msgspec.json.encode(event.data)
 
 
-async def test_long_texts_of_a_commit_are_truncated(world: World, repository: Repository):
+async def test_long_commit_texts_are_truncated(world: World, repository: Repository):
     folder = "/".join(letter * 200 for letter in "abcdefghij")
     names = [f"s{number}" for number in range(60)]
     repository.write({f"{folder}/{name}.yaml": document(name) for name in names})

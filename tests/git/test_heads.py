@@ -49,7 +49,7 @@ def contents() -> Contents:
 
 
 @pytest.fixture
-async def looks(contents: Contents):
+async def source_heads(contents: Contents):
     def accept(_manifest: Manifest) -> None:
         return
 
@@ -71,17 +71,17 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.Event().wait()
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", request.namespace), {})
         read_result = ParsedManifest(Source("a.yaml", 1, 1), manifest, manifest.key)
-        place = (read_result.source.file, read_result.source.number, read_result.source.line)
-        return Reply("main", COMMIT, {"commit": COMMIT}, [Document(*place, manifest)])
+        location = (read_result.source.file, read_result.source.number, read_result.source.line)
+        return Reply("main", COMMIT, {"commit": COMMIT}, [Document(*location, manifest)])
 
     monkeypatch.setattr(heads, "read_source", read)
 
 
 @pytest.fixture
-async def hanging(looks: Heads):
+async def hanging(source_heads: Heads):
     """Many sources of one tenant, whose servers never respond."""
     specs = [source_of("hostile", number) for number in range(20)]
-    tasks = [asyncio.create_task(looks.refresh(each, is_requested=False)) for each in specs]
+    tasks = [asyncio.create_task(source_heads.refresh(each, is_requested=False)) for each in specs]
     await asyncio.sleep(0)
     yield tasks
     for each in tasks:
@@ -90,69 +90,72 @@ async def hanging(looks: Heads):
 
 
 @pytest.mark.usefixtures("hanging")
-async def test_servers_that_hang_leave_slots_for_the_sources_of_other_tenants(looks: Heads) -> None:
+async def test_hanging_servers_leave_slots_for_other_tenants_sources(source_heads: Heads) -> None:
     async with asyncio.timeout(5):
-        objects = await looks.refresh(source_of("billing"), is_requested=False)
+        objects = await source_heads.refresh(source_of("billing"), is_requested=False)
     assert objects["head"]["revision"]["commit"] == COMMIT
 
 
 async def test_a_listing_shows_the_known_state_of_a_source_that_waits_for_a_slot(
-    looks: Heads, hanging: list[asyncio.Task[Any]], monkeypatch: pytest.MonkeyPatch
+    source_heads: Heads, hanging: list[asyncio.Task[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.05)
     async with asyncio.timeout(5):
-        assert await looks.refresh(source_of("hostile", 99), is_requested=False) == {}
+        assert await source_heads.refresh(source_of("hostile", 99), is_requested=False) == {}
     assert not any(each.done() for each in hanging)
 
 
 async def test_reads_of_withdrawn_sources_end(
-    looks: Heads, monkeypatch: pytest.MonkeyPatch
+    source_heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise they occupy the slots for a minute each."""
     monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.01)
     await asyncio.gather(
-        *(looks.refresh(source_of("hostile", each), is_requested=False) for each in range(20))
+        *(
+            source_heads.refresh(source_of("hostile", each), is_requested=False)
+            for each in range(20)
+        )
     )
     billing = source_of("billing")
-    looks.keep_only_sources([billing.parent])
+    source_heads.keep_only_sources([billing.parent])
     async with asyncio.timeout(5):
-        while looks.has_reads:  # noqa: ASYNC110 - nothing reports the end
+        while source_heads.has_reads:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-async def test_a_source_that_hangs_delays_no_read_of_others(
-    looks: Heads, monkeypatch: pytest.MonkeyPatch, fresh: bool
+async def test_a_hanging_source_does_not_delay_reads_of_others(
+    source_heads: Heads, monkeypatch: pytest.MonkeyPatch, fresh: bool
 ) -> None:
     """A page, or the objects of an API that are not ready, are read together."""
     monkeypatch.setattr(heads, "_REQUEST_SECONDS" if fresh else "_LISTING_SECONDS", 0.05)
     specs = [*(source_of("hostile", number) for number in range(5)), source_of("billing")]
     async with asyncio.timeout(5):
-        read = (looks.refresh(each, is_requested=fresh) for each in specs)
+        read = (source_heads.refresh(each, is_requested=fresh) for each in specs)
         *hostile, billing = await asyncio.gather(*read)
-        assert not await looks.has_new_commits()
+        assert not await source_heads.has_new_commits()
     assert hostile == [{}] * 5
     assert billing["head"]["revision"]["commit"] == COMMIT
 
 
 async def test_requests_during_a_read_share_the_next_one(
-    looks: Heads, monkeypatch: pytest.MonkeyPatch
+    source_heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, read, count = asyncio.Event(), heads.read_source, 0
 
-    async def counted(request: Request) -> Reply:
+    async def read_and_count(request: Request) -> Reply:
         nonlocal count
         count += 1
         await may_end.wait()
         return await read(request)
 
-    monkeypatch.setattr(heads, "read_source", counted)
+    monkeypatch.setattr(heads, "read_source", read_and_count)
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, each: failures.append(each))
     spec = source_of("billing")
-    reads = [looks.refresh(spec, is_requested=fresh) for fresh in (False, True, True)]
+    reads = [source_heads.refresh(spec, is_requested=fresh) for fresh in (False, True, True)]
     tasks = [asyncio.create_task(each) for each in reads]
-    while not count:  # noqa: ASYNC110 - nothing reports the start
+    while not count:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(0)
     may_end.set()
     async with asyncio.timeout(5):
@@ -161,36 +164,36 @@ async def test_requests_during_a_read_share_the_next_one(
     assert (count, failures) == (2, [])
 
 
-async def test_a_slow_read_is_reported_when_it_has_ended(
-    looks: Heads, monkeypatch: pytest.MonkeyPatch
+async def test_a_slow_read_is_reported_once_it_has_ended(
+    source_heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.01)
     may_end, read = asyncio.Event(), heads.read_source
 
-    async def slowly(request: Request) -> Reply:
+    async def read_slowly(request: Request) -> Reply:
         await may_end.wait()
         return await read(request)
 
-    monkeypatch.setattr(heads, "read_source", slowly)
+    monkeypatch.setattr(heads, "read_source", read_slowly)
     spec = source_of("billing")
-    assert await looks.refresh(spec, is_requested=False) == {}
-    assert not await looks.has_new_commits()
+    assert await source_heads.refresh(spec, is_requested=False) == {}
+    assert not await source_heads.has_new_commits()
     may_end.set()
     async with asyncio.timeout(5):
-        while not await looks.has_new_commits():  # noqa: ASYNC110 - nothing reports the end
+        while not await source_heads.has_new_commits():  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
-    assert looks.known_outputs(spec)["head"]["revision"]["commit"] == COMMIT
-    assert not await looks.has_new_commits(), "it is reported once"
+    assert source_heads.known_outputs(spec)["head"]["revision"]["commit"] == COMMIT
+    assert not await source_heads.has_new_commits(), "it is reported once"
 
 
-async def test_a_failed_storage_of_content_breaks_no_listing(
-    looks: Heads, contents: Contents
+async def test_a_failure_to_store_content_does_not_break_a_listing(
+    source_heads: Heads, contents: Contents
 ) -> None:
     contents.is_full = True
-    objects = await looks.refresh(source_of("billing"), is_requested=False)
+    objects = await source_heads.refresh(source_of("billing"), is_requested=False)
     assert "QuotaExceeded" in objects[PROBLEM]["message"]
     contents.is_full = False
-    objects = await looks.refresh(source_of("billing"), is_requested=True)
+    objects = await source_heads.refresh(source_of("billing"), is_requested=True)
     assert PROBLEM not in objects
     assert "content" in objects["head"]
 
@@ -211,7 +214,7 @@ class Tokens:
         raise AssertionError(key)
 
 
-async def test_a_commit_is_searched_for_credentials_that_were_replaced(
+async def test_a_commit_is_searched_for_replaced_credentials(
     contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[Request] = []
@@ -223,11 +226,11 @@ async def test_a_commit_is_searched_for_credentials_that_were_replaced(
     monkeypatch.setattr(heads, "read_source", read)
     tokens, storage = Tokens(), cast("Any", contents)
     secrets = Secrets(None, {"files": tokens}, key=b"a key")
-    looks = Heads(storage, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
+    source_heads = Heads(storage, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
     spec = source_of("billing")
     spec.fields[SOURCE]["credentials"] = {"$secret": "git"}
-    await looks.refresh(spec, is_requested=True)
+    await source_heads.refresh(spec, is_requested=True)
     tokens.value = "the second token of the source"
-    await looks.refresh(spec, is_requested=True)
+    await source_heads.refresh(spec, is_requested=True)
     assert [each.credential for each in requests] == [Tokens.value, tokens.value]
     assert Tokens.value in requests[1].former_credentials

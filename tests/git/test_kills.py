@@ -1,4 +1,4 @@
-"""Commits during kills: the newest is declared completely, and nothing is left."""
+"""Commits during kills: the newest is declared completely, and nothing remains."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Machine:
 
     def colors(self) -> dict[str, str]:
         """Return the colors of the shapes in the API."""
-        answer = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
-        return {each["name"]: each["color"] for each in answer.json()["items"]}
+        response = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
+        return {each["name"]: each["color"] for each in response.json()["items"]}
 
     def until(self, expected: dict[str, str]) -> None:
         self.wait_for(lambda: self.colors() == expected and self._is_ready(), f"{expected}")
@@ -128,7 +128,7 @@ def test_38_the_newest_commit_is_declared_completely_after_any_kill(
     assert declared_names["Shape"] == len(colors)
     assert declared_names["ComposedSet"] == 1
     machine.wait_for(
-        lambda: machine.declared()["ComposedContent"] <= 3, "only what the newest commit is made of"
+        lambda: machine.declared()["ComposedContent"] <= 3, "only the newest commit's content"
     )
     machine.cli.ok("delete", "GitSource", "shop")
     kill_and_restart_within(1)

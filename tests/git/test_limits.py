@@ -1,4 +1,4 @@
-"""Small repositories that unpack to large data lead to errors that name the limit."""
+"""Small repositories that unpack to large data cause errors that name the limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def read(url: str, *, path: str = "", seconds: float = 60) -> Reply:
     return await read_source(Request(source, "default", "", 10, seconds, EVERYTHING))
 
 
-async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failure:
+async def read_failure(url: str, *, path: str = "", seconds: float = 60) -> Failure:
     failure = (await read(url, path=path, seconds=seconds)).failure
     assert failure is not None
     return failure
@@ -54,7 +54,7 @@ async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failur
 def peak_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return a function that returns the peak memory of the reader."""
     file = tmp_path / "peak"
-    # Not by getrusage, which begins with the memory of the process that has started this one.
+    # Not with getrusage, which starts with the memory of the parent process.
     program = f"""
 import re
 from infra.providers.git.reader import main
@@ -67,11 +67,11 @@ open({str(file)!r}, "w").write(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
 
 
 def zeros(size: int, head: bytes = b"") -> bytes:
-    """Pack zeros a thousand times smaller."""
+    """Compress zeros to a thousandth of their size."""
     packer = zlib.compressobj(9)
     start = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(bytes(16 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
-    # Behind a full flush a block refers to nothing before it; the sum at the end is not reached.
+    # After a full flush, a block refers to nothing before it; the checksum is never reached.
     return start + block * (size // (16 * MIB)) + packer.flush()
 
 
@@ -83,8 +83,8 @@ def pack_of(*objects: bytes) -> bytes:
     return content + hashlib.sha1(content).digest()
 
 
-def packed(kind: int, size: int, content: bytes, base: bytes = b"") -> bytes:
-    """Write an object in a pack: its header with a size, and its content."""
+def pack_entry(kind: int, size: int, content: bytes, base: bytes = b"") -> bytes:
+    """Build a pack entry: a header with a size, and content."""
     head = bytearray()
     first, size = size & 0x0F, size >> 4
     head.append(kind << 4 | first | (0x80 if size else 0))
@@ -101,8 +101,8 @@ def varint(size: int) -> bytes:
             return bytes(encoded)
 
 
-def object_of(kind: int, content: bytes) -> bytes:
-    return packed(kind, len(content), zlib.compress(content))
+def pack_object(kind: int, content: bytes) -> bytes:
+    return pack_entry(kind, len(content), zlib.compress(content))
 
 
 COMMIT = b"tree " + b"1" * 40 + b"\nauthor A <a@b> 1 +0000\ncommitter A <a@b> 1 +0000\n\nbomb\n"
@@ -114,12 +114,12 @@ def line(text: bytes) -> bytes:
 
 
 def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
-    """Serve one commit with a pack, after which something may follow many times."""
+    """Serve one commit with a pack, followed by ``repeat`` this many times."""
     refs = line(b"# service=git-upload-pack\n") + b"0000"
     refs += line(COMMIT_ID + b" HEAD\0shallow ofs-delta\n")
     refs += line(COMMIT_ID + b" refs/heads/main\n") + b"0000"
 
-    def answer(connection: socket.socket, head: bytes) -> None:
+    def respond(connection: socket.socket, head: bytes) -> None:
         is_post = head.startswith(b"POST")
         kind = b"result" if is_post else b"advertisement"
         start = (
@@ -134,24 +134,24 @@ def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
         for _ in range(times):
             connection.sendall(repeat)
 
-    return answer
+    return respond
 
 
 BOMBS = {
     "a blob of 1 GiB": (
-        pack_of(object_of(1, COMMIT), packed(3, GIB, zeros(GIB))),
+        pack_of(pack_object(1, COMMIT), pack_entry(3, GIB, zeros(GIB))),
         "one of its objects is 1073741824 bytes, more than the limit of 64 MiB",
     ),
-    "a commit of 1 GiB": (pack_of(packed(1, GIB, zeros(GIB))), "more than the limit of 64 MiB"),
-    "a blob that states to be small": (
-        pack_of(object_of(1, COMMIT), packed(3, 10, zeros(GIB))),
+    "a commit of 1 GiB": (pack_of(pack_entry(1, GIB, zeros(GIB))), "more than the limit of 64 MiB"),
+    "a blob that claims to be small": (
+        pack_of(pack_object(1, COMMIT), pack_entry(3, 10, zeros(GIB))),
         "its pack is damaged: decompressed data exceeds expected size",
     ),
-    "a difference that makes 1 GiB": (
+    "a delta that expands to 1 GiB": (
         pack_of(
-            object_of(1, COMMIT),
-            object_of(3, bytes(100)),
-            packed(
+            pack_object(1, COMMIT),
+            pack_object(3, bytes(100)),
+            pack_entry(
                 7,
                 len(varint(100) + varint(GIB)),
                 zlib.compress(varint(100) + varint(GIB)),
@@ -161,52 +161,54 @@ BOMBS = {
         "one of its objects is 1073741824 bytes, more than the limit of 64 MiB",
     ),
     "many blobs of 48 MiB": (
-        pack_of(object_of(1, COMMIT), *[packed(3, 48 * MIB, zlib.compress(bytes(48 * MIB)))] * 12),
+        pack_of(
+            pack_object(1, COMMIT), *[pack_entry(3, 48 * MIB, zlib.compress(bytes(48 * MIB)))] * 12
+        ),
         "exceed the limit of 512 MiB",
     ),
-    "a pack of many objects": (
+    "a pack with many objects": (
         b"PACK" + struct.pack(">II", 2, 2**31) + bytes(100),
         "2147483648 objects including its history, more than the limit of 200000",
     ),
-    "a size without an end": (
+    "an endless size": (
         b"PACK" + struct.pack(">II", 2, 1) + b"\xff" * 1000,
         "the size of an object is not terminated",
     ),
 }
 
 
-@pytest.mark.parametrize("what", BOMBS)
-async def test_a_pack_is_refused_before_it_is_unpacked(what: str, peak_bytes: Callable[[], int]):
-    pack, words = BOMBS[what]
+@pytest.mark.parametrize("case", BOMBS)
+async def test_a_pack_is_refused_before_it_is_unpacked(case: str, peak_bytes: Callable[[], int]):
+    pack, error_text = BOMBS[case]
     with hostile_server(git_server(pack)) as port:
-        failure = await failure_of(f"http://127.0.0.1:{port}/shop")
-    assert words in failure.message
+        failure = await read_failure(f"http://127.0.0.1:{port}/shop")
+    assert error_text in failure.message
     assert peak_bytes() < PEAK_BYTES
 
 
 async def test_a_pack_that_is_too_large_is_not_received(peak_bytes: Callable[[], int]):
     pack = b"PACK" + struct.pack(">II", 2, 1)
     with hostile_server(git_server(pack, bytes(MIB), 1024)) as port:
-        failure = await failure_of(f"http://127.0.0.1:{port}/shop")
+        failure = await read_failure(f"http://127.0.0.1:{port}/shop")
     assert "sends more than 128 MiB for a commit" in failure.message
     assert peak_bytes() < PEAK_BYTES
 
 
 async def test_endless_refs_time_out(peak_bytes: Callable[[], int]):
     refs = line(b"# service=git-upload-pack\n") + b"0000" + line(COMMIT_ID + b" HEAD\0shallow\n")
-    one = line(COMMIT_ID + b" refs/heads/" + b"x" * 60_000 + b"\n")
+    ref_line = line(COMMIT_ID + b" refs/heads/" + b"x" * 60_000 + b"\n")
 
-    def answer(connection: socket.socket, _head: bytes) -> None:
+    def respond(connection: socket.socket, _head: bytes) -> None:
         connection.sendall(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\n\r\n"
         )
         connection.sendall(refs)
         for number in range(100_000):
-            connection.sendall(one[:-10] + b"%08x\n" % number + one[-1:])
+            connection.sendall(ref_line[:-10] + b"%08x\n" % number + ref_line[-1:])
 
-    with hostile_server(answer) as port:
+    with hostile_server(respond) as port:
         async with measure_event_loop() as loop:
-            failure = await failure_of(f"http://127.0.0.1:{port}/shop", seconds=10)
+            failure = await read_failure(f"http://127.0.0.1:{port}/shop", seconds=10)
     assert "no result within 10 s" in failure.message or "256 MiB of memory" in failure.message
     assert peak_bytes() < PEAK_BYTES
     assert loop.blocked_seconds < 1.5
@@ -215,48 +217,48 @@ async def test_endless_refs_time_out(peak_bytes: Callable[[], int]):
 # --- repositories on disk
 
 
-def with_blob(repository: Repository, packed_blob: bytes) -> None:
-    """Commit a blob that is on the disk as given."""
+def commit_blob(repository: Repository, packed_blob: bytes) -> None:
+    """Commit a blob whose file has the given content."""
     sha = "ab" * 20
     folder = repository.folder / ".git/objects/ab"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / sha[2:]).write_bytes(packed_blob)
-    listed = f"100644 blob {sha}\ta.yaml\n"
-    tree = repository.git("mktree", "--missing", given=listed).strip()
+    entries = f"100644 blob {sha}\ta.yaml\n"
+    tree = repository.git("mktree", "--missing", stdin=entries).strip()
     commit = repository.git("commit-tree", tree, "-m", "bomb").strip()
     repository.git("update-ref", "refs/heads/main", commit)
 
 
-@pytest.mark.parametrize("stated", [GIB, 10])
+@pytest.mark.parametrize("stated_size", [GIB, 10])
 async def test_a_loose_object_exhausts_only_its_reader(
-    repository: Repository, stated: int, peak_bytes: Callable[[], int]
+    repository: Repository, stated_size: int, peak_bytes: Callable[[], int]
 ):
-    with_blob(repository, zeros(GIB, b"blob %d\0" % stated))
-    failure = await failure_of(repository.url)
+    commit_blob(repository, zeros(GIB, b"blob %d\0" % stated_size))
+    failure = await read_failure(repository.url)
     assert failure.reason == "Unreachable"
     assert "MiB of memory" in failure.message or "size" in failure.message
     assert peak_bytes() < MAX_MEMORY_BYTES
 
 
-def with_tree_bomb(repository: Repository, leaf: str) -> None:
-    """Commit a tree of 16 trees, each of 16 trees, … which are one object a level."""
+def commit_tree_bomb(repository: Repository, leaf: str) -> None:
+    """Commit a tree of 16 trees, each of 16 trees, and so on, with one object per level."""
     tree = leaf
     for _ in range(12):
-        listed = "".join(f"040000 tree {tree}\t{name:x}\n" for name in range(16))
-        tree = repository.git("mktree", "--missing", given=listed).strip()
+        entries = "".join(f"040000 tree {tree}\t{name:x}\n" for name in range(16))
+        tree = repository.git("mktree", "--missing", stdin=entries).strip()
     commit = repository.git("commit-tree", tree, "-m", "bomb").strip()
     repository.git("update-ref", "refs/heads/main", commit)
 
 
 async def test_trees_that_share_a_tree_are_counted(repository: Repository):
     empty = repository.git("mktree").strip()
-    with_tree_bomb(repository, empty)
-    failure = await failure_of(repository.url)
+    commit_tree_bomb(repository, empty)
+    failure = await read_failure(repository.url)
     assert "the repository has more than 50000 files and directories" in failure.message
     repository.write({"a.yaml": "a: 1\n"})
     repository.git("add", "--all")
-    with_tree_bomb(repository, repository.git("write-tree").strip())
-    failure = await failure_of(repository.url)
+    commit_tree_bomb(repository, repository.git("write-tree").strip())
+    failure = await read_failure(repository.url)
     assert "more than 5000 files" in failure.message
 
 
@@ -264,11 +266,11 @@ async def test_a_slow_document_times_out(repository: Repository):
     values = "a: [" + "[]," * 190_000 + "]\n---\n"
     repository.write({"a.yaml": values * 20})
     repository.commit()
-    began = time.monotonic()
+    started_at = time.monotonic()
     async with measure_event_loop() as loop:
-        failure = await failure_of(repository.url, seconds=4)
+        failure = await read_failure(repository.url, seconds=4)
     assert "no result within 4 s" in failure.message
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - started_at < 30
     assert loop.blocked_seconds < 1.5
 
 
@@ -277,11 +279,11 @@ async def test_manifests_that_grow_by_aliases_exceed_the_limit(repository: Repos
     text = "  a: &a " + "x" * 90_000 + "\n  b: [*a, *a, *a, *a]\n---\n"
     repository.write({"a.yaml": "".join(head % number + text for number in range(100))})
     repository.commit()
-    failure = await failure_of(repository.url)
+    failure = await read_failure(repository.url)
     assert "its manifests exceed the limit of 32 MiB" in failure.message
 
 
-async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_process(
+async def test_manifests_with_many_small_values_are_not_decoded_in_the_calling_process(
     repository: Repository,
 ):
     """Each value takes one byte of the reply, and 64 bytes once decoded."""
@@ -290,7 +292,7 @@ async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_pro
     repository.write({f"{number}.json": text for number in range(25)})
     repository.commit()
     with measure_resident_memory() as memory:
-        failure = await failure_of(repository.url)
+        failure = await read_failure(repository.url)
     assert "its manifests exceed the limit of 128 MiB of memory" in failure.message
     assert memory.peak_bytes < 64 * MIB
 
@@ -299,7 +301,7 @@ async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_pro
 def test_a_long_message_is_made_stable_in_linear_time(part: str):
     text = part * (1_000_000 // len(part))
     assert len(stable_message(text)) <= 2000
-    assert len(remove_variable_parts(text)) <= 1_000_000  # in quadratic time, it takes hours
+    assert len(remove_variable_parts(text)) <= 1_000_000  # in quadratic time, it would take hours
 
 
 async def test_a_long_file_name_leads_to_a_short_message(repository: Repository):
@@ -310,7 +312,7 @@ async def test_a_long_file_name_leads_to_a_short_message(repository: Repository)
     root = repository.store("tree", b"100644 " + name + b"\0" + bytes.fromhex(blob))
     commit = repository.git("commit-tree", root, "-m", "long").strip()
     repository.git("update-ref", "refs/heads/main", commit)
-    failure = await failure_of(repository.url)
+    failure = await read_failure(repository.url)
     assert "is not a valid file name" in failure.message
     assert len(failure.message) <= MAX_MESSAGE_CHARACTERS
 

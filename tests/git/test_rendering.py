@@ -1,4 +1,4 @@
-"""Renderers: the operator's programs, run in a copy of a commit with limits."""
+"""Renderers: the operator's programs, run with limits in a copy of a commit."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def test_a_renderer_runs_in_its_folder_with_all_other_files(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "message"),
     [
         ("echo no such chart >&2; exit 3", "mine: exit status 3: no such chart"),
         ("yes", "its output is larger than"),
         ("sleep 60 & sleep 60", "took longer than"),
-        ("setsid sleep 3 & exit 3", "mine: exit status 3"),  # it has our output open
+        ("setsid sleep 3 & exit 3", "mine: exit status 3"),  # it keeps our output open
     ],
 )
-def test_a_failed_renderer_is_reported(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_renderer_is_reported(script: str, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendering, "MAX_SECONDS", 1 if "sleep" in script else 30)
-    with pytest.raises(GitError, match=words) as raised:
+    with pytest.raises(GitError, match=message) as raised:
         run_renderer(sh(script), "mine", FILES, "deploy")
     assert raised.value.reason == "BadCommit"
 
 
-def test_only_renderers_of_the_operator_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_the_operators_renderers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(GitError, match="unknown renderer 'theirs'; use one of"):
         run_renderer(sh("true"), "theirs", FILES, "")
     with pytest.raises(GitError, match="is not a valid file name"):
         run_renderer(sh("true"), "mine", {"../../stolen": b""}, "")
     with pytest.raises(GitError, match="the commit has no directory 'nowhere'"):
         run_renderer(sh("true"), "mine", FILES, "nowhere")
-    for outside in ("../..", "/etc", "deploy/../../.."):  # as only a forged set could name it
+    for outside in ("../..", "/etc", "deploy/../../.."):  # only a forged set could contain this
         with pytest.raises(GitError, match="the commit has no directory"):
             run_renderer(sh("true"), "mine", FILES, outside)
     assert read_renderers() == {}

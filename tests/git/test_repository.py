@@ -52,13 +52,13 @@ def files(remote: Remote, path: str = "", **ref: str) -> dict[str, bytes]:
         return checkout.files(path)
 
 
-def parts_of(content: dict[str, bytes]) -> None:
+def check_content(content: dict[str, bytes]) -> None:
     reads = [*documents_in(content, SHOP.namespace)]
     check_parts(reads, SHOP, KindRegistry([SHAPE]).check)
 
 
-@pytest.mark.parametrize("place", ["", ", namespace: default"])
-def test_a_definition_of_a_tenant_is_refused_before_it_is_checked(place: str):
+@pytest.mark.parametrize("namespace_field", ["", ", namespace: default"])
+def test_a_tenants_definition_is_refused_before_it_is_checked(namespace_field: str):
     """A check compiles its expressions, which could take any amount of time."""
     text = "apiVersion: reconciler/v1\nkind: KindDefinition\nmetadata: {name: Foo%s}\n"
     text += "spec: {apiVersion: foo/v1, provider: foo, over: Shape, fields: {}}\n"
@@ -69,7 +69,7 @@ def test_a_definition_of_a_tenant_is_refused_before_it_is_checked(place: str):
         kinds.check(manifest)
         checked.append(manifest.metadata.name)
 
-    reads = [*documents_in({"a.yaml": (text % place).encode()}, SHOP.namespace)]
+    reads = [*documents_in({"a.yaml": (text % namespace_field).encode()}, SHOP.namespace)]
     with pytest.raises(GitError, match="namespace"):
         check_parts(reads, SHOP, check)
     assert not checked
@@ -114,18 +114,18 @@ def test_refs_are_found_or_named(repository: Repository):
     assert find_commit(remote, {"semver": "1.x"}).ref == "v1.0.0"
     with fetch(remote, find_commit(remote, {"tag": "1.1.0-rc.1"}).commit) as checkout:
         assert checkout.revision["commit"] == second
-    for ref, words in (
+    for ref, message in (
         ({"branch": "gone"}, "has no branch 'gone'"),
         ({"tag": "gone"}, "tag 'gone' does not exist"),
         ({"semver": ">=3"}, "no tag is a version in the range '>=3'"),
         ({"semver": "soon"}, "'soon' is not a version range"),
     ):
-        with pytest.raises(GitError, match=words) as raised:
+        with pytest.raises(GitError, match=message) as raised:
             find_commit(remote, ref)
         assert raised.value.reason == "RefGone"
 
 
-def test_links_are_omitted_and_the_history_is_known(repository: Repository):
+def test_links_are_omitted_and_ancestors_are_found(repository: Repository):
     repository.write({"deploy/a.yaml": "a", "secret": "x"})
     (repository.folder / "deploy/link.yaml").symlink_to("/etc/passwd")
     first = repository.commit()
@@ -141,9 +141,9 @@ def test_links_are_omitted_and_the_history_is_known(repository: Repository):
         assert not checkout.has_ancestor("0" * 40)
 
 
-def test_only_a_signature_of_a_signer_is_accepted(repository: Repository, tmp_path: Path):
+def test_only_a_signature_by_a_listed_signer_is_accepted(repository: Repository, tmp_path: Path):
     key, signer = signing_key(tmp_path)
-    _, another = signing_key(tmp_path, "another")
+    _, other_signer = signing_key(tmp_path, "other_signer")
     repository.git("config", "gpg.format", "ssh")
     repository.git("config", "user.signingkey", str(key))
     signed = repository.commit("signed", "-S")
@@ -152,7 +152,7 @@ def test_only_a_signature_of_a_signer_is_accepted(repository: Repository, tmp_pa
     with fetch(remote, signed) as checkout:
         check_signature(checkout.folder, signed, signer)
         with pytest.raises(GitError, match=r"no signer in spec\.signers"):
-            check_signature(checkout.folder, signed, another)
+            check_signature(checkout.folder, signed, other_signer)
     with fetch(remote, unsigned) as checkout, pytest.raises(GitError) as raised:
         check_signature(checkout.folder, unsigned, signer)
     assert raised.value.reason == "Unsigned"
@@ -171,7 +171,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_reported():
         "notes.txt": b"\xff",
     }
     with pytest.raises(GitError) as raised:
-        parts_of(content)
+        check_content(content)
     message = raised.value.message
     assert message.startswith(
         "b.yaml:4: a manifest must be a mapping, not int; c.json:1: invalid JSON"
@@ -181,7 +181,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_reported():
     assert "f.yaml:1: invalid YAML: line 2, column 1" in message
     assert message.endswith("; 1 more")
     with pytest.raises(GitError, match="no manifests"):
-        parts_of({"notes.txt": b""})
+        check_content({"notes.txt": b""})
 
 
 def test_a_tree_with_a_path_outside_the_repository_is_refused(repository: Repository):
@@ -200,7 +200,7 @@ def test_a_tree_with_a_path_outside_the_repository_is_refused(repository: Reposi
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[" * 100_000, "nested too deep"),
         ("- " * 100_000, "nested too deep"),
@@ -221,18 +221,18 @@ def test_a_tree_with_a_path_outside_the_repository_is_refused(repository: Reposi
         ),
     ],
 )
-def test_an_excessive_document_is_refused_before_it_is_built(text: str, words: str):
-    with pytest.raises(GitError, match=words):
-        parts_of({"a.yaml": text.encode()})
+def test_an_excessive_document_is_refused_before_it_is_built(text: str, message: str):
+    with pytest.raises(GitError, match=message):
+        check_content({"a.yaml": text.encode()})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "0"])
 @pytest.mark.parametrize("scheme", ["http", "https", "ssh"])
 async def test_no_repository_on_the_host_is_read_unless_allowed(scheme: str, host: str):
-    positions: list[int] = []
+    connections: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        positions.append(1)
+        connections.append(1)
         writer.close()
 
     async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
@@ -241,12 +241,12 @@ async def test_no_repository_on_the_host_is_read_unless_allowed(scheme: str, hos
             await asyncio.to_thread(find_commit, Remote(url, timeout_seconds=2), {})
         assert raised.value.reason == "Unreachable"
         assert "spec.allow.addresses" in raised.value.message
-        assert positions == []
+        assert connections == []
         if host == "127.0.0.1":
             allowed = Remote(url, timeout_seconds=2, allow=Allow(addresses=("127.0.0.1:*",)))
             with pytest.raises(GitError):
                 await asyncio.to_thread(find_commit, allowed, {})
-            assert positions
+            assert connections
 
 
 def test_no_folder_on_the_host_is_read_unless_allowed(repository: Repository):
@@ -256,24 +256,24 @@ def test_no_folder_on_the_host_is_read_unless_allowed(repository: Repository):
         with pytest.raises(GitError, match=r"spec\.allow\.addresses"):
             find_commit(Remote(repository.url, allow=allow), {})
     assert find_commit(Remote(repository.url, allow=Allow(addresses=(f"file://{folder}/*",))), {})
-    around = f"file://{folder}/x/../shop"
+    escaping_url = f"file://{folder}/x/../shop"
     with pytest.raises(GitError, match=r"spec\.allow\.addresses"):
-        find_commit(Remote(around, allow=Allow(addresses=("**",))), {})
+        find_commit(Remote(escaping_url, allow=Allow(addresses=("**",))), {})
 
 
 def test_ssh_connects_to_the_checked_address(monkeypatch: pytest.MonkeyPatch):
-    def resolved(*_: object, **__: object) -> list[object]:
+    def resolve(*_: object, **__: object) -> list[object]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 2222))]
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     arguments = shlex.split(ssh_command(Remote("ssh://git@git.test:2222/x")))
     assert "HostName=192.0.2.7" in arguments
     assert "HostKeyAlias=[git.test]:2222" in arguments
 
 
 @pytest.mark.parametrize("credential", ["", "a-token", "-----BEGIN OPENSSH PRIVATE KEY-----"])
-def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: str):
-    """A tenant would read what only the account may read, or have its ProxyCommand run."""
+def test_ssh_does_not_use_the_keys_or_configuration_of_the_roles_account(credential: str):
+    """Otherwise a tenant could read what only the account may read, or run its ProxyCommand."""
     with tempfile.TemporaryFile() as key:
         options = _ssh_options(Remote("ssh://git@192.0.2.7/x", credential), key)
     ssh_options = subprocess.run(
@@ -290,8 +290,8 @@ def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: s
     assert shlex.split(options["ssh_command"])[1:3] == ["-F", "none"]
 
 
-IN_PIECES = "\\\n    ".join(PASSWORD[at : at + 9] for at in range(0, len(PASSWORD), 9))
-"""As YAML joins the lines of a text in quotation marks."""
+FOLDED_PASSWORD = "\\\n    ".join(PASSWORD[at : at + 9] for at in range(0, len(PASSWORD), 9))
+"""YAML joins the lines of a quoted string."""
 
 MANIFEST = """\
 apiVersion: shapes/v1
@@ -308,28 +308,34 @@ spec:
         ("a.yaml", PASSWORD),
         ("a.yaml", f"a: git:{PASSWORD}"),
         ("a.yaml", PASSWORD.replace(" ", "%20")),
-        ("a.yaml", IN_PIECES),
+        ("a.yaml", FOLDED_PASSWORD),
         (f"{PASSWORD}.yaml", "Blue"),
         (f"{PASSWORD}/a.yaml", "Blue"),
     ],
 )
-async def test_a_commit_that_contains_the_credential_of_its_server_is_refused(
+async def test_a_commit_that_contains_its_servers_credential_is_refused(
     repository: Repository, name: str, text: str
 ):
     repository.write({"b.yaml": MANIFEST.format("Blue"), name: MANIFEST.format(text)})
     repository.commit()
     source = {"url": repository.url}
 
-    async def failure_of(credential: str, *former: str) -> Failure | None:
+    async def read_failure(credential: str, *former_credentials: str) -> Failure | None:
         request = Request(
-            source, "default", credential, 10, 60, EVERYTHING, former_credentials=[*former]
+            source,
+            "default",
+            credential,
+            10,
+            60,
+            EVERYTHING,
+            former_credentials=[*former_credentials],
         )
         return (await read_source(request)).failure
 
     for credentials in ((f"git:{PASSWORD}",), ("git:another token", f"git:{PASSWORD}")):
-        failure = await failure_of(*credentials)
+        failure = await read_failure(*credentials)
         assert failure is not None
         assert failure.reason == "BadCommit"
         assert failure.message.endswith("contains this source's credential")
-    assert await failure_of("") is None
-    assert await failure_of("git:another token") is None
+    assert await read_failure("") is None
+    assert await read_failure("git:another token") is None

@@ -1,4 +1,4 @@
-"""A Git source in the whole loop: manifests are declared completely or not at all."""
+"""A Git source in the whole reconciler: manifests are declared completely or not at all."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ async def until_ready(world: World, commit: str = "") -> StatusRow:
 async def until_problem(world: World, reason: str) -> str:
     """Wait until the source has this problem; return its message."""
 
-    async def says_so() -> str | None:
+    async def find_message() -> str | None:
         row = await world.client.status(SHOP)
         ready = None if row is None else row.not_ready
         return ready.message if ready is not None and ready.reason == reason else None
 
     try:
-        return await world.until(says_so, f"{SHOP} is not ready: {reason}", seconds=15)
+        return await world.until(find_message, f"{SHOP} is not ready: {reason}", seconds=15)
     except AssertionError:
         print(await world.client.status(SHOP))
         raise
@@ -143,7 +143,7 @@ async def test_manifests_of_a_repository_are_declared_changed_and_withdrawn(
     )
 
     repository.write({"deploy/a.yaml": document("a", "Green"), "deploy/c.yaml": document("c")})
-    second = repository.commit("b goes")
+    second = repository.commit("remove b")
     await until_ready(world, second)
     assert await colors(world) == {"a": "Green", "c": "Red"}
 
@@ -151,11 +151,11 @@ async def test_manifests_of_a_repository_are_declared_changed_and_withdrawn(
     await world.until_outcome(SHOP, "Deleted")
     assert await colors(world) == {}
 
-    async def is_forgotten() -> bool:
+    async def is_all_withdrawn() -> bool:
         kinds = {row.kind for row in await world.client.statuses() if row.declared}
         return kinds == {"ProviderConfig"}
 
-    await world.until(is_forgotten, "no content is left declared", seconds=5)
+    await world.until(is_all_withdrawn, "no content is still declared", seconds=5)
 
 
 async def test_neither_an_idle_source_nor_a_restart_writes_an_event(
@@ -188,14 +188,14 @@ async def test_38_a_commit_of_200_manifests_is_applied_completely_or_not_at_all(
     await until_ready(world, first)
     assert len(await colors(world)) == 200
 
-    # It changes three.
+    # A commit changes three.
     repository.write({f"deploy/{name}.yaml": document(name, "Blue") for name in names[:3]})
     second = repository.commit("three are blue", "-S")
     await until_ready(world, second)
     assert sum(each == "Blue" for each in (await colors(world)).values()) == 3
     assert await declarations(world, names[:5]) == dict(zip(names, [2, 2, 2, 1, 1], strict=False))
 
-    # It removes 90.
+    # A commit removes 90.
     repository.remove(*(f"deploy/{name}.yaml" for name in names[110:]))
     third = repository.commit("far too many", "-S")
     held = await world.until_outcome(SHOP, "Held", reason="PruneGuard")
@@ -203,12 +203,12 @@ async def test_38_a_commit_of_200_manifests_is_applied_completely_or_not_at_all(
     assert held.message.startswith(f"commit {third[:12]} by Ann <ann@example.org>: ")
     await world.until_observed_again(3)
     assert len(await colors(world)) == 200
-    answer = await world.ask_as("ann", SHOP, Approved("PruneGuard", reason="it is meant"))
-    assert answer.accepted
+    reply = await world.ask_as("ann", SHOP, Approved("PruneGuard", reason="intended"))
+    assert reply.accepted
     await until_ready(world, third)
     assert sorted(await colors(world)) == names[:110]
 
-    # It breaks one, and changes another.
+    # A commit breaks one, and changes another.
     repository.write(
         {
             "deploy/s007.yaml": document("s007", "Green"),
@@ -222,14 +222,14 @@ async def test_38_a_commit_of_200_manifests_is_applied_completely_or_not_at_all(
     assert message.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays applied")
     assert (await colors(world))["s007"] == "Red", "all or nothing"
 
-    # It is unsigned.
+    # A commit is unsigned.
     repository.write({"deploy/s008.yaml": document("s008", "Yellow")})
-    repository.commit("mended by nobody")
+    repository.commit("fixed without a signature")
     message = await until_problem(world, "Unsigned")
     assert "Ann <ann@example.org>" in message
     assert (await colors(world))["s007"] == "Red"
 
-    # It is force-pushed: to a commit that has none of the others before it.
+    # The branch is force-pushed to a commit without the previous history.
     repository.git("checkout", "--quiet", "--orphan", "again")
     forced = repository.commit("history begins here", "-S")
     repository.git("branch", "--force", "main", "again")
@@ -238,7 +238,7 @@ async def test_38_a_commit_of_200_manifests_is_applied_completely_or_not_at_all(
     assert (await colors(world))["s007"] == "Green"
     assert (await colors(world))["s008"] == "Yellow"
 
-    # Its branch is deleted.
+    # The branch is deleted.
     repository.git("branch", "--quiet", "-D", "main")
     repository.git("symbolic-ref", "HEAD", "refs/heads/nowhere")
     repository.git("branch", "--quiet", "-D", "again")
@@ -255,12 +255,12 @@ async def test_a_child_that_is_edited_or_withdrawn_out_of_band_is_restored(
     await world.declare("a", color="Blue")
     await world.withdraw("b")
 
-    async def are_back() -> bool:
+    async def are_restored() -> bool:
         return await colors(world) == {"a": "Red", "b": "Red"} and (
             await declarations(world, ["a", "b"]) == {"a": 3, "b": 2}
         )
 
-    await world.until(are_back, "both are declared again")
+    await world.until(are_restored, "both are declared again")
     await until_ready(world)
 
 
@@ -320,9 +320,7 @@ async def test_nothing_is_declared_elsewhere_or_twice(world: World, repository: 
     assert await colors(world) == {}
 
 
-async def test_the_newest_commit_is_what_waits_for_an_approval(
-    world: World, repository: Repository
-):
+async def test_the_newest_commit_waits_for_approval(world: World, repository: Repository):
     names = [f"s{number}" for number in range(30)]
     repository.write({f"{name}.yaml": document(name) for name in names})
     await world.declare_all([source(repository)])
@@ -339,7 +337,7 @@ async def test_the_newest_commit_is_what_waits_for_an_approval(
         row = await world.client.status(SHOP)
         return row is not None and "29 of its 30" in row.message
 
-    await world.until(is_reported, "the newer commit is what waits")
+    await world.until(is_reported, "the newer commit is waiting")
     assert len(await colors(world)) == 30
     actions = [event for event in await world.facts(SHOP) if isinstance(event, ActionDecided)]
     assert len(actions) == 2
@@ -390,7 +388,7 @@ async def test_the_plan_of_a_withdrawal_contains_all_declared_resources(
 async def test_content_written_out_of_band_blocks_nothing_and_declares_nothing_elsewhere(
     world: World, repository: Repository
 ):
-    by_hand = {"parent": "default/GitSource/hand", "uid": "u", "key": "k"}
+    forged_set = {"parent": "default/GitSource/hand", "uid": "u", "key": "k"}
     content = {
         "parent": "default/ManifestSet/stolen",
         "children": {"other/Shape/stolen": "d"},
@@ -409,7 +407,7 @@ async def test_content_written_out_of_band_blocks_nothing_and_declares_nothing_e
         [
             Manifest(RECONCILER_API_VERSION, kind, Metadata(name), spec)
             for kind, name, spec in (
-                (COMPOSED_SET_KIND, "GitSource-hand", by_hand),
+                (COMPOSED_SET_KIND, "GitSource-hand", forged_set),
                 (COMPOSED_CONTENT_KIND, digest, content),
                 (COMPOSED_CONTENT_KIND, index, {"parent": content["parent"], "chunks": [digest]}),
             )
@@ -432,18 +430,18 @@ async def test_one_of_two_concurrent_declarations_of_a_set_fails(world: World):
     sets = world.client.manifest_sets()
     key = ResourceKey("default", "ManifestSet", "race")
     parts = [Part(manifest(name)) for name in ("a", "b")]
-    one, of_one = await sets.change(key, parts[:1], prune=False)
-    other_set_change, of_other = await sets.change(key, parts[1:], prune=False)
-    await sets.declare(one, of_one)
+    first_change, first_content = await sets.change(key, parts[:1], prune=False)
+    other_change, other_content = await sets.change(key, parts[1:], prune=False)
+    await sets.declare(first_change, first_content)
     with pytest.raises(DeclarationRefusedError):
-        await sets.declare(other_set_change, of_other)
-    again, of_again = await sets.change(key, parts[1:], prune=False)
-    await sets.declare(again, of_again)
+        await sets.declare(other_change, other_content)
+    retried_change, retried_content = await sets.change(key, parts[1:], prune=False)
+    await sets.declare(retried_change, retried_content)
 
-    async def are_there() -> bool:
+    async def both_exist() -> bool:
         return sorted(await colors(world)) == ["a", "b"]
 
-    await world.until(are_there, "both are there")
+    await world.until(both_exist, "both exist")
     await world.publish(key, Withdrawn())
     await world.until_outcome(key, "Deleted")
 
@@ -498,4 +496,4 @@ spec: {color: Blue, providerConfigRef: {name: badges}}
         rows = [row for row in await world.client.statuses() if row.declared]
         return {row.name for row in rows} == {"default", CONFIG}
 
-    await world.until(is_all_deleted, "definition and configuration are gone, too")
+    await world.until(is_all_deleted, "the definition and configuration are also deleted")

@@ -1,4 +1,4 @@
-"""Webhooks: authentic ones trigger a read of their repository's sources, others nothing."""
+"""Authentic webhooks trigger a read of their repository's sources; others have no effect."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_push_is_read_immediately(folder: Cli, tmp_path: Path) -> None:
     folder.ok("apply", "-f", "-", "--wait", text=json.dumps({**source, "spec": spec}))
     assert names(folder) == ["a"]
     start = ("webhook", "--secret-file", "secret", "--port", "0")
-    server, others = folder.start(*start), folder.start(*start, "--namespace", "billing")
-    url, others_url = address(server), address(others)
+    server, other_server = folder.start(*start), folder.start(*start, "--namespace", "billing")
+    url, other_url = address(server), address(other_server)
     try:
         payload = {"repository": {"clone_url": repository.url.removesuffix(".git")}}
         body = json.dumps(payload).encode()
@@ -72,16 +72,18 @@ def test_a_push_is_read_immediately(folder: Cli, tmp_path: Path) -> None:
 
         repository.write({"b.yaml": shape("b")})
         repository.commit()
-        answer = httpx.post(
+        response = httpx.post(
             url, content=body, headers={"X-Hub-Signature-256": f"sha256={signature}"}
         )
-        assert answer.json() == {"lookedAt": ["default/GitSource/shop"]}
-        answer = httpx.post(others_url, content=body, headers=token)
-        assert answer.json() == {"lookedAt": []}, "nothing shows the source of another namespace"
+        assert response.json() == {"lookedAt": ["default/GitSource/shop"]}
+        response = httpx.post(other_url, content=body, headers=token)
+        assert response.json() == {"lookedAt": []}, (
+            "the response does not show another namespace's source"
+        )
         wait_until(folder, ("get", "Shape"), lambda rows: len(rows) == 2)
         assert names(folder) == ["a", "b"]
     finally:
-        for each in (server, others):
+        for each in (server, other_server):
             each.terminate()
             each.communicate(timeout=30)
     bad = folder.run("webhook", "--secret-file", "no")
@@ -115,7 +117,7 @@ def test_urls_of_one_repository_are_equal(url: str) -> None:
 
 
 class Push:
-    """A request whose body ends only when it may; ``sent_parts`` counts its parts read."""
+    """A request whose body the test ends; ``sent_parts`` counts the parts that were read."""
 
     def __init__(self, headers: Mapping[str, str], part: bytes = b"x") -> None:
         self._part = part
@@ -130,7 +132,7 @@ class Push:
             "headers": named,
         }
         self.may_end = asyncio.Event()
-        self.may_go_on = asyncio.Event()
+        self.may_disconnect = asyncio.Event()
         self._messages = self._parts()
 
     async def call(self, app: Starlette) -> None:
@@ -146,14 +148,14 @@ class Push:
             "body": self._part,
             "more_body": not self.may_end.is_set(),
         }
-        await self.may_go_on.wait()
+        await self.may_disconnect.wait()
         yield {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
         self.status = message.get("status", self.status)
 
 
-async def look_at_nothing(urls: Sequence[str]) -> Sequence[str]:
+async def refresh_nothing(urls: Sequence[str]) -> Sequence[str]:
     return urls
 
 
@@ -163,20 +165,20 @@ async def test_no_body_is_read_from_a_client_without_a_signature_or_the_token(
 ) -> None:
     push = Push(headers)
     async with asyncio.timeout(5):
-        await push.call(webhook(SECRET, look_at_nothing))
+        await push.call(webhook(SECRET, refresh_nothing))
     assert (push.status, push.sent_parts) == (401, 0)
 
 
-async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_bodies_do_not_delay_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_module, "BODY_SECONDS", 8.0)
-    app = webhook(SECRET, look_at_nothing)
+    app = webhook(SECRET, refresh_nothing)
     slow = [Push(UNSIGNED) for _ in range(100)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
         for each in slow:
             calls.create_task(each.call(app))
         await turns()
         assert sum(each.sent_parts for each in slow) == len(slow)
-        slow[0].may_go_on.set()  # this client disconnects, which is no failure of ours
+        slow[0].may_disconnect.set()  # this client disconnects, which is not our error
         push = Push({"X-Gitlab-Token": SECRET}, b'{"repository": {"url": "https://h/r"}}')
         push.may_end.set()
         await push.call(app)
@@ -185,18 +187,20 @@ async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_unverified_bodies_take_bounded_memory() -> None:
-    app = webhook(SECRET, look_at_nothing)
+    app = webhook(SECRET, refresh_nothing)
     part = b"x" * MAX_BODY_BYTES
-    held = MAX_UNVERIFIED_BYTES // MAX_BODY_BYTES
-    large = [Push(UNSIGNED, part) for _ in range(held + 2)]
+    accepted_count = MAX_UNVERIFIED_BYTES // MAX_BODY_BYTES
+    large = [Push(UNSIGNED, part) for _ in range(accepted_count + 2)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
         for each in large:
             calls.create_task(each.call(app))
         await turns()
-        assert [each.status for each in large] == [408, 408] + [0] * held, "the oldest are refused"
+        assert [each.status for each in large] == [408, 408] + [0] * accepted_count, (
+            "the oldest are refused"
+        )
         for each in large:
-            each.may_go_on.set()
-    assert [each.status for each in large] == [408, 408] + [400] * held
+            each.may_disconnect.set()
+    assert [each.status for each in large] == [408, 408] + [400] * accepted_count
 
 
 async def turns() -> None:
@@ -205,9 +209,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_that_sends_endless_headers_is_cut_off() -> None:
+async def test_a_client_that_sends_endless_headers_is_disconnected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = build_server(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, refresh_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"POST / HTTP/1.1\r\nX: ")
@@ -229,7 +233,7 @@ async def test_a_body_without_a_length_is_refused_unread(cut: int) -> None:
         b"X-Hub-Signature-256: sha256=0\r\n\r\n" + b"1\r\nx\r\n" * 100_000
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = build_server(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, refresh_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(request[:cut])
@@ -248,11 +252,11 @@ async def test_the_oldest_of_too_many_connections_is_closed(
 ) -> None:
     monkeypatch.setattr(webhook_module, "MAX_CONNECTIONS", 3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = build_server(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, refresh_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        place = listener.getsockname()
+        socket_address = listener.getsockname()
         async with asyncio.timeout(8):  # less than HEAD_SECONDS
-            opened = [await asyncio.open_connection(*place) for _ in range(5)]
+            opened = [await asyncio.open_connection(*socket_address) for _ in range(5)]
             for reader, _writer in opened[:2]:
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
@@ -273,7 +277,7 @@ async def test_a_connection_without_a_complete_request_is_closed(
 ) -> None:
     monkeypatch.setattr(webhook_module, "HEAD_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = build_server(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, refresh_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(request_bytes)

@@ -83,12 +83,15 @@ class Website:
         allow_more(self.cli, "composition", addresses=self.repository.url)
 
     def declare(self) -> None:
-        places = {"file:///srv/git/websites": self.repository.url, "Seconds: 10": "Seconds: 1"}
-        self._apply("source.yaml", places)
+        replacements = {
+            "file:///srv/git/websites": self.repository.url,
+            "Seconds: 10": "Seconds: 1",
+        }
+        self._apply("source.yaml", replacements)
 
-    def _apply(self, name: str, replaced: dict[str, str]) -> None:
+    def _apply(self, name: str, replacements: dict[str, str]) -> None:
         text = (EXAMPLE / name).read_text()
-        for before, after in replaced.items():
+        for before, after in replacements.items():
             assert before in text, before
             text = text.replace(before, after)
         self.cli.ok("apply", "-f", "-", text=text)
@@ -98,9 +101,9 @@ class Website:
         text = file.read_text()
         assert before in text
         file.write_text(text.replace(before, after))
-        return self.repository.commit(f"{before} is {after}")
+        return self.repository.commit(f"change {before} to {after}")
 
-    # --- using it
+    # --- usage
 
     def visit(self, url: str) -> str:
         """Request the page like a browser, with TLS and the CA."""
@@ -109,9 +112,9 @@ class Website:
             connection = HTTPSConnection(HOST, context=context)
             connection.sock = context.wrap_socket(plain, server_hostname=HOST)
             connection.request("GET", "/")
-            answer = connection.getresponse()
-            text = answer.read().decode().strip()
-            assert answer.status == 200, (answer.status, text)
+            response = connection.getresponse()
+            text = response.read().decode().strip()
+            assert response.status == 200, (response.status, text)
             return text
 
     def url(self) -> str:
@@ -124,13 +127,13 @@ class Website:
                 return self.visit(self.url()) == text
             return False
 
-        self.until(has_text, f"it says {text!r}")
+        self.until(has_text, f"the page contains {text!r}")
 
-    def until(self, holds: Callable[[], Any], what: str) -> None:
+    def until(self, condition: Callable[[], Any], description: str) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not holds():
+        while not condition():
             output = self.cli.run("get").out + self.cli.run("get", "-o", "yaml").out[-6000:]
-            assert time.monotonic() < deadline, f"{what}\n{output}"
+            assert time.monotonic() < deadline, f"{description}\n{output}"
             time.sleep(0.2)
 
     def is_ready(self) -> bool:
@@ -149,7 +152,7 @@ class Website:
         return Counter(
             variable.removeprefix("TEXT=")
             for each in inspected
-            if "Config" in each  # else it was deleted since it was listed
+            if "Config" in each  # otherwise it was deleted after the listing
             for variable in each["Config"]["Env"]
             if variable.startswith("TEXT=")
         )
@@ -168,7 +171,7 @@ class Website:
         files = list((self.cli.folder / "tls/hello").glob("tls.*"))
         leftovers = {"rules": "198.18.0.81" in rules.stdout, "routes": HOST in routes}
         return [
-            *(name for name, is_there in leftovers.items() if is_there),
+            *(name for name, exists in leftovers.items() if exists),
             *map(str, (*containers, *files)),
         ]
 
@@ -180,19 +183,19 @@ class Visitors:
         self.responses: Counter[str] = Counter()
         self.failed: list[str] = []
         self._website, self._url = website, url
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send_requests)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stop.set()
         self._thread.join()
 
-    def _ask(self) -> None:
-        while not self._ended.wait(0.02):
+    def _send_requests(self) -> None:
+        while not self._stop.wait(0.02):
             try:
                 self.responses[self._website.visit(self._url)] += 1
             except (AssertionError, OSError, HTTPException) as error:
@@ -216,7 +219,7 @@ def test_a_commit_becomes_a_website_that_is_rolled_out_and_withdrawn(website: We
     first = website.repository.head
     website.declare()
     website.wait_for_text("version 1")
-    website.until(website.is_ready, "all of it is ready")
+    website.until(website.is_ready, "everything is ready")
     kinds = website.kinds()
     assert {name: kinds[name] for name in ("Website", "Deployment", "Service", "Route")} == {
         "Website": 1,
@@ -229,23 +232,25 @@ def test_a_commit_becomes_a_website_that_is_rolled_out_and_withdrawn(website: We
     containers = website.cli.ok("get", "Container", "-o", "json").json
     why = website.cli.ok("why", f"Container/{containers[0]['metadata']['name']}").out
     explanation = " ".join(why.split())
-    for words in (f"commit {first[:12]} by {AUTHOR}", "deploy/website.yaml:2", "Deployment/hello"):
-        assert words in explanation, why
+    for text in (f"commit {first[:12]} by {AUTHOR}", "deploy/website.yaml:2", "Deployment/hello"):
+        assert text in explanation, why
 
     with Visitors(website, website.url()) as visitors:
-        website.until(lambda: visitors.responses["version 1"] > 20, "it is used")
+        website.until(lambda: visitors.responses["version 1"] > 20, "the site is used")
         website.commit("version 1", "version 2")
-        website.until(lambda: visitors.responses["version 2"] > 20, "it is rolled")
-        website.until(lambda: website.texts() == {"version 2": 3}, "all are of the new version")
+        website.until(lambda: visitors.responses["version 2"] > 20, "the new version is rolled out")
+        website.until(
+            lambda: website.texts() == {"version 2": 3}, "all containers run the new version"
+        )
     assert visitors.failed == []
     assert visitors.responses.keys() == {"version 1", "version 2"}
 
     bad = website.commit("replicas: 3", "replicas: many")
-    words = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:2: default/Website/hello: "
-    website.until(lambda: words in website.message(), "the mistake is told")
+    text = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:2: default/Website/hello: "
+    website.until(lambda: text in website.message(), "the error is reported")
     assert website.visit(website.url()) == "version 2"
     website.commit("replicas: many", "replicas: 2")
-    website.until(lambda: website.texts() == {"version 2": 2}, "it is mended")
+    website.until(lambda: website.texts() == {"version 2": 2}, "the error is fixed")
 
     website.cli.ok("delete", "GitSource", "websites", "--wait", "--timeout", "60s")
     website.until(lambda: website.find_leftovers() == [], "nothing is left")
@@ -272,10 +277,11 @@ def test_a_rollout_continues_after_any_process_is_killed(website: Website) -> No
         kill_and_restart_within(4)
         expected = {f"version {number}": 3}
         website.until(
-            lambda expected=expected: website.texts() == expected, f"it is rolled: {expected}"
+            lambda expected=expected: website.texts() == expected,
+            f"the version is rolled out: {expected}",
         )
         website.wait_for_text(f"version {number}")
-    website.until(website.is_ready, "all of it is ready")
+    website.until(website.is_ready, "everything is ready")
     assert website.kinds()["Container"] == 3
     website.cli.ok("delete", "GitSource", "websites")
     kill_and_restart_within(3)

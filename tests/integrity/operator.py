@@ -13,16 +13,16 @@ class Operator:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._inside = InProcessCli(folder)
+        self._in_process = InProcessCli(folder)
 
     async def run(self, url: str, *arguments: str) -> CommandResult:
         """Run a command in a thread, because it has its own event loop."""
-        return await asyncio.to_thread(self._inside.run, *arguments, "--nats-url", url)
+        return await asyncio.to_thread(self._in_process.run, *arguments, "--nats-url", url)
 
     async def run_ok(self, url: str, *arguments: str) -> CommandResult:
-        ran = await self.run(url, *arguments)
-        assert ran.status == 0, f"{arguments}: {ran}"
-        return ran
+        result = await self.run(url, *arguments)
+        assert result.status == 0, f"{arguments}: {result}"
+        return result
 
     async def diagnose(self, url: str, check: str) -> dict[str, str]:
         """Return the finding of one check of `doctor`."""
@@ -31,7 +31,7 @@ class Operator:
         return finding
 
 
-def blocks_of(data_dir: Path, stream: str) -> list[Path]:
+def list_blocks(data_dir: Path, stream: str) -> list[Path]:
     """Return the files in which a stopped server stores a stream's messages, oldest first."""
     folder = data_dir / "jetstream" / "$G" / "streams" / stream / "msgs"
     return sorted(folder.glob("*.blk"), key=lambda path: int(path.stem))

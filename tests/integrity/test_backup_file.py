@@ -28,7 +28,7 @@ from reconciler.ports import ResourceAppend
 from reconciler.roles.runtime.configurations import Configurations
 from tests.accounts import Accounts
 from tests.bus.histories import events, new_key
-from tests.bus.test_decider import Bus, actions_of, decider, declaration
+from tests.bus.test_decider import Bus, decider, declaration, read_actions
 from tests.integrity.operator import Operator
 
 
@@ -45,8 +45,13 @@ async def _contents(nc: Client) -> list[tuple[int, str, bytes, str | None]]:
     return [_content(message) for message in await read_subject(nc, LOG, "log.>")]
 
 
-def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
-    return one.seq, one.subject, one.payload, (one.headers or {}).get("Reconciler-Digest")
+def _content(message: StoredMessage) -> tuple[int, str, bytes, str | None]:
+    return (
+        message.seq,
+        message.subject,
+        message.payload,
+        (message.headers or {}).get("Reconciler-Digest"),
+    )
 
 
 @pytest.fixture
@@ -84,7 +89,7 @@ async def test_an_existing_file_is_not_overwritten(
     assert refused.err == "error: b already exists; use another name, or remove it\n"
 
 
-def test_two_concurrent_backups_with_one_name_do_not_mix(tmp_path: Path) -> None:
+def test_two_concurrent_backups_with_the_same_name_do_not_mix(tmp_path: Path) -> None:
     path, header = tmp_path / "b", Header(LogIdentity("log"), datetime.now(UTC), {})
     stored = [StoredMessage(seq, "log.a.B.c.fact", b"{}", None, 1) for seq in range(1, 100)]
 
@@ -129,8 +134,8 @@ async def test_a_backup_during_writes_is_a_prefix_of_the_log(
 
 
 BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut": (lambda content: content[:-40], "it is truncated"),
-    "cut in a block": (lambda content: content[: len(content) // 2], "it is truncated"),
+    "truncated": (lambda content: content[:-40], "it is truncated"),
+    "truncated in a block": (lambda content: content[: len(content) // 2], "it is truncated"),
     "changed": (
         lambda content: (
             content[: len(content) // 2]
@@ -163,8 +168,8 @@ async def test_an_incomplete_backup_is_refused_before_anything_is_written(
 ) -> None:
     await _fill(log)
     await operator.run_ok(fresh_bus_url, "backup", "b")
-    spoil, message = BAD[what]
-    (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
+    corrupt, message = BAD[what]
+    (operator.folder / "bad").write_bytes(corrupt((operator.folder / "b").read_bytes()))
     refused = await operator.run(empty_url, "restore", "bad")
     assert refused.status == 1
     assert refused.err.startswith("error: bad is not usable as a backup: ")
@@ -209,7 +214,7 @@ async def test_an_empty_log_with_another_name_does_not_prevent_a_restore(
     await operator.run_ok(empty_url, "restore", "b")
     nc = await connect(empty_url, name="test")
     assert (await find_log(nc)).log_id == log.log_id
-    await operator.run_ok(empty_url, "init")  # changes nothing, especially not the log's name
+    await operator.run_ok(empty_url, "init")  # changes nothing, in particular not the log's name
     assert (await find_log(nc)).log_id == log.log_id
     await nc.close()
 
@@ -224,8 +229,8 @@ async def test_a_log_in_use_is_not_replaced(
     waiting = asyncio.create_task(reader.next_batch())
 
     async def is_refused() -> bool:
-        ran = await operator.run(fresh_bus_url, "restore", "b", "--replace", log.log_id)
-        return "stop all deciders, workers, observers" in ran.err
+        result = await operator.run(fresh_bus_url, "restore", "b", "--replace", log.log_id)
+        return "stop all deciders, workers, observers" in result.err
 
     async with asyncio.timeout(20):
         while not await is_refused():
@@ -241,9 +246,9 @@ async def test_a_backup_of_a_damaged_log_reports_the_damage(
     key = new_key()
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     await publish(bus, f"{log_filter(key)[:-2]}.fact", b"hello")
-    ran = await operator.run(fresh_bus_url, "backup", "b")
-    assert ran.status == 1
-    assert f"Unreadable: {key}, position 4" in ran.out
+    result = await operator.run(fresh_bus_url, "backup", "b")
+    assert result.status == 1
+    assert f"Unreadable: {key}, position 4" in result.out
     assert (operator.folder / "b").exists()
 
 
@@ -281,7 +286,7 @@ async def _decided(log: JetStreamLog, key: ResourceKey) -> Action:
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     await decider(log, Bus(), configurations).handle([declaration(key, 1, "Red")])
-    [action] = await actions_of(log, key)
+    [action] = await read_actions(log, key)
     return action
 
 
@@ -290,10 +295,10 @@ def test_a_backup_on_a_full_disk_is_reported_in_one_line_and_leaves_no_file(
 ) -> None:
     path = tmp_path / "full.backup"
 
-    def no_room(_descriptor: int) -> None:
+    def fail_with_full_disk(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("infra.backup.file.os.fsync", no_room)
+    monkeypatch.setattr("infra.backup.file.os.fsync", fail_with_full_disk)
     with pytest.raises(BackupFileError) as raised, new_backup(path):
         pass
     assert str(raised.value) == f"cannot write {path}: No space left on device"

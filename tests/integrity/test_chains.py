@@ -20,7 +20,7 @@ FOO = ResourceKey("default", "Shape", "foo")
 BAR = ResourceKey("default", "Shape", "bar")
 
 
-def records_of(history: Sequence[LogEvent]) -> list[RecordedEvent]:
+def build_records(history: Sequence[LogEvent]) -> list[RecordedEvent]:
     """Return a history as stored in the log, from position 1."""
     records: list[RecordedEvent] = []
     digest = ""
@@ -41,10 +41,10 @@ class PassResult:
 
 
 def run_pass(
-    stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None = None
+    stored: Sequence[RecordedEvent], *, after: int = 0, max_resources: int | None = None
 ) -> PassResult:
     result = PassResult()
-    chains = LogChains(result.damage.append, after=after, max_resources=most)
+    chains = LogChains(result.damage.append, after=after, max_resources=max_resources)
     for record in stored:
         event = chains.verify_next(record)
         if event is not None:
@@ -57,11 +57,11 @@ def move_to(stored: RecordedEvent, position: int) -> RecordedEvent:
 
 
 def renumber(stored: Sequence[RecordedEvent]) -> list[RecordedEvent]:
-    return [move_to(one, position) for position, one in enumerate(stored, 1)]
+    return [move_to(record, position) for position, record in enumerate(stored, 1)]
 
 
 def test_a_sound_history_has_no_damage() -> None:
-    records = run_pass(records_of(events(FOO, 1, 5)))
+    records = run_pass(build_records(events(FOO, 1, 5)))
     assert records.damage == []
     assert len(records.sound) == 5
 
@@ -80,8 +80,10 @@ def _use_newer_type(stored: list[RecordedEvent]) -> list[RecordedEvent]:
 
 
 def _insert_foreign(stored: list[RecordedEvent]) -> list[RecordedEvent]:
-    alien = replace(records_of(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3)
-    return [*stored[:2], alien, *stored[3:]]
+    foreign_record = replace(
+        build_records(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3
+    )
+    return [*stored[:2], foreign_record, *stored[3:]]
 
 
 def _move_to_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
@@ -89,8 +91,8 @@ def _move_to_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     return [*stored[:2], other_record, *stored[3:]]
 
 
-Damages = Callable[[list[RecordedEvent]], list[RecordedEvent]]
-CASES: list[tuple[Problem, Damages, str]] = [
+DamageInjector = Callable[[list[RecordedEvent]], list[RecordedEvent]]
+CASES: list[tuple[Problem, DamageInjector, str]] = [
     ("Missing", lambda s: renumber([*s[:2], *s[3:]]), "expected event 3, found event 4"),
     ("Repeated", lambda s: renumber([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
     ("OutOfOrder", lambda s: renumber([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
@@ -111,11 +113,11 @@ CASES: list[tuple[Problem, Damages, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "damages", "message"), CASES)
+@pytest.mark.parametrize(("problem", "inject_damage", "message"), CASES)
 def test_damage_is_reported_once_with_its_position_and_later_events_are_ignored(
-    problem: Problem, damages: Damages, message: str
+    problem: Problem, inject_damage: DamageInjector, message: str
 ) -> None:
-    records = run_pass(damages(records_of(events(FOO, 1, 6))))
+    records = run_pass(inject_damage(build_records(events(FOO, 1, 6))))
     (damage,) = records.damage
     assert (damage.problem, damage.resource) == (problem, "default/Shape/foo")
     assert (damage.version, damage.position) == (3, 3)
@@ -124,14 +126,14 @@ def test_damage_is_reported_once_with_its_position_and_later_events_are_ignored(
 
 
 def test_events_in_the_wrong_order_are_detected() -> None:
-    stored = records_of(events(FOO, 1, 5))
+    stored = build_records(events(FOO, 1, 5))
     swapped = renumber([*stored[:2], stored[3], stored[2], *stored[4:]])
     assert run_pass(swapped).damage[0].problem == "Missing"
     assert len(run_pass(swapped).sound) == 2
 
 
 def test_one_resource_is_damaged_and_the_others_are_not() -> None:
-    foo, bar = records_of(events(FOO, 1, 4)), records_of(events(BAR, 1, 4))
+    foo, bar = build_records(events(FOO, 1, 4)), build_records(events(BAR, 1, 4))
     mixed = [record for pair in zip(foo, bar, strict=True) for record in pair]
     del mixed[2]
     result = run_pass(renumber(mixed))
@@ -140,7 +142,7 @@ def test_one_resource_is_damaged_and_the_others_are_not() -> None:
 
 
 def test_a_position_without_an_event_is_missing_even_if_its_resource_is_unknown() -> None:
-    stored = records_of(events(FOO, 1, 5))
+    stored = build_records(events(FOO, 1, 5))
     result = run_pass([*stored[:2], move_to(stored[2], 7)])
     assert [(each.problem, each.resource) for each in result.damage] == [("Missing", "")]
     assert "events at positions 3 to 6" in str(result.damage[0])
@@ -154,34 +156,36 @@ def test_a_position_without_an_event_is_missing_even_if_its_resource_is_unknown(
     assert "events at positions 4 to 5, found no event" in str(damage[0])
 
 
-def test_an_event_of_no_resource_is_reported() -> None:
+def test_an_event_without_a_resource_is_reported() -> None:
     result = run_pass([RecordedEvent(1, "log.some.thing", b"hello", "")])
     assert [(each.problem, each.resource) for each in result.damage] == [("Misplaced", "")]
 
 
 def test_a_pass_that_begins_in_the_middle_accepts_the_first_event() -> None:
-    stored = records_of(events(FOO, 1, 6))
+    stored = build_records(events(FOO, 1, 6))
     assert run_pass(stored[3:], after=3).damage == []
     assert run_pass([stored[3], move_to(stored[5], 5)], after=3).damage[0].problem == "Missing"
 
 
 def test_a_bounded_pass_checks_the_resources_with_the_newest_events() -> None:
-    foo = records_of(events(FOO, 1, 4))
+    foo = build_records(events(FOO, 1, 4))
     others = [
-        records_of(events(ResourceKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)
+        build_records(events(ResourceKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)
     ]
     skipped = [*foo[:2], foo[3]]
     soon = renumber([*skipped[:2], *others[:2], skipped[2]])
     late = renumber([*skipped[:2], *others, skipped[2]])
-    assert [each.problem for each in run_pass(soon, most=2).damage] == ["Missing"]
-    assert run_pass(late, most=2).damage == [], "its history is forgotten, so the event is accepted"
+    assert [each.problem for each in run_pass(soon, max_resources=2).damage] == ["Missing"]
+    assert run_pass(late, max_resources=2).damage == [], (
+        "its history is forgotten, so the event is accepted"
+    )
     assert [each.problem for each in run_pass(late).damage] == ["Missing"]
-    assert len(run_pass(late, most=2).sound) == len(late)
+    assert len(run_pass(late, max_resources=2).sound) == len(late)
 
 
-def test_another_resources_event_is_misplaced_even_if_version_and_digest_fit() -> None:
+def test_another_resources_event_is_misplaced_even_if_version_and_digest_match() -> None:
     first, second = events(FOO, 1, 2)
-    stored = records_of([first, second])
+    stored = build_records([first, second])
     payload = encode_log(replace(second, subject=str(BAR)))
     digest = next_digest(stored[0].digest, payload)
     result = run_pass([stored[0], replace(stored[1], payload=payload, digest=digest)])

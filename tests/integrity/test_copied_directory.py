@@ -103,7 +103,7 @@ async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
 async def test_a_copy_at_the_same_version_is_detected_at_the_next_one(
     original: World, copy: World
 ) -> None:
-    """Both decide an update at one version, so both use one key, and the API applies the first."""
+    """Both decide an update at one version, with the same key, and the API applies the first."""
     await declare(copy, "foo", "Green")
     await declare(original, "foo", "Blue")
     await original.until_outcome(block("foo"), "Converged", generation=2)
@@ -117,7 +117,7 @@ async def test_a_copy_at_the_same_version_is_detected_at_the_next_one(
     assert (await original.human.effects("foo")) == ["POST", "PUT", "PUT"]
 
 
-async def test_after_a_restore_all_newer_objects_are_approved_together(
+async def test_all_newer_objects_are_approved_together_after_a_restore(
     original: World, tmp_path: Path, operator: Operator, api_url: str
 ) -> None:
     await operator.run_ok(original.server.url, "backup", "monday")
@@ -149,7 +149,7 @@ async def test_after_a_restore_all_newer_objects_are_approved_together(
     assert len(every(HoldApproved, await original.facts(CONFIG))) == 1
 
 
-async def test_a_label_that_an_operator_copied_holds_nothing(original: World) -> None:
+async def test_a_label_that_an_operator_copied_does_not_cause_a_hold(original: World) -> None:
     """Only that object is disputed; other resources are unaffected."""
     own_shape = await original.human.get("foo")
     await original.human.create("bar", labels=own_shape["labels"])

@@ -16,7 +16,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from reconciler.roles.decider import decider
 from reconciler.roles.projector import scrubber
-from tests.integrity.operator import Operator, blocks_of
+from tests.integrity.operator import Operator, list_blocks
 from tests.scenarios.harness import World, api_config, shape
 
 CONFIG = ResourceKey("system", "ProviderConfig", "default")
@@ -45,15 +45,15 @@ async def _start_server(world: World) -> None:
     async def is_connected() -> bool:
         return world.nc.is_connected
 
-    await world.until(is_connected, "connected again")
+    await world.until(is_connected, "reconnected")
 
 
-def _flip(world: World, event_id: str) -> None:
+def _flip_byte(world: World, event_id: str) -> None:
     """Change a byte in the middle of one event, on the disk."""
-    (block,) = blocks_of(world.server.data_dir, LOG)
+    (block,) = list_blocks(world.server.data_dir, LOG)
     content = bytearray(block.read_bytes())
-    place = content.index(f'"id":"{event_id}"'.encode())
-    content[place + 8] ^= 0xFF
+    position = content.index(f'"id":"{event_id}"'.encode())
+    content[position + 8] ^= 0xFF
     block.write_bytes(content)
 
 
@@ -64,10 +64,10 @@ async def _outcomes(world: World, operator: Operator) -> dict[str, tuple[str, st
     }
 
 
-async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
-    ran = await operator.run(world.server.url, "replay", "-o", "json")
-    assert ran.status == 1
-    return ran.json["integrity"]["damage"]
+async def _read_damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
+    result = await operator.run(world.server.url, "replay", "-o", "json")
+    assert result.status == 1
+    return result.json["integrity"]["damage"]
 
 
 async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -> None:
@@ -106,12 +106,12 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     await world.until_settled()
     await world.stop_reconciler()
     await _stop_server(world)
-    _flip(world, "default/Shape/foo@3")
+    _flip_byte(world, "default/Shape/foo@3")
     await _start_server(world)
 
-    damages = await _damage(world, operator)
-    assert {each.get("resource", "") for each in damages} == {"", "default/Shape/foo"}
-    assert all("expected" in each for each in damages)
+    damage_entries = await _read_damage(world, operator)
+    assert {each.get("resource", "") for each in damage_entries} == {"", "default/Shape/foo"}
+    assert all("expected" in each for each in damage_entries)
 
     await world.start_reconciler()
     await _expect_held(world, operator, ["foo"])
@@ -151,7 +151,7 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
 async def test_a_deletion_in_a_log_in_use_is_detected_soon(
     bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows report Converged until the scrubber, which reads when events are missing."""
+    """The rows report Converged until the scrubber, which reads the log when events are missing."""
     monkeypatch.setattr(scrubber, "CHECK_SECONDS", 0.5)
     monkeypatch.setattr(scrubber, "FIRST_DELAY_SECONDS", 3_600.0)
     world = bare_world
@@ -179,7 +179,7 @@ async def test_a_truncated_log_holds_the_resources_that_lost_events(
     await operator.run_ok(world.server.url, "backup", "sound")
     last = await world.log_position()
     await _stop_server(world)
-    (block,) = blocks_of(world.server.data_dir, LOG)
+    (block,) = list_blocks(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(b'"id":"default/Shape/baz@6"')])
     block.with_name("index.db").unlink()  # without it, the server accepts the shorter log
@@ -196,15 +196,15 @@ async def test_a_truncated_log_holds_the_resources_that_lost_events(
     await operator.run_ok(world.server.url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
 
-    async def is_well() -> bool:  # unchanged, or as declared while it was held
+    async def has_converged() -> bool:  # unchanged, or as declared while it was held
         return (await _outcomes(world, operator))["baz"] == ("Converged", "AsDeclared")
 
-    await world.until(is_well, "baz converges")
+    await world.until(has_converged, "baz converges")
     await world.until_outcome("foo", "Converged", generation=3)
     assert (await operator.diagnose(world.server.url, "log"))["status"] == "ok"
 
 
-async def test_a_damaged_newest_event_hides_no_other_resource(
+async def test_a_damaged_newest_event_does_not_hide_other_resources(
     bare_world: World, operator: Operator
 ) -> None:
     """The server omits the messages that would follow it."""
@@ -214,7 +214,7 @@ async def test_a_damaged_newest_event_hides_no_other_resource(
     before = await world.log.newest_positions(keys)
     newest = (await world.history("foo"))[-1]
     await _stop_server(world)
-    _flip(world, newest.id)
+    _flip_byte(world, newest.id)
     await _start_server(world)
 
     after = await world.log.newest_positions(keys)
@@ -243,7 +243,7 @@ async def test_an_older_configuration_does_not_replace_an_unreadable_one(
     await operator.run_ok(url, "backup", "sound")
     await world.stop_reconciler()
     await _stop_server(world)
-    _flip(world, second.id)
+    _flip_byte(world, second.id)
     await _start_server(world)
 
     await world.start_reconciler()
@@ -275,10 +275,10 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     await _create_history(world)
     await operator.run_ok(world.server.url, "backup", "sound")
     await _stop_server(world)
-    for block in blocks_of(world.server.data_dir, LOG):
+    for block in list_blocks(world.server.data_dir, LOG):
         block.unlink()
     await _start_server(world)
-    assert "Missing" in {each["problem"] for each in await _damage(world, operator)}
+    assert "Missing" in {each["problem"] for each in await _read_damage(world, operator)}
     with pytest.raises(IncompatibleStreamError, match="begins at position"):
         await world.start_reconciler()
     assert (await operator.diagnose(world.server.url, "log beginning"))["status"] == "fail"
@@ -291,9 +291,9 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
 
 
 GARBAGE = {
-    "is no event": (log_subject(shape("foo"), "fact"), b"hello"),
+    "is not an event": (log_subject(shape("foo"), "fact"), b"hello"),
     "has a subject of its own": ("log.default.Shape.foo.fact.more", b"hello"),
-    "is of a newer release": (
+    "is from a newer release": (
         log_subject(shape("foo"), "fact"),
         b'{"id":"default/Shape/foo@7","source":"reconciler","type":"reconciler.resource.Teleported",'
         b'"subject":"default/Shape/foo","time":"2027-01-01T00:00:00Z","resourceversion":7,'
@@ -317,7 +317,7 @@ async def test_garbage_in_a_history_holds_only_that_resource(
     assert outcomes["foo"] == ("Held", "LogDamaged")
 
 
-async def test_garbage_of_no_resource_is_reported_by_doctor_and_holds_nothing(
+async def test_garbage_without_a_resource_is_reported_by_doctor_and_causes_no_hold(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world

@@ -110,7 +110,7 @@ async def contents_if_usable(nc: Client) -> list[tuple[int, str, bytes]] | None:
 async def test_a_restored_log_keeps_the_epochs_of_the_backup_and_of_the_replaced_log(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
-    """A log that lost its metadata has a new epoch, but objects still have keys of earlier ones."""
+    """A log that lost its metadata has a new epoch, but objects have keys from earlier ones."""
     await log.append([ResourceAppend(new_key(), events(new_key(), 1, 3), 0)])
     identity = await find_log(nc)
     await save_log(nc, tmp_path / "b", replace(identity, epoch="e2.e1"), lambda _: None)
@@ -163,7 +163,7 @@ async def test_a_restore_interrupted_at_any_step_is_completed_by_the_next(
     assert not any("replacing" in each for each in restored.replaced)
 
 
-async def test_a_restore_interrupted_at_any_step_is_completed_after_a_loss_of_all_metadata(
+async def test_a_restore_interrupted_at_any_step_is_completed_after_all_metadata_was_lost(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     path, key = tmp_path / "b", new_key()
@@ -197,7 +197,7 @@ async def test_a_restore_interrupted_at_any_step_is_completed_after_a_loss_of_al
     assert interrupted_with_log > 3
 
 
-async def test_waiting_declarations_of_a_deleted_log_are_republished(
+async def test_waiting_declarations_for_a_deleted_log_are_republished(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -211,7 +211,7 @@ async def test_waiting_declarations_of_a_deleted_log_are_republished(
     assert list_files(tmp_path) == {str(tmp_path / "b"), *restored.replaced}
 
 
-async def test_declarations_of_another_installation_are_only_saved(
+async def test_declarations_from_another_installation_are_only_saved(
     nc: Client, log: JetStreamLog, module_bus_url: str, tmp_path: Path
 ) -> None:
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
@@ -239,7 +239,7 @@ async def test_another_backup_does_not_complete_an_interrupted_restore(
     await asyncio.sleep(1)  # a backup is identified by the second of its creation
     await save_log(nc, newer, await find_log(nc), lambda _: None)
     await declare(nc, "after")
-    steps = 1  # with only the first one taken, the server is unchanged
+    steps = 1  # after only the first one, the server is unchanged
     while True:
         steps += 1
         arm(f"{Failpoint.RESTORE_STEP}:{steps}=error")
@@ -355,8 +355,8 @@ async def test_a_copy_of_the_backup_does_not_complete_an_interrupted_restore(
             await restore(nc, path, log.log_id)
         except OSError:
             arm(None)
-            is_there = await existing_log(nc) is not None
-            if is_there and await contents_if_usable(nc) is None:
+            log_exists = await existing_log(nc) is not None
+            if log_exists and await contents_if_usable(nc) is None:
                 for other_path in (copy, link):
                     with pytest.raises(RestoreRefusedError, match=r"not next to .*same path"):
                         await restore(nc, other_path, None)
@@ -407,7 +407,7 @@ async def test_a_server_with_too_little_storage_is_reported_before_the_log_is_wr
 async def test_an_account_with_too_few_streams_or_consumers_is_reported_early(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
-    """Two namespaces have six consumers of the log each, and the restore reads the log itself."""
+    """Two namespaces have six consumers each on the log, and the restore reads the log itself."""
     key = new_key()
     await initialize(nc, namespaces=["payments", "web"])
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])

@@ -37,7 +37,7 @@ from reconciler.ports import ResourceAppend
 from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import initialize, run_roles
 from tests.bus.histories import events, new_key, remove_metadata
-from tests.integrity.operator import Operator, blocks_of
+from tests.integrity.operator import Operator, list_blocks
 from tests.scenarios.harness import World, api_config, shape
 
 
@@ -64,8 +64,8 @@ async def test_a_log_shorter_than_its_states_or_rows_is_not_used(
         async with run_roles(bus, ["decider"]):
             pass
     for command in (("replay",), ("replay", "--verify"), ("backup", "short")):
-        ran = await operator.run(fresh_bus_url, *command)
-        assert (ran.status, message in ran.out.replace("\n", " ")) == (1, True), command
+        result = await operator.run(fresh_bus_url, *command)
+        assert (result.status, message in result.out.replace("\n", " ")) == (1, True), command
     finding = await operator.diagnose(fresh_bus_url, "log")
     assert finding["status"] == "fail"
     assert message in finding["details"]
@@ -97,9 +97,9 @@ async def test_no_remedy_for_a_truncated_log_removes_the_evidence(
 
     for _ in range(2):  # before a role has marked the loss, and after
         for command in ("replay", "replay --verify", "replay --repair", "doctor"):
-            ran = await operator.run(url, *command.split())
-            error_text = " ".join((ran.out + ran.err).split())
-            assert ran.status == 1, command
+            result = await operator.run(url, *command.split())
+            error_text = " ".join((result.out + result.err).split())
+            assert result.status == 1, command
             assert "Keep all streams" in error_text
             assert "restore" in error_text
             for word in ("purge", "stream rm", "consumer rm", "The log is correct", "--repair"):
@@ -209,7 +209,7 @@ async def _lose_from(world: World, event_id: str) -> None:
 
 def _truncate_log_before(world: World, event_id: str) -> None:
     """Truncate the log of a stopped server before an event."""
-    (block,) = blocks_of(world.server.data_dir, LOG)
+    (block,) = list_blocks(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(f'"id":"{event_id}"'.encode())])
     block.with_name("index.db").unlink()
@@ -231,7 +231,7 @@ async def _recreate_intake(world: World) -> None:
 
 async def _truncate_intake(world: World) -> None:
     await world.server.stop()
-    (block,) = blocks_of(world.server.data_dir, INTAKE)
+    (block,) = list_blocks(world.server.data_dir, INTAKE)
     content = block.read_bytes()
     block.write_bytes(content[: len(content) // 2])
     block.with_name("index.db").unlink()
@@ -240,7 +240,7 @@ async def _truncate_intake(world: World) -> None:
     async def is_connected() -> bool:
         return world.nc.is_connected
 
-    await world.until(is_connected, "connected again")
+    await world.until(is_connected, "reconnected")
 
 
 @pytest.mark.parametrize("damage", [_recreate_intake, _truncate_intake])
@@ -386,7 +386,7 @@ async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_re
         await api_request(world.nc, f"STREAM.PURGE.{ROWS}", None)
     else:
         for row in (CHECKPOINT, damage_name(shape("foo"))):
-            await publish(world.nc, ROWS_PREFIX + row, b"not of ours")
+            await publish(world.nc, ROWS_PREFIX + row, b"not ours")
 
     for full in ((), ("--full",)):
         findings = (await operator.run(url, "doctor", *full, "--output", "json")).json
@@ -403,7 +403,7 @@ async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_re
     assert "match the rebuilt rows" in " ".join(verified.out.split())
 
 
-async def test_a_log_whose_id_only_its_events_contain_is_recovered_by_init(
+async def test_a_log_whose_id_is_only_in_its_events_is_recovered_by_init(
     bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tool declared all streams and consumers again, without metadata. No event is missing."""

@@ -22,7 +22,7 @@ async def _lose_everything(world: World) -> None:
     async def is_connected() -> bool:
         return world.nc.is_connected
 
-    await world.until(is_connected, "connected again")
+    await world.until(is_connected, "reconnected")
 
 
 async def _settle(world: World, *names: str) -> None:
@@ -161,7 +161,7 @@ async def test_waiting_declarations_are_decided_after_a_restore(
     assert newest.causationposition >= began, "the new intake continues with higher sequences"
 
 
-async def test_init_does_not_touch_a_log_that_is_only_half_restored(
+async def test_init_does_not_touch_a_log_that_is_only_partially_restored(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world

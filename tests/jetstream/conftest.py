@@ -37,14 +37,14 @@ Connect = Callable[[EmbeddedServer], Awaitable[Client]]
 
 
 @pytest.fixture
-async def connected() -> AsyncIterator[Connect]:
+async def connect_client() -> AsyncIterator[Connect]:
     """Return a function that opens connections, which are closed after the test."""
     clients: list[Client] = []
 
-    async def make(server: EmbeddedServer) -> Client:
+    async def open_client(server: EmbeddedServer) -> Client:
         clients.append(await connect(server.url, name="test"))
         return clients[-1]
 
-    yield make
+    yield open_client
     for client in clients:
         await client.close()

@@ -7,19 +7,19 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import StoredMessage
 
-PATIENCE_SECONDS = 60
+TIMEOUT_SECONDS = 60
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until a condition is true."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - asks a server
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - polls a server
             await asyncio.sleep(0.02)
 
 
 async def collect(follower: Follower, count: int) -> list[StoredMessage]:
     messages: list[StoredMessage] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while len(messages) < count:
             messages += await anext(follower)
     return messages
@@ -27,7 +27,7 @@ async def collect(follower: Follower, count: int) -> list[StoredMessage]:
 
 async def pull(group: PullGroup, count: int) -> list[Delivered]:
     messages: list[Delivered] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while len(messages) < count:
             messages += await group.next_batch()
     return messages

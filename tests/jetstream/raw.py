@@ -21,8 +21,8 @@ async def publish_raw(
         writer.write(_OPTIONS + line + payload + b"\r\nPING\r\n")
         await writer.drain()
         await reader.readline()  # INFO
-        answer = await asyncio.wait_for(reader.readline(), 60)
-        if not answer.startswith(b"PONG"):
-            raise AssertionError(f"the server responded {answer!r}")
+        response = await asyncio.wait_for(reader.readline(), 60)
+        if not response.startswith(b"PONG"):
+            raise AssertionError(f"the server responded {response!r}")
     finally:
         writer.close()

@@ -75,12 +75,12 @@ async def test_an_expectation_must_cover_the_subject(nc: Client, stream: str) ->
         await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.a.>", -1)])
 
 
-async def test_a_repeat_after_a_lost_acknowledgment_is_a_conflict(nc: Client, stream: str) -> None:
-    """The repeat has a stale expectation, so it is a conflict, and the caller must read."""
-    once = OutgoingMessage(f"{stream}.a", b"1", {"Nats-Msg-Id": "m"}, f"{stream}.a", 0)
-    assert await append(nc, [once]) == [1]
+async def test_a_retry_after_a_lost_acknowledgment_is_a_conflict(nc: Client, stream: str) -> None:
+    """The retry has a stale expectation, so it is a conflict, and the caller must read."""
+    conditional = OutgoingMessage(f"{stream}.a", b"1", {"Nats-Msg-Id": "m"}, f"{stream}.a", 0)
+    assert await append(nc, [conditional]) == [1]
     with pytest.raises(AppendConflictError):
-        await append(nc, [once])
+        await append(nc, [conditional])
     ack = await publish(nc, f"{stream}.a", b"1", msg_id="m")
     assert ack == PublishAck(stream, 1, duplicate=True)
 
@@ -101,9 +101,9 @@ async def pause(pid: int) -> None:
 
 
 async def test_the_result_of_an_append_without_a_response_is_unknown(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
     await pause(own_server.pid)
     try:
@@ -133,7 +133,9 @@ async def test_an_append_to_a_full_stream_is_an_error(nc: Client, stream: str) -
         await append(nc, [message(f"{stream}.b")])
 
 
-async def test_a_message_too_large_leaves_the_connection_alone(nc: Client, stream: str) -> None:
+async def test_a_message_that_is_too_large_does_not_break_the_connection(
+    nc: Client, stream: str
+) -> None:
     limit = nc.max_payload
     too_large = [
         OutgoingMessage(f"{stream}.a", b"x" * (limit + 1)),
@@ -141,11 +143,11 @@ async def test_a_message_too_large_leaves_the_connection_alone(nc: Client, strea
         OutgoingMessage(f"{stream}.a", b"", {"name": "x" * 65_536}),
         OutgoingMessage(f"{stream}.{'a' * 4_000}", b""),
     ]
-    for single in too_large:
+    for outgoing in too_large:
         with pytest.raises(MessageTooLargeError):
-            await append(nc, [single])
+            await append(nc, [outgoing])
         with pytest.raises(MessageTooLargeError):
-            await append(nc, [message(f"{stream}.b"), single])
+            await append(nc, [message(f"{stream}.b"), outgoing])
     largest = OutgoingMessage(f"{stream}.a", b"", {"name": "x" * (65_535 - 20)})
     assert await append(nc, [largest]) == [1]
     await ensure_stream(nc, {"name": stream, "max_msg_size": 100})
@@ -183,12 +185,12 @@ async def test_subjects_and_headers_that_break_the_protocol_are_refused(
         message(""),
         OutgoingMessage(f"{stream}.a", b"", {"na me": "value"}),
     ]
-    for single in invalid:
+    for outgoing in invalid:
         with pytest.raises(ValueError, match=r"subject|header|Subject|Header"):
-            await append(nc, [single])
+            await append(nc, [outgoing])
         with pytest.raises(ValueError, match=r"subject|header"):
-            await append(nc, [single, valid])
-        [first, second] = await publish_many(nc, [single, valid])
+            await append(nc, [outgoing, valid])
+        [first, second] = await publish_many(nc, [outgoing, valid])
         assert isinstance(first, BusRefusedError)
         assert isinstance(second, PublishAck)
     injected = OutgoingMessage(f"{stream}.b", b"", {"Name": "a\r\nNats-Msg-Id: b"})
@@ -207,9 +209,9 @@ def test_the_client_still_has_the_parser_that_ours_replaces() -> None:
 
 
 async def test_publish_many_reports_messages_without_a_response(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["s.>"]})
     await pause(own_server.pid)
     try:
@@ -219,7 +221,9 @@ async def test_publish_many_reports_messages_without_a_response(
     assert [type(result) for result in results] == [BusUnavailableError] * 3
 
 
-async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stream: str) -> None:
+async def test_publish_in_batches_falls_back_to_individual_messages(
+    nc: Client, stream: str
+) -> None:
     expected_messages = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(100)]
     await append(nc, [message(f"{stream}.77")])
     results = await publish_in_batches(nc, expected_messages, batch=50)
@@ -246,25 +250,25 @@ async def test_a_batch_whose_start_the_server_refused_is_sent_again(
     """It allows 50 open batches per stream, and refuses the start of another one."""
     subject, names = f"{stream}.other", [f"batch-{number}" for number in range(OPEN_BATCHES)]
 
-    async def step(name: str, number: int, **more: str) -> None:
+    async def add_to_batch(name: str, number: int, **more: str) -> None:
         headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(number), **more}
         await nc.request(subject, b"", headers=headers, timeout=20)
 
     for name in names:
-        await step(name, 1)
+        await add_to_batch(name, 1)
     attempts = 0
 
-    async def commit_the_others() -> None:
+    async def commit_other_batches() -> None:
         nonlocal attempts
         attempts += 1
         await nc.flush()
         if attempts == 1:
             for name in names:
-                await step(name, 2, **{"Nats-Batch-Commit": "1"})
+                await add_to_batch(name, 2, **{"Nats-Batch-Commit": "1"})
 
     batch = [message(f"{stream}.{number}", b"%d" % number) for number in range(3)]
     last = 2 * OPEN_BATCHES
-    assert await append(nc, batch, before_commit=commit_the_others) == [
+    assert await append(nc, batch, before_commit=commit_other_batches) == [
         last + 1,
         last + 2,
         last + 3,
@@ -273,7 +277,7 @@ async def test_a_batch_whose_start_the_server_refused_is_sent_again(
     assert (await stream_state(nc, stream)).messages == last + 3
 
 
-async def test_the_leader_returns_the_last_message_under_a_filter(nc: Client, stream: str) -> None:
+async def test_the_leader_returns_the_last_message_for_a_filter(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.a.{i}", b"%d" % i) for i in range(5)])
     existing_message = await last_from_leader(nc, stream, f"{stream}.a.>")
     assert existing_message is not None

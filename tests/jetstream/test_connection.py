@@ -44,7 +44,7 @@ async def test_an_unreachable_server_is_an_error() -> None:
 
 
 @pytest.fixture
-async def silent() -> AsyncIterator[str]:
+async def silent_url() -> AsyncIterator[str]:
     """Run a server that accepts connections and never responds; yield its URL."""
 
     async def never_respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,21 +56,23 @@ async def silent() -> AsyncIterator[str]:
 
 
 async def test_each_server_gets_its_share_of_the_time_before_the_first_connection(
-    nats_server: EmbeddedServer, silent: str, monkeypatch: pytest.MonkeyPatch
+    nats_server: EmbeddedServer, silent_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keep_order(_servers: object) -> None: ...
 
     monkeypatch.setattr("nats.aio.client.shuffle", keep_order)
-    nc = await connect(f"{silent},{silent},{nats_server.url}", name="test", timeout_seconds=1.5)
+    nc = await connect(
+        f"{silent_url},{silent_url},{nats_server.url}", name="test", timeout_seconds=1.5
+    )
     await nc.close()
 
 
-async def test_each_of_several_servers_is_named_with_its_problem(silent: str) -> None:
+async def test_each_of_several_servers_is_named_with_its_problem(silent_url: str) -> None:
     with pytest.raises(BusUnavailableError) as caught:
-        await connect(f"{silent},nats://127.0.0.1:1", name="test", timeout_seconds=1.0)
+        await connect(f"{silent_url},nats://127.0.0.1:1", name="test", timeout_seconds=1.0)
     text = str(caught.value)
     assert text.startswith("cannot reach any server in the cluster: ")
-    assert f"{silent.removeprefix('nats://')} (no response)" in text
+    assert f"{silent_url.removeprefix('nats://')} (no response)" in text
     assert "127.0.0.1:1 (Connection refused)" in text
     assert text.endswith("; check that the servers are running")
 
@@ -88,15 +90,15 @@ async def test_a_server_at_its_connection_limit_is_named_in_the_error(tmp_path: 
     await server.stop()
 
 
-async def test_a_connection_that_is_cut_does_not_hide_the_servers_error() -> None:
+async def test_a_dropped_connection_does_not_hide_the_servers_error() -> None:
     lines = [b"-ERR 'maximum connections exceeded'\r\n"]
 
-    async def say_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def refuse_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"INFO {}\r\n" + (lines.pop() if lines else b""))
         await reader.readline()
         writer.transport.abort()
 
-    async with await asyncio.start_server(say_once, "127.0.0.1", 0) as listening:
+    async with await asyncio.start_server(refuse_once, "127.0.0.1", 0) as listening:
         url = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         with pytest.raises(BusUnavailableError, match="raise the server's max_connections"):
             await connect(url, name="test", timeout_seconds=1.0)
@@ -130,7 +132,7 @@ USERS = (
 
 
 async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path) -> None:
-    """Until the server has read a client's identity, a reload treats the client as a stranger."""
+    """Until the server has read a client's identity, a reload treats the client as unknown."""
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config=f"debug: true\n{USERS % 'old'}")
     connections = _logged(server, "Client connection created")
@@ -174,10 +176,10 @@ def _logged(server: EmbeddedServer, text: str) -> int:
 
 
 async def _until_logged(server: EmbeddedServer, text: str, times: int) -> None:
-    async def is_so() -> bool:
+    async def is_logged() -> bool:
         return _logged(server, text) >= times
 
-    await until(is_so)
+    await until(is_logged)
 
 
 async def test_a_new_enough_server_is_accepted(nc: Client) -> None:
@@ -225,7 +227,7 @@ def test_the_error_without_a_leader_mentions_an_election_before_stopped_servers(
 
 
 @pytest.fixture
-async def without_jetstream(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+async def server_without_jetstream(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     server = EmbeddedServer()
     await server.start(tmp_path / "off", extra_config="jetstream: false")
     yield server
@@ -233,10 +235,10 @@ async def without_jetstream(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 async def test_a_server_without_jetstream_is_refused(
-    without_jetstream: EmbeddedServer, connected: Connect
+    server_without_jetstream: EmbeddedServer, connect_client: Connect
 ) -> None:
     with pytest.raises(IncompatibleServerError, match="-js"):
-        await require_jetstream(await connected(without_jetstream))
+        await require_jetstream(await connect_client(server_without_jetstream))
 
 
 async def test_an_unknown_stream_is_a_not_found_error(nc: Client, unique: str) -> None:
@@ -245,9 +247,9 @@ async def test_an_unknown_stream_is_a_not_found_error(nc: Client, unique: str) -
 
 
 async def test_a_connection_outlives_its_server(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["s.>"]})
     await own_server.kill()
 
@@ -261,13 +263,13 @@ async def test_a_connection_outlives_its_server(
     await until(fails)
     await own_server.start(own_server.data_dir, port=own_server.port)
 
-    async def works() -> bool:
+    async def is_working() -> bool:
         return not await fails()
 
-    await until(works)
+    await until(is_working)
 
 
-def _never_answer(message: Incoming) -> None:
+def _never_respond(message: Incoming) -> None:
     """Subscribe, so that the request is not refused for lack of responders."""
 
 
@@ -275,7 +277,7 @@ async def test_a_lost_connection_ends_pending_requests(tmp_path: Path) -> None:
     server = EmbeddedServer()
     url = await server.start(tmp_path)
     client = await connect(url, name="waiting")
-    await subscribe(client, "silent", _never_answer)
+    await subscribe(client, "silent", _never_respond)
     pending = asyncio.ensure_future(request(client, "silent", b"", timeout=60))
     await client.flush()
     await server.kill()
@@ -293,14 +295,14 @@ async def test_a_connection_that_receives_nothing_is_replaced(
     url = await server.start(tmp_path)
     client = await connect(url, name="deaf")
     await api_request(client, "INFO", None)
-    everything = range(1, 10)
-    await write(client, [f"UNSUB {sid}\r\n".encode() for sid in everything], "forget")
+    all_sids = range(1, 10)
+    await write(client, [f"UNSUB {sid}\r\n".encode() for sid in all_sids], "forget")
     with pytest.raises(BusUnavailableError, match="no response before the timeout"):
         await api_request(client, "INFO", None, timeout=0.3)
 
-    await until(lambda: is_answered(client))
-    works = f"no response, but a second connection to 127.0.0.1:{server.port} works; reconnecting"
-    assert works in caplog.text
+    await until(lambda: is_responding(client))
+    warning = f"no response, but a second connection to 127.0.0.1:{server.port} works; reconnecting"
+    assert warning in caplog.text
     assert client.stats["reconnects"] == 1
     await client.close()
     await server.stop()
@@ -308,10 +310,10 @@ async def test_a_connection_that_receives_nothing_is_replaced(
 
 async def test_a_second_connection_goes_to_another_server(nats_server: EmbeddedServer) -> None:
     client = await connect(nats_server.url, name="test")
-    there = f"nats://127.0.0.1:{nats_server.port}"
+    own_url = f"nats://127.0.0.1:{nats_server.port}"
     others = ["tls://user:secret@b:4222", "c:4222"]
-    assert connection.other_servers([there], client) == there
-    assert connection.other_servers([there, *others], client) == ",".join(others)
+    assert connection.other_servers([own_url], client) == own_url
+    assert connection.other_servers([own_url, *others], client) == ",".join(others)
     await client.close()
 
 
@@ -340,9 +342,9 @@ async def test_a_paused_server_causes_no_reconnections(
 
 
 async def test_a_reconnection_that_fails_unexpectedly_is_retried(
-    own_server: EmbeddedServer, connected: Connect, monkeypatch: pytest.MonkeyPatch
+    own_server: EmbeddedServer, connect_client: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     failures = [RuntimeError("another coroutine is already waiting for incoming data")]
     readline = LossTolerantTransport.readline
 
@@ -353,24 +355,24 @@ async def test_a_reconnection_that_fails_unexpectedly_is_retried(
 
     monkeypatch.setattr(LossTolerantTransport, "readline", fail_once)
     await nc.force_reconnect()
-    await until(lambda: is_answered(nc))
+    await until(lambda: is_responding(nc))
     assert not failures
 
 
 async def test_a_connection_is_usable_as_soon_as_it_has_left_its_server(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     await leave_server(nc)
     assert nc.stats["reconnects"] == 1
     await require_jetstream(nc)
 
 
-async def test_a_reconnection_that_fails_late_leaves_no_reader_behind(
-    own_server: EmbeddedServer, connected: Connect, monkeypatch: pytest.MonkeyPatch
+async def test_a_reconnection_that_fails_late_does_not_leave_a_reader_behind(
+    own_server: EmbeddedServer, connect_client: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two readers of a socket, one fails or takes the response for the other."""
-    nc = await connected(own_server)
+    """With two readers of a socket, one fails or takes the other's response."""
+    nc = await connect_client(own_server)
     failures = [nats.errors.FlushTimeoutError()]
     flush = Client.flush
 
@@ -381,7 +383,7 @@ async def test_a_reconnection_that_fails_late_leaves_no_reader_behind(
 
     monkeypatch.setattr(Client, "flush", fail_once)
     await nc.force_reconnect()
-    await until(lambda: is_answered(nc))
+    await until(lambda: is_responding(nc))
     assert not failures
     tasks = [str(task.get_coro()) for task in asyncio.all_tasks()]
     for each in ("_read_loop", "_ping_interval", "_flusher"):
@@ -389,15 +391,15 @@ async def test_a_reconnection_that_fails_late_leaves_no_reader_behind(
 
 
 async def test_a_connection_closes_after_another_wait_for_its_end_was_canceled(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     transport: LossTolerantTransport = nc.__dict__["_transport"]
-    waiting = asyncio.create_task(transport.wait_closed())
+    pending_wait = asyncio.create_task(transport.wait_closed())
     await asyncio.sleep(0)
-    waiting.cancel()
+    pending_wait.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
+        await pending_wait
     await nc.close()
 
 
@@ -406,18 +408,18 @@ def test_a_send_on_a_broken_connection_is_repeated_or_fails_with_our_error(
 ) -> None:
     """uvloop raises `RuntimeError` where asyncio's own transport drops the bytes."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         server = EmbeddedServer()
         await server.start(tmp_path)
         nc = await connect(server.url, name="test")
         for _ in range(5):
             abort_transport(nc)
             await asyncio.gather(*(flush_at_turn(nc, turn) for turn in range(10)))
-            await until(lambda: is_answered(nc))
+            await until(lambda: is_responding(nc))
         await nc.close()
         await server.stop()
 
-    uvloop.run(story())
+    uvloop.run(scenario())
 
 
 async def flush_at_turn(nc: Client, turn: int) -> None:
@@ -433,7 +435,7 @@ def abort_transport(nc: Client) -> None:
     transport.__dict__["_io_writer"].transport.abort()
 
 
-async def is_answered(nc: Client) -> bool:
+async def is_responding(nc: Client) -> bool:
     """Return whether JetStream responds within a second."""
     try:
         await api_request(nc, "INFO", None, timeout=1)

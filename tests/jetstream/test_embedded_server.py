@@ -21,9 +21,9 @@ from tests.jetstream.helpers import message, until
 
 
 async def test_acknowledged_messages_survive_a_kill(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     await ensure_stream(
         nc, {"name": "S", "subjects": ["s.>"], "allow_atomic": True, "allow_direct": True}
     )
@@ -33,7 +33,7 @@ async def test_acknowledged_messages_survive_a_kill(
     assert not own_server.is_running
     other_server = EmbeddedServer()
     await other_server.start(folder)
-    nc = await connected(other_server)
+    nc = await connect_client(other_server)
     assert [message.payload for message in await read_subject(nc, "S", "s.a")] == [
         b"%d" % i for i in range(100)
     ]
@@ -41,9 +41,12 @@ async def test_acknowledged_messages_survive_a_kill(
 
 
 async def test_a_flood_without_acknowledgments_hardly_delays_other_clients(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    flooding_client, other_client = await connected(own_server), await connected(own_server)
+    flooding_client, other_client = (
+        await connect_client(own_server),
+        await connect_client(own_server),
+    )
     await ensure_stream(other_client, {"name": "S", "subjects": ["s.>"], "discard": "new"})
     count = 40 * MAX_BUFFERED_MESSAGES
     flood = [encode(flooding_client, "s.flood", b"x", {}) for _ in range(count)]
@@ -53,7 +56,7 @@ async def test_a_flood_without_acknowledgments_hardly_delays_other_clients(
     async def is_stored() -> bool:
         try:
             await publish(other_client, "s.other", b"y")
-        except BusUnavailableError:  # too many messages wait
+        except BusUnavailableError:  # too many messages are waiting
             return False
         return True
 
@@ -96,10 +99,10 @@ async def test_the_server_runs_with_the_given_options(tmp_path: Path) -> None:
     port = free.port
     await free.stop()
     await server.start(tmp_path / "own", http_port=port, max_payload=100_000)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz") as answer:  # noqa: ASYNC210
-        facts = json.load(answer)
-    assert facts["max_payload"] == 100_000
-    assert facts["jetstream"]["config"]["sync_always"] is True
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz") as response:  # noqa: ASYNC210
+        variables = json.load(response)
+    assert variables["max_payload"] == 100_000
+    assert variables["jetstream"]["config"]["sync_always"] is True
     await server.stop()
     await server.stop()
     assert not server.is_running
@@ -117,8 +120,8 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end the server")
-async def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="relies on Linux to stop the server")
+async def test_the_server_exits_with_the_process_that_started_it(tmp_path: Path) -> None:
     parent = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", _START_AND_HANG, str(tmp_path)],
         stdout=subprocess.PIPE,

@@ -15,9 +15,9 @@ from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import collect, message, until
 
 
-async def consumers_of(nc: Client, stream: str) -> list[str]:
-    answer = await api_request(nc, f"CONSUMER.NAMES.{stream}", None)
-    return answer["consumers"] or []
+async def list_consumers(nc: Client, stream: str) -> list[str]:
+    response = await api_request(nc, f"CONSUMER.NAMES.{stream}", None)
+    return response["consumers"] or []
 
 
 async def test_old_and_new_messages_are_followed_in_order(nc: Client, stream: str) -> None:
@@ -44,7 +44,7 @@ async def test_a_follower_without_matches_is_caught_up_immediately(nc: Client, s
         assert [item.seq for item in await collect(follower, 1)] == [5]
 
 
-async def test_a_follower_has_filters_and_a_start(nc: Client, stream: str) -> None:
+async def test_a_follower_applies_filters_and_a_start(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.{'abc'[i % 3]}.{i}") for i in range(30)])
     expected = [f"{stream}.a.>", f"{stream}.b.>"]
     async with follow(nc, stream, filters=expected, start_seq=10) as follower:
@@ -55,9 +55,9 @@ async def test_a_follower_has_filters_and_a_start(nc: Client, stream: str) -> No
 
 
 async def test_a_follower_continues_after_the_server_was_killed(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    writer, reader = await connected(own_server), await connected(own_server)
+    writer, reader = await connect_client(own_server), await connect_client(own_server)
     await ensure_stream(writer, {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
     await append(writer, [message("s.a", b"%d" % i) for i in range(500)])
     async with follow(reader, "S") as follower:
@@ -83,7 +83,7 @@ async def test_a_follower_replaces_its_deleted_consumer(
     await append(nc, [message(f"{stream}.a")] * 2)
     async with follow(nc, stream) as follower:
         await collect(follower, 2)
-        [consumer] = await consumers_of(nc, stream)
+        [consumer] = await list_consumers(nc, stream)
         await delete_consumer(nc, stream, consumer)
         await append(nc, [message(f"{stream}.a")] * 2)
         assert [item.seq for item in await collect(follower, 2)] == [3, 4]
@@ -97,10 +97,10 @@ async def test_the_server_removes_the_consumer_of_a_closed_follower(
     async with follow(nc, stream) as follower:
         await collect(follower, 1)
 
-    async def no_consumer() -> bool:
-        return not await consumers_of(nc, stream)
+    async def has_no_consumer() -> bool:
+        return not await list_consumers(nc, stream)
 
-    await until(no_consumer)
+    await until(has_no_consumer)
 
 
 async def test_slow_readers_hold_the_server_back(nc: Client, stream: str) -> None:
@@ -144,17 +144,17 @@ async def test_a_follower_of_given_consumers_continues_when_another_takes_its_co
     nc: Client, stream: str
 ) -> None:
     await _create_pull_consumers(nc, stream, "one", "two")
-    own_follower = f"{stream}.mine"
+    own_subject = f"{stream}.mine"
     for number in range(1_200):  # more than one request returns
-        await publish(nc, own_follower, str(number).encode())
+        await publish(nc, own_subject, str(number).encode())
     async with follow_with_consumers(
-        nc, stream, names=["one", "two"], subject_filter=own_follower, start_seq=1
+        nc, stream, names=["one", "two"], subject_filter=own_subject, start_seq=1
     ) as iterator:
         payloads = [each.payload async for batch in iterator.replay() for each in batch]
         assert payloads == [str(number).encode() for number in range(1_200)]
         for name in ("one", "two"):
             await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": 1})
-        await publish(nc, own_follower, b"new")
+        await publish(nc, own_subject, b"new")
         assert [each.payload for each in await collect(iterator, 1)] == [b"new"]
 
 
@@ -162,15 +162,15 @@ async def test_followers_of_given_consumers_use_one_each_and_start_with_new_mess
     nc: Client, stream: str
 ) -> None:
     await _create_pull_consumers(nc, stream, "one", "two")
-    names, own_names = ["one", "two"], f"{stream}.mine"
-    await publish(nc, own_names, b"old")
+    names, own_subject = ["one", "two"], f"{stream}.mine"
+    await publish(nc, own_subject, b"old")
     async with (
-        follow_with_consumers(nc, stream, names=names, subject_filter=own_names) as first,
-        follow_with_consumers(nc, stream, names=names, subject_filter=own_names) as second,
+        follow_with_consumers(nc, stream, names=names, subject_filter=own_subject) as first,
+        follow_with_consumers(nc, stream, names=names, subject_filter=own_subject) as second,
     ):
         with pytest.raises(BusRefusedError, match="in use"):
-            async with follow_with_consumers(nc, stream, names=names, subject_filter=own_names):
+            async with follow_with_consumers(nc, stream, names=names, subject_filter=own_subject):
                 pass
-        await publish(nc, own_names, b"new")
+        await publish(nc, own_subject, b"new")
         for each in (first, second):
             assert [message.payload for message in await collect(each, 1)] == [b"new"]

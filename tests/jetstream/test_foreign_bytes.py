@@ -21,18 +21,18 @@ SUBJECTS = {
     "a form feed": b"a\x0cb",
     "a vertical tab": b"a\x0bb",
     "NUL": b"a\x00b",
-    "a separator of groups": b"a\x1db",
+    "a group separator": b"a\x1db",
     "a line separator": "a\u2028b".encode(),
     "a wildcard": b"*",
     "long": b"x" * 2_900,
 }
 HEADERS = {
     "not UTF-8": b"NATS/1.0\r\nName: \xff\xfe\r\n\r\n",
-    "a status of nothing": b"NATS/1.0 \xff\xff\xff \xff\r\n\r\n",
-    "a status of the server's": b"NATS/1.0 404 No Messages\r\n\r\n",
+    "an invalid status": b"NATS/1.0 \xff\xff\xff \xff\r\n\r\n",
+    "a server status": b"NATS/1.0 404 No Messages\r\n\r\n",
     "a heartbeat": b"NATS/1.0 100 Idle Heartbeat\r\n\r\n",
     "without a colon": b"NATS/1.0\r\nnothing\r\n\r\n",
-    "nothing but a beginning": b"NATS/1.0\r\n\r\n",
+    "only the version line": b"NATS/1.0\r\n\r\n",
 }
 
 

@@ -15,9 +15,9 @@ MESSAGES = {
     "empty": (b"MSG a.b 21 0\r\n\r\n", (21, b"a.b", b"", b"", b"")),
     "with headers": (b"HMSG a 1 25 28\r\n%babc\r\n" % HEAD, (1, b"a", b"", b"abc", HEAD)),
     "with both": (b"HMSG a 1 r 25 28\r\n%babc\r\n" % HEAD, (1, b"a", b"r", b"abc", HEAD)),
-    "of line ends": (b"MSG a 1 8\r\n\r\nMSG \r\n\r\n", (1, b"a", b"", b"\r\nMSG \r\n", b"")),
-    "of two spaces": (b"MSG a  1  3\r\nabc\r\n", (1, b"a", b"", b"abc", b"")),
-    "of odd bytes": (b"MSG a\xff\x0b 1 3\r\nabc\r\n", (1, b"a\xff\x0b", b"", b"abc", b"")),
+    "with line ends": (b"MSG a 1 8\r\n\r\nMSG \r\n\r\n", (1, b"a", b"", b"\r\nMSG \r\n", b"")),
+    "with two spaces": (b"MSG a  1  3\r\nabc\r\n", (1, b"a", b"", b"abc", b"")),
+    "with odd bytes": (b"MSG a\xff\x0b 1 3\r\nabc\r\n", (1, b"a\xff\x0b", b"", b"abc", b"")),
 }
 
 
@@ -52,8 +52,8 @@ async def test_each_message_is_parsed_once_and_in_order_for_any_split_of_the_byt
     size: int,
 ) -> None:
     client = ParserClient()
-    for begin in range(0, len(STREAM), size):
-        await client.parser.parse(STREAM[begin : begin + size])
+    for start in range(0, len(STREAM), size):
+        await client.parser.parse(STREAM[start : start + size])
     assert client.messages == EXPECTED_MESSAGES
     assert client.other == ["PING"] * (len(MESSAGES) - 1) + ["'no'"]
 

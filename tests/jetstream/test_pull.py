@@ -52,10 +52,10 @@ async def test_all_available_messages_are_read_in_batches(nc: Client, stream: st
     assert abs(deliveries[7].time_ns / SECOND - time.time()) < 60
     await ack(nc, deliveries)
 
-    async def all_acknowledged() -> bool:
+    async def is_acknowledged() -> bool:
         return await count_unacknowledged(nc, stream, "c") == 0
 
-    await until(all_acknowledged)
+    await until(is_acknowledged)
     await reader.close()
 
 
@@ -67,8 +67,8 @@ async def test_several_consumers_are_read_through_one_queue(nc: Client, stream: 
     deliveries = await pull(group, 1_000)
     assert sorted(delivery.seq for delivery in deliveries) == list(range(1, 1_001))
     for name in names:
-        of_one = [delivery.seq for delivery in deliveries if delivery.consumer == name]
-        assert of_one == sorted(of_one)
+        sequences_of_one = [delivery.seq for delivery in deliveries if delivery.consumer == name]
+        assert sequences_of_one == sorted(sequences_of_one)
     await ack(nc, deliveries)
     await publish(nc, f"{stream}.p3.new", b"")
     [new] = await group.next_batch()
@@ -88,11 +88,11 @@ async def test_the_number_of_prefetched_messages_is_bounded(nc: Client, stream: 
 
 
 async def test_the_waiting_reader_takes_over(
-    nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
+    nats_server: EmbeddedServer, connect_client: Connect, nc: Client, stream: str
 ) -> None:
     """The pinned reader disappears; after `priority_timeout` the server pins the waiting one."""
     await create_pinned(nc, stream, ["p0", "p1"], seconds=1)
-    first_nc = await connected(nats_server)
+    first_nc = await connect_client(nats_server)
     first = PullGroup(first_nc, stream, ["p0", "p1"], group="g")
     second = PullGroup(nc, stream, ["p0", "p1"], group="g")
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
@@ -108,10 +108,10 @@ async def test_the_waiting_reader_takes_over(
 
 
 async def test_a_reader_that_closes_hands_over_immediately(
-    nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
+    nats_server: EmbeddedServer, connect_client: Connect, nc: Client, stream: str
 ) -> None:
     await create_pinned(nc, stream, ["p0"], seconds=300)  # longer than a test may take
-    first_nc = await connected(nats_server)
+    first_nc = await connect_client(nats_server)
     first = PullGroup(first_nc, stream, ["p0"], group="g", max_batch=10)
     await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
     await ack(first_nc, await pull(first, 10))
@@ -143,7 +143,7 @@ async def test_a_nak_is_redelivered_and_a_termination_is_not(nc: Client, stream:
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
     reader = PullReader(nc, stream, "c")
     first, second, third = await pull(reader, 3)
-    await terminate(nc, first, "of no use")
+    await terminate(nc, first, "not valid")
     await nak(nc, second, 0.3)
     started_at = time.monotonic()
     await nak(nc, third)
@@ -171,9 +171,9 @@ async def test_in_progress_extends_the_lease_of_a_message(nc: Client, stream: st
 
 
 async def test_a_group_continues_after_the_server_was_killed(
-    own_server: EmbeddedServer, connected: Connect
+    own_server: EmbeddedServer, connect_client: Connect
 ) -> None:
-    nc = await connected(own_server)
+    nc = await connect_client(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["S.>"], "allow_atomic": True})
     await create_pinned(nc, "S", ["p0", "p1"], seconds=2)
     group = PullGroup(nc, "S", ["p0", "p1"], group="g")
@@ -182,7 +182,7 @@ async def test_a_group_continues_after_the_server_was_killed(
     await nc.flush()
     await own_server.kill()
     await own_server.start(own_server.data_dir, port=own_server.port)
-    writer = await connected(own_server)
+    writer = await connect_client(own_server)
     await append(writer, [message(f"S.p{i % 2}.{i}") for i in range(10)])
     sequences: set[int] = set()
     while not sequences >= set(range(11, 21)):  # lost acks cause redeliveries
@@ -214,7 +214,7 @@ async def test_a_deleted_stream_is_an_error(nc: Client, stream: str) -> None:
     await reader.close()
 
 
-async def test_a_canceled_wait_loses_nothing(nc: Client, stream: str) -> None:
+async def test_a_canceled_wait_does_not_lose_messages(nc: Client, stream: str) -> None:
     await create_consumer(nc, stream, "c", ack_wait=60 * SECOND)
     reader = PullReader(nc, stream, "c")
     for number in range(1, 20):

@@ -62,7 +62,7 @@ async def test_schedules_are_replaced_canceled_and_delivered_late(nc: Client, ti
             payload=payload,
         )
     many = [
-        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", seconds_from_now(3), b"cancelled"),
+        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", seconds_from_now(3), b"canceled"),
         Schedule(f"{timers}.sched.c", f"{timers}.fired.c", seconds_from_now(5.5), b"last"),
         Schedule(f"{timers}.sched.d", f"{timers}.fired.d", seconds_from_now(-60), b"overdue"),
     ]
@@ -100,6 +100,6 @@ async def test_a_stream_without_schedules_refuses_them(nc: Client, stream: str) 
         )
 
 
-async def test_a_time_needs_a_zone(nc: Client) -> None:
+async def test_a_time_needs_a_time_zone(nc: Client) -> None:
     with pytest.raises(ValueError, match="time zone"):
         await schedule(nc, subject="a", target="b", at=datetime(2030, 1, 1), payload=b"")  # noqa: DTZ001

@@ -105,8 +105,17 @@ async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, uni
         await ack(nc, [delivery])
     await group.close()
     assert origins == {"desired", "timer"}
-    assert [len(found) for found in partitions_by_name.values()] == [1] * 20
-    assert len({partition for found in partitions_by_name.values() for partition in found}) > 1
+    assert [len(used_partitions) for used_partitions in partitions_by_name.values()] == [1] * 20
+    assert (
+        len(
+            {
+                partition
+                for used_partitions in partitions_by_name.values()
+                for partition in used_partitions
+            }
+        )
+        > 1
+    )
     await _check_unmatched_messages_are_readable(nc, intake, unique)
     assert (await stream_state(nc, intake)).first_seq >= 500
     await delete_stream(nc, intake)
@@ -124,8 +133,8 @@ async def _check_unmatched_messages_are_readable(nc: Client, intake: str, unique
 
 
 def _intake(name: str, unique: str, timers: str) -> dict[str, object]:
-    rest = ".".join(f"{{{{wildcard({i})}}}}" for i in (1, 2, 3, 4))
-    of_timer = ".".join(f"{{{{wildcard({i})}}}}" for i in (1, 2, 3))
+    tokens = ".".join(f"{{{{wildcard({i})}}}}" for i in (1, 2, 3, 4))
+    timer_tokens = ".".join(f"{{{{wildcard({i})}}}}" for i in (1, 2, 3))
     return {
         "name": name,
         "subjects": [f"rec{unique}.>"],
@@ -134,7 +143,7 @@ def _intake(name: str, unique: str, timers: str) -> dict[str, object]:
         "first_seq": 500,
         "subject_transform": {
             "src": f"rec{unique}.*.*.*.*",
-            "dest": f"in{unique}.{{{{partition(8,2,3,4)}}}}.{rest}",
+            "dest": f"in{unique}.{{{{partition(8,2,3,4)}}}}.{tokens}",
         },
         "sources": [
             {
@@ -142,7 +151,7 @@ def _intake(name: str, unique: str, timers: str) -> dict[str, object]:
                 "subject_transforms": [
                     {
                         "src": f"fired{unique}.*.*.*",
-                        "dest": f"in{unique}.{{{{partition(8,1,2,3)}}}}.timer.{of_timer}",
+                        "dest": f"in{unique}.{{{{partition(8,1,2,3)}}}}.timer.{timer_tokens}",
                     }
                 ],
             }

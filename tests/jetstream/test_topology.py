@@ -69,11 +69,11 @@ async def test_replicas_on_a_single_server_are_refused_with_a_remedy(
 
 
 @pytest.mark.parametrize(("limit", "is_reserved"), [(4_096, True), (-1, False)])
-async def test_only_a_limit_of_bytes_is_reported_as_reserved(
+async def test_only_a_byte_limit_is_reported_as_reserved(
     monkeypatch: pytest.MonkeyPatch, nc: Client, unique: str, limit: int, is_reserved: bool
 ) -> None:
-    async def fail_without_space(_nc: Client, question: str, _body: object) -> dict[str, object]:
-        if question.startswith("STREAM.INFO"):
+    async def fail_without_space(_nc: Client, subject: str, _body: object) -> dict[str, object]:
+        if subject.startswith("STREAM.INFO"):
             raise NotFoundOnBusError("stream not found")
         raise StreamFullError("insufficient storage resources available")
 
@@ -104,7 +104,7 @@ async def test_a_consumer_is_created_updated_and_deleted(nc: Client, stream: str
     assert not await delete_consumer(nc, stream, "c")
 
 
-async def test_a_consumer_of_an_unknown_stream_is_an_error(nc: Client, unique: str) -> None:
+async def test_a_consumer_on_an_unknown_stream_is_an_error(nc: Client, unique: str) -> None:
     with pytest.raises(NotFoundOnBusError):
         await ensure_consumer(nc, unique, {"durable_name": "c", "ack_policy": "explicit"})
 

@@ -139,9 +139,9 @@ class Stage:
             gates=self.gates,
         )
         self._version = 0
-        self.declares(config)
+        self.declare(config)
 
-    def declares(self, config: ProviderConfigSpec) -> None:
+    def declare(self, config: ProviderConfigSpec) -> None:
         fields = msgspec.to_builtins(config, str_keys=True)
         self.report_changes(
             SpecDeclared(1, "reconciler/v1", "", "default", fields, policy=Policy()),
@@ -157,14 +157,14 @@ class Stage:
 
 @asynccontextmanager
 async def running_observer(stage: Stage) -> AsyncGenerator[None]:
-    watching = asyncio.create_task(stage.observer.run())
+    observer_task = asyncio.create_task(stage.observer.run())
     try:
         yield
-        assert not watching.done()
+        assert not observer_task.done()
     finally:
-        watching.cancel()
-        await asyncio.wait({watching}, timeout=TIMEOUT_SECONDS)
-    assert watching.cancelled()
+        observer_task.cancel()
+        await asyncio.wait({observer_task}, timeout=TIMEOUT_SECONDS)
+    assert observer_task.cancelled()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -225,7 +225,7 @@ async def test_a_feed_that_always_reports_changes_triggers_listings_at_the_minim
     assert min(intervals(api.requested_at)) >= MIN_RESYNC_SECONDS - TIMER_TOLERANCE_SECONDS
 
 
-async def test_a_feed_that_returns_immediately_without_a_change_causes_no_hot_loop() -> None:
+async def test_a_feed_that_returns_immediately_without_a_change_does_not_cause_a_hot_loop() -> None:
     api = Api(report_no_change)
     async with running_observer(Stage(api)):
         await until(lambda: len(api.requested_at) >= 10)
@@ -262,7 +262,7 @@ async def test_a_failing_feed_is_retried_at_growing_intervals_and_affects_nothin
     assert min(intervals(api.listed_at)) >= 0.3 * (1 - JITTER) - TIMER_TOLERANCE_SECONDS
 
 
-async def test_a_feed_that_never_responds_delays_no_listing_and_no_shutdown() -> None:
+async def test_a_feed_that_never_responds_does_not_delay_listings_or_shutdown() -> None:
     api = Api(never_respond)
     async with running_observer(Stage(api, replace(CONFIG, resync_seconds=0.2))):
         await until(lambda: len(api.listed_at) >= 3)
@@ -275,16 +275,16 @@ async def test_a_feed_is_read_as_long_as_it_is_declared() -> None:
     stage = Stage(api)
     async with running_observer(stage):
         await until(lambda: api.open_requests == 1)
-        stage.declares(replace(CONFIG, least_resync_seconds=CONFIG.resync_seconds))
+        stage.declare(replace(CONFIG, least_resync_seconds=CONFIG.resync_seconds))
         await until(lambda: api.open_requests == 0)
-        stage.declares(CONFIG)
+        stage.declare(CONFIG)
         await until(lambda: api.open_requests == 1)
         stage.report_changes(SpecWithdrawn(2))
         await until(lambda: api.open_requests == 0)
 
 
 async def test_marks_are_not_used_for_another_api() -> None:
-    """An equal mark of the API that the configuration names now is a coincidence."""
+    """An equal mark from the API that the configuration now names is a coincidence."""
     requests: list[str | None] = []
 
     async def report_changes(after: str | None) -> str:
@@ -295,7 +295,7 @@ async def test_marks_are_not_used_for_another_api() -> None:
     stage = Stage(api)
     async with running_observer(stage):
         await until(lambda: len(requests) >= 2)
-        stage.declares(replace(CONFIG, endpoint="http://other"))
+        stage.declare(replace(CONFIG, endpoint="http://other"))
         count_before = len(requests)
         await until(lambda: len(requests) >= count_before + 3)
     assert requests[0] is None
@@ -319,8 +319,8 @@ async def test_a_feed_is_not_called_while_a_breaker_is_open_and_is_never_its_pro
     seconds: float,
 ) -> None:
     stage = Stage(Api(never_respond))
-    until_then = datetime.now(UTC) + timedelta(seconds=seconds)
-    stage.report_changes(BreakerOpened(until_then, seconds, 5))
+    open_until = datetime.now(UTC) + timedelta(seconds=seconds)
+    stage.report_changes(BreakerOpened(open_until, seconds, 5))
     with pytest.raises(GateClosedError), HintCalls(stage.gates.of("default"), "default"):
         await CallPermit().before_request()
     stage.report_changes(BreakerClosed())

@@ -57,7 +57,7 @@ async def test_two_apis_of_one_kind_do_not_affect_each_other(world: World, other
     assert every(DriftDetected, await world.facts("here")) == []
 
 
-async def test_two_undeclared_objects_of_one_name_do_not_alternate(
+async def test_two_undeclared_objects_with_the_same_name_do_not_alternate(
     world: World, other_human: Human
 ):
     await world.human.create("bar")
@@ -100,7 +100,7 @@ async def test_a_resource_waits_for_its_configuration(bare_world: World):
     assert await world.human.effects() == ["POST"]
 
 
-async def test_a_withdrawn_configuration_ends_its_listings_and_nothing_else(world: World):
+async def test_a_withdrawn_configuration_stops_its_listings_and_nothing_else(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.until_observed_again()
@@ -198,7 +198,7 @@ async def test_a_record_waits_until_its_configuration_names_its_provider(
     world: World, records_url: str
 ):
     key = ResourceKey("default", "Record", "www")
-    await world.configure(api_config(world.human.url), name="zone")  # an API of resources
+    await world.configure(api_config(world.human.url), name="zone")  # an API of shapes
     await world.declare_all([record("10.0.0.1")])
     held = await world.until_outcome(key, "Held", reason="WrongProvider")
     assert "Record requires 'records'" in held.message
@@ -214,7 +214,7 @@ async def test_a_record_waits_until_its_configuration_names_its_provider(
     await world.until_outcome(key, "Converged", generation=3)
 
 
-async def test_two_kinds_with_one_name_are_two_resources(world: World, records_url: str):
+async def test_resources_of_two_kinds_can_have_the_same_name(world: World, records_url: str):
     zone = records_url + "/zones/example.net"
     await world.configure(api_config(zone, provider="records"), name="zone")
     await world.declare("www")
@@ -226,7 +226,7 @@ async def test_two_kinds_with_one_name_are_two_resources(world: World, records_u
     assert await world.human.effects() == ["POST"]
 
 
-async def test_a_resource_waits_until_its_namespace_is_allowed_and_can_be_withdrawn_without(
+async def test_a_resource_waits_until_its_namespace_is_allowed_but_can_always_be_withdrawn(
     world: World,
 ):
     for_others = api_config(world.human.url, namespaces=("billing",))

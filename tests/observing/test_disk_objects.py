@@ -70,21 +70,21 @@ async def test_the_documented_disks_are_applied(with_disks: World, disk_root: Pa
     await with_disks.declare_all([attached, manifest])  # in any order
     await wait_until_converged(with_disks, attached.key)
 
-    place = disk_root / "mounts/orders-data"
-    assert run("findmnt", "-n", "-o", "LABEL", place) == "orders"
-    (place / "file").write_text("data")
+    mount_point = disk_root / "mounts/orders-data"
+    assert run("findmnt", "-n", "-o", "LABEL", mount_point) == "orders"
+    (mount_point / "file").write_text("data")
     log = repr(await with_disks.history(attached.key))
-    assert str(place) in log
+    assert str(mount_point) in log
 
 
 async def test_a_kept_disk_has_its_data_when_it_is_declared_again(
     with_disks: World, disk_root: Path
 ) -> None:
     kept_manifest = disk(policy={"deletion": "Orphan"})
-    image, place = disk_root / "images/data.img", disk_root / "mounts/data"
+    image, mount_point = disk_root / "images/data.img", disk_root / "mounts/data"
     await with_disks.declare_all([kept_manifest, attachment()])
     await wait_until_converged(with_disks, attachment().key)
-    (place / "precious").write_text("kept")
+    (mount_point / "precious").write_text("kept")
     uuid = run("blkid", "-p", "-o", "value", "-s", "UUID", image)
 
     for each in (attachment(), kept_manifest):
@@ -94,18 +94,18 @@ async def test_a_kept_disk_has_its_data_when_it_is_declared_again(
     assert remaining_mounts(disk_root) == ([], [])
     assert image.exists()
 
-    again = disk(policy={"deletion": "Orphan", "adoption": "Adopt"})
-    await with_disks.declare_all([again, attachment()])
-    await wait_until_converged(with_disks, again.key, 3)
+    adopting_disk = disk(policy={"deletion": "Orphan", "adoption": "Adopt"})
+    await with_disks.declare_all([adopting_disk, attachment()])
+    await wait_until_converged(with_disks, adopting_disk.key, 3)
     await wait_until_converged(with_disks, attachment().key, 3)
-    assert (place / "precious").read_text() == "kept"
+    assert (mount_point / "precious").read_text() == "kept"
     assert run("blkid", "-p", "-o", "value", "-s", "UUID", image) == uuid
 
 
 async def test_a_deletion_waits_for_approval_then_for_the_attachment_then_for_its_user(
     with_disks: World, disk_root: Path
 ) -> None:
-    image, place = disk_root / "images/data.img", disk_root / "mounts/data"
+    image, mount_point = disk_root / "images/data.img", disk_root / "mounts/data"
     attached = attachment(
         disk="data"
     )  # referenced by name only, so nothing but the disk itself can keep it
@@ -117,13 +117,15 @@ async def test_a_deletion_waits_for_approval_then_for_the_attachment_then_for_it
     assert "all data of disk data" in held.message
     await with_disks.publish(disk().key, Approved("DataLoss"), "approval")
     waiting = await with_disks.until_outcome(disk().key, "Degraded")
-    assert f"mounted at {place}; Reconciler deletes it after it is detached" in waiting.message
+    assert (
+        f"mounted at {mount_point}; Reconciler deletes it after it is detached" in waiting.message
+    )
 
-    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
+    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount_point)  # noqa: ASYNC220
     try:
         await with_disks.publish(attached.key, Withdrawn())
         busy = await with_disks.until_outcome(attached.key, "Degraded")
-        assert f"{place} is in use by cat (pid {user.pid})" in busy.message
+        assert f"{mount_point} is in use by cat (pid {user.pid})" in busy.message
         assert (len(remaining_mounts(disk_root)[0]), image.exists()) == (1, True)
     finally:
         user.kill()
@@ -137,14 +139,14 @@ async def test_a_deletion_waits_for_approval_then_for_the_attachment_then_for_it
 async def test_an_unmounted_disk_is_mounted_again_and_grows_but_never_shrinks(
     with_disks: World, disk_root: Path
 ) -> None:
-    place = disk_root / "mounts/data"
+    mount_point = disk_root / "mounts/data"
     await with_disks.declare_all([disk(), attachment()])
     await wait_until_converged(with_disks, attachment().key)
-    (place / "file").write_text("data")
-    await asyncio.to_thread(run, "umount", place)
+    (mount_point / "file").write_text("data")
+    await asyncio.to_thread(run, "umount", mount_point)
 
     async def is_mounted() -> bool:
-        return (place / "file").exists()
+        return (mount_point / "file").exists()
 
     await with_disks.until(is_mounted, "the disk is mounted again")
     await with_disks.until_settled()
@@ -155,9 +157,9 @@ async def test_an_unmounted_disk_is_mounted_again_and_grows_but_never_shrinks(
     await with_disks.until_outcome(disk().key, "Converged", generation=2)
     await with_disks.declare_all([attachment()])
     await wait_until_converged(with_disks, attachment().key, 3)
-    space = await asyncio.to_thread(run, "df", "--output=size", "-B1M", place)
+    space = await asyncio.to_thread(run, "df", "--output=size", "-B1M", mount_point)
     assert int(space.split()[-1]) > 10
-    assert (place / "file").read_text() == "data"
+    assert (mount_point / "file").read_text() == "data"
 
     await with_disks.declare_all([disk(size=8 * MIB)])
     failed = await with_disks.until_outcome(disk().key, "Failed", generation=3)
@@ -167,21 +169,21 @@ async def test_an_unmounted_disk_is_mounted_again_and_grows_but_never_shrinks(
 async def test_another_disk_is_mounted_at_the_path_once_the_first_is_unused(
     with_disks: World, disk_root: Path
 ) -> None:
-    place, key = disk_root / "mounts/data", attachment().key
+    mount_point, key = disk_root / "mounts/data", attachment().key
     await with_disks.declare_all([disk("first"), disk("second"), attachment(disk="first")])
     await wait_until_converged(with_disks, key)
-    (place / "file").write_text("first")
-    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
+    (mount_point / "file").write_text("first")
+    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount_point)  # noqa: ASYNC220
     try:
         await with_disks.declare_all([attachment(disk="second")])
         busy = await with_disks.until_outcome(key, "Degraded", generation=2)
         assert f"in use by cat (pid {user.pid})" in busy.message
-        assert (place / "file").read_text() == "first"
+        assert (mount_point / "file").read_text() == "first"
     finally:
         user.kill()
         user.communicate()
     await wait_until_converged(with_disks, key, 2)
-    assert not (place / "file").exists()
+    assert not (mount_point / "file").exists()
     assert [Path(each.backing).name for each in remaining_mounts(disk_root)[1]] == ["second.img"]
 
 

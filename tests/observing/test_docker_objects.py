@@ -45,8 +45,8 @@ def examples(page: str, prefix: str, image: str) -> dict[str, Manifest]:
         block = re.sub(rf"(name: |Volume/){name}\b", rf"\g<1>{prefix}-{name}", block)
     block = block.replace("postgres:15", image).replace("[pg_isready, -U, postgres]", "[/bin/true]")
     block = block.replace("  cpus:", "  stopSeconds: 0\n  cpus:")
-    read = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
-    return {each.metadata.name.removeprefix(f"{prefix}-"): each for each in read}
+    manifests = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
+    return {each.metadata.name.removeprefix(f"{prefix}-"): each for each in manifests}
 
 
 def container(name: str, image: str, **spec: Any) -> Manifest:
@@ -98,7 +98,7 @@ async def configure_docker(world: World, engine: TestEngine, prefix: str, folder
 async def measure_until(
     world: World, holds: Callable[[], Any], what: str, seconds: float = 30.0
 ) -> float:
-    """Wait until the condition holds, and return the seconds that it took."""
+    """Wait until the condition holds, and return the seconds that it healed_seconds."""
     started_at = time.monotonic()
 
     async def is_met() -> bool:
@@ -174,7 +174,7 @@ async def test_33_out_of_band_changes_are_reverted_quickly_and_foreign_objects_s
         )
 
     limit = {"Memory": 128 << 20, "MemorySwap": 256 << 20}
-    harms: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    disruptions: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "kill": (lambda: admin.post(f"/containers/{name}/kill"), running),
         "stop": (lambda: admin.post(f"/containers/{name}/stop", t="0"), running),
         "update": (lambda: admin.post(f"/containers/{name}/update", limit), is_limited),
@@ -184,28 +184,39 @@ async def test_33_out_of_band_changes_are_reverted_quickly_and_foreign_objects_s
         ),
         "rm -f": (lambda: admin.delete(f"/containers/{name}", force="true"), running),
     }
-    took: dict[str, float] = {}
-    for harm, (do, is_healed) in harms.items():
+    healed_seconds: dict[str, float] = {}
+    for disruption, (do, is_healed) in disruptions.items():
         await docked.until_settled()
         first = running()
         assert first is not None
         await asyncio.to_thread(do)
-        if harm != "rm -f":
-            took[harm] = await measure_until(docked, is_healed, f"{harm} is undone")
+        if disruption != "rm -f":
+            healed_seconds[disruption] = await measure_until(
+                docked, is_healed, f"{disruption} is undone"
+            )
             after = running()
             assert after is not None
             assert after["Id"] == first["Id"], "repaired in place"
         else:
-            took[harm] = await measure_until(docked, is_healed, f"{harm} is undone")
+            healed_seconds[disruption] = await measure_until(
+                docked, is_healed, f"{disruption} is undone"
+            )
         await docked.until_settled()
         drifts = every(DriftDetected, await docked.facts(manifest.key))
         # The Engine kills a container before it removes it, so a listing may detect a stop first.
-        expected = {len(took), len(took) + 1} if harm == "rm -f" else {len(took)}
-        assert len(drifts) in expected, f"{harm} is a drift in the log"
-        assert not drifts[-1].suspected_action, "the drift is not caused by an action of ours"
-    print("healed after", {harm: f"{seconds:.2f} s" for harm, seconds in took.items()})
-    record_property("healed", took)
-    assert max(took.values()) < REPAIR_SECONDS + SLACK_SECONDS
+        expected = (
+            {len(healed_seconds), len(healed_seconds) + 1}
+            if disruption == "rm -f"
+            else {len(healed_seconds)}
+        )
+        assert len(drifts) in expected, f"{disruption} is recorded as drift"
+        assert not drifts[-1].suspected_action, "the drift was not caused by one of our actions"
+    print(
+        "healed after",
+        {disruption: f"{seconds:.2f} s" for disruption, seconds in healed_seconds.items()},
+    )
+    record_property("healed", healed_seconds)
+    assert max(healed_seconds.values()) < REPAIR_SECONDS + SLACK_SECONDS
     assert admin.inspect(f"{prefix}-stranger") == before
     assert len(admin.containers(name)) == 1
 
@@ -227,7 +238,7 @@ async def test_a_foreign_name_is_a_conflict_and_a_container_waits_for_its_image(
     admin.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
     await wait_until_converged(docked, missing.key)
 
-    wrong = container(f"{prefix}-wrong", "reconciler-test:typing-error")
+    wrong = container(f"{prefix}-wrong", "reconciler-test:typo")
     await docked.declare_all([wrong])
     await docked.until_outcome(wrong.key, "Degraded")
     await docked.declare_all([container(f"{prefix}-wrong", engine.image)])
@@ -294,9 +305,9 @@ async def test_a_volume_in_use_is_kept_with_its_data_and_its_user_is_named(
     await docked.until_outcome(deleted_manifest.key, "Deleted")
     assert admin.volume(name) is None
 
-    again = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
-    await docked.declare_all([again])
-    await wait_until_converged(docked, again.key, generation=3)
+    adopting_manifest = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
+    await docked.declare_all([adopting_manifest])
+    await wait_until_converged(docked, adopting_manifest.key, generation=3)
 
 
 async def test_the_documented_volumes_are_applied(

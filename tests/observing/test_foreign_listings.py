@@ -48,7 +48,7 @@ async def refusals(world: World) -> list[str]:
     return [each.reason for each in await world.dead_letters() if each.stage == "listing"]
 
 
-async def read_api(world: World, *left_out: str) -> list[ExternalObject]:
+async def read_api(world: World, *omitted: str) -> list[ExternalObject]:
     """Return the objects that the foreign observer reads from the API."""
     return [
         ExternalObject(
@@ -59,7 +59,7 @@ async def read_api(world: World, *left_out: str) -> list[ExternalObject]:
             each["labels"],
         )
         for each in await world.human.list_all()
-        if each["name"] not in left_out
+        if each["name"] not in omitted
     ]
 
 
@@ -88,7 +88,7 @@ async def send_listing(
 
 async def check_refused(world: World, position: int, reason: str) -> None:
     async def is_refused() -> bool:
-        return any(reason in why for why in await refusals(world))
+        return any(reason in refusal for refusal in await refusals(world))
 
     await world.until(is_refused, f"refused: {reason}")
     await world.until_settled()
@@ -143,7 +143,7 @@ async def test_a_duplicate_item_does_not_replace_a_missing_one(
     await check_refused(world, position, "2 objects, but its last message reports 3")
 
 
-async def test_a_listing_without_its_beginning_is_refused(converged_world: World):
+async def test_a_listing_without_its_start_is_refused(converged_world: World):
     position = await converged_world.log_position()
     items = [ListingItem(each) for each in await read_api(converged_world)]
     await send(converged_world, [*items, ListingCompleted(3)])
@@ -173,7 +173,7 @@ async def test_an_object_outside_of_the_exclusive_scope_is_not_deleted_by_a_list
     assert await world.human.find("foreign")
 
 
-async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: World):
+async def test_a_listing_that_began_before_our_effect_proves_nothing(converged_world: World):
     world = converged_world
     as_of = await world.client.observation_time()
     previous_objects = await read_api(world)
@@ -181,7 +181,7 @@ async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: 
     await world.declare("team-1", color="Purple")
     await world.until_outcome("team-4", "Converged")
     await world.until_outcome("team-1", "Converged", generation=2)
-    await world.human.create("team-x")  # its listing shows that the listing was processed
+    await world.human.create("team-x")  # its outcome shows that the listing was processed
     objects_with_unmanaged = [
         *previous_objects,
         *(each for each in await read_api(world) if each.name == "team-x"),
@@ -202,7 +202,7 @@ async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: 
         assert every(DriftDetected, await world.facts(name)) == []
 
 
-async def test_a_listing_of_an_unknown_configuration_or_kind_is_refused(converged_world: World):
+async def test_a_listing_for_an_unknown_configuration_or_kind_is_refused(converged_world: World):
     position = await converged_world.log_position()
     subject = listing("nowhere", "Shape", "s-1")
     began = ListingBegan("nowhere", "Shape", 1)
@@ -214,7 +214,7 @@ async def test_a_listing_of_an_unknown_configuration_or_kind_is_refused(converge
     await check_refused(converged_world, position, "the listing is for default.Blob")
 
 
-async def test_a_listing_that_uses_too_much_memory_is_refused_alone(
+async def test_only_a_listing_that_uses_too_much_memory_is_refused(
     converged_world: World, monkeypatch: pytest.MonkeyPatch
 ):
     world = converged_world

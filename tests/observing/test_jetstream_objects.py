@@ -41,7 +41,7 @@ async def configs(world: World) -> dict[str, dict[str, Any]]:
 
 
 async def declare_example(world: World, *, exclusive: bool = False) -> None:
-    """Declare the page's example on this world's bus; nothing is listed twice without a reason."""
+    """Declare the page's example on this world's bus, with a resync interval of an hour."""
     world.kinds = KindRegistry([STREAM, CONSUMER, BUCKET])
     await world.start_reconciler()
     (documented_spec,) = (each.spec for each in EXAMPLE if each.kind == "ProviderConfig")

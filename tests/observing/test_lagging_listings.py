@@ -1,4 +1,4 @@
-"""A lagging listing leads to no second object if the API creates the ids."""
+"""A lagging listing does not lead to a second object if the API generates the ids."""
 
 from __future__ import annotations
 

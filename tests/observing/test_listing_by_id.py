@@ -1,4 +1,4 @@
-"""If the API generates ids, two objects may have one name, so a listing compares ids."""
+"""If the API generates ids, two objects may share a name, so a listing compares ids."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_each_foreign_object_becomes_a_resource_and_is_reported_once() -> 
     assert [each.object for each in second.values()] == [None]
 
 
-async def test_a_declared_resource_without_an_object_is_shown_one_object_of_its_name() -> None:
+async def test_a_declared_resource_without_an_object_is_shown_one_object_with_its_name() -> None:
     declared_row = row("mine")
     found = await observe_objects([note("n2"), note("n1")], declared_row)
     assert found["mine"].object == note("n1")
@@ -124,7 +124,7 @@ async def test_a_declared_resource_without_an_object_is_shown_one_object_of_its_
 async def test_a_listing_does_not_report_an_object_with_an_action_in_progress(
     operation: str,
 ) -> None:
-    """A listing that lacks it may have begun before the action, or show it late."""
+    """A listing without the object may have begun before the action, or may lag."""
     own_row = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
     checks = await compare_objects([], own_row)
     assert (checks.observed, checks.uncertain) == ([], [])
@@ -134,7 +134,7 @@ async def test_a_listing_does_not_report_an_object_with_an_action_in_progress(
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_listing_is_complete_if_it_has_the_announced_number_of_objects(count: int) -> None:
+def test_a_listing_is_complete_if_it_has_the_reported_number_of_objects(count: int) -> None:
     listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
     listing.add([note("n1"), note("n2"), note("n2")])
     with pytest.raises(ListingRefusedError, match=f"has 2 objects, but .* reports {count};"):
@@ -270,7 +270,9 @@ async def test_a_late_object_is_reported_to_the_resource_whose_label_it_has() ->
 
 
 @pytest.mark.parametrize("declared", [False, True])
-async def test_a_late_object_is_reported_to_its_resource_that_owns_nothing(declared: bool) -> None:
+async def test_a_late_object_is_reported_to_its_resource_if_that_owns_nothing(
+    declared: bool,
+) -> None:
     deleted_row = row("mine", declared=declared, uncertain_names=("todo-2",))
     observed_object = replace(LATE_OBJECT, name="todo-2")
     assert set(await observe_objects([observed_object], deleted_row, unique_names=True)) == {"mine"}
@@ -295,7 +297,7 @@ async def test_a_late_object_that_was_deleted_recently_is_not_reported() -> None
         ({"released": (("todo", "n2"),)}, EXCLUSIVE),
         ({"action_id": "a", "operation": "Update"}, CONFIG),
     ],
-    ids=["another name", "another one is to be deleted", "it was released", "an action runs"],
+    ids=["another name", "another one is being deleted", "it was released", "an action is running"],
 )
 async def test_an_object_that_may_be_a_copy_of_the_label_is_not_reported(
     more: dict[str, Any], config: ProviderConfigSpec
@@ -359,7 +361,7 @@ async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_la
         ([LATE_OBJECT], row_with_wrong_id()),
         ([LATE_OBJECT_WITH_KEY], row_with_wrong_id(action_id="a", operation="Update")),
     ],
-    ids=["its object is listed", "no key", "an action runs"],
+    ids=["its object is listed", "no key", "an action is running"],
 )
 async def test_a_copy_is_not_reported_to_the_resource_of_the_original(
     objects: list[ExternalObject], resource: StatusRow
@@ -367,23 +369,23 @@ async def test_a_copy_is_not_reported_to_the_resource_of_the_original(
     assert "mine" not in await observe_objects(objects, resource)
 
 
-@pytest.mark.parametrize("is_seen", [False, True])
+@pytest.mark.parametrize("is_observed", [False, True])
 async def test_an_object_of_another_configurations_resource_belongs_to_it(
-    is_seen: bool,
+    is_observed: bool,
 ) -> None:
     owner = row_with_wrong_id(uid="n2")
     owner.provider_config = "other"
     columns = {"observed_uid": "n2", "foreign_identity": identity(LATE_OBJECT_WITH_KEY)}
     rows = (
         [owner, row("todo", LATE_OBJECT_WITH_KEY, declared=False, **columns)]
-        if is_seen
+        if is_observed
         else [owner]
     )
     found = await observe_objects([LATE_OBJECT_WITH_KEY], *rows)
     assert [each.belongs_to for each in found.values()] == ["default/Note/mine"]
 
 
-# --- an undeclared object that a resource waits to delete, and another resource of its name
+# --- an undeclared object that a resource waits to delete, and another resource with its name
 
 
 def unmanaged_row(name: str = "stray", **more: Any) -> StatusRow:
@@ -416,8 +418,8 @@ async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_
     assert set(await observe_objects([note("n1")], held_row, config=EXCLUSIVE)) == {"stray"}
 
 
-async def test_of_two_resources_that_wait_to_delete_an_object_one_yields() -> None:
-    """The first waits for that, because an older listing may still be on its way to either."""
+async def test_one_of_two_resources_that_wait_to_delete_an_object_yields() -> None:
+    """The first waits until then, because an older listing may still be in transit to either."""
     first_row, second_row = unmanaged_row("first"), unmanaged_row("second")
     found = await observe_objects([note("n1")], second_row, first_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {
@@ -445,7 +447,7 @@ async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_rea
         assert (found["stray"].belongs_to, found["stray"].known_version) == ("", version)
 
 
-@pytest.mark.parametrize("observed_object", [None, note("n1")], ids=["not seen", "seen"])
+@pytest.mark.parametrize("observed_object", [None, note("n1")], ids=["not observed", "observed"])
 async def test_an_object_deleted_by_another_resource_is_not_shown_to_a_namesake(
     observed_object: ExternalObject | None,
 ) -> None:
@@ -463,7 +465,7 @@ async def test_an_object_deleted_by_another_resource_is_not_shown_to_a_namesake(
     assert (await observe_objects([changed], own_row, deleted_ids={"n1"}))["mine"].object == changed
 
 
-def test_duplicates_count_once_and_two_objects_of_one_name_count_twice() -> None:
+def test_duplicates_count_once_and_two_objects_that_share_a_name_count_twice() -> None:
     listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
     listing.add([note("n1"), note("n1"), note("n2")])
     assert len(listing.complete(2)) == 2

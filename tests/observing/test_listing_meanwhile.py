@@ -93,7 +93,7 @@ class Intake:
     def __init__(self) -> None:
         self.observed: dict[ResourceKey, Observed] = {}
         self.has_arrived = asyncio.Event()
-        self.position_asked = asyncio.Event()
+        self.position_requested = asyncio.Event()
         self.position = 1
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
@@ -103,7 +103,7 @@ class Intake:
             self.has_arrived.set()
 
     async def last_position(self) -> int:
-        self.position_asked.set()
+        self.position_requested.set()
         return self.position
 
 
@@ -159,7 +159,7 @@ def _owned(name: str) -> list[LogEvent]:
 
 
 async def test_the_log_is_read_to_its_end_before_an_object_counts_as_unmanaged() -> None:
-    """The object may belong to a resource that these rows do not contain yet."""
+    """The object may belong to a resource that the rows do not contain yet."""
 
     async def catch_up(_seconds: float) -> None:
         stage.models.apply(1, _declared("theirs"))
@@ -175,7 +175,7 @@ def _observed_event(name: str, version: int = 1, *, belongs_to: str = "") -> Log
     return event(ResourceKey("default", "Shape", name), version, data)
 
 
-async def test_an_undeclared_resource_receives_once_the_owner_of_its_object() -> None:
+async def test_an_undeclared_resource_receives_the_owner_of_its_object_once() -> None:
     """The owner may be paused or only observe."""
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
@@ -224,7 +224,9 @@ async def test_an_object_whose_hold_was_approved_is_shown_by_the_next_listing() 
     assert set(stage.intake.observed) == {key}
 
 
-async def test_no_listing_is_reported_for_a_deletion_that_was_approved_and_then_declared() -> None:
+async def test_no_listing_is_reported_for_an_approved_deletion_of_an_object_declared_later() -> (
+    None
+):
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
@@ -236,7 +238,7 @@ async def test_no_listing_is_reported_for_a_deletion_that_was_approved_and_then_
     assert not stage.intake.observed
 
 
-async def test_an_approved_content_waits_for_no_listing() -> None:
+async def test_approved_content_does_not_wait_for_a_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
@@ -246,24 +248,24 @@ async def test_an_approved_content_waits_for_no_listing() -> None:
 
 
 async def test_nothing_is_concluded_if_the_end_of_the_log_is_unknown() -> None:
-    async def never(_seconds: float) -> None:
+    async def time_out(_seconds: float) -> None:
         raise TimeoutError
 
-    stage = Stage(Api("x"), never)
+    stage = Stage(Api("x"), time_out)
     with pytest.raises(ListingRefusedError, match="not yet read the log to the end"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
 
 async def test_observations_are_dated_at_the_start_of_the_listing() -> None:
-    """The pages may lack messages that are stored during the listing, so these count as newer."""
+    """The pages may lack messages that are stored during the listing, so they count as newer."""
     api = Api("x")
     stage = Stage(api, _nothing_new)
 
-    def stored_meanwhile() -> None:
+    def store_messages() -> None:
         stage.intake.position += 100
 
-    api.meanwhile = stored_meanwhile
+    api.meanwhile = store_messages
     for position_before in (1, 101):
         await stage.observer.list_once("default", "Shape")
         assert [each.as_of for each in stage.intake.observed.values()] == [position_before]
@@ -285,28 +287,28 @@ async def test_nothing_is_concluded_from_a_listing_of_another_configuration(
 
 
 async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanwhile() -> None:
-    async def withdrawn(_seconds: float) -> None:
+    async def withdraw(_seconds: float) -> None:
         stage.configurations.by_name.clear()
 
-    stage = Stage(Api("x"), withdrawn)
+    stage = Stage(Api("x"), withdraw)
     with pytest.raises(ListingRefusedError, match="withdrawn during the listing"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
 
 @pytest.mark.parametrize("is_unreadable", [True, False])
-async def test_an_unreadable_object_is_not_absent_and_hides_no_other_object(
+async def test_an_unreadable_object_is_not_absent_and_does_not_hide_other_objects(
     is_unreadable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(Api("shown"), _nothing_new)
     for position, each in enumerate(_owned("unreadable"), 1):
         stage.models.apply(position, each)
-    listing_ = Api.pages
+    original_pages = Api.pages
 
     async def pages(
         api: Api, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        async for page in listing_(api, scope, page_size=page_size):
+        async for page in original_pages(api, scope, page_size=page_size):
             yield page
         if is_unreadable:
             raise UnreadableObjectsError("cannot read 'unreadable'", [("unreadable", "u")])
@@ -327,11 +329,11 @@ async def test_an_api_is_still_listed_after_its_provider_cancels_itself() -> Non
     stage = Stage(api, _nothing_new)
     stage.configurations.by_name["default"] = replace(EXCLUSIVE, resync_seconds=0.01)
 
-    def fails_once() -> None:
+    def fail_once() -> None:
         if api.listings == 1:
             raise asyncio.CancelledError
 
-    api.meanwhile = fails_once
+    api.meanwhile = fail_once
     observer_task = asyncio.create_task(stage.observer.run())
     try:
         await asyncio.wait_for(stage.intake.has_arrived.wait(), 60)
@@ -361,7 +363,7 @@ async def test_a_scope_that_is_narrowed_during_a_comparison_applies_immediately(
     stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
 
     async def narrow() -> None:
-        await stage.intake.position_asked.wait()
+        await stage.intake.position_requested.wait()
         for _ in range(5):
             await asyncio.sleep(0)
         narrower = replace(EXCLUSIVE, scope=Scope(mode="Exclusive", prefix="y-"))

@@ -35,7 +35,7 @@ from reconciler.secrecy import Secrecy
 from tests.bus.histories import event
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-PLACE = ("billing", "Shape")
+LISTING = ("billing", "Shape")
 RETRY_SECONDS = 5.0
 CONFIG = ProviderConfigSpec("shapes", "http://test", resync_seconds=30.0)
 BOUND_SECONDS = FAILED_INTERVALS * CONFIG.resync_seconds
@@ -62,7 +62,7 @@ class Stage:
         self.listings = ListingReports(
             name="o1", intake=self, models=self.models, secrecy=Secrecy(), runtime=runtime
         )
-        self.listings.get_health(PLACE)
+        self.listings.get_health(LISTING)
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         if self.is_bus_unavailable:
@@ -90,16 +90,16 @@ class Stage:
         else:
             self.record(ListingsResumed(report.kind))
 
-    async def fails(self, seconds: float, *, every: float = RETRY_SECONDS) -> None:
-        """Let listings fail for this time."""
+    async def fail_for(self, seconds: float, *, every: float = RETRY_SECONDS) -> None:
+        """Let listings fail for this long."""
         for _ in range(round(seconds / every)):
             self.seconds += every
-            await self.listings.record_failure(PLACE, self.config, ERROR)
+            await self.listings.record_failure(LISTING, self.config, ERROR)
 
-    async def completes(self) -> None:
+    async def complete(self) -> None:
         self.seconds += self.config.resync_seconds
-        await self.listings.record_completion(PLACE)
-        self.listings.get_health(PLACE).record_success()
+        await self.listings.record_completion(LISTING)
+        self.listings.get_health(LISTING).record_success()
 
     @property
     def states(self) -> list[str]:
@@ -117,89 +117,89 @@ def stage_with_resource(key: str = "default/Shape/foo") -> Stage:
 
 async def test_listings_that_fail_for_the_bound_are_reported_once() -> None:
     stage = stage_with_resource()
-    await stage.completes()
+    await stage.complete()
     last = stage.seconds
-    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    await stage.fail_for(BOUND_SECONDS - RETRY_SECONDS)
     assert stage.reports == []
-    await stage.fails(RETRY_SECONDS)
+    await stage.fail_for(RETRY_SECONDS)
     (report,) = stage.reports
     assert (report.state, report.kind, report.as_of) == ("ListingsFailed", "Shape", 1)
     assert report.failure == ListingFailure(START + timedelta(seconds=last), ERROR)
     stage.decide()
-    await stage.fails(10 * BOUND_SECONDS)
+    await stage.fail_for(10 * BOUND_SECONDS)
     assert len(stage.reports) == 1
 
 
 async def test_a_single_failed_listing_is_not_reported_even_after_a_long_time() -> None:
     stage = stage_with_resource()
-    await stage.fails(3_600, every=3_600)
+    await stage.fail_for(3_600, every=3_600)
     assert stage.reports == []
-    await stage.completes()
-    await stage.fails(3_600 * (MIN_FAILURES - 1), every=3_600)
+    await stage.complete()
+    await stage.fail_for(3_600 * (MIN_FAILURES - 1), every=3_600)
     assert stage.reports == []
-    await stage.fails(3_600, every=3_600)
+    await stage.fail_for(3_600, every=3_600)
     assert stage.states == ["ListingsFailed"]
 
 
 async def test_failures_at_a_short_interval_are_reported_after_the_minimum_time() -> None:
     stage = stage_with_resource()
     stage.config = replace(CONFIG, resync_seconds=1.0)
-    await stage.fails(MIN_FAILED_SECONDS - 1, every=1)
+    await stage.fail_for(MIN_FAILED_SECONDS - 1, every=1)
     assert stage.reports == []
-    await stage.fails(1, every=1)
+    await stage.fail_for(1, every=1)
     assert stage.states == ["ListingsFailed"]
 
 
 async def test_the_next_complete_listing_ends_the_failure_once() -> None:
     stage = stage_with_resource()
-    await stage.completes()
+    await stage.complete()
     assert stage.reports == []
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     stage.decide()
-    await stage.completes()
+    await stage.complete()
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
     assert (stage.reports[-1].kind, stage.reports[-1].as_of) == ("Shape", 1)
     stage.decide()
-    await stage.completes()
-    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    await stage.complete()
+    await stage.fail_for(BOUND_SECONDS - RETRY_SECONDS)
     assert len(stage.reports) == 2
 
 
 async def test_a_report_that_is_missing_from_the_log_is_published_again() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
-    await stage.fails(BOUND_SECONDS)  # a decider has rejected it, or a restored log lacks it
+    await stage.fail_for(BOUND_SECONDS)  # a decider has rejected it, or a restored log lacks it
     assert stage.states == ["ListingsFailed"] * 2
 
 
-async def test_a_report_that_the_bus_did_not_store_is_repeated_at_the_next_listing() -> None:
+async def test_a_report_that_the_bus_did_not_store_is_repeated_on_the_next_listing() -> None:
     stage = stage_with_resource()
     stage.is_bus_unavailable = True
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     stage.is_bus_unavailable = False
-    await stage.fails(RETRY_SECONDS)
+    await stage.fail_for(RETRY_SECONDS)
     assert stage.states == ["ListingsFailed"]
     stage.decide()
     stage.is_bus_unavailable = True
-    await stage.completes()
+    await stage.complete()
     stage.is_bus_unavailable = False
-    await stage.completes()
+    await stage.complete()
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
 async def test_a_restarted_process_reports_failures_and_completions() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    await stage.fail_for(BOUND_SECONDS - RETRY_SECONDS)
     stage.start_process()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
     stage.decide()
     stage.start_process()
-    await stage.fails(3 * BOUND_SECONDS)
+    await stage.fail_for(3 * BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
     stage.start_process()
-    await stage.completes()
+    await stage.complete()
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
@@ -207,50 +207,50 @@ async def test_a_kind_that_no_resource_uses_is_not_reported() -> None:
     stage = stage_with_resource("default/Record/foo")
     observation = ExternalObserved("billing", "x", ExternalObject("x", {}), "CompleteListing", 1)
     stage.record(observation, ResourceKey("default", "Shape", "x"))
-    await stage.fails(5 * BOUND_SECONDS)
+    await stage.fail_for(5 * BOUND_SECONDS)
     assert stage.reports == []
 
 
 async def test_a_reported_failure_ends_with_the_last_resource_of_the_kind() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     stage.decide()
     stage.record(SpecWithdrawn(2), ResourceKey("default", "Shape", "foo"))
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
 async def test_a_reported_failure_ends_with_the_definition_of_the_kind() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     stage.decide()
-    await stage.listings.remove(PLACE)
+    await stage.listings.remove(LISTING)
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
-async def test_the_time_of_an_open_breaker_or_a_closed_gate_is_not_counted() -> None:
+async def test_the_time_during_an_open_breaker_or_a_closed_gate_is_not_counted() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    await stage.fail_for(BOUND_SECONDS - RETRY_SECONDS)
     stage.record(BreakerOpened(START, 2.0, 5, "refused"))
-    await stage.fails(10 * BOUND_SECONDS)
+    await stage.fail_for(10 * BOUND_SECONDS)
     assert stage.reports == []
     stage.record(BreakerClosed())
     for _ in range(100):
         stage.seconds += RETRY_SECONDS
-        stage.listings.get_health(PLACE).record_postponement()
-    await stage.fails(RETRY_SECONDS)
+        stage.listings.get_health(LISTING).record_postponement()
+    await stage.fail_for(RETRY_SECONDS)
     assert stage.states == ["ListingsFailed"]
 
 
 async def test_a_new_declaration_resets_the_health() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     stage.decide()
     stage.record(SpecDeclared(2, "reconciler/v1", "", "billing", {}))
     stage.listings.reset("billing")
-    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    await stage.fail_for(BOUND_SECONDS - RETRY_SECONDS)
     assert len(stage.reports) == 1
-    await stage.fails(RETRY_SECONDS)
+    await stage.fail_for(RETRY_SECONDS)
     assert [each.as_of for each in stage.reports] == [1, 2]
 
 
@@ -260,24 +260,24 @@ async def test_an_observer_backs_off_if_another_one_keeps_listing_successfully()
     for number in range(1, 5):
         began = stage.seconds
         while len(stage.reports) < number:
-            await stage.fails(RETRY_SECONDS)
+            await stage.fail_for(RETRY_SECONDS)
         waits.append(stage.seconds - began)
         stage.decide()
         stage.record(ListingsResumed("Shape"))  # by the other one
     assert waits == [BOUND_SECONDS * each for each in (1, 2, 4, 8)]
-    await stage.completes()
-    await stage.fails(BOUND_SECONDS)
+    await stage.complete()
+    await stage.fail_for(BOUND_SECONDS)
     assert len(stage.reports) == 5
 
 
-async def test_a_listing_of_another_team_ends_a_reported_failure() -> None:
+async def test_a_listing_from_another_team_ends_a_reported_failure() -> None:
     stage = stage_with_resource()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     stage.decide()
-    await stage.listings.record_completion(PLACE)
+    await stage.listings.record_completion(LISTING)
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
     stage.decide()
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     assert len(stage.reports) == 2
-    await stage.fails(BOUND_SECONDS)
+    await stage.fail_for(BOUND_SECONDS)
     assert len(stage.reports) == 3

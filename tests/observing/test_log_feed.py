@@ -1,4 +1,4 @@
-"""A feed of the log reports damage in order, between the events."""
+"""A log feed reports damage in order, between the events."""
 
 from __future__ import annotations
 

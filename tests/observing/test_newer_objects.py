@@ -1,6 +1,7 @@
-"""An observer reports no object that is newer than the log before the API is held.
+"""An observer does not report an object that is newer than the log until the API is held.
 
-A client can copy everything in an object, except a key that this log has not decided yet.
+A client can copy everything in an object, except the key of an action that this log has not
+decided yet.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ CONFIG = config_key("default")
 def build_written_object(
     version: int | None, *, of: ResourceKey = FOO, name: str = "foo"
 ) -> ExternalObject:
-    """Return an object as an action of a copy of the log left it."""
+    """Return an object as left by an action from a copy of the log."""
     key = None if version is None else idempotency_key("log", event_id(of, version))
     labels = {OWNER_LABEL: owner("log", of)}
     return ExternalObject(name, {"color": "Red"}, "u1", "v1", labels, key)
@@ -150,18 +151,18 @@ class Stage:
     async def last_position(self) -> int:
         return 7
 
-    def records(self, data: ResourceEvent, key: ResourceKey = FOO, *, in_rows: bool = True) -> None:
-        mine = self.log.histories.setdefault(key, [])
-        mine.append(event(key, len(mine) + 1, data))
-        self.configurations.apply(mine[-1])
+    def record(self, data: ResourceEvent, key: ResourceKey = FOO, *, in_rows: bool = True) -> None:
+        history = self.log.histories.setdefault(key, [])
+        history.append(event(key, len(history) + 1, data))
+        self.configurations.apply(history[-1])
         if in_rows:
             position = sum(map(len, self.log.histories.values()))
-            self.models.apply(position, mine[-1])
+            self.models.apply(position, history[-1])
 
-    def declares(self, *, versions: int = 1, in_rows: bool = True) -> None:
+    def declare(self, *, versions: int = 1, in_rows: bool = True) -> None:
         for version in range(versions):
             data = SpecDeclared(version + 1, "test/v1", "default", "foo", {}, policy=Policy())
-            self.records(data, in_rows=in_rows)
+            self.record(data, in_rows=in_rows)
 
     async def list(self) -> list[IntakeData]:
         """List once, and return the published messages."""
@@ -169,7 +170,7 @@ class Stage:
         await self.observer.list_once("default", "Shape")
         return self.published
 
-    async def list_refused(self) -> ApiReported:
+    async def expect_refusal(self) -> ApiReported:
         """List once, expect a refusal, and return the report about the API."""
         self.published = []
         with pytest.raises(ListingRefusedError, match="newer than this log"):
@@ -179,13 +180,13 @@ class Stage:
         return reported
 
     def hold(self, reported: ApiReported) -> None:
-        self.records(TwinDetected(reported.newer, reported.total), CONFIG, in_rows=False)
+        self.record(TwinDetected(reported.newer, reported.total), CONFIG, in_rows=False)
 
 
 async def test_an_object_that_is_newer_than_the_log_holds_its_api_first():
     stage = Stage(build_written_object(12))
-    stage.declares(versions=2)
-    reported = await stage.list_refused()
+    stage.declare(versions=2)
+    reported = await stage.expect_refusal()
     (newer,) = reported.newer
     assert (newer.action, newer.known_version) == ("default/Shape/foo@12", 2)
     assert (newer.kind, newer.name, newer.uid) == ("Shape", "foo", "u1")
@@ -194,7 +195,7 @@ async def test_an_object_that_is_newer_than_the_log_holds_its_api_first():
 
 
 async def test_an_object_of_a_resource_unknown_to_the_log_is_newer():
-    reported = await Stage(build_written_object(4, of=ELSEWHERE)).list_refused()
+    reported = await Stage(build_written_object(4, of=ELSEWHERE)).expect_refusal()
     assert reported.newer[0].action == "team/Shape/foo@4"
 
 
@@ -203,7 +204,7 @@ async def test_all_newer_objects_are_in_one_report():
         build_written_object(2, of=ResourceKey("default", "Shape", f"s{number}"), name=f"s{number}")
         for number in range(150)
     ]
-    reported = await Stage(*many).list_refused()
+    reported = await Stage(*many).expect_refusal()
     assert (reported.total, len(reported.newer)) == (150, 20)
 
 
@@ -219,20 +220,20 @@ async def test_all_newer_objects_are_in_one_report():
         "label and key on another object",
         "label and key on a new object with the name",
         "the label alone",
-        "a label for a resource that the log does not know",
+        "a label for a resource that the log does not contain",
     ],
 )
-async def test_a_copied_object_holds_no_api(copied: ExternalObject):
-    """The outcome of that object alone is Conflict or Disputed."""
+async def test_a_copied_object_does_not_hold_the_api(copied: ExternalObject):
+    """Only that object is affected: its outcome is Conflict or Disputed."""
     stage = Stage(copied)
-    stage.declares(versions=3)
+    stage.declare(versions=3)
     assert {type(each) for each in await stage.list()} == {Observed}
     assert stage.log.loads == 0, "the log is not read"
 
 
 async def test_a_late_creation_of_a_resource_whose_row_was_deleted_is_ours():
     stage = Stage(build_written_object(2))
-    stage.declares(versions=3, in_rows=False)
+    stage.declare(versions=3, in_rows=False)
     assert {type(each) for each in await stage.list()} == {Observed}
     assert stage.log.loads == 1
 
@@ -241,11 +242,11 @@ async def test_a_late_creation_of_a_resource_whose_row_was_deleted_is_ours():
 async def test_an_object_is_not_reported_while_a_damaged_history_leaves_its_writer_unknown(
     damaged: ResourceKey,
 ):
-    """A decider that does not know of the damage yet would base its next write on the object."""
+    """A decider that has not detected the damage yet would base its next write on the object."""
     stage = Stage(
         build_written_object(12, of=ELSEWHERE), replace(build_written_object(None), name="bar")
     )
-    stage.declares(versions=2)
+    stage.declare(versions=2)
     stage.log.damaged.add(damaged)
     config = stage.configurations.by_name["default"]
     assert await stage.reads.read([stage.models.status[str(FOO)]], config) == 0
@@ -254,20 +255,20 @@ async def test_an_object_is_not_reported_while_a_damaged_history_leaves_its_writ
     assert [each.external_name for each in listed] == ["bar"], "the other objects are reported"
 
 
-async def test_an_object_observed_while_the_api_was_held_is_no_new_evidence():
+async def test_an_object_observed_while_the_api_was_held_is_not_new_evidence():
     """Otherwise each listing after an approval would hold the API again."""
     stage = Stage(build_written_object(12, of=ELSEWHERE))
-    stage.hold(await stage.list_refused())
+    stage.hold(await stage.expect_refusal())
     observation = next(each for each in await stage.list() if isinstance(each, Observed))
-    stage.records(ExternalObserved("default", "foo", observation.object, "CompleteListing", 7))
-    stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
+    stage.record(ExternalObserved("default", "foo", observation.object, "CompleteListing", 7))
+    stage.record(HoldApproved("Twin"), CONFIG, in_rows=False)
     stage.api.objects = (replace(build_written_object(12, of=ELSEWHERE), fields={"color": "Blue"}),)
-    stage.declares()
+    stage.declare()
     assert {type(each) for each in await stage.list()} == {Observed}
     stage.api.objects = (
         replace(build_written_object(13, of=ELSEWHERE), fields={"color": "Green"}),
     )
-    assert (await stage.list_refused()).as_of == 2, (
+    assert (await stage.expect_refusal()).as_of == 2, (
         "a later object is evidence, and newer than the approval"
     )
 
@@ -281,32 +282,32 @@ async def test_an_object_observed_while_the_api_was_held_is_no_new_evidence():
     ],
     ids=lambda data: type(data).__name__,
 )
-async def test_an_object_found_by_an_action_while_the_api_was_held_is_no_new_evidence(
+async def test_an_object_found_by_an_action_while_the_api_was_held_is_not_new_evidence(
     recorded: ResourceEvent,
 ):
-    """Listings report nothing new then, but the next change of outputs would hold the API again."""
+    """Listings would report nothing new, but the next changed output would hold the API again."""
     stage = Stage(build_written_object(12))
-    stage.declares()
-    stage.hold(await stage.list_refused())
-    stage.records(recorded)
-    stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
+    stage.declare()
+    stage.hold(await stage.expect_refusal())
+    stage.record(recorded)
+    stage.record(HoldApproved("Twin"), CONFIG, in_rows=False)
     stage.api.objects = (replace(build_written_object(12), outputs={"port": 80}),)
     assert {type(each) for each in await stage.list()} == {Observed}
 
 
-async def test_a_report_names_the_hold_that_its_reporter_knows():
+async def test_a_report_names_the_hold_that_its_reporter_has_read():
     stage = Stage(build_written_object(12))
-    stage.declares()
-    reported = await stage.list_refused()
+    stage.declare()
+    reported = await stage.expect_refusal()
     assert reported.as_of == 0
     stage.hold(reported)
     (second_report, *_) = [each for each in await stage.list() if isinstance(each, ApiReported)]
     assert second_report.as_of == 1
 
 
-async def test_a_single_read_concludes_nothing_from_a_newer_object():
+async def test_an_individual_read_concludes_nothing_from_a_newer_object():
     stage = Stage(build_written_object(12))
-    stage.declares()
+    stage.declare()
     config = stage.configurations.by_name["default"]
     rows = [stage.models.status[str(FOO)]]
     assert await stage.reads.read(rows, config) == 0

@@ -36,7 +36,7 @@ SLACK_SECONDS = 4.0
 
 @pytest.fixture
 def net() -> Iterator[Network]:
-    """The documented backends have the addresses of the third and fourth host."""
+    """The documented backends have the addresses of the third and fourth hosts."""
     with network(clients=2, backends=2) as created_network:
         yield created_network
 
@@ -82,19 +82,19 @@ async def apply_example(world: World) -> dict[str, Manifest]:
 async def count_responses(net: Network, port: int, times: int) -> Counter[str]:
     """Connect this many times from each client; count the responses by backend and source."""
 
-    def count_answers() -> Counter[str]:
+    def connect_all() -> Counter[str]:
         return Counter(
             client.connect(VIRTUAL_ADDRESS, port) for client in net.clients for _ in range(times)
         )
 
-    return await asyncio.to_thread(count_answers)
+    return await asyncio.to_thread(connect_all)
 
 
 def with_spec(manifest: Manifest, **spec: object) -> Manifest:
     return msgspec.structs.replace(manifest, spec={**manifest.spec, **spec})
 
 
-async def test_the_documented_services_balance_follow_changes_and_are_deleted(
+async def test_the_documented_services_balance_load_follow_changes_and_are_deleted(
     reconciling_world: World, net: Network
 ) -> None:
     rules_before = net.router.ruleset()
@@ -184,7 +184,7 @@ async def test_out_of_band_changes_are_reverted_quickly_and_other_tables_stay(
         assert {each.split()[0] for each in await count_responses(net, 81, 4)} == {"b0", "b1"}
         await reconciling_world.until_settled()
         existing_drifts = every(DriftDetected, await reconciling_world.facts(key))
-        assert len(existing_drifts) > drift_count, f"{change} is a drift in the log"
+        assert len(existing_drifts) > drift_count, f"{change} is recorded as drift"
     record_property("healed after seconds", durations)
     print("healed after", durations)
     assert net.router.nft("list table ip theirs", "-a", "-s") == foreign_table
@@ -222,23 +222,23 @@ async def test_without_drift_nothing_is_written_and_foreign_services_are_listed(
     assert sum(isinstance(each, ActionDecided) for history in histories for each in history) == 2
 
 
-async def test_two_configurations_with_two_tables_have_services_of_one_name(
+async def test_two_configurations_with_two_tables_can_have_services_with_the_same_name(
     reconciling_world: World, net: Network
 ) -> None:
     await reconciling_world.configure(build_config(net, "other"), "other")
     spec: Fields = {"port": 80, "backends": [{"address": "10.77.3.2", "port": 8080}]}
     both: list[Manifest] = []
     for config, address in {"services": VIRTUAL_ADDRESS, "other": "198.18.0.11"}.items():
-        one = with_spec(
+        orders = with_spec(
             documented_manifests()["orders"],
             **{**spec, "address": address, "providerConfigRef": {"name": config}},
         )
         metadata = msgspec.structs.replace(
-            one.metadata,
+            orders.metadata,
             name=f"orders-{config}",
             annotations={"reconciler/external-name": "orders"},
         )
-        both.append(msgspec.structs.replace(one, metadata=metadata))
+        both.append(msgspec.structs.replace(orders, metadata=metadata))
     await reconciling_world.declare_all(both)
     for each in both:
         await reconciling_world.until_outcome(each.key, "Converged")
@@ -248,5 +248,5 @@ async def test_two_configurations_with_two_tables_have_services_of_one_name(
     )
     await reconciling_world.until_outcome(both[0].key, "Deleted")
     assert net.router.nft("list table ip other", "-a") == other_table
-    answer = await asyncio.to_thread(net.clients[0].connect, "198.18.0.11", 80)
-    assert answer.startswith("b0")
+    response = await asyncio.to_thread(net.clients[0].connect, "198.18.0.11", 80)
+    assert response.startswith("b0")

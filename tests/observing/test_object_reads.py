@@ -1,4 +1,4 @@
-"""Single reads of objects that are not ready, and of objects in an API that cannot list."""
+"""Individual reads of objects that are not ready, or whose API cannot list."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Api:
         if self.reads == 3:
             self.read_thrice.set()
         if self.fails:
-            raise NotDoneError("away")
+            raise NotDoneError("unavailable")
         self.meanwhile()
         return self.servers.get(external_name, self.server)
 
@@ -123,7 +123,7 @@ class Intake:
 
 
 class Stage:
-    """The single reads of one API, and an observer."""
+    """The individual reads of one API, and an observer."""
 
     def __init__(self, capabilities: Capabilities = BLIND) -> None:
         self.api, self.intake, self.models = Api(), Intake(), ReadModels()
@@ -169,7 +169,7 @@ class Stage:
             reads=self.reads,
         )
 
-    def records(self, *facts: ResourceEvent) -> None:
+    def record(self, *facts: ResourceEvent) -> None:
         for data in facts:
             self.version += 1
             recorded: LogEvent = event(FOO, self.version, data)
@@ -177,7 +177,7 @@ class Stage:
             self.reads.handle_event(self.version, recorded)
 
     def record_creation(self, *, ready: bool = False) -> None:
-        self.records(
+        self.record(
             SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
             ActionSucceeded("a", "Create", 1, self.api.server),
             self.outcome(ready=ready),
@@ -216,7 +216,7 @@ async def test_an_object_is_read_until_it_is_ready(stage: Stage) -> None:
             7,
             stage.api.server,
         )
-        stage.records(stage.outcome(ready=True))
+        stage.record(stage.outcome(ready=True))
         await asyncio.sleep(0.1)
         reads = stage.api.reads
         await asyncio.sleep(0.2)
@@ -255,14 +255,14 @@ async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) ->
     assert await stage.observer.list_once("default", "Server") == 1
     (observation,) = stage.intake.observed
     assert (observation.object, observation.evidence) == (None, "Read")
-    assert observation.losses == LossCount(1, 1), "the loss guard decides about missing objects"
+    assert observation.losses == LossCount(1, 1), "the loss guard applies to missing objects"
     assert stage.api.reads == 2
 
 
-@pytest.mark.parametrize("lists", [False, True])
-async def test_a_read_does_not_report_a_missing_owned_object(lists: bool) -> None:
-    """If an API lost all its objects, each read finds one missing, and no guard would stop that."""
-    stage = Stage(replace(BLIND, listing=lists))
+@pytest.mark.parametrize("can_list", [False, True])
+async def test_a_read_does_not_report_a_missing_owned_object(can_list: bool) -> None:
+    """If an API lost all objects, each read would find one missing, and no guard would apply."""
+    stage = Stage(replace(BLIND, listing=can_list))
     stage.record_creation()
     requests: list[tuple[str, str]] = []
     stage.reads.request_listing = lambda config, kind: requests.append((config, kind))
@@ -292,10 +292,10 @@ async def test_a_missing_object_triggers_a_listing_immediately(stage: Stage) -> 
 
 
 async def test_an_undeclared_object_is_read_once_its_hold_is_approved(stage: Stage) -> None:
-    stage.records(ExternalObserved("default", "foo", stage.api.server, "Read", 5))
+    stage.record(ExternalObserved("default", "foo", stage.api.server, "Read", 5))
     assert await stage.observer.list_once("default", "Server") == 0
     assert not stage.api.reads
-    stage.records(HoldApproved("DeletionGuard", "Proceed"))
+    stage.record(HoldApproved("DeletionGuard", "Proceed"))
     assert await stage.observer.list_once("default", "Server") == 1
     (observation,) = stage.intake.observed
     assert (observation.object, observation.evidence, observation.as_of) == (
@@ -311,7 +311,7 @@ async def test_a_released_object_is_read_by_its_uid_if_names_are_not_unique(
 ) -> None:
     stage = Stage(replace(BLIND, deterministic_names=unique_names))
     stage.record_creation(ready=True)
-    stage.records(
+    stage.record(
         OwnershipReleased("foo", "u1", "Orphaned", "default"),
         SpecDeclared(2, "test/v1", "default", "foo", {}, policy=Policy()),
     )
@@ -322,27 +322,27 @@ async def test_a_released_object_is_read_by_its_uid_if_names_are_not_unique(
     assert (observation.object, observation.absent_uid) == (None, expected)
 
 
-async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> None:
+async def test_an_object_without_a_label_that_is_not_owned_is_listed_but_not_read() -> None:
     """A read does not show its owner, so it could show an object from another namespace."""
     stage = Stage(replace(BLIND, labels=False, listing=True))
-    stage.records(SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()))
+    stage.record(SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()))
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     assert await stage.reads.read([row], config) == 0
     assert stage.api.reads == 0
-    stage.records(ActionSucceeded("a", "Create", 1, stage.api.server))
+    stage.record(ActionSucceeded("a", "Create", 1, stage.api.server))
     await stage.reads.read([row], config)
     assert stage.api.reads == 1
 
 
 async def test_a_read_reports_the_name_that_it_requested(stage: Stage) -> None:
-    """The object was replaced under another name during the read, which does not show that."""
+    """The object was replaced under another name during the read, which does not show this."""
     stage.record_creation(ready=True)
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     new_row = ExternalObject("foo-2", {}, "u2")
     replaced = ActionSucceeded(
         "b", "Create", 1, new_row, purpose="Replace", external_name=new_row.name
     )
-    stage.api.meanwhile = lambda: stage.records(replaced)
+    stage.api.meanwhile = lambda: stage.record(replaced)
     assert await stage.reads.read([row], config) == 1
     assert row.external_name == new_row.name
     (observation,) = stage.intake.observed
@@ -369,7 +369,7 @@ async def test_a_name_whose_creation_may_arrive_late_is_read_after_the_withdrawa
     stage: Stage,
 ) -> None:
     """No listing would find the object of a call that arrives after the withdrawal."""
-    stage.records(
+    stage.record(
         SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
         ActionDecided(CREATE),
         ActionAbandoned(CREATE.action_id, "Create", "withdrawn", in_doubt=True, unconfirmed=True),
@@ -382,12 +382,12 @@ async def test_a_name_whose_creation_may_arrive_late_is_read_after_the_withdrawa
     assert await stage.observer.list_once("default", "Server") == 1
     (observation,) = stage.intake.observed
     assert (observation.object, observation.evidence) == (stage.api.server, "Read")
-    stage.records(OwnershipClaimed("foo", "u1", "Found", "default"))
+    stage.record(OwnershipClaimed("foo", "u1", "Found", "default"))
     assert not stage.models.status[str(FOO)].is_unconfirmed
 
 
 async def test_an_earlier_name_whose_creation_may_arrive_late_is_read_too(stage: Stage) -> None:
-    stage.records(
+    stage.record(
         SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
         ActionDecided(CREATE),
         ActionAbandoned(CREATE.action_id, "Create", "renamed", in_doubt=True, unconfirmed=True),

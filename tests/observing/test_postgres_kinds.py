@@ -106,10 +106,12 @@ class Example:
         """Wait until a catalog query returns the expected value."""
         composed = sql.SQL(query.replace("orders", self.prefix))  # pyright: ignore[reportArgumentType]
 
-        async def is_so() -> bool:
+        async def has_expected_value() -> bool:
             return await self.superuser.value(composed) == expected
 
-        await self.world.until(is_so, what, seconds=30.0)  # a listing begins every 0.3 s
+        await self.world.until(
+            has_expected_value, what, seconds=30.0
+        )  # a listing begins every 0.3 s
 
     async def until_public_grants_are_revoked(self) -> None:
         """Wait until the default grants to all roles are revoked."""
@@ -248,7 +250,7 @@ async def test_objects_dropped_out_of_band_are_recreated(example: Example) -> No
     await example.until(public, 0, "the default privileges are revoked again")
 
 
-async def test_a_password_rotation_fails_no_query_and_leaks_no_password(
+async def test_a_password_rotation_does_not_fail_queries_or_leak_passwords(
     example: Example, tmp_path: Path
 ) -> None:
     world, server = example.world, example.server
@@ -283,16 +285,16 @@ async def test_a_password_rotation_fails_no_query_and_leaks_no_password(
         each for part in (backup.declarations(), backup.events()) for many in part for each in many
     ]
     assert saved
-    places = {
+    sources = {
         "history": texts.encode(),
         "rows": rows,
         "the server's log": server.log.read_bytes(),
         "backup": b"".join(content_of(each) for each in saved),
     }
     for secret in (PLANTED_PASSWORD, NEW_PASSWORD, generated):
-        for place, content in places.items():
-            assert secret.encode() not in content, place
-    assert b"SCRAM-SHA-256$4096" in places["the server's log"], (
+        for source, content in sources.items():
+            assert secret.encode() not in content, source
+    assert b"SCRAM-SHA-256$4096" in sources["the server's log"], (
         "the server log contains all statements"
     )
 

@@ -1,4 +1,4 @@
-"""A recently deleted object may still be listed, which is ignored only for its API and kind."""
+"""A recently deleted object that is still listed is ignored, but only for its API and kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_deleted_id_is_recent_for_a_listing_within_the_grace_of_the_api():
     assert recent_ids(deletions, clock.now) == {"7"}
 
 
-def test_a_listing_of_another_process_may_have_begun_a_minute_ago():
+def test_a_listing_from_another_process_may_have_begun_a_minute_ago():
     clock = Clock()
     deletions = deletions_after(clock, ActionDecided(ACTION))
     clock.now += DELETED_SECONDS

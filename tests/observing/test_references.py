@@ -90,9 +90,9 @@ def test_a_reference_lost_with_its_targets_row_is_reported_again_as_new() -> Non
     assert second_message.message_id == other_observers_message.message_id
 
 
-def test_equal_reports_of_several_observers_are_one_message() -> None:
-    [one], [other_message] = _messages_at(8, {}), _messages_at(8, {})
-    assert one.message_id == other_message.message_id
+def test_equal_reports_from_several_observers_are_one_message() -> None:
+    [first_message], [other_message] = _messages_at(8, {}), _messages_at(8, {})
+    assert first_message.message_id == other_message.message_id
 
 
 def test_an_unreadable_reference_does_not_count_as_withdrawn() -> None:
@@ -207,7 +207,7 @@ def test_a_changed_digest_of_a_secret_is_reported_to_its_referrers() -> None:
     assert secret_messages(row, {}) == [], "an unreadable secret does not count as deleted"
 
 
-def test_two_secrets_with_one_value_are_two_messages() -> None:
+def test_two_secrets_with_the_same_value_are_two_messages() -> None:
     secrets = {"files/one": "", "files/two": ""}
     row = StatusRow("default", "Shape", "a", declared=True, secrets=secrets)
     digests = {NamedSecret("default", each): "d1" for each in secrets}
@@ -235,7 +235,7 @@ def test_an_event_affects_only_resources_that_reference_its_resource() -> None:
     assert index.take_changed() == (frozenset(), frozenset())
 
 
-def test_a_changed_reference_is_removed_from_its_former_target() -> None:
+def test_a_changed_reference_is_removed_from_its_previous_target() -> None:
     index, every_row = _index_of(_waiting_row("a", "b"))
     every_row["default/Shape/a"].refers = (Reference("default/Shape/c"),)
     assert index.update("default/Shape/a", every_row["default/Shape/a"])
@@ -259,7 +259,7 @@ FOREIGN_REFERENCE = ResourceKey("shop", "ShapeRef", "needs-foo")
 
 
 def _from_another_namespace(
-    *, permits: tuple[str, ...], known: dict[str, OnWithdrawal], says: TargetState | None
+    *, permits: tuple[str, ...], known: dict[str, OnWithdrawal], known_state: TargetState | None
 ) -> list[IntakeMessageOut]:
     target = StatusRow(
         TARGET.namespace,
@@ -277,14 +277,14 @@ def _from_another_namespace(
         version=1,
         declared=True,
         refers=(Reference(str(TARGET)),),
-        targets={} if says is None else {str(TARGET): says},
+        targets={} if known_state is None else {str(TARGET): known_state},
     )
     return _messages_for_rows({str(row.key): row for row in (target, reference)})
 
 
 @pytest.mark.parametrize("permits", [("shop",), ("*",), ("billing", "shop")])
 def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...]) -> None:
-    messages = _from_another_namespace(permits=permits, known={}, says=None)
+    messages = _from_another_namespace(permits=permits, known={}, known_state=None)
     assert [(each.key, each.data) for each in messages] == [
         (FOREIGN_REFERENCE, TargetReported(str(TARGET), TargetState(declared=True), 1)),
         (TARGET, Referenced(str(FOREIGN_REFERENCE), "Keep")),
@@ -295,7 +295,7 @@ def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...])
 def test_a_reference_from_another_namespace_neither_counts_nor_shows_anything(
     permits: tuple[str, ...],
 ) -> None:
-    messages = _from_another_namespace(permits=permits, known={}, says=None)
+    messages = _from_another_namespace(permits=permits, known={}, known_state=None)
     assert [(each.key, each.data) for each in messages] == [
         (FOREIGN_REFERENCE, TargetReported(str(TARGET), TargetState(declared=False), 1))
     ]
@@ -303,7 +303,7 @@ def test_a_reference_from_another_namespace_neither_counts_nor_shows_anything(
 
 def test_a_withdrawn_permission_ends_the_reference() -> None:
     messages = _from_another_namespace(
-        permits=(), known={str(FOREIGN_REFERENCE): "Keep"}, says=TargetState(declared=True)
+        permits=(), known={str(FOREIGN_REFERENCE): "Keep"}, known_state=TargetState(declared=True)
     )
     assert [(each.key, each.data) for each in messages] == [
         (FOREIGN_REFERENCE, TargetReported(str(TARGET), TargetState(declared=False), 1)),

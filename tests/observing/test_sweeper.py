@@ -1,4 +1,4 @@
-"""The sweeper wakes overdue resources, with growing intervals if that has no effect."""
+"""The sweeper wakes overdue resources, at growing intervals if that has no effect."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ class Scene:
         self.row.outcome = "Degraded"
         self.row.retry_at, self.row.retry_seconds = until, 1.0
 
-    def apply_event(self, position: int, what: LogEvent) -> None:
-        self.models.apply(position, what)
-        self.sweeper.handle_event(position, what)
+    def apply_event(self, position: int, log_event: LogEvent) -> None:
+        self.models.apply(position, log_event)
+        self.sweeper.handle_event(position, log_event)
 
     async def sweep_for(self, seconds: float) -> list[float]:
         """Sweep at intervals; return the seconds at which the resource was woken."""
@@ -137,7 +137,7 @@ async def test_a_resource_is_woken_immediately_when_a_new_wait_ends() -> None:
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clock_change_does_not_move_the_interval_between_two_wake_ups(hours: int) -> None:
+async def test_a_clock_change_does_not_change_the_interval_between_two_wake_ups(hours: int) -> None:
     scene = Scene()
     scene.wait(BEGIN - timedelta(hours=2))
     assert await scene.sweep_for(10) == [0, 5]
@@ -146,7 +146,7 @@ async def test_a_clock_change_does_not_move_the_interval_between_two_wake_ups(ho
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clock_change_does_not_move_the_check_of_all_references(hours: int) -> None:
+async def test_a_clock_change_does_not_shift_the_check_of_all_references(hours: int) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
 
     async def check_lost_event(seconds: float) -> list[float]:
@@ -183,7 +183,7 @@ async def test_a_resource_that_no_longer_waits_is_forgotten() -> None:
     [("Converged", True), ("Degraded", True)]
     + [(outcome, False) for outcome in ("Failed", "Waiting", "Disputed", "Held")],
 )
-async def test_a_due_resource_is_woken_unless_its_outcome_ends_with_a_message(
+async def test_a_due_resource_is_woken_unless_its_outcome_waits_for_a_message(
     outcome: str, is_woken: bool
 ) -> None:
     scene = Scene()
@@ -315,7 +315,7 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
     )
 
 
-async def test_a_resource_of_an_older_definition_receives_the_newest() -> None:
+async def test_a_resource_with_an_older_definition_receives_the_newest() -> None:
     scene = Scene()
     scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
     scene.sweeper.handle_kind_change(FOO.kind)
@@ -334,10 +334,10 @@ SECRET_REFERENCE = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db"
 class Store:
     """A secret store that can be unavailable."""
 
-    is_away = False
+    is_unavailable = False
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
-        if self.is_away:
+        if self.is_unavailable:
             raise NotDoneError("no response")
         return f"value of {key}" if reader == key.namespace else None
 
@@ -358,10 +358,10 @@ async def test_the_first_reference_to_a_secret_is_resolved_when_its_store_is_bac
     [message] = scene.intake.published
     assert isinstance(message.data, SecretReported)
     scene.apply_event(2, event(early, 2, SecretObserved(message.data.secret, message.data.digest)))
-    store.is_away = True
+    store.is_unavailable = True
     scene.apply_event(3, event(late, 1, SECRET_REFERENCE))
     await scene.sweeper.sweep()
-    store.is_away = False
+    store.is_unavailable = False
     await scene.sweeper.sweep()
     assert [each.key for each in scene.intake.published] == [early, late]
 
@@ -393,7 +393,7 @@ async def test_the_next_sweep_corrects_an_outdated_report(
     assert published_types == [corrected_type]
 
 
-async def test_a_tenant_with_many_secrets_blocks_no_one_and_does_not_flood_the_log(
+async def test_a_tenant_with_many_secrets_does_not_block_others_or_flood_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logged_secrets: list[str] = []
@@ -459,7 +459,7 @@ class Tenant:
             self.processed += 1
 
 
-async def test_a_state_of_a_target_is_reported_once_while_others_are_recorded() -> None:
+async def test_the_state_of_a_target_is_reported_once_while_others_are_recorded() -> None:
     scene = Scene()
     tenant = Tenant(scene, "default", resources=1)
     for _ in range(64):
@@ -478,7 +478,7 @@ async def test_a_report_that_the_log_does_not_show_is_repeated_less_and_less_oft
     assert set(pauses[5:]) == {MAX_REPEAT_SECONDS}
 
 
-async def test_a_tenant_with_many_references_fills_no_intake_and_delays_no_other_tenant() -> None:
+async def test_a_tenant_with_many_references_does_not_fill_the_intake_or_delay_others() -> None:
     scene = Scene()
     large, small = Tenant(scene, "large", resources=20), Tenant(scene, "small", resources=1)
     while large.processed < 20 * 64:
@@ -507,20 +507,20 @@ async def count_turns(work: Coroutine[None, None, object]) -> int:
     """Run a coroutine; return how often it yielded to other tasks."""
     turns = 0
 
-    async def run_beside() -> None:
+    async def run_concurrently() -> None:
         nonlocal turns
         while True:
             await asyncio.sleep(0)
             turns += 1
 
-    task = asyncio.create_task(run_beside())
+    task = asyncio.create_task(run_concurrently())
     await work
     task.cancel()
     return turns
 
 
 async def test_a_new_declaration_receives_a_report_again() -> None:
-    """The earlier report may have been processed before, and then had no effect."""
+    """The earlier report may have been processed before it, and so have had no effect on it."""
     scene = Scene()
     tenant = Tenant(scene, "default", resources=1)
     await scene.sweeper.sweep()
@@ -529,7 +529,7 @@ async def test_a_new_declaration_receives_a_report_again() -> None:
     assert len(tenant.reports) == 2 * 64
 
 
-async def test_declarations_in_a_row_receive_a_limited_number_of_reports() -> None:
+async def test_consecutive_declarations_receive_a_limited_number_of_reports() -> None:
     scene = Scene()
     tenant = Tenant(scene, "default", resources=1)
     for _ in range(20):

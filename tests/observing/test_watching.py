@@ -29,7 +29,7 @@ class Broken(RecordsProvider):
     """A provider whose feed always fails."""
 
     async def changes(self, after: str | None) -> str:
-        raise NotDoneError(f"no feed behind {after!r}", status=500)
+        raise NotDoneError(f"no feed after {after!r}", status=500)
 
 
 class Hanging(RecordsProvider):
@@ -60,7 +60,7 @@ class FalseAlarm(RecordsProvider):
 async def converged_record(
     world: World, zone: str, resync: float, least: float
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """Declare a record, wait until it is created, and yield a client of its API."""
+    """Declare a record, wait until it is created, and yield a client for its API."""
     await world.start_reconciler()
     config = api_config(zone, provider="records", resync=resync, least_resync_seconds=least)
     await world.configure(config, name="zone")
@@ -74,11 +74,11 @@ async def check_deleted_record_is_recreated(world: World, api: httpx.AsyncClient
     deleted_id = (await api.get("/records/www")).raise_for_status().json()["id"]
     (await api.delete("/records/www", headers={"If-Match": "*"})).raise_for_status()
 
-    async def is_there() -> bool:
+    async def is_recreated() -> bool:
         response = await api.get("/records/www")
         return response.status_code == 200 and response.json()["id"] != deleted_id
 
-    await world.until(is_there, "the record is recreated")
+    await world.until(is_recreated, "the record is recreated")
 
 
 async def test_a_deleted_object_is_recreated_long_before_the_next_resync(
@@ -102,5 +102,5 @@ async def test_an_unreliable_feed_delays_detection_but_never_prevents_it(
         await world.until_observed_again()
         observer = world.parts.observer
         assert observer is not None
-        most = 2 + (time.monotonic() - began) / MIN_RESYNC_SECONDS
-        assert observer.listings <= most
+        max_listings = 2 + (time.monotonic() - began) / MIN_RESYNC_SECONDS
+        assert observer.listings <= max_listings

@@ -1,4 +1,4 @@
-"""Which losses at the end of the log the rows explain, and which keep a role from starting."""
+"""Which losses at the end of the log the rows explain, and which prevent a role from starting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAR = ResourceKey("default", "Shape", "bar")
 
 @dataclass
 class Log:
-    """What a log reports about its end: the newest position and version of each resource."""
+    """The end of a log: the newest position and version of each resource."""
 
     last: int
     newest: dict[ResourceKey, tuple[int, int]]
@@ -77,8 +77,8 @@ async def lost_resources(log: Log, models: ReadModels) -> list[str]:
     return sorted(each.resource for each in lost)
 
 
-async def after_a_loss() -> tuple[Log, ReadModels]:
-    """The log lost positions 7 to 9 of foo, and the roles accepted this; it ends at 6."""
+async def build_log_after_loss() -> tuple[Log, ReadModels]:
+    """Return a log that lost positions 7 to 9 of foo, which the roles accepted; it ends at 6."""
     models = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
     log = Log(6, {FOO: (5, 3), BAR: (6, 3)}, state=(str(FOO), 9))
     await mark_log_losses(log, models)
@@ -86,7 +86,7 @@ async def after_a_loss() -> tuple[Log, ReadModels]:
 
 
 async def test_an_accepted_loss_stays_accepted_as_the_log_grows() -> None:
-    log, models = await after_a_loss()
+    log, models = await build_log_after_loss()
     for _ in range(4):
         assert await lost_resources(log, models) == [str(FOO)]
         log.last += 1
@@ -94,7 +94,7 @@ async def test_an_accepted_loss_stays_accepted_as_the_log_grows() -> None:
 
 
 async def test_a_cached_state_of_another_resource_is_evidence_of_another_loss() -> None:
-    log, models = await after_a_loss()
+    log, models = await build_log_after_loss()
     log.state = (str(BAR), 8)
     with pytest.raises(LogTooShortError, match="8 or later, according to the cached states"):
         await lost_resources(log, models)
@@ -102,19 +102,19 @@ async def test_a_cached_state_of_another_resource_is_evidence_of_another_loss() 
 
 async def test_an_interrupted_start_accepts_the_same_loss_again() -> None:
     """The first damage was stored, but the checkpoint was not."""
-    log, models = await after_a_loss()
+    log, models = await build_log_after_loss()
     restarted = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
     restarted.damage[str(FOO)] = models.damage[str(FOO)]
     assert await lost_resources(log, restarted) == [str(FOO)]
 
 
 async def test_a_second_loss_is_counted_without_the_events_of_the_first() -> None:
-    log, models = await after_a_loss()
+    log, models = await build_log_after_loss()
     models.position = models.status[str(BAR)].position = 8
     models.status[str(BAR)].version = 5
     assert await lost_resources(log, models) == [str(BAR), str(FOO)]
 
-    log, models = await after_a_loss()
+    log, models = await build_log_after_loss()
     models.position = 8  # positions 7 and 8 belong to no row
     with pytest.raises(LogTooShortError):
         await lost_resources(log, models)

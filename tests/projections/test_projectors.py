@@ -1,4 +1,4 @@
-"""Rows never become older if projectors stop at any step or lag behind another one."""
+"""Rows never revert to older ones if projectors stop at any step or lag behind each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.memory_bus.rows import Rows
 from tests.projections.logs import Log, histories, interleave, log_of, quick, renamed
 from tests.resource.building import converged_story
 
-PORTION_ROWS = 3  # small, so that these logs have many portions
+MAX_ROWS_PER_SAVE = 3  # small, so that the rows of these logs need many saves
 ROUNDS = (
     5  # rounds after which the standby projector has detected that the other one does not write
 )
@@ -44,9 +44,9 @@ class WatchedRows:
     def __init__(self, rows: Rows, log: Log) -> None:
         self._rows = rows
         self.log = log
-        self.rows_per_save = PORTION_ROWS
+        self.rows_per_save = MAX_ROWS_PER_SAVE
         self.steps = 0
-        self.trouble: dict[int, BaseException] = {}
+        self.faults: dict[int, BaseException] = {}
         self.before_step: dict[int, Callable[[], Awaitable[None]]] = {}
         self.before_clear: Callable[[], Awaitable[None]] | None = None
         self.is_before = True
@@ -77,8 +77,8 @@ class WatchedRows:
 
     def _inject_fault(self, *, is_before: bool) -> None:
         self.steps += is_before
-        if self.is_before == is_before and self.steps in self.trouble:
-            raise self.trouble.pop(self.steps)
+        if self.is_before == is_before and self.steps in self.faults:
+            raise self.faults.pop(self.steps)
 
     def _check_rows(self, position_before: int) -> None:
         now = _complete_position(self._rows)
@@ -103,11 +103,11 @@ class Process:
         self.store = WatchedRows(rows, log)
         self._log = log
         self.folded = 0
-        self.warm: list[int] = []
+        self.start_positions: list[int] = []
 
     async def start(self) -> None:
         self._models = await load_models(self.store)
-        self.warm.append(self._models.position)
+        self.start_positions.append(self._models.position)
         self._projector = Projector(self._models, self.store)
 
     def follow(self, log: Log) -> None:
@@ -115,11 +115,11 @@ class Process:
         self._log = self.store.log = log
 
     async def fold(self, count: int) -> None:
-        behind = [each for each in self._log if each[0] > self._models.position]
-        for position, event in behind[:count]:
+        remaining = [each for each in self._log if each[0] > self._models.position]
+        for position, event in remaining[:count]:
             self._projector.apply(position, event)
 
-    def find(self, damage: LogDamage) -> None:
+    def mark_damage(self, damage: LogDamage) -> None:
         self._projector.mark_damage(damage)
 
     async def write(self) -> None:
@@ -133,23 +133,23 @@ class Process:
 
 @quick
 @given(histories, st.integers(0, 99), st.booleans())
-def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_continues(
-    lives: list[int], seed: int, is_before: bool
+def test_after_a_stop_at_any_batch_of_rows_the_next_start_continues_from_these_rows(
+    story_seeds: list[int], seed: int, is_before: bool
 ) -> None:
-    """The next start is stopped there, too, and so on until all rows are written."""
-    log = log_of(lives, seed)
+    """The next start is also stopped, and so on until all rows have been written."""
+    log = log_of(story_seeds, seed)
     rows = Rows()
 
     async def run() -> None:
         for stop_at in range(1, 10 * len(log) + 10):
             process = Process(rows, log)
             process.store.is_before = is_before
-            process.store.trouble = {stop_at if is_before else 3: Stopped()}
+            process.store.faults = {stop_at if is_before else 3: Stopped()}
             await process.start()
-            assert process.warm == [_complete_position(rows)], "all stored rows are used"
+            assert process.start_positions == [_complete_position(rows)], "all stored rows are used"
             await process.fold(len(log))
             await process.write()
-            if not process.store.trouble:
+            if not process.store.faults:
                 continue
             return
         raise AssertionError("the projector never finished")
@@ -171,18 +171,18 @@ schedules = st.lists(
 
 @quick
 @given(histories, st.integers(0, 99), schedules)
-def test_two_projectors_never_make_the_rows_older(
-    lives: list[int], seed: int, happening: list[tuple[int, str, int]]
+def test_two_projectors_never_replace_rows_with_older_ones(
+    story_seeds: list[int], seed: int, schedule: list[tuple[int, str, int]]
 ) -> None:
-    """The schedule draws which one applies events, writes, is killed, or loses a response."""
-    log = log_of(lives, seed)
+    """The schedule determines which one applies events, writes, is killed, or loses a response."""
+    log = log_of(story_seeds, seed)
     rows = Rows()
 
     async def run() -> None:
         processes = [Process(rows, log), Process(rows, log)]
         for process in processes:
             await process.start()
-        for projector_index, what, count in happening:
+        for projector_index, what, count in schedule:
             process = processes[projector_index]
             process.store.is_before = what == "kill"
             match what:
@@ -193,12 +193,12 @@ def test_two_projectors_never_make_the_rows_older(
                 case "erase":
                     rows.clear()
                 case _:
-                    trouble = BusUnavailableError("lost") if what == "lose" else Stopped()
-                    process.store.trouble = {process.store.steps + count % 4 + 1: trouble}
+                    fault = BusUnavailableError("lost") if what == "lose" else Stopped()
+                    process.store.faults = {process.store.steps + count % 4 + 1: fault}
                     await process.fold(count)
                     await process.write()
         for process in processes:
-            process.store.trouble = {}
+            process.store.faults = {}
             await process.fold(len(log))
         for _ in range(ROUNDS):
             for process in processes:
@@ -209,9 +209,9 @@ def test_two_projectors_never_make_the_rows_older(
         assert rows.content == dict(rebuild(log).rows())
 
 
-# --- rare cases
+# --- special cases
 
-MANY = 20  # resources, whose rows fill several portions
+MANY = 20  # resources, whose rows need several saves
 
 
 def log_of_many() -> Log:
@@ -219,7 +219,7 @@ def log_of_many() -> Log:
     return interleave(*(renamed(converged_story(), key) for key in keys))
 
 
-async def all_written(rows: Rows, log: Log) -> Process:
+async def write_all(rows: Rows, log: Log) -> Process:
     process = Process(rows, log)
     await process.start()
     await process.fold(len(log))
@@ -231,19 +231,19 @@ def expected(log: Log) -> dict[str, bytes]:
     return dict(rebuild(log).rows())
 
 
-async def test_rows_removed_under_a_running_projector_are_all_written_again() -> None:
+async def test_rows_removed_while_a_projector_is_running_are_all_written_again() -> None:
     """It is stopped at every batch of rows, and the next one continues."""
     log = log_of_many()
     for stop_at in range(1, 100):
         rows = Rows()
-        process = await all_written(rows, log[:-1])
+        process = await write_all(rows, log[:-1])
         process.follow(log)
         rows.clear()
         await process.fold(1)
-        process.store.trouble = {process.store.steps + stop_at: Stopped()}
+        process.store.faults = {process.store.steps + stop_at: Stopped()}
         for _ in range(ROUNDS):
             await process.write()
-        is_done = bool(process.store.trouble)
+        is_done = bool(process.store.faults)
         await process.fold(len(log))
         await process.write()
         assert rows.content == expected(log)
@@ -255,32 +255,32 @@ async def test_rows_removed_under_a_running_projector_are_all_written_again() ->
 
 
 async def test_rows_are_all_written_again_if_the_bus_lost_some() -> None:
-    """The checkpoint still exists, so the rows seem to be written already."""
+    """The checkpoint still exists, so the rows seem to have been written."""
     log, rows = log_of_many(), Rows()
-    await all_written(rows, log)
-    lost = next(name for name in rows.content if name.startswith("status."))
-    del rows.content[lost]
+    await write_all(rows, log)
+    lost_name = next(name for name in rows.content if name.startswith("status."))
+    del rows.content[lost_name]
     process = Process(rows, log)
-    process.store.is_watched = False  # the checkpoint goes back
+    process.store.is_watched = False  # the checkpoint moves back
     await process.start()
-    assert process.warm == [0]
+    assert process.start_positions == [0]
     await process.fold(len(log))
     await process.write()
     assert rows.content == expected(log)
 
 
 async def test_rows_that_another_projector_continues_are_all_written_again() -> None:
-    """It does not read them, so it cannot notice that one is missing or older."""
+    """It does not read them, so it cannot detect that one is missing or older."""
     log, rows = log_of_many(), Rows()
-    running = await all_written(rows, log[:-1])
-    lost = next(name for name in rows.content if name.startswith("status."))
-    del rows.content[lost]
+    running = await write_all(rows, log[:-1])
+    lost_name = next(name for name in rows.content if name.startswith("status."))
+    del rows.content[lost_name]
     running.follow(log)
     restarted = Process(rows, log)
     for each in (running, restarted):
         each.store.is_watched = False
     await restarted.start()
-    assert restarted.warm == [0]
+    assert restarted.start_positions == [0]
     await running.fold(1)
     await running.write()
     for each in (restarted, running):
@@ -289,30 +289,30 @@ async def test_rows_that_another_projector_continues_are_all_written_again() -> 
         assert rows.content == expected(log)
 
 
-async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes_it_so() -> None:
+async def test_the_more_advanced_of_two_projectors_that_start_over_writes_all_rows() -> None:
     log, rows = log_of_many(), Rows()
-    foremost = await all_written(rows, log[:-1])
-    foremost.follow(log)
+    advanced = await write_all(rows, log[:-1])
+    advanced.follow(log)
     rows.clear()
-    beginner = Process(rows, log)
-    await beginner.start()
-    await beginner.fold(len(log) // 2)
-    await beginner.write()
+    newcomer = Process(rows, log)
+    await newcomer.start()
+    await newcomer.fold(len(log) // 2)
+    await newcomer.write()
     assert 0 < _complete_position(rows) < log[-2][0]
-    await foremost.fold(1)
+    await advanced.fold(1)
     for _ in range(ROUNDS):
-        await foremost.write()
+        await advanced.write()
     assert rows.content == expected(log)
-    await beginner.fold(len(log))
+    await newcomer.fold(len(log))
     for _ in range(ROUNDS):
-        await beginner.write()
+        await newcomer.write()
     assert rows.content == expected(log)
 
 
 async def test_rows_are_not_removed_while_another_projector_writes_them() -> None:
     """One checks the store, and the other continues before the first has cleared it."""
     log, rows = log_of_many(), Rows()
-    first, second = [await all_written(rows, log[:-1]) for _ in range(2)]
+    first, second = [await write_all(rows, log[:-1]) for _ in range(2)]
     rows.clear()
     for process in (first, second):
         process.follow(log)
@@ -328,11 +328,11 @@ async def test_rows_are_not_removed_while_another_projector_writes_them() -> Non
     write_task = asyncio.ensure_future(second.write())
     await halfway.wait()
 
-    async def let_it_go_on() -> None:
+    async def let_it_continue() -> None:
         may_continue.set()
         await write_task
 
-    first.store.before_clear = let_it_go_on
+    first.store.before_clear = let_it_continue
     await _write_in_rounds(first)
     await _write_in_rounds(second)
     assert rows.content == expected(log)
@@ -343,27 +343,27 @@ async def _write_in_rounds(process: Process) -> None:
         await process.write()
 
 
-async def test_rows_of_an_earlier_release_are_removed_and_later_ones_are_kept() -> None:
+async def test_rows_from_an_earlier_release_are_removed_and_later_ones_are_kept() -> None:
     log, rows = log_of_many(), Rows()
     old = Checkpoint(SCHEMA - 1, position=log[-1][0] + 100)
     rows.save({"status.gone": b"{}", CHECKPOINT: encode_checkpoint(old)}, 0)
-    await all_written(rows, log)
+    await write_all(rows, log)
     assert rows.content == expected(log)
 
     new = encode_checkpoint(Checkpoint(SCHEMA + 1, position=1))
     revision = rows.checkpoint()[1]
     rows.save({CHECKPOINT: new}, revision)
     stored = dict(rows.content)
-    await all_written(rows, log)
+    await write_all(rows, log)
     assert rows.content == stored
 
 
-async def test_damage_that_is_found_late_is_written_without_other_changes() -> None:
+async def test_damage_that_is_detected_late_is_written_without_other_changes() -> None:
     log, rows = log_of_many(), Rows()
-    process = await all_written(rows, log)
+    process = await write_all(rows, log)
     process.store.is_watched = False  # a rebuild does not detect it
     position, event = log[3]
-    process.find(LogDamage("Changed", position, 1, "a", "b", event.subject))
+    process.mark_damage(LogDamage("Changed", position, 1, "a", "b", event.subject))
     await process.write()
     models = restore(rows.content)
     assert models.position == log[-1][0]
@@ -376,10 +376,10 @@ async def test_damage_found_by_a_lagging_projector_is_written_after_it_catches_u
     lagging = Process(rows, log)
     await lagging.start()
     await lagging.fold(len(log) // 2)
-    await all_written(rows, log)
+    await write_all(rows, log)
     lagging.store.is_watched = False
     position, event = log[3]
-    lagging.find(LogDamage("Changed", position, 1, "a", "b", event.subject))
+    lagging.mark_damage(LogDamage("Changed", position, 1, "a", "b", event.subject))
     await lagging.write()
     assert not restore(rows.content).damage, "older rows would be written with it"
     await lagging.fold(len(log))
@@ -388,17 +388,17 @@ async def test_damage_found_by_a_lagging_projector_is_written_after_it_catches_u
     assert list(restore(rows.content).damage) == [event.subject]
 
 
-async def test_a_loss_of_the_log_is_recorded_wherever_the_projector_stops() -> None:
+async def test_a_loss_in_the_log_is_recorded_wherever_the_projector_stops() -> None:
     log = log_of_many()
     last = log[len(log) // 2][0]
     newest = {ResourceKey.parse(event.subject): at for at, event in log if at <= last}
     rows = Rows()
-    await all_written(rows, log)
+    await write_all(rows, log)
     losses: list[set[str]] = []
     for _ in range(MANY):
         store = WatchedRows(rows, log)
         store.is_watched = False
-        store.trouble = {2: Stopped()}
+        store.faults = {2: Stopped()}
         models = await load_models(store)
         for damage in models.find_losses(newest):
             models.mark_damage(damage)
@@ -409,7 +409,7 @@ async def test_a_loss_of_the_log_is_recorded_wherever_the_projector_stops() -> N
         except Stopped:
             continue
         break
-    assert all(each == losses[0] for each in losses), "the loss is found again, or recorded"
+    assert all(each == losses[0] for each in losses), "the loss is detected again, or recorded"
     stored = restore(rows.content)
     assert stored.damage.keys() == losses[0]
     assert len(losses) > 1
@@ -423,7 +423,7 @@ async def test_projection_continues_without_a_store_and_writes_everything_later(
     monkeypatch.setattr(projector_module, "_RETRY_SECONDS", 0.01)
     log, rows = log_of_many(), Rows()
     store = WatchedRows(rows, log)
-    store.trouble = {step: BusUnavailableError("no answer") for step in range(10_000)}
+    store.faults = {step: BusUnavailableError("no response") for step in range(10_000)}
     models = await load_models(store)
     projector = Projector(models, store)
     async with asyncio.timeout(60):
@@ -431,7 +431,7 @@ async def test_projection_continues_without_a_store_and_writes_everything_later(
         for position, event in log:
             projector.apply(position, event)
             await projector.wait_for_room()
-        store.trouble = {}
+        store.faults = {}
         while rows.content != expected(log):  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.01)
     running.cancel()

@@ -47,7 +47,7 @@ from tests.resource.building import (
     error,
     repaint,
 )
-from tests.resource.test_observations import returned_after
+from tests.resource.test_observations import story_with_return_after
 from tests.resource.test_wrong_uids import (
     BY_ID,
     story_with_superseded_creation,
@@ -80,8 +80,10 @@ def to_sweep(models: ReadModels) -> set[str]:
 
 @quick
 @given(histories, st.integers(0, 99), st.integers(1, 7))
-def test_rows_written_step_by_step_equal_rebuilt_rows(lives: list[int], seed: int, every: int):
-    log = log_of(lives, seed)
+def test_rows_written_step_by_step_equal_rebuilt_rows(
+    story_seeds: list[int], seed: int, every: int
+):
+    log = log_of(story_seeds, seed)
     live, stored = ReadModels(), dict[str, bytes]()
     for number, (position, event) in enumerate(log):
         live.apply(position, event)
@@ -129,7 +131,7 @@ def row_of(story: Story) -> StatusRow:
     return rebuild(interleave(story)).status[str(story.key)]
 
 
-def test_a_row_shows_since_when_a_resource_is_not_as_declared():
+def test_a_row_shows_how_long_a_resource_has_not_been_as_declared():
     story = converged_story()
     assert (row_of(story).unmet_since, row_of(story).waiting_since) == (None, None)
     story.declare({"type": "Square", "color": "Green"})
@@ -187,7 +189,7 @@ def test_rows_show_the_status_of_a_resource():
     assert fleet.counts == (FleetCount("default", "Block", "Converged", 1),)
 
 
-def test_an_action_that_waits_for_its_next_attempt_waits_after_a_new_declaration():
+def test_an_action_that_waits_for_its_next_attempt_still_waits_after_a_new_declaration():
     story = Story()
     story.declare({"color": "Red"})
     story.fail("Unknown")
@@ -208,7 +210,7 @@ def test_a_recreated_object_is_not_ready_because_its_predecessor_was():
 
 
 def test_a_row_shows_the_grace_that_a_reappeared_object_has_extended():
-    story = returned_after(5)
+    story = story_with_return_after(5)
     status = decode_status(dict(rebuild(interleave(story)).rows())[status_name(story.key)])
     assert status.grace_seconds == story.state.observed.grace_seconds == 10
 
@@ -225,13 +227,13 @@ def test_a_wait_for_a_deletion_ends_when_another_client_deletes_the_object():
 
 def test_a_wait_for_a_repair_ends_when_another_client_repairs_the_object():
     story = converged_story()
-    mended = story.existing
+    original = story.existing
     for _ in range(CONTENTION_DRIFTS):
         story.observe(repaint(story.existing, color="Blue"))
         if not story.idle:
             story.succeed()
     assert to_sweep(rebuild(interleave(story))) == {str(story.key)}
-    story.observe(repaint(mended))
+    story.observe(repaint(original))
     assert story.outcome == "Converged"
     assert not to_sweep(rebuild(interleave(story)))
 
@@ -254,13 +256,13 @@ def test_an_object_possibly_created_before_a_crash_is_in_the_ownership_row():
     assert not rebuild(interleave(story)).ownership
 
 
-def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
+def story_with_abandoned_creation(*, moved_to: tuple[str, str] | None = None) -> Story:
     """Return a resource withdrawn after an abandoned creation, possibly declared elsewhere."""
     story = Story(configs={CONFIG: SHARED, "other": SHARED})
     story.declare()
     creation = story.action
     story.withdraw()
-    story.turn(ForcedRelease("the API is away", orphan=True))
+    story.turn(ForcedRelease("the API is unavailable", orphan=True))
     assert story.idle
     if moved_to is not None:
         config, name = moved_to
@@ -275,7 +277,7 @@ def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
 
 def test_the_row_of_a_withdrawn_resource_names_its_late_object():
     """Otherwise the object would be unmanaged, and deleted in an exclusive scope."""
-    story = abandoned()
+    story = story_with_abandoned_creation()
     assert story.outcome == "Released"
     row = row_of(story)
     assert (row.provider_config, row.external_name, row.declared_name) == (CONFIG, "Foo", "")
@@ -283,7 +285,7 @@ def test_the_row_of_a_withdrawn_resource_names_its_late_object():
 
 
 def test_a_row_names_the_configuration_and_name_of_a_late_object():
-    story = abandoned(moved_to=("other", "Bar"))
+    story = story_with_abandoned_creation(moved_to=("other", "Bar"))
     assert story.state.owned is not None
     row = row_of(story)
     assert (row.provider_config, row.external_name) == (CONFIG, "Foo")
@@ -321,7 +323,7 @@ def test_a_listing_counts_again_once_the_object_that_it_omitted_is_released():
     assert not row_of(story).listing_disproved
 
 
-def test_a_released_object_that_is_adopted_is_not_released_any_more():
+def test_a_released_object_that_is_adopted_is_no_longer_released():
     story = converged_story(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
@@ -338,7 +340,7 @@ def test_a_released_object_is_removed_from_the_row_once_it_is_replaced():
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
-def test_a_row_names_the_object_that_a_creation_of_unknown_result_may_create(is_settled: bool):
+def test_a_row_names_the_object_that_a_creation_with_an_unknown_result_may_create(is_settled: bool):
     story = Story()
     story.declare()
     assert row_of(story).uncertain_names == ()
@@ -352,7 +354,7 @@ def test_a_row_names_the_object_that_a_creation_of_unknown_result_may_create(is_
 
 
 def test_a_row_names_the_object_that_an_abandoned_creation_may_create():
-    assert row_of(abandoned()).uncertain_names == ("Foo",)
+    assert row_of(story_with_abandoned_creation()).uncertain_names == ("Foo",)
 
 
 @pytest.mark.parametrize(("external_name", "is_kept"), [("Foo", False), ("other", True)])
@@ -404,7 +406,7 @@ def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
 
 
 def test_a_row_is_kept_while_its_creation_may_have_an_object_with_another_uid():
-    """If the API generates ids, a listing finds the creator of such an object by its row."""
+    """If the API generates ids, a listing identifies such an object's creator by its row."""
     story, created_object = story_with_wrong_uid_by_id()
     story.withdraw()
     story.report(absent=True)
@@ -450,9 +452,9 @@ def test_rows_are_incomplete_if_any_of_them_is_lost():
 @quick
 @given(histories, st.integers(0, 99), st.data())
 def test_rows_are_outdated_if_any_of_them_is_older(
-    lives: list[int], seed: int, data: st.DataObject
+    story_seeds: list[int], seed: int, data: st.DataObject
 ):
-    log = log_of(lives, seed)
+    log = log_of(story_seeds, seed)
     stored = dict(rebuild(log).rows())
     earlier = dict(rebuild(log[: data.draw(st.integers(0, len(log)), "earlier")]).rows())
     names = stored.keys() | earlier.keys()
@@ -464,7 +466,7 @@ def test_rows_are_outdated_if_any_of_them_is_older(
             restore({name: row for name, row in mixed.items() if row is not None})
 
 
-def test_rows_of_an_earlier_checkpoint_differ_in_number_or_version():
+def test_rows_from_an_earlier_checkpoint_differ_in_number_or_version():
     story = converged_story()
     stored = dict(rebuild(interleave(story)).rows())
     earlier = dict(rebuild(interleave(story)[:-1]).rows())
@@ -486,9 +488,9 @@ def test_changes_that_only_mark_damage_store_complete_rows():
 def test_restored_rows_continue_from_their_checkpoint():
     story = converged_story()
     stored = dict(rebuild(interleave(story)).rows())
-    again = restore(stored)
-    assert again.position == decode_checkpoint(stored[CHECKPOINT]).position
-    assert dict(again.rows()) == stored
+    restored = restore(stored)
+    assert restored.position == decode_checkpoint(stored[CHECKPOINT]).position
+    assert dict(restored.rows()) == stored
 
 
 def test_a_row_has_the_requested_object_if_the_api_returns_none_after_a_write() -> None:

@@ -1,1 +1,1 @@
-"""The providers: a contract that each keeps with its real API, and their parts alone."""
+"""Providers: the contract of each with its real API, and tests of their parts."""

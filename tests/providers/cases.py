@@ -1,4 +1,4 @@
-"""What the contract suite needs to know of each provider: add a case, and the suite runs it."""
+"""The contract suite's cases: add a case for a provider, and the suite runs it."""
 
 from __future__ import annotations
 

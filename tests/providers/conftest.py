@@ -34,10 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run providers on the loop that roles have; what is about connections, on both."""
+    """Run providers on the event loop that roles use, and connection tests on both loops."""
     if sys.platform == "win32":
         return {"asyncio": asyncio.new_event_loop}
-    import uvloop  # noqa: PLC0415 - not there on Windows
+    import uvloop  # noqa: PLC0415 - not available on Windows
 
     if item.path.stem == "test_http":
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -46,7 +46,7 @@ def pytest_asyncio_loop_factories(
 
 @contextmanager
 def running_api(module: str, folder: Path) -> Generator[str]:
-    # --exit-with-stdin: it ends with the tests, even if they are killed.
+    # --exit-with-stdin: it exits with the tests, even if they are killed.
     command = [sys.executable, "-m", module, "--exit-with-stdin", "--port", "0"]
     command += ["--data", str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -54,7 +54,7 @@ def running_api(module: str, folder: Path) -> Generator[str]:
         assert process.stdout is not None
         line = process.stdout.readline()
         prefix = "listening on "
-        assert line.startswith(prefix), f"{module} said {line!r}, not where it listens"
+        assert line.startswith(prefix), f"{module} printed {line!r} instead of its address"
         yield line.removeprefix(prefix).strip()
     finally:
         process.kill()
@@ -114,5 +114,5 @@ def proxied(case: Case, proxy: Proxy, connect: Connect) -> Provider:
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test uses; also a prefix of which no other name starts."""
+    """A name that no other test uses, and with which no other name starts."""
     return f"t{uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""Helps tests to speak with providers: how one is connected, and how an action is written."""
+"""Helpers for tests that call providers: connect one, and build an action."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Connect(Protocol):
     ) -> Provider: ...
 
 
-def upon(operation: Operation, thing: ExternalObject | None, fields: Fields) -> Action:
-    """Write an action on an object as it was seen."""
-    assert thing is not None
-    return contract.with_version_of(action(operation, thing.name, fields), thing)
+def action_on(operation: Operation, existing: ExternalObject | None, fields: Fields) -> Action:
+    """Build an action on an observed object."""
+    assert existing is not None
+    return contract.with_version_of(action(operation, existing.name, fields), existing)

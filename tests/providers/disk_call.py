@@ -1,6 +1,6 @@
-"""One call of a provider of disks, in a process that ends before one of the call's steps.
+"""Make one call to a disk provider, in a process that may kill itself before a step.
 
-Reads what to do from standard input, prints the result, or kills itself (SIGKILL).
+Reads the call from standard input and prints the result, unless it kills itself (SIGKILL).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reconciler.provider.secrets import Secrets
 
 
 class Call(msgspec.Struct):
-    """A call, and before which of its steps the process ends; 0: before none."""
+    """A call, and the step before which the process kills itself; 0: never."""
 
     kind: str
     endpoint: str
@@ -32,14 +32,14 @@ class Call(msgspec.Struct):
 
 
 class CallResult(msgspec.Struct):
-    """How a call ended."""
+    """The result of a call."""
 
     object: ExternalObject | None = None
     error: str = ""
 
 
-class _Dies:
-    """Leave to call that is the end of the process."""
+class _KillBeforeStep:
+    """Call gate that kills the process before a step."""
 
     may_send_now = False
     interval_seconds = 0.0
@@ -59,7 +59,7 @@ async def run_call(call: Call) -> CallResult:
     config = ProviderConfigSpec("disks", call.endpoint, limits=Limits(request_timeout_seconds=60))
     assert kind.connect is not None
     provider = kind.connect(config, Secrets(), CallPermit())
-    CALL_GATE.set(_Dies(call.dies_before))
+    CALL_GATE.set(_KillBeforeStep(call.dies_before))
     calls = {"Create": provider.create, "Update": provider.update, "Delete": provider.delete}
     try:
         return CallResult((await calls[call.action.operation](call.action)).object)
@@ -70,5 +70,5 @@ async def run_call(call: Call) -> CallResult:
 
 
 if __name__ == "__main__":
-    answer = asyncio.run(run_call(msgspec.json.decode(sys.stdin.buffer.read(), type=Call)))
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    result = asyncio.run(run_call(msgspec.json.decode(sys.stdin.buffer.read(), type=Call)))
+    sys.stdout.buffer.write(msgspec.json.encode(result))

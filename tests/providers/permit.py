@@ -1,4 +1,4 @@
-"""A permit to call that a test gives."""
+"""A call permit that the test grants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Permit:
-    """Gives leave to call when it is told to; ``waits``: who waited, and whether before others."""
+    """Allows calls once the test grants them; ``waits`` has the priority of each waiting call."""
 
     may_send_now = False
 

@@ -1,4 +1,4 @@
-"""An API with next to nothing, in memory: it makes the ids, and has no labels, versions or keys."""
+"""A minimal API in memory: it assigns the ids, and has no labels, versions or keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reconciler.provider.secrets import Secrets
 
 @dataclass
 class PlainApi:
-    """Notes by id; a title is no key, and two notes may have one."""
+    """Notes by id; titles are not unique."""
 
     notes: dict[str, tuple[str, Fields]] = field(default_factory=dict[str, tuple[str, Fields]])
     ids: itertools.count[int] = field(default_factory=itertools.count)
@@ -40,7 +40,7 @@ class NoteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NotesProvider:
-    """Finds by title what it has not made, and goes by the id of what it knows."""
+    """Finds a note by its id if that is known, and otherwise by its title."""
 
     def __init__(self, api: PlainApi) -> None:
         self._api = api
@@ -80,7 +80,9 @@ class NotesProvider:
         pass
 
     def _find(self, title: str) -> str | None:
-        return next((one for one, (name, _) in self._api.notes.items() if name == title), None)
+        return next(
+            (number for number, (name, _) in self._api.notes.items() if name == title), None
+        )
 
     def _object_of(self, number: str) -> ExternalObject:
         title, fields = self._api.notes[number]

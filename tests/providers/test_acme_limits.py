@@ -1,4 +1,4 @@
-"""An ACME authority that sends too much, or drips, costs one error and little memory."""
+"""An ACME authority that sends too much or too slowly causes one error and uses little memory."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def drip(connection: socket.socket, _head: bytes) -> None:
         connection.sendall(b"x")
 
 
-def read_on(connection: socket.socket) -> None:
+def keep_reading(connection: socket.socket) -> None:
     while connection.recv(65_536):
         pass
 
@@ -96,19 +96,19 @@ HOSTILE: dict[str, tuple[Answer, str]] = {
         "longer than 32 MiB",
     ),
     "2 MiB": (body(b'"' + b"x" * (2 * MIB) + b'"'), "longer than 1024 KiB"),
-    "a header without an end": (send(HEAD + b"X: ", repeat=b"x" * MIB, times=64), "64 KiB"),
-    "a header that drips": (drip, "no response before the timeout"),
-    "redirects without an end": (redirect, "its response is not ACME"),
-    "JSON nested without an end": (body(b"[" * 900_000), "its response is not ACME"),
+    "an endless header": (send(HEAD + b"X: ", repeat=b"x" * MIB, times=64), "64 KiB"),
+    "a header sent byte by byte": (drip, "no response before the timeout"),
+    "endless redirects": (redirect, "its response is not ACME"),
+    "endlessly nested JSON": (body(b"[" * 900_000), "its response is not ACME"),
     "a list": (body(b"[1]"), "its response is not ACME"),
-    "a text": (body(b'"x"'), "its response is not ACME"),
+    "a string": (body(b'"x"'), "its response is not ACME"),
     "a directory of numbers": (body(b'{"newNonce":1,"newAccount":2}'), "its response is not ACME"),
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-async def test_a_ca_response_that_is_too_large_or_too_slow_is_an_error(what: str) -> None:
-    serve, words = HOSTILE[what]
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_ca_response_that_is_too_large_or_too_slow_is_an_error(case: str) -> None:
+    serve, error_text = HOSTILE[case]
     with hostile_server(serve) as port:
         client = AcmeClient(
             f"http://127.0.0.1:{port}/dir",
@@ -117,7 +117,7 @@ async def test_a_ca_response_that_is_too_large_or_too_slow_is_an_error(what: str
             timeout_seconds=3,
             guard=HostGuard(EVERYTHING),
         )
-        with measure_memory() as memory, pytest.raises(NotDoneError, match=words) as raised:
+        with measure_memory() as memory, pytest.raises(NotDoneError, match=error_text) as raised:
             await asyncio.wait_for(asyncio.to_thread(client.register, None), 20)
         client.close()
     assert len(raised.value.message) < 1000
@@ -125,7 +125,7 @@ async def test_a_ca_response_that_is_too_large_or_too_slow_is_an_error(what: str
 
 
 class Authority:
-    """An authority whose order never ends, and needs no pause."""
+    """An authority whose order never completes, and never asks the client to wait."""
 
     def __init__(self, states: tuple[str, ...], authorizations: int) -> None:
         self._states = states
@@ -146,8 +146,8 @@ class Authority:
         return self.find_order("https://ca.test/o")
 
 
-class Asking(AcmeClient):
-    """An authority that asks for an answer to a token of its choice."""
+class ChallengingClient(AcmeClient):
+    """A client whose authority requests a response for a token of its choice."""
 
     def __init__(self, token: str) -> None:
         super().__init__(
@@ -158,7 +158,7 @@ class Asking(AcmeClient):
             guard=HostGuard(EVERYTHING),
         )
         self._challenge = Challenge("http-01", "https://ca.test/c", token=token)
-        self.shown: list[str] = []
+        self.reported_tokens: list[str] = []
 
     def find_order(self, url: str) -> Order:
         return Order("pending", ["https://ca.test/a"], url)
@@ -168,7 +168,7 @@ class Asking(AcmeClient):
         return Authorization(Identifier("dns", "a.test"), "pending", [self._challenge])
 
     def report_ready(self, challenge: Challenge) -> None:
-        self.shown.append(challenge.token)
+        self.reported_tokens.append(challenge.token)
 
 
 async def in_thread(function: Callable[[], _T], /) -> _T:
@@ -178,7 +178,7 @@ async def in_thread(function: Callable[[], _T], /) -> _T:
 @pytest.mark.parametrize(
     ("states", "authorizations"), [(("pending", "ready"), 1), (("pending",), 1_000_000)]
 )
-async def test_an_order_that_never_ends_times_out(
+async def test_an_order_that_never_completes_times_out(
     tmp_path: Path, states: tuple[str, ...], authorizations: int
 ) -> None:
     client = cast("AcmeClient", Authority(states, authorizations))
@@ -186,10 +186,10 @@ async def test_an_order_that_never_ends_times_out(
         client, in_thread, FileRoot(tmp_path), {"folder": "x"}, timeout_seconds=0.5
     )
     with pytest.raises(UnknownResultError, match="the next attempt reads it again"):
-        await certificate_of(ordering)
+        await order_certificate(ordering)
 
 
-async def certificate_of(ordering: AcmeOrder) -> bytes:
+async def order_certificate(ordering: AcmeOrder) -> bytes:
     return await asyncio.wait_for(
         ordering.certificate(
             {"dnsNames": ["a.test"], "ipAddresses": []},
@@ -206,34 +206,38 @@ async def certificate_of(ordering: AcmeOrder) -> bytes:
 @pytest.mark.parametrize(
     "token", ["{root}/other/tls_key", "../other/tls_key", "..", ".", "", "a/b", "tls_key\0", "x\n"]
 )
-async def test_an_invalid_token_removes_and_writes_no_file(tmp_path: Path, token: str) -> None:
-    of_others = tmp_path / "other" / "tls_key"
+async def test_an_invalid_token_does_not_remove_or_write_a_file(tmp_path: Path, token: str) -> None:
+    foreign_file = tmp_path / "other" / "tls_key"
     (tmp_path / "challenges").mkdir()
-    of_others.parent.mkdir()
-    of_others.write_text("a key")
-    client = Asking(token.format(root=tmp_path))
+    foreign_file.parent.mkdir()
+    foreign_file.write_text("a key")
+    client = ChallengingClient(token.format(root=tmp_path))
     ordering = AcmeOrder(
         client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="invalid token"):
-        await certificate_of(ordering)
-    assert of_others.read_text() == "a key"
+        await order_certificate(ordering)
+    assert foreign_file.read_text() == "a key"
     assert not list((tmp_path / "challenges").iterdir())
-    assert not client.shown
+    assert not client.reported_tokens
 
 
 async def test_a_challenge_response_neither_replaces_nor_removes_a_foreign_file(
     tmp_path: Path,
 ) -> None:
-    of_others = tmp_path / "other" / "tls_key"
-    of_others.parent.mkdir()
-    of_others.write_text("a key")
+    foreign_file = tmp_path / "other" / "tls_key"
+    foreign_file.parent.mkdir()
+    foreign_file.write_text("a key")
     ordering = AcmeOrder(
-        Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, timeout_seconds=0.5
+        ChallengingClient("tls_key"),
+        in_thread,
+        FileRoot(tmp_path),
+        {"folder": "other"},
+        timeout_seconds=0.5,
     )
     with pytest.raises(RefusedError, match="other/tls_key already exists"):
-        await certificate_of(ordering)
-    assert of_others.read_text() == "a key"
+        await order_certificate(ordering)
+    assert foreign_file.read_text() == "a key"
 
 
 @pytest.mark.parametrize("folder", ["tls", "tls/challenges"])
@@ -243,10 +247,14 @@ async def test_no_challenge_response_is_written_into_a_certificate_directory(
     (tmp_path / "tls").mkdir()
     (tmp_path / "tls" / MARKER).write_text("web\n")
     ordering = AcmeOrder(
-        Asking("token"), in_thread, FileRoot(tmp_path), {"folder": folder}, timeout_seconds=0.5
+        ChallengingClient("token"),
+        in_thread,
+        FileRoot(tmp_path),
+        {"folder": folder},
+        timeout_seconds=0.5,
     )
     with pytest.raises(RefusedError, match="to a separate directory"):
-        await certificate_of(ordering)
+        await order_certificate(ordering)
     assert [each.name for each in (tmp_path / "tls").iterdir()] == [MARKER]
 
 
@@ -258,9 +266,9 @@ def test_a_path_that_leaves_its_directory_is_not_a_file_name(tmp_path: Path) -> 
     for name in (str(outside), "../../outside", "..", ".", ""):
         with root.open_parent("inner/x") as folder:
             assert folder is not None
-            for use in (stat_of, open_file, discard, read_file):
+            for function in (stat_of, open_file, discard, read_file):
                 with pytest.raises(RefusedError, match="not the name of a file"):
-                    use(folder, name)
+                    function(folder, name)
             with pytest.raises(RefusedError, match="not the name of a file"):
                 write_file(folder, name, b"", 0o600)
     with pytest.raises(RefusedError), root.open_parent("inner/../../x"):
@@ -268,23 +276,23 @@ def test_a_path_that_leaves_its_directory_is_not_a_file_name(tmp_path: Path) -> 
     assert outside.read_text() == "a key"
 
 
-async def test_cas_that_hang_delay_no_other_ca(tmp_path: Path) -> None:
-    """Of 20 calls at the same time, a namespace has ten, and two namespaces have five each."""
+async def test_hanging_cas_do_not_delay_other_cas(tmp_path: Path) -> None:
+    """Of 20 concurrent calls, the first namespace may make ten, and the second five."""
     root = create_root(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)
     config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
     provider = IssuersProvider(config, Secrets(), CallPermit())
     connected = threading.Semaphore(0)
 
-    def read_on_and_count(connection: socket.socket) -> None:
+    def count_and_keep_reading(connection: socket.socket) -> None:
         connected.release()
-        read_on(connection)
+        keep_reading(connection)
 
     async def until_connected(count: int) -> None:
         for _ in range(count):
             assert await asyncio.to_thread(connected.acquire, timeout=20)
 
-    with raw_server(read_on_and_count) as port:
+    with raw_server(count_and_keep_reading) as port:
         fields: Fields = {
             "acme": {
                 "directory": f"https://127.0.0.1:{port}/dir",
@@ -294,19 +302,19 @@ async def test_cas_that_hang_delay_no_other_ca(tmp_path: Path) -> None:
         }
         checked = ISSUER.check_fields(fields)
 
-        def begin(namespace: str, name: str) -> asyncio.Task[Effect]:
+        def start_creation(namespace: str, name: str) -> asyncio.Task[Effect]:
             id_ = f"{namespace}/Issuer/{name}@1"
             creation = msgspec.structs.replace(action("Create", name, checked), action_id=id_)
             return asyncio.create_task(provider.create(creation))
 
-        hanging = [begin("acme", f"hangs-{each}") for each in range(10)]
+        hanging = [start_creation("acme", f"hangs-{each}") for each in range(10)]
         await until_connected(10)
         with pytest.raises(NotCalledError, match="10 actions of namespace 'acme' are already wait"):
-            await begin("acme", "one-more")
-        hanging += [begin("other", f"also-{each}") for each in range(5)]
+            await start_creation("acme", "one-more")
+        hanging += [start_creation("other", f"also-{each}") for each in range(5)]
         await until_connected(5)
         with pytest.raises(NotCalledError, match="5 actions of namespace 'other' are already"):
-            await begin("other", "another-one")
+            await start_creation("other", "another-one")
         async with asyncio.timeout(2):
             effect = await provider.create(action("Create", "own", ISSUER.check_fields(OWN_CA)))
             assert await provider.read("own") == effect.object
@@ -314,16 +322,16 @@ async def test_cas_that_hang_delay_no_other_ca(tmp_path: Path) -> None:
         for each in hanging:
             each.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
-        again = begin("acme", "another-try")
+        retry = start_creation("acme", "another-try")
         await until_connected(1)
-        assert not again.done()
-        again.cancel()
-        await asyncio.gather(again, return_exceptions=True)
+        assert not retry.done()
+        retry.cancel()
+        await asyncio.gather(retry, return_exceptions=True)
     await provider.close()
 
 
-class Served(AcmeClient):
-    """An authority that returns a chain of its choice."""
+class ChainClient(AcmeClient):
+    """A client whose authority returns a chain of its choice."""
 
     def __init__(self, chain: bytes) -> None:
         super().__init__(
@@ -333,16 +341,16 @@ class Served(AcmeClient):
             timeout_seconds=1,
             guard=HostGuard(EVERYTHING),
         )
-        self._answer = requests.Response()
-        self._answer._content = chain  # pyright: ignore[reportPrivateUsage]
+        self._response = requests.Response()
+        self._response._content = chain  # pyright: ignore[reportPrivateUsage]
 
     def _post(self, url: str, content: object, *, writes: bool = False) -> requests.Response:
         del url, content, writes
-        return self._answer
+        return self._response
 
 
 def build_response(headers: dict[str, str], content: bytes = b"{}") -> requests.Response:
-    response = Served(content)._answer  # pyright: ignore[reportPrivateUsage]
+    response = ChainClient(content)._response  # pyright: ignore[reportPrivateUsage]
     response.headers.update(headers)
     return response
 
@@ -350,8 +358,8 @@ def build_response(headers: dict[str, str], content: bytes = b"{}") -> requests.
 @pytest.mark.parametrize(
     "retry_after", ["Fri, 31 Dec 9999 23:59:59 GMT", "9" * 12, "9" * 300, "9" * 400, "inf", "NaN"]
 )
-def test_a_limit_ends_within_a_month(retry_after: str) -> None:
-    client = Served(b"")
+def test_a_rate_limit_ends_within_a_month(retry_after: str) -> None:
+    client = ChainClient(b"")
     network = client._network  # pyright: ignore[reportPrivateUsage]
     network.newest = build_response({"Retry-After": retry_after})
     network.newest.status_code = 429
@@ -364,7 +372,9 @@ def test_a_limit_ends_within_a_month(retry_after: str) -> None:
 
 
 def test_an_order_without_a_location_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Served(b'{"status": "pending", "authorizations": [], "finalize": "https://ca.test/f"}')
+    client = ChainClient(
+        b'{"status": "pending", "authorizations": [], "finalize": "https://ca.test/f"}'
+    )
 
     def directory(_name: str) -> str:
         return "https://ca.test/order"
@@ -375,23 +385,23 @@ def test_an_order_without_a_location_is_rejected(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_account_without_a_location_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Served(b"")
+    client = ChainClient(b"")
     account = messages.RegistrationResource(body=messages.Registration())
 
-    def ask(_request: object, *, writes: bool) -> messages.RegistrationResource:
+    def send_request(_request: object, *, writes: bool) -> messages.RegistrationResource:
         del writes
         return account
 
-    monkeypatch.setattr(client, "_request", ask)
+    monkeypatch.setattr(client, "_request", send_request)
     with pytest.raises(NotDoneError, match="the account has no Location"):
         client.register(None)
 
 
 def test_a_chain_that_is_slow_to_read_is_refused() -> None:
     order = Order("valid", [], "https://ca.test/f", "https://ca.test/c")
-    assert Served(b"x" * MAX_CHAIN_BYTES).download(order) == b"x" * MAX_CHAIN_BYTES
+    assert ChainClient(b"x" * MAX_CHAIN_BYTES).download(order) == b"x" * MAX_CHAIN_BYTES
     with pytest.raises(RefusedError, match="longer than 128 KiB"):
-        Served(b"x" * (MAX_CHAIN_BYTES + 1)).download(order)
+        ChainClient(b"x" * (MAX_CHAIN_BYTES + 1)).download(order)
 
 
 async def test_a_certificate_with_names_that_were_not_ordered_is_refused(
@@ -408,8 +418,8 @@ async def test_a_certificate_with_names_that_were_not_ordered_is_refused(
     issuers.write("ca", msgspec.structs.replace(issuer, key_file=key_file))
     names = ["a.test", *(f"a{each}.test" for each in range(3))]
 
-    async def certificate(*given: Any, **_options: object) -> bytes:
-        _, fields, key, _ = given
+    async def certificate(*arguments: Any, **_options: object) -> bytes:
+        _, fields, key, _ = arguments
         effect = certify_names(key, names)
         assert fields["dnsNames"] == ["a.test"]
         return encode_certificates([effect])
@@ -445,7 +455,7 @@ def certify_names(key: PrivateKey, names: list[str]) -> x509.Certificate:
 async def test_requests_to_a_ca_share_the_trusted_cas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To load the authorities of the system takes ten times as long as a request."""
+    """Loading the system's CAs takes ten times as long as a request."""
     contexts: list[ssl.SSLContext] = []
 
     def trust(tls: Tls | None) -> ssl.SSLContext:
@@ -463,8 +473,8 @@ async def test_requests_to_a_ca_share_the_trusted_cas(
 
 
 @pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
-    """Answer for a token, on a port."""
+def http01_port(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
+    """Serve the response for a token on a port."""
     monkeypatch.setattr(http01, "CONNECTION_SECONDS", 1.0)
     monkeypatch.setattr(http01, "MAX_CONNECTIONS", 3)
     with socket.socket() as probe:
@@ -476,25 +486,25 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
     http01.remove_response(listen, "token")
 
 
-def ask(port: int) -> bytes:
+def send_request(port: int) -> bytes:
     with socket.create_connection(("127.0.0.1", port), 5) as connection:
         connection.sendall(f"GET {http01.PATH}token HTTP/1.0\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
-def test_clients_with_idle_connections_occupy_few_threads(answering: int) -> None:
+def test_clients_with_idle_connections_occupy_few_threads(http01_port: int) -> None:
     count_before = threading.active_count()
-    place = ("127.0.0.1", answering)
-    silent = [socket.create_connection(place, 5) for _ in range(12)]
-    assert ask(answering).endswith(b"token.answer")
+    address = ("127.0.0.1", http01_port)
+    idle = [socket.create_connection(address, 5) for _ in range(12)]
+    assert send_request(http01_port).endswith(b"token.answer")
     assert threading.active_count() - count_before <= http01.MAX_CONNECTIONS + 2
-    for each in silent:
+    for each in idle:
         each.close()
 
 
-def test_a_client_that_drips_is_cut_off(answering: int) -> None:
+def test_a_client_that_sends_slowly_is_disconnected(http01_port: int) -> None:
     began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", answering), 5) as dripping:
+    with socket.create_connection(("127.0.0.1", http01_port), 5) as dripping:
         dripping.settimeout(0.1)
         with contextlib.suppress(ConnectionError):
             while time.monotonic() - began < 10:

@@ -1,4 +1,4 @@
-"""The contract of providers, for routes on a real Caddy server."""
+"""The provider contract, for routes on a real Caddy server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestRoutesWithTls(ProviderContract):
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def files(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """Two certificates of one authority, for the two specs."""
+        """Create two certificates from one authority, for the two specs."""
         authority = trustme.CA()
         cls.fields, cls.other_fields = (
             {

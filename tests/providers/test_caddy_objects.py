@@ -1,4 +1,4 @@
-"""What only routes do: their place among others, certificates, edits by hand, and refusals."""
+"""Only routes: their order, certificates, out-of-band edits, and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BACKENDS = ["127.0.0.1:9001"]
 MANY = 1000
 
 
-def connected(server: Caddy, secrets: Secrets | None = None) -> Provider:
+def connect_routes(server: Caddy, secrets: Secrets | None = None) -> Provider:
     assert ROUTE.connect is not None
     allow = Allow(certificates=(EVERY_PATH,))
     config = ProviderConfigSpec("caddy", server.endpoint, limits=Limits(), allow=allow)
@@ -64,26 +64,26 @@ def connected(server: Caddy, secrets: Secrets | None = None) -> Provider:
 
 @pytest.fixture
 async def routes(caddy_server: Caddy) -> AsyncIterator[Provider]:
-    provider = connected(caddy_server)
+    provider = connect_routes(caddy_server)
     yield provider
     await provider.close()
 
 
 @pytest.fixture
 async def admin(caddy_server: Caddy) -> AsyncIterator[CaddyAdmin]:
-    one = CaddyAdmin(caddy_server)
+    opened = CaddyAdmin(caddy_server)
     for server in ("http", "https"):
-        await one.send("PATCH", f"{SERVERS}/{server}/routes", [])
-    yield one
-    await one.close()
+        await opened.send("PATCH", f"{SERVERS}/{server}/routes", [])
+    yield opened
+    await opened.close()
 
 
-def declared(**fields: Any) -> Fields:
+def route_fields(**fields: Any) -> Fields:
     return ROUTE.check_fields({"backends": BACKENDS, **fields})
 
 
 async def create_route(routes: Provider, name: str, **fields: Any) -> ExternalObject:
-    effect = await routes.create(action("Create", name, declared(**fields)))
+    effect = await routes.create(action("Create", name, route_fields(**fields)))
     assert effect.object is not None
     return effect.object
 
@@ -94,23 +94,23 @@ async def read_route(routes: Provider, name: str) -> ExternalObject:
     return existing
 
 
-async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> ExternalObject:
+async def update_route(routes: Provider, thing: ExternalObject, **fields: Any) -> ExternalObject:
     effect = await routes.update(
-        with_version_of(action("Update", thing.name, declared(**fields)), thing)
+        with_version_of(action("Update", thing.name, route_fields(**fields)), thing)
     )
     assert effect.object is not None
     return effect.object
 
 
-# --- what can be declared
+# --- declarations
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason"),
     [
         ({}, "spec.backends: required"),
         (
-            {"backends": ["nobody"]},
+            {"backends": ["without_backends"]},
             "'nobody' must have the form ADDRESS:PORT, such as 10.0.0.7:8080",
         ),
         ({"backends": ["a:0"]}, "'a:0' must have the form ADDRESS:PORT"),
@@ -142,25 +142,27 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
         ),
     ],
 )
-def test_an_invalid_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:
+def test_an_invalid_route_is_refused_with_a_reason(fields: Fields, reason: str) -> None:
     with pytest.raises(InvalidManifestError) as caught:
         ROUTE.check_fields(fields)
-    assert why in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_two_spellings_of_a_route_are_equal() -> None:
-    one = declared(hosts=["B.org", "a.org."], paths=["/api/", "/api"], backends=["b:1", "a:080"])
-    other_fields = declared(
+    fields = route_fields(
+        hosts=["B.org", "a.org."], paths=["/api/", "/api"], backends=["b:1", "a:080"]
+    )
+    other_fields = route_fields(
         hosts=["a.org", "b.org"],
         paths=["/api"],
         backends=[{"address": "A", "port": 80}, "b:1", "b:01"],
         server="http",
     )
-    assert one == other_fields == ROUTE.normalize(one)
-    assert declared(backends=["b:1", "a:1"], balancing="first")["backends"] == ["b:1", "a:1"]
+    assert fields == other_fields == ROUTE.normalize(fields)
+    assert route_fields(backends=["b:1", "a:1"], balancing="first")["backends"] == ["b:1", "a:1"]
 
 
-# --- which route is asked
+# --- which route matches
 
 
 async def test_the_more_specific_route_comes_first_in_any_configuration(
@@ -189,12 +191,12 @@ async def test_a_route_that_is_moved_out_of_band_is_detected_and_moved_back(
     existing = await read_route(routes, "deep")
     assert existing.fields["differences"] == ["order"]
     assert existing in await listing(routes, Scope())
-    mended = await updated(routes, existing, hosts=["a.example.org"], paths=["/a"])
-    assert (mended.fields["differences"], mended.uid) == ([], existing.uid)
+    repaired = await update_route(routes, existing, hosts=["a.example.org"], paths=["/a"])
+    assert (repaired.fields["differences"], repaired.uid) == ([], existing.uid)
     assert await admin.names() == ["deep", "host"]
 
 
-async def test_the_second_route_with_a_host_and_path_is_not_ready_and_gives_the_reason(
+async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_the_reason(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     first = await create_route(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
@@ -205,8 +207,10 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_gives_the_
     assert message == "route 'first' matches the same host and path, and takes precedence"
     await routes.delete(with_version_of(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
-    nobody = await create_route(routes, "nobody", hosts=["c.example.org"], backends=[])
-    assert ROUTE.ready(nobody.fields, nobody).reason == "NoBackends"
+    without_backends = await create_route(
+        routes, "without_backends", hosts=["c.example.org"], backends=[]
+    )
+    assert ROUTE.ready(without_backends.fields, without_backends).reason == "NoBackends"
 
 
 hosts_and_paths = st.tuples(
@@ -230,27 +234,27 @@ def test_routes_created_in_any_order_end_in_a_valid_order(
             return
         moved = order.pop(wrong[0])
         order.insert(find_index(moved, order), moved)
-    pytest.fail("it never ends")
+    pytest.fail("the routes never reach a valid order")
 
 
-def test_a_route_of_many_hosts_and_paths_takes_little_time_and_memory() -> None:
-    """The configuration that a hostile Caddy shows, in 4 MB: their product is 10 billion."""
-    texts = [f"{each:020}" for each in range(100_000)]
-    match = [{"host": texts, "path": [f"/{each}" for each in texts]}]
+def test_a_route_with_many_hosts_and_paths_takes_little_time_and_memory() -> None:
+    """A hostile Caddy can return this configuration in 4 MB; it has 10 billion pairs."""
+    hosts = [f"{each:020}" for each in range(100_000)]
+    match = [{"host": hosts, "path": [f"/{each}" for each in hosts]}]
     route = {"@id": "big", "match": match, "terminal": True}
     server = CaddyServer(listen=[":80"], routes=[route])
-    began = time.process_time()
+    started_at = time.process_time()
     [standing] = positions([reach(route, "big")])
     observed_route = as_object("big", route, "http", server, standing, CertificateState())
-    assert time.process_time() - began < 5
+    assert time.process_time() - started_at < 5
     assert len(observed_route.outputs["urls"]) == MAX_URLS
 
 
 @pytest.mark.parametrize("tls", [{"certificateFile": "{}", "keyFile": "{}"}, {}, {"keyFile": 1}])
-def test_files_that_caddy_names_are_read_only_where_routes_may_use_them(
+def test_files_that_caddy_names_are_not_read_unless_routes_may_use_them(
     tls: Fields, tmp_path: Path
 ) -> None:
-    """What Caddy has of a route may come from another client, and could name any file."""
+    """A route in Caddy may come from another client, and could name any file."""
     file = tmp_path / "passwords"
     file.write_text("planted in a file of the host")
     tls = {name: each.format(file) if each == "{}" else each for name, each in tls.items()}
@@ -271,7 +275,7 @@ def test_a_pipe_is_not_read_as_a_certificate(tmp_path: Path) -> None:
         read_checked_pair(tls)
 
 
-# --- what others do
+# --- other clients
 
 
 async def test_every_out_of_band_edit_is_detected_and_reverted(
@@ -299,8 +303,8 @@ async def test_every_out_of_band_edit_is_detected_and_reverted(
         assert existing.uid == own_route.uid
         assert existing.fields[field] != own_route.fields[field], edit
         assert existing.version != own_route.version
-        mended = await updated(routes, existing, **fields)
-        assert mended.fields == own_route.fields
+        repaired = await update_route(routes, existing, **fields)
+        assert repaired.fields == own_route.fields
 
 
 async def test_foreign_routes_are_listed_as_foreign_and_other_entries_are_not_listed(
@@ -314,8 +318,8 @@ async def test_foreign_routes_are_listed_as_foreign_and_other_entries_are_not_li
     }
     inner: dict[str, Any] = {"@id": "nested", "handle": []}
     nested = {"handler": "subroute", "routes": [inner]}
-    strange: list[dict[str, Any]] = [{"handle": [nested]}, {"@id": "a name", "handle": []}]
-    await admin.send("PATCH", f"{SERVERS}/http/routes", [foreign_route, *strange, {"@id": 7}])
+    other_entries: list[dict[str, Any]] = [{"handle": [nested]}, {"@id": "a name", "handle": []}]
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [foreign_route, *other_entries, {"@id": 7}])
     objects = {each.name: each for each in await listing(routes, Scope())}
     assert objects.keys() == {"theirs", "7"}
     assert (objects["theirs"].labels, objects["theirs"].written_by) == ({}, None)
@@ -330,30 +334,30 @@ async def test_foreign_routes_are_listed_as_foreign_and_other_entries_are_not_li
     own_route = await create_route(routes, "ours")
     await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))
     assert await admin.get(f"{SERVERS}/http/routes") == routes_before
-    adopted = await updated(routes, objects["theirs"])
+    adopted = await update_route(routes, objects["theirs"])
     assert adopted.uid == objects["theirs"].uid
     assert adopted.fields["differences"] == []
 
 
-class Counter:
-    """Leave to call that counts, and holds the request of a number until the end of the test."""
+class RequestCounter:
+    """Call gate that counts requests, and blocks one of them until the test ends."""
 
     may_send_now = False
     interval_seconds = 0.0
 
-    def __init__(self, *, holds: int = 0, until: asyncio.Event | None = None) -> None:
+    def __init__(self, *, blocked_request: int = 0, reached: asyncio.Event | None = None) -> None:
         self.requests = 0
-        self._holds, self._reached = holds, until
+        self._blocked_request, self._reached = blocked_request, reached
 
     async def wait(self, *, has_priority: bool = False) -> None:
         self.requests += 1
-        if self._reached is not None and self.requests == self._holds:
+        if self._reached is not None and self.requests == self._blocked_request:
             self._reached.set()
             await asyncio.Event().wait()
 
 
 class EditBefore:
-    """Leave to call that lets a hand change a route before one of the requests."""
+    """Call gate that changes a route out of band before one of the requests."""
 
     may_send_now = False
     interval_seconds = 0.0
@@ -376,11 +380,11 @@ async def test_an_edit_between_read_and_write_is_not_overwritten(
     edited["terminal"] = False
     token = CALL_GATE.set(EditBefore(admin, edited, request=4))
     with pytest.raises(NotDoneError, match="was changed during the write"):
-        await updated(routes, own_route, hosts=["b.example.org"])
+        await update_route(routes, own_route, hosts=["b.example.org"])
     CALL_GATE.reset(token)
     assert await admin.find("ours") == edited
-    with pytest.raises(ConflictError):  # as the same action finds it when it is tried again
-        await updated(routes, own_route, hosts=["b.example.org"])
+    with pytest.raises(ConflictError):  # as a retry of the same action detects
+        await update_route(routes, own_route, hosts=["b.example.org"])
 
 
 async def test_a_change_elsewhere_moves_the_route_without_a_conflict(
@@ -388,7 +392,7 @@ async def test_a_change_elsewhere_moves_the_route_without_a_conflict(
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
     await admin.send("PUT", f"{SERVERS}/http/routes/0", {"@id": "before", "handle": []})
-    changed = await updated(routes, own_route, hosts=["b.example.org"])
+    changed = await update_route(routes, own_route, hosts=["b.example.org"])
     assert changed.fields["hosts"] == ["b.example.org"]
     assert await admin.find("before") == {"@id": "before", "handle": []}
 
@@ -428,7 +432,7 @@ async def test_a_refusal_by_caddy_is_permanent_and_changes_nothing(
     bad = action("Update", "ours", {**own_route.fields, "balancing": "nonesuch"})
     with pytest.raises(RefusedError, match=r"selection_policies\.nonesuch") as caught:
         await routes.update(with_version_of(bad, own_route))
-    assert caught.value.status == 400, "it says nothing against Caddy's health"
+    assert caught.value.status == 400, "not a sign of a failing Caddy"
     with pytest.raises(RefusedError):
         await routes.create(msgspec.structs.replace(bad, external_name="new", operation="Create"))
     assert await listing(routes, Scope()) == [own_route]
@@ -436,7 +440,7 @@ async def test_a_refusal_by_caddy_is_permanent_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("message", "error"),
     [
         ("loading new config: loading http app module: provision http: no", RefusedError),
         ("loading new config: http app module: start: listening on :80: in use", NotDoneError),
@@ -450,12 +454,12 @@ async def test_a_refusal_by_caddy_is_permanent_and_changes_nothing(
         ("", UnknownResultError),
     ],
 )
-def test_a_500_is_classified_by_its_message(words: str, error: type[ProviderError]) -> None:
-    content = msgspec.json.encode({"error": words}) if words else b"<html>"
+def test_a_500_is_classified_by_its_message(message: str, error: type[ProviderError]) -> None:
+    content = msgspec.json.encode({"error": message}) if message else b"<html>"
     assert isinstance(build_caddy_error(Response("PATCH", "/config", 500, {}, content)), error)
 
 
-async def test_a_404_of_another_server_proves_nothing(
+async def test_a_404_from_a_server_that_is_not_caddy_does_not_prove_absence(
     caddy_server: Caddy, admin: CaddyAdmin
 ) -> None:
     config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
@@ -481,14 +485,12 @@ async def test_calls_wait_for_a_caddy_without_a_configuration(
         await admin.send("PUT", "/config/apps", config_before)
 
 
-async def test_readings_are_the_backend_counts_of_caddy(
-    routes: Provider, admin: CaddyAdmin
-) -> None:
+async def test_readings_are_caddys_backend_counts(routes: Provider, admin: CaddyAdmin) -> None:
     assert isinstance(routes, MeasuredProvider)
     await create_route(routes, "ours", backends=["127.0.0.1:9001", "127.0.0.1:9002"])
     read = await routes.readings("ours")
-    none = {"requests": 0, "fails": 0}
-    assert read == {"backends": {"127.0.0.1:9001": none, "127.0.0.1:9002": none}}
+    no_requests = {"requests": 0, "fails": 0}
+    assert read == {"backends": {"127.0.0.1:9001": no_requests, "127.0.0.1:9002": no_requests}}
     assert await routes.readings("absent") is None
 
 
@@ -513,15 +515,15 @@ async def test_a_certificate_is_created_and_deleted_with_its_route(
     renewed = await read_route(routes, "ours")
     assert renewed.fields["differences"] == ["certificate"]
     assert renewed.outputs == own_route.outputs
-    mended = await updated(routes, renewed, hosts=["a.example.org"], tls=tls)
-    assert mended.fields["differences"] == []
-    assert mended.outputs["certificate"] != own_route.outputs["certificate"]
+    repaired = await update_route(routes, renewed, hosts=["a.example.org"], tls=tls)
+    assert repaired.fields["differences"] == []
+    assert repaired.outputs["certificate"] != own_route.outputs["certificate"]
     await admin.send("DELETE", "/id/ours:certificate")
     assert (await read_route(routes, "ours")).fields["differences"] == ["certificate"]
-    assert (await updated(routes, await read_route(routes, "ours"), **_tls(tls))).fields[
+    assert (await update_route(routes, await read_route(routes, "ours"), **_tls(tls))).fields[
         "differences"
     ] == []
-    await routes.delete(with_version_of(action("Delete", "ours", {}), mended))
+    await routes.delete(with_version_of(action("Delete", "ours", {}), repaired))
     assert await admin.find("ours:certificate") is None
 
 
@@ -529,7 +531,7 @@ def _tls(tls: Fields) -> Fields:
     return {"hosts": ["a.example.org"], "tls": tls}
 
 
-async def test_unusable_files_remove_nothing_and_block_no_other_change(
+async def test_unusable_files_do_not_remove_the_certificate_or_block_other_changes(
     routes: Provider, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
@@ -537,7 +539,7 @@ async def test_unusable_files_remove_nothing_and_block_no_other_change(
     good = await admin.find("ours:certificate")
     good_key = read_file(tls["keyFile"])
     other_key = authority.issue_cert("a.example.org").private_key_pem.bytes()
-    for content, why in (
+    for content, reason in (
         (other_key, "KEY_VALUES_MISMATCH"),
         (b"\xff", "not a PEM file"),
         (None, "tls.key: No such file"),
@@ -548,30 +550,30 @@ async def test_unusable_files_remove_nothing_and_block_no_other_change(
             [],
             own_route.outputs["certificate"],
         )
-        assert why in existing.outputs["certificateProblem"]
+        assert reason in existing.outputs["certificateProblem"]
         assert ROUTE.ready(existing.fields, existing).reason == "CertificateFiles"
-        with pytest.raises(NotDoneError, match=why):
+        with pytest.raises(NotDoneError, match=reason):
             await create_route(routes, "new", **_tls(tls))
         assert await admin.find("new") is None
-        changed = await updated(routes, existing, **_tls(tls), backends=[f"{why[:2]}:1"])
-        assert changed.fields["backends"] == [f"{why[:2].lower()}:1"]
+        changed = await update_route(routes, existing, **_tls(tls), backends=[f"{reason[:2]}:1"])
+        assert changed.fields["backends"] == [f"{reason[:2].lower()}:1"]
         assert await admin.find("ours:certificate") == good
         assert "PRIVATE KEY" not in repr(changed)
     put(tls["keyFile"], good_key)
     assert "certificateProblem" not in (await read_route(routes, "ours")).outputs
 
 
-async def test_the_key_of_a_certificate_is_hidden_where_caddy_repeats_it(
+async def test_a_certificates_key_is_hidden_in_caddys_messages(
     caddy_server: Caddy, admin: CaddyAdmin, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    """The worker sends it to Caddy; what Caddy says later, the observer may be told, too."""
+    """The worker sends the key to Caddy; a later message from Caddy may reach the observer."""
     certificate = authority.issue_cert("a.example.org")
     tls = write_certificate(tmp_path, certificate)
     _, line, *_ = certificate.private_key_pem.bytes().decode().splitlines()
     worker, observer = Secrets(), Secrets()
-    await create_route(connected(caddy_server, worker), "ours", **_tls(tls))
+    await create_route(connect_routes(caddy_server, worker), "ours", **_tls(tls))
     assert worker.secrecy.is_in(f"loading new config: {line}")
-    await listing(connected(caddy_server, observer), Scope())
+    await listing(connect_routes(caddy_server, observer), Scope())
     assert observer.secrecy.is_in(f"loading new config: {line}")
     assert await admin.find("ours") is not None
 
@@ -581,9 +583,9 @@ async def test_a_certificate_is_loaded_into_a_configuration_without_tls(
 ) -> None:
     tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
     config_before = await admin.get("/config/apps/tls")
-    places: list[Fields | None] = [None, {}, {"certificates": {}}]
+    configs: list[Fields | None] = [None, {}, {"certificates": {}}]
     try:
-        for number, content in enumerate(places):
+        for number, content in enumerate(configs):
             await admin.send("DELETE", "/config/apps/tls")
             if content is not None:
                 await admin.send("PUT", "/config/apps/tls", content)
@@ -606,35 +608,35 @@ async def test_an_orphaned_certificate_is_deleted_with_its_route(
     assert await admin.find("ours:certificate") is None
 
 
-# --- many
+# --- many routes
 
 
 async def test_a_thousand_routes_are_listed_and_one_is_changed(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
-    one = await create_route(routes, "one", hosts=["one.example.org"])
+    own_route = await create_route(routes, "one", hosts=["one.example.org"])
     route = await admin.find("one")
     many = [
         {**(route or {}), "@id": f"r{number}", "match": [{"host": [f"r{number}.example.org"]}]}
         for number in range(MANY)
     ]
     await admin.send("PATCH", f"{SERVERS}/http/routes", [route, *many])
-    began = time.monotonic()
+    started_at = time.monotonic()
     listed = await listing(routes, Scope(), page_size=300)
     assert len(listed) == MANY + 1
     assert not [
         each for each in listed if each.fields["differences"] or "shadowedBy" in each.outputs
     ]
-    changed = await updated(routes, one, hosts=["other.example.org"])
+    changed = await update_route(routes, own_route, hosts=["other.example.org"])
     assert changed.fields["hosts"] == ["other.example.org"]
-    assert time.monotonic() - began < 5, "tenths of a second, on a machine with nothing else to do"
+    assert time.monotonic() - started_at < 5, "takes tenths of a second on an idle machine"
     await admin.send("PATCH", f"{SERVERS}/http/routes", [])
 
 
-async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
+async def test_routes_with_many_hosts_and_paths_do_not_block_the_process(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
-    """The process makes the calls of all tenants, and looks at all routes for each of theirs."""
+    """The process makes the calls of all tenants, and checks all routes for each call."""
     await create_route(routes, "one", hosts=["one.example.org"])
     route = await admin.find("one")
     paths = [each for number in range(10) for each in (f"/{number}", f"/{number}/*")]
@@ -648,7 +650,7 @@ async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
     ]
     await admin.send("PATCH", f"{SERVERS}/http/routes", [*many, route])
     async with measure_event_loop() as cost:
-        await updated(routes, await read_route(routes, "one"), hosts=["h1.r1.org"])
+        await update_route(routes, await read_route(routes, "one"), hosts=["h1.r1.org"])
     assert cost.blocked_seconds < 0.3
     await admin.send("PATCH", f"{SERVERS}/http/routes", [])
 
@@ -663,18 +665,18 @@ async def test_concurrent_creations_are_one_change_with_separate_results(
         f"{SERVERS}/http/routes",
         {"handle": [{"handler": "subroute", "routes": [inner]}]},
     )
-    good = [action("Create", f"r{each}", declared(hosts=[f"r{each}.org"])) for each in range(5)]
-    bad = action("Create", "bad", {**declared(), "balancing": "nonesuch"})
+    good = [action("Create", f"r{each}", route_fields(hosts=[f"r{each}.org"])) for each in range(5)]
+    bad = action("Create", "bad", {**route_fields(), "balancing": "nonesuch"})
     others = [
-        action("Create", "taken", declared()),
-        action("Create", "nested", declared()),
-        action("Create", "elsewhere", declared(server="other")),
+        action("Create", "taken", route_fields()),
+        action("Create", "nested", route_fields()),
+        action("Create", "elsewhere", route_fields(server="other")),
     ]
     first, *results = await asyncio.gather(
         *map(routes.create, [*good, bad]), return_exceptions=True
     )
     results += await asyncio.gather(
-        *map(routes.create, [action("Create", "late", declared()), *others]),
+        *map(routes.create, [action("Create", "late", route_fields()), *others]),
         return_exceptions=True,
     )
     late = results.pop(5)
@@ -690,28 +692,28 @@ async def test_concurrent_creations_are_one_change_with_separate_results(
         assert (await routes.create(each)).replayed
 
 
-async def test_many_concurrent_creations_cost_few_changes(
+async def test_many_concurrent_creations_make_few_writes(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     await create_route(routes, "first")
-    counter = Counter()
+    counter = RequestCounter()
     token = CALL_GATE.set(counter)
     await asyncio.gather(
         *(create_route(routes, f"r{each}", hosts=[f"r{each}.org"]) for each in range(30))
     )
     CALL_GATE.reset(token)
-    assert counter.requests < 30 * 3 + 10, "three reads of each, and hardly a change"
+    assert counter.requests < 30 * 3 + 10, "three reads per creation, and few writes"
     assert len(await listing(routes, Scope())) == 31
 
 
-async def test_a_cut_off_batch_has_unknown_results_and_continues(
+async def test_an_interrupted_batch_has_unknown_results_and_can_be_retried(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     await create_route(routes, "first")
-    expected_actions = [action("Create", f"r{each}", declared()) for each in range(3)]
+    expected_actions = [action("Create", f"r{each}", route_fields()) for each in range(3)]
     blocked = asyncio.Event()
-    # The first goes alone, with four requests; then the second makes itself and the third.
-    token = CALL_GATE.set(Counter(holds=7, until=blocked))
+    # The first is sent alone, in four requests; then the second and third are sent together.
+    token = CALL_GATE.set(RequestCounter(blocked_request=7, reached=blocked))
     tasks = [asyncio.create_task(routes.create(each)) for each in expected_actions]
     CALL_GATE.reset(token)
     await blocked.wait()
@@ -724,7 +726,7 @@ async def test_a_cut_off_batch_has_unknown_results_and_continues(
     assert len(await listing(routes, Scope())) == 4
 
 
-async def test_a_server_without_a_list_of_routes_gets_one(
+async def test_a_list_of_routes_is_created_on_a_server_without_one(
     routes: Provider, admin: CaddyAdmin
 ) -> None:
     content = {"listen": ["127.0.0.1:0"], "automatic_https": {"disable": True}}

@@ -1,4 +1,4 @@
-"""The contract of providers, for certificates of an authority of our own and of a real ACME one."""
+"""The provider contract, for certificates from our own authority and a real ACME authority."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TestIssuers(ProviderContract):
     kind = ISSUER
     fields: ClassVar[Fields] = OWN_CA
     other_fields: ClassVar[Fields] = {"ownCa": {"commonName": "Orders Root", "duration": "365d"}}
-    never_refused = "nothing outside is asked to create a private CA"
+    never_refused = "creating a private CA calls no external API"
 
     @pytest.fixture
     def endpoint(self, root: Path) -> str:

@@ -1,4 +1,4 @@
-"""What only certificates do: checks, orders that survive crashes, limits, delivery, revocation."""
+"""Only certificates: checks, orders that survive crashes, limits, delivery and revocation."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ async def provider(root: Path) -> AsyncIterator[CertificatesProvider]:
         limits=Limits(request_timeout_seconds=5),
         allow=EVERYTHING,
     )
-    one = CertificatesProvider(config, Secrets(), CallPermit())
-    yield one
-    await one.close()
+    opened = CertificatesProvider(config, Secrets(), CallPermit())
+    yield opened
+    await opened.close()
 
 
 def create(fields: Fields = WEB, name: str = "web") -> Action:
@@ -122,7 +122,7 @@ def leaf(folder: Path) -> x509.Certificate:
     return certificates_in((folder / "tls.crt").read_bytes())[0]
 
 
-# --- what is declared
+# --- declarations
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_an_invalid_issuer_is_refused(fields: Fields, problem: str) -> None:
 
 
 def test_two_spellings_of_a_certificate_are_equal() -> None:
-    one = CERTIFICATE.check_fields(
+    fields = CERTIFICATE.check_fields(
         {**WEB, "dnsNames": ["B.test", "a.test"], "duration": "48h", "ipAddresses": ["0:0::1"]}
     )
     other_fields = {**WEB, "dnsNames": ["a.test", "b.test", "a.test"], "duration": "2d"}
-    assert one == CERTIFICATE.check_fields({**other_fields, "ipAddresses": ["::1"]})
+    assert fields == CERTIFICATE.check_fields({**other_fields, "ipAddresses": ["::1"]})
 
 
-def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_install() -> None:
+def test_the_kinds_load_without_their_libraries_and_the_error_names_what_to_install() -> None:
     code = (
         "import sys\n"
         "sys.modules['acme'] = sys.modules['cryptography'] = None\n"
@@ -210,13 +210,13 @@ async def test_a_root_is_a_file_url() -> None:
         )
 
 
-# --- when it is due
+# --- renewal times
 
 
 def certificate_until(hours: float) -> ExternalObject:
-    ends = NOW + timedelta(hours=hours)
+    not_after = NOW + timedelta(hours=hours)
     return ExternalObject(
-        "web", {}, outputs={"notBefore": NOW.isoformat(), "notAfter": ends.isoformat()}
+        "web", {}, outputs={"notBefore": NOW.isoformat(), "notAfter": not_after.isoformat()}
     )
 
 
@@ -255,7 +255,7 @@ def test_a_lifetime_shorter_than_renew_before_causes_no_hot_loop() -> None:
         (Case("k", FACTS, {"tls.key": "Exposed"}), ["FileExposed: tls.key"], False),
     ],
 )
-def test_each_check_says_what_is_wrong_and_how_to_fix_it(
+def test_each_check_reports_what_is_wrong_and_how_to_fix_it(
     case: Case, reasons: list[str], is_ordered: bool
 ) -> None:
     reported_findings = findings(case)
@@ -281,8 +281,8 @@ def test_only_fields_of_the_request_need_a_new_request(changed: Fields, reasons:
     case = Case("k", FACTS, {}, applied=applied, desired={**applied, **changed})
     assert [str(each) for each in findings(case)] == reasons
     assert all(not checks for checks in findings(case._replace(desired=None)))
-    no_say = case._replace(grants_duration=False)
-    assert [str(each) for each in findings(no_say)] == [
+    fixed_duration = case._replace(grants_duration=False)
+    assert [str(each) for each in findings(fixed_duration)] == [
         each for each in reasons if "duration" not in each
     ]
 
@@ -291,7 +291,7 @@ def test_every_check_has_its_reason_in_its_docstring() -> None:
     assert all(check.__doc__ for check in CHECKS)
 
 
-# --- an authority of our own
+# --- our own authority
 
 
 async def test_delivered_files_serve_tls_and_only_their_ca_is_trusted(
@@ -333,9 +333,9 @@ async def read_over_tls(folder: Path) -> bytes:
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        trusting = ssl.create_default_context(cafile=folder / "ca.crt")
+        client_context = ssl.create_default_context(cafile=folder / "ca.crt")
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", port, ssl=trusting, server_hostname="localhost"
+            "127.0.0.1", port, ssl=client_context, server_hostname="localhost"
         )
         received = await reader.read()
         writer.close()
@@ -343,7 +343,7 @@ async def read_over_tls(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("lost_file", ["tls.key", "tls.crt", "ca.crt", "tls.pem", "all"])
-async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
+async def test_a_lost_file_is_delivered_again_and_the_certificate_is_kept(
     root: Path, provider: CertificatesProvider, lost_file: str
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -354,22 +354,22 @@ async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
     if lost_file == "all":
         (root / "web").rmdir()
 
-    now = await read_certificate(provider)
-    assert any("FileMissing" in each for each in now.fields["problems"])
-    mended = (await provider.update(update(now))).object
-    assert mended is not None
-    assert (mended.outputs, mended.fields["problems"]) == (previous_certificate.outputs, [])
+    current = await read_certificate(provider)
+    assert any("FileMissing" in each for each in current.fields["problems"])
+    repaired = (await provider.update(update(current))).object
+    assert repaired is not None
+    assert (repaired.outputs, repaired.fields["problems"]) == (previous_certificate.outputs, [])
 
 
-@pytest.mark.parametrize("how", ["a link for a folder", "a huge file", "a huge marker"])
-async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
-    root: Path, provider: CertificatesProvider, tmp_path: Path, how: str
+@pytest.mark.parametrize("damage", ["a link instead of a folder", "a huge file", "a huge marker"])
+async def test_a_writer_to_one_certificates_folder_does_not_affect_others(
+    root: Path, provider: CertificatesProvider, tmp_path: Path, damage: str
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
     await create_certificate(provider)
     await provider.create(create({**WEB, "folder": "theirs/web"}, "theirs"))
-    match how:
-        case "a link for a folder":
+    match damage:
+        case "a link instead of a folder":
             (root / "theirs").rename(tmp_path / "theirs")
             (root / "theirs").symlink_to(tmp_path / "theirs")
         case "a huge file":
@@ -382,13 +382,13 @@ async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
         with contextlib.suppress(RefusedError, NotDoneError):
             await provider.update(update(foreign_certificate, {**WEB, "folder": "theirs/web"}))
     assert {each.name: bool(each.fields["problems"]) for page in pages for each in page} == {
-        "theirs": how != "a huge marker",
+        "theirs": damage != "a huge marker",
         "web": False,
     }
     assert memory.peak_bytes < 32 * MIB
 
 
-async def test_out_of_band_changes_of_a_file_are_reverted(
+async def test_out_of_band_changes_to_a_file_are_reverted(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -400,17 +400,17 @@ async def test_out_of_band_changes_of_a_file_are_reverted(
     (root / "web/ca.crt").unlink()
     (root / "web/ca.crt").symlink_to(outside)
 
-    now = await read_certificate(provider)
-    assert sorted(now.fields["problems"]) == [
+    current = await read_certificate(provider)
+    assert sorted(current.fields["problems"]) == [
         "FileDiffers: ca.crt",
         "FileDiffers: tls.crt",
         "FileExposed: tls.key",
     ]
-    mended = (await provider.update(update(now))).object
-    assert mended is not None
-    assert mended.fields["problems"] == []
+    repaired = (await provider.update(update(current))).object
+    assert repaired is not None
+    assert repaired.fields["problems"] == []
     assert stat.S_IMODE((root / "web/tls.key").stat().st_mode) == 0o600
-    assert outside.read_text() == "theirs", "the link was replaced, and not followed"
+    assert outside.read_text() == "theirs", "the link was replaced, not followed"
 
 
 @pytest.mark.parametrize(("rotation", "is_same"), [("AtRenewal", False), ("Never", True)])
@@ -428,10 +428,10 @@ async def test_a_renewal_creates_a_new_certificate_and_rotates_the_key_as_declar
     assert ((root / "web/tls.key").read_bytes() == key) == is_same
     assert renewed.outputs["serial"] == f"{leaf(root / 'web').serial_number:x}"
     stored_names = [each.name for each in (root / STORE / "certificates/web").iterdir()]
-    assert len(stored_names) == 4, f"nothing of before is left: {stored_names}"
+    assert len(stored_names) == 4, f"earlier files are left: {stored_names}"
 
 
-async def test_another_folder_moves_the_files_and_needs_no_order(
+async def test_changing_the_folder_moves_the_files_without_a_new_order(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -478,7 +478,7 @@ async def test_a_foreign_folder_is_never_written_and_nothing_is_ordered_for_it(
 async def test_a_certificate_of_another_namespace_is_not_named(
     root: Path, provider: CertificatesProvider, namespace: str, described_owner: str
 ) -> None:
-    def of(namespace: str, name: str) -> Action:
+    def create_in(namespace: str, name: str) -> Action:
         return msgspec.structs.replace(
             create({**WEB, "folder": "one"}, name),
             action_id=f"{namespace}/Certificate/{name}@2",
@@ -486,15 +486,15 @@ async def test_a_certificate_of_another_namespace_is_not_named(
         )
 
     await create_issuer(root, "own", OWN_CA)
-    await provider.create(of("default", "default-secret"))
+    await provider.create(create_in("default", "default-secret"))
     with pytest.raises(RefusedError) as raised:
-        await provider.create(of(namespace, "second"))
+        await provider.create(create_in(namespace, "second"))
     assert raised.value.message.startswith(
         f"directory 'one' contains the files of {described_owner};"
     )
 
 
-async def test_nothing_is_created_within_the_directory_of_another_certificate(
+async def test_nothing_is_created_in_another_certificates_directory(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
@@ -513,23 +513,25 @@ async def test_nothing_is_created_within_the_directory_of_another_certificate(
     await provider.create(create({**WEB, "folder": "one/web"}, "second"))
 
 
-async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_anew(
+async def test_a_renewed_authority_is_delivered_and_a_recreated_one_signs_again(
     root: Path, provider: CertificatesProvider
 ) -> None:
     authority = await create_issuer(root, "own", OWN_CA)
     previous_certificate = await create_certificate(provider)
     async with connect_issuers(root) as issuers:
-        again = with_version_of(action("Update", "own", ISSUER.check_fields(OWN_CA)), authority)
-        again = msgspec.structs.replace(again, purpose="Renew")
-        renewed = (await issuers.update(again)).object
+        update_action = with_version_of(
+            action("Update", "own", ISSUER.check_fields(OWN_CA)), authority
+        )
+        update_action = msgspec.structs.replace(update_action, purpose="Renew")
+        renewed = (await issuers.update(update_action)).object
         assert renewed is not None
         assert renewed.outputs["fingerprint"] != authority.outputs["fingerprint"]
 
-        now = await read_certificate(provider)
-        assert "AuthorityRenewed" in now.fields["problems"]
-        mended = (await provider.update(update(now))).object
-        assert mended is not None
-        assert (mended.outputs["serial"], mended.fields["problems"]) == (
+        current = await read_certificate(provider)
+        assert "AuthorityRenewed" in current.fields["problems"]
+        repaired = (await provider.update(update(current))).object
+        assert repaired is not None
+        assert (repaired.outputs["serial"], repaired.fields["problems"]) == (
             previous_certificate.outputs["serial"],
             [],
         )
@@ -537,9 +539,9 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
 
         await issuers.delete(with_version_of(action("Delete", "own", {}), renewed))
     other_certificate = await create_issuer(root, "own", OWN_CA)
-    now = await read_certificate(provider)
-    assert "OtherAuthority" in now.fields["problems"]
-    await provider.update(update(now))
+    current = await read_certificate(provider)
+    assert "OtherAuthority" in current.fields["problems"]
+    await provider.update(update(current))
     (ca,) = certificates_in(cast("str", other_certificate.outputs["certificate"]).encode())
     assert is_signed_by(leaf(root / "web"), ca)
 
@@ -561,7 +563,7 @@ async def test_a_withdrawn_certificate_is_revoked_if_declared(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await create_issuer(root, "own", OWN_CA)
-    for name, revokes in (("kept", False), ("taken-back", True)):
+    for name, revokes in (("kept", False), ("revoked", True)):
         effect = await provider.create(create({**WEB, "revokeOnDelete": revokes}, name))
         assert effect.object is not None
         await provider.delete(with_version_of(action("Delete", name, {}), effect.object))
@@ -584,32 +586,36 @@ async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
     with pytest.raises(NotDoneError, match="restore it from a backup"):
         await provider.create(create())
     async with connect_issuers(root) as issuers:
-        now = await issuers.read("own")
-        assert now is not None
-        assert now.fields["problems"] == ["KeyMissing"]
-        again = with_version_of(action("Update", "own", ISSUER.check_fields(OWN_CA)), now)
+        current = await issuers.read("own")
+        assert current is not None
+        assert current.fields["problems"] == ["KeyMissing"]
+        update_action = with_version_of(
+            action("Update", "own", ISSUER.check_fields(OWN_CA)), current
+        )
         with pytest.raises(RefusedError, match="its key is missing"):
-            await issuers.update(again)
-    assert authority.uid == now.uid
+            await issuers.update(update_action)
+    assert authority.uid == current.uid
 
 
-async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key(
+async def test_an_authority_that_lost_its_certificate_signs_a_new_one_with_its_key(
     root: Path,
 ) -> None:
     previous_certificate = await create_issuer(root, "own", OWN_CA)
     for path in (root / STORE / "issuers/own").glob("*.crt"):
         path.unlink()
     async with connect_issuers(root) as issuers:
-        now = await issuers.read("own")
-        assert now is not None
-        assert now.fields["problems"] == ["CertificateMissing"]
-        again = with_version_of(action("Update", "own", ISSUER.check_fields(OWN_CA)), now)
-        mended = (await issuers.update(again)).object
-    assert mended is not None
-    assert mended.fields["problems"] == []
+        current = await issuers.read("own")
+        assert current is not None
+        assert current.fields["problems"] == ["CertificateMissing"]
+        update_action = with_version_of(
+            action("Update", "own", ISSUER.check_fields(OWN_CA)), current
+        )
+        repaired = (await issuers.update(update_action)).object
+    assert repaired is not None
+    assert repaired.fields["problems"] == []
     old, new = (
         certificates_in(cast("str", each.outputs["certificate"]).encode())[0]
-        for each in (previous_certificate, mended)
+        for each in (previous_certificate, repaired)
     )
     assert old.public_key() == new.public_key()
     assert old != new
@@ -620,13 +626,15 @@ async def test_a_certificate_waits_for_a_missing_issuer(provider: CertificatesPr
         await provider.create(create())
 
 
-async def test_two_concurrent_calls_are_one(root: Path, provider: CertificatesProvider) -> None:
+async def test_one_of_two_concurrent_calls_is_refused(
+    root: Path, provider: CertificatesProvider
+) -> None:
     await create_issuer(root, "own", OWN_CA)
     same = create({**WEB, "keyAlgorithm": "RSA-2048"})
-    answers = await asyncio.gather(
+    results = await asyncio.gather(
         provider.create(same), provider.create(same), return_exceptions=True
     )
-    refused = [each for each in answers if isinstance(each, NotDoneError)]
+    refused = [each for each in results if isinstance(each, NotDoneError)]
     assert len(refused) == 1
     assert "another call is using 'web'" in str(refused[0])
 
@@ -636,43 +644,43 @@ async def test_two_concurrent_calls_are_one(root: Path, provider: CertificatesPr
 
 @pytest.fixture
 async def gate(pebble: Certificates, tmp_path: Path) -> AsyncIterator[AcmeGate]:
-    async with acme_gate(pebble, tmp_path / "gate") as one:
-        yield one
+    async with acme_gate(pebble, tmp_path / "gate") as opened:
+        yield opened
 
 
 OVER_ACME: Fields = {"issuer": "acme", "dnsNames": ["web.test"]}
 
 
-async def use(root: Path, gate: AcmeGate, **more: object) -> None:
+async def create_acme_issuer(root: Path, gate: AcmeGate, **options: object) -> None:
     gate.add_to_trust_of(root)
-    await create_issuer(root, "acme", acme(gate.pebble, gate.directory, **more))
+    await create_issuer(root, "acme", acme(gate.pebble, gate.directory, **options))
 
 
 @pytest.mark.pebble
 async def test_a_crash_after_any_request_continues_with_the_same_order(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    """Only what ends while the authority looks is ordered twice: then the order has failed."""
-    await use(root, gate)
+    """Only an interruption during validation causes a second order: the first one has failed."""
+    await create_acme_issuer(root, gate)
     for request in range(1, 40):
         name = f"web{request}"
         creation = create({**OVER_ACME, "dnsNames": [f"{name}.test"]}, name)
-        ordered, signed = gate.count("order"), gate.count("finalize")
-        was_cut = await is_interrupted(request, provider.create(creation))
-        between = await provider.read(name)
+        order_count, signed_count = gate.count("order"), gate.count("finalize")
+        was_interrupted = await is_interrupted(request, provider.create(creation))
+        interim = await provider.read(name)
         effect = await provider.create(creation)
 
         assert effect.object is not None
         assert effect.object.fields["problems"] == []
-        assert gate.count("order") - ordered <= 1 + was_cut, f"before step {request}"
-        assert gate.count("finalize") - signed == 1, f"before step {request}"
-        if between is not None:
-            assert between.outputs["serial"] == effect.object.outputs["serial"]
-            assert gate.count("order") - ordered == 1
-        if not was_cut:
+        assert gate.count("order") - order_count <= 1 + was_interrupted, f"before step {request}"
+        assert gate.count("finalize") - signed_count == 1, f"before step {request}"
+        if interim is not None:
+            assert interim.outputs["serial"] == effect.object.outputs["serial"]
+            assert gate.count("order") - order_count == 1
+        if not was_interrupted:
             break
     else:
-        pytest.fail("it never ended")
+        pytest.fail("the creation never completes")
 
 
 async def test_a_deletion_removes_the_key_of_an_unfinished_creation(
@@ -688,7 +696,7 @@ async def test_a_deletion_removes_the_key_of_an_unfinished_creation(
     assert list(folder.iterdir()) == []
 
 
-KILLED = """
+SELF_KILLING_PROGRAM = """
 import asyncio, os, signal, sys
 import msgspec
 from events.log import Action
@@ -721,20 +729,21 @@ asyncio.run(main())
 async def test_the_next_process_continues_the_order_of_a_killed_one(
     root: Path, provider: CertificatesProvider, gate: AcmeGate, step: int
 ) -> None:
-    await use(root, gate)
+    await create_acme_issuer(root, gate)
     creation = create(OVER_ACME)
     killed = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", KILLED, root.as_uri(), str(step)), stdin=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", SELF_KILLING_PROGRAM, root.as_uri(), str(step)),
+        stdin=asyncio.subprocess.PIPE,
     )
     await killed.communicate(msgspec.json.encode(creation))
     assert killed.returncode == -signal.SIGKILL
-    orders, signed = gate.count("order"), gate.count("finalize")
+    orders, signed_count = gate.count("order"), gate.count("finalize")
     observed_certificate = (await provider.create(creation)).object
 
     assert observed_certificate is not None
     assert observed_certificate.fields["problems"] == []
     assert gate.count("finalize") == 1
-    if signed:
+    if signed_count:
         assert gate.count("order") == orders == 1, "the certificate of that order"
 
 
@@ -742,7 +751,7 @@ async def test_the_next_process_continues_the_order_of_a_killed_one(
 async def test_a_response_lost_after_finalizing_leads_to_the_same_certificate(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate)
+    await create_acme_issuer(root, gate)
     creation = create(OVER_ACME)
     gate.lose_answers = {"finalize"}
     with pytest.raises(Exception, match=r"it is not reachable|did not answer|no response"):
@@ -759,7 +768,7 @@ async def test_a_response_lost_after_finalizing_leads_to_the_same_certificate(
 async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate)
+    await create_acme_issuer(root, gate)
     previous_certificate = (await provider.create(create(OVER_ACME))).object
     assert previous_certificate is not None
     gate.limit_for(3600)
@@ -776,10 +785,10 @@ async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     assert len(gate.order_times) == request_count, "no second request was sent"
 
     (root / "web/tls.key").unlink()
-    mended = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object
-    assert mended is not None
-    assert mended.outputs == previous_certificate.outputs, (
-        "what does not need an order is not held up"
+    repaired = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object
+    assert repaired is not None
+    assert repaired.outputs == previous_certificate.outputs, (
+        "an update that needs no order is not delayed"
     )
 
 
@@ -787,7 +796,7 @@ async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
 async def test_a_rate_limited_renewal_first_delivers_lost_files(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate)
+    await create_acme_issuer(root, gate)
     await create_certificate(provider, OVER_ACME)
     (root / "web/tls.key").unlink()
     gate.limit_for(3600)
@@ -797,7 +806,7 @@ async def test_a_rate_limited_renewal_first_delivers_lost_files(
 
 
 @pytest.mark.parametrize("token", ["../../web/tls.key", "a/b", "", ".", "x" * 129])
-def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
+def test_an_authoritys_token_never_becomes_a_path(token: str) -> None:
     client = AcmeClient(
         "https://ca.test/dir",
         ec.generate_private_key(ec.SECP256R1()),
@@ -811,11 +820,11 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "localhost"])
-async def test_no_authority_of_the_host_is_called_unless_it_is_allowed(host: str) -> None:
-    positions: list[int] = []
+async def test_an_authority_on_the_host_is_called_only_if_allowed(host: str) -> None:
+    connections: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        positions.append(1)
+        connections.append(1)
         writer.close()
 
     async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
@@ -831,21 +840,23 @@ async def test_no_authority_of_the_host_is_called_unless_it_is_allowed(host: str
             with pytest.raises(NotDoneError, match=expected):
                 await asyncio.to_thread(client.register, None)
             client.close()
-            assert bool(positions) is (allow is EVERYTHING)
+            assert bool(connections) is (allow is EVERYTHING)
 
 
 @pytest.mark.pebble
 async def test_a_failed_name_validation_is_reported_and_retried_with_a_new_order(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate, http01={"folder": "challenges"})  # where no web server serves it
+    await create_acme_issuer(
+        root, gate, http01={"folder": "challenges"}
+    )  # where no web server serves it
     creation = create(OVER_ACME)
     with pytest.raises(
         NotDoneError, match=r"web\.test: .*the next attempt places a new order"
     ) as refused:
         await provider.create(creation)
     assert refused.value.status == 424
-    assert list((root / "challenges").iterdir()) == [], "the answer is taken away again"
+    assert list((root / "challenges").iterdir()) == [], "the response is removed afterwards"
     with pytest.raises(NotDoneError):
         await provider.create(creation)
     assert gate.count("order") == 2
@@ -855,7 +866,7 @@ async def test_a_failed_name_validation_is_reported_and_retried_with_a_new_order
 async def test_a_challenge_response_in_a_folder_is_served_by_a_web_server(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate, http01={"folder": "challenges"})
+    await create_acme_issuer(root, gate, http01={"folder": "challenges"})
     async with gate.web_server(root / "challenges"):
         observed_certificate = await create_certificate(provider, OVER_ACME)
     assert observed_certificate.fields["problems"] == []
@@ -873,7 +884,7 @@ async def test_a_challenge_response_in_a_folder_is_served_by_a_web_server(
 async def test_an_order_impossible_with_acme_is_refused_before_any_request(
     root: Path, provider: CertificatesProvider, gate: AcmeGate, fields: Fields, problem: str
 ) -> None:
-    await use(root, gate)
+    await create_acme_issuer(root, gate)
     with pytest.raises(RefusedError, match=problem):
         await provider.create(create({**OVER_ACME, **fields}))
     assert gate.count("order") == 0
@@ -892,10 +903,10 @@ async def test_no_request_is_sent_to_an_untrusted_ca(
 
 
 @pytest.mark.pebble
-async def test_a_withdrawn_certificate_is_revoked_at_the_ca_and_a_repeat_succeeds(
+async def test_a_withdrawn_certificate_is_revoked_by_the_ca_and_a_retry_succeeds(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate)
+    await create_acme_issuer(root, gate)
     observed_certificate = await create_certificate(provider, {**OVER_ACME, "revokeOnDelete": True})
     delete = with_version_of(action("Delete", "web", {}), observed_certificate)
     for step in range(1, 10):
@@ -907,10 +918,10 @@ async def test_a_withdrawn_certificate_is_revoked_at_the_ca_and_a_repeat_succeed
 
 
 @pytest.mark.pebble
-async def test_an_authority_that_lost_everything_gets_the_account_again_by_its_key(
+async def test_an_authority_that_lost_all_data_recreates_the_account_from_its_key(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
-    """Refused nonces on the way: half of them."""
+    """The authority also refuses half of the nonces."""
     pebble = Certificates(isolated=True, environment=[("PEBBLE_WFE_NONCEREJECT", "50")])
     await pebble.start(tmp_path / "own-pebble")
     try:
@@ -923,8 +934,8 @@ async def test_an_authority_that_lost_everything_gets_the_account_again_by_its_k
         assert renewed is not None
         assert renewed.outputs["serial"] != previous_certificate.outputs["serial"]
         async with connect_issuers(root) as issuers:
-            now = await issuers.read("acme")
-        assert now is not None
-        assert now.uid == account.uid
+            current = await issuers.read("acme")
+        assert current is not None
+        assert current.uid == account.uid
     finally:
         await pebble.stop()

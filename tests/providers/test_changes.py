@@ -1,4 +1,4 @@
-"""The contract of a feed of changes, for each kind that declares ``watch``."""
+"""The contract of a change feed, for each kind that declares ``watch``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Fault, Proxy, build_response
 from reconciler.provider.secrets import Secrets
 from tests.providers.cases import CASES, Case
-from tests.providers.connect import Connect, upon
+from tests.providers.connect import Connect, action_on
 
 WATCHING = [case for case in CASES if case.kind.watches]
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 watching = pytest.mark.parametrize(
     "case", WATCHING, ids=[case.kind.name for case in WATCHING], scope="session", indirect=True
@@ -31,8 +31,8 @@ def feed_of(provider: Provider) -> WatchingProvider:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nothing reports the end
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not condition():  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0.01)
 
 
@@ -49,9 +49,9 @@ async def test_every_kind_of_change_returns_a_new_mark(
 
     created_object = (await provider.create(action("Create", name, case.fields))).object
     marks.append(await feed.changes(marks[-1]))
-    changed = (await provider.update(upon("Update", created_object, case.other_fields))).object
+    changed = (await provider.update(action_on("Update", created_object, case.other_fields))).object
     marks.append(await feed.changes(marks[-1]))
-    await provider.delete(upon("Delete", changed, case.other_fields))
+    await provider.delete(action_on("Delete", changed, case.other_fields))
     marks.append(await feed.changes(marks[-1]))
 
     assert len(set(marks)) == 4
@@ -63,14 +63,14 @@ async def test_a_waiting_call_returns_when_the_change_happens(
 ) -> None:
     """The API would hold the call for longer than this test waits."""
     endpoint = proxy.url + case.endpoint_path
-    feed = feed_of(connect(case.kind, endpoint, timeout_seconds=4 * PATIENCE_SECONDS))
+    feed = feed_of(connect(case.kind, endpoint, timeout_seconds=4 * TIMEOUT_SECONDS))
     mark = await feed.changes(None)
-    waiting = asyncio.create_task(feed.changes(mark))
+    pending_call = asyncio.create_task(feed.changes(mark))
     await until(lambda: len(proxy.requests) == 2)
 
     await provider.create(action("Create", name, case.fields))
 
-    assert await asyncio.wait_for(waiting, PATIENCE_SECONDS / 2) != mark
+    assert await asyncio.wait_for(pending_call, TIMEOUT_SECONDS / 2) != mark
 
 
 @watching
@@ -79,35 +79,37 @@ async def test_without_a_change_the_same_mark_is_returned_before_the_timeout(
 ) -> None:
     feed = feed_of(connect(case.kind, f"{api_url}{case.endpoint_path}-still", timeout_seconds=4))
     mark = await feed.changes(None)
-    began = asyncio.get_running_loop().time()
+    started_at = asyncio.get_running_loop().time()
 
     assert await feed.changes(mark) == mark
 
-    assert asyncio.get_running_loop().time() - began > 0.5, "it returned immediately: a hot loop"
+    assert asyncio.get_running_loop().time() - started_at > 0.5, (
+        "it returned immediately: a hot loop"
+    )
 
 
 @watching
-async def test_a_feed_takes_no_connection_from_other_calls(
+async def test_a_feed_does_not_take_a_connection_from_other_calls(
     case: Case, proxy: Proxy, name: str
 ) -> None:
     config = ProviderConfigSpec(
         case.kind.provider,
         proxy.url + case.endpoint_path,
-        limits=Limits(concurrency=1, request_timeout_seconds=PATIENCE_SECONDS),
+        limits=Limits(concurrency=1, request_timeout_seconds=TIMEOUT_SECONDS),
     )
     assert case.kind.connect is not None
     provider = case.kind.connect(config, Secrets(), CallPermit())
     proxy.plan.append(Fault.HOLD_REPLY)
-    waiting = asyncio.create_task(feed_of(provider).changes(None))
+    pending_call = asyncio.create_task(feed_of(provider).changes(None))
     await until(lambda: not proxy.plan)  # the proxy holds the feed's request
-    async with asyncio.timeout(PATIENCE_SECONDS / 2):
+    async with asyncio.timeout(TIMEOUT_SECONDS / 2):
         assert await provider.read(name) is None
-    assert not waiting.done()
+    assert not pending_call.done()
 
     await provider.close()
 
-    with pytest.raises(ProviderError):  # the end of the provider is the feed's
-        await asyncio.wait_for(waiting, PATIENCE_SECONDS / 2)
+    with pytest.raises(ProviderError):  # closing the provider also ends the feed
+        await asyncio.wait_for(pending_call, TIMEOUT_SECONDS / 2)
 
 
 @watching
@@ -138,5 +140,5 @@ async def test_a_failing_feed_raises_the_error_and_is_called_once(
     assert len(proxy.requests) == 1
 
 
-def test_the_suite_has_a_feed_to_try() -> None:
+def test_the_suite_has_a_feed_to_test() -> None:
     assert WATCHING

@@ -1,7 +1,7 @@
-"""What each failure of an API is taken for: the table of ``docs/how-to/add-a-kind.md``, row by row.
+"""How each API failure is classified: the table of ``docs/how-to/add-a-kind.md``, row by row.
 
-A scripted HTTP server stands before the real API of each reference provider, and does the harm of
-the row to the very request that the column names.
+A scripted proxy in front of the real API of each reference provider applies the row's fault to the
+request that the column names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reconciler.provider import Provider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.http_faults import Fault, Proxy, build_response
 from tests.providers.cases import Case
-from tests.providers.connect import Connect, upon
+from tests.providers.connect import Connect, action_on
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs/how-to/add-a-kind.md").read_text()
@@ -30,12 +30,12 @@ ROWS = [
     (row[0], row[1], row[2])
     for row in (re.findall(r"[^|]+", line) for line in TABLE.splitlines()[2:])
 ]
-NO_ANSWER = "no response before the timeout, whether the API executed the request or not"
-IMPATIENT_SECONDS = 2.0
-"""Only for what never comes; half of it must do for a connection, on a busy machine, too."""
+NO_RESPONSE = "no response before the timeout, whether the API executed the request or not"
+SHORT_TIMEOUT_SECONDS = 2.0
+"""Only for a response that never comes; half of it must be enough to connect on a busy machine."""
 
 SCRIPTS: dict[str, Fault | bytes] = {
-    NO_ANSWER: Fault.HOLD_REPLY,
+    NO_RESPONSE: Fault.HOLD_REPLY,
     "the connection ends before the response": Fault.LOSE_REPLY,
     "the connection ends within the response": Fault.CUT_REPLY,
     "the response is not HTTP": b"not http at all\r\n\r\n",
@@ -59,7 +59,7 @@ SCRIPTS: dict[str, Fault | bytes] = {
     "a success response that is not JSON": build_response(200, "<html>welcome</html>"),
     "a success response with another schema": build_response(200, '{"hello": "world"}'),
 }
-ELSEWHERE = {
+TESTED_SEPARATELY = {
     "no connection",
     "404, and the collection does not exist either",
     "412, another object or version exists",
@@ -68,20 +68,20 @@ ELSEWHERE = {
 
 
 def test_the_table_and_the_scripts_name_the_same_failures() -> None:
-    assert {row[0].strip() for row in ROWS} == SCRIPTS.keys() | ELSEWHERE
+    assert {row[0].strip() for row in ROWS} == SCRIPTS.keys() | TESTED_SEPARATELY
 
 
 def error_class(cell: str) -> type[ProviderError]:
     return getattr(errors, cell.strip().strip("`"))
 
 
-def cell_of(failure: str, column: int) -> type[ProviderError]:
+def expected_error(failure: str, column: int) -> type[ProviderError]:
     (row,) = (row for row in ROWS if row[0].strip() == failure)
     return error_class(row[column])
 
 
-async def fails(call: Awaitable[object], expected: type[ProviderError]) -> None:
-    """Make a call that fails with this class."""
+async def expect_error(call: Awaitable[object], expected: type[ProviderError]) -> None:
+    """Expect a call to fail with an error of this class."""
     with pytest.raises(ProviderError) as caught:
         await call
     assert caught.value.error_class == expected.error_class, caught.value
@@ -89,18 +89,18 @@ async def fails(call: Awaitable[object], expected: type[ProviderError]) -> None:
 
 Write = Callable[[Provider, Case, ExternalObject], Awaitable[object]]
 WRITES: dict[str, Write] = {
-    "create": lambda provider, case, thing: provider.create(
-        action("Create", f"{thing.name}-new", case.fields)
+    "create": lambda provider, case, existing: provider.create(
+        action("Create", f"{existing.name}-new", case.fields)
     ),
-    "update": lambda provider, case, thing: provider.update(
-        upon("Update", thing, case.other_fields)
+    "update": lambda provider, case, existing: provider.update(
+        action_on("Update", existing, case.other_fields)
     ),
-    "delete": lambda provider, _case, thing: provider.delete(upon("Delete", thing, {})),
+    "delete": lambda provider, _case, existing: provider.delete(action_on("Delete", existing, {})),
 }
 
 
 @pytest.fixture
-async def thing(case: Case, provider: Provider, name: str) -> ExternalObject:
+async def existing(case: Case, provider: Provider, name: str) -> ExternalObject:
     created_object = (await provider.create(action("Create", name, case.fields))).object
     assert created_object is not None
     return created_object
@@ -108,14 +108,14 @@ async def thing(case: Case, provider: Provider, name: str) -> ExternalObject:
 
 @pytest.fixture
 def client(case: Case, proxy: Proxy, connect: Connect, failure: str) -> Provider:
-    """The provider behind the proxy, impatient only where nothing else ends the call."""
+    """The provider behind the proxy, with a short timeout only if nothing else ends the call."""
     endpoint = proxy.url + case.endpoint_path
-    if failure == NO_ANSWER:
-        return connect(case.kind, endpoint, timeout_seconds=IMPATIENT_SECONDS)
+    if failure == NO_RESPONSE:
+        return connect(case.kind, endpoint, timeout_seconds=SHORT_TIMEOUT_SECONDS)
     return connect(case.kind, endpoint)
 
 
-# The body of a deletion's response is of no interest.
+# The body of a deletion's response is irrelevant.
 FAILED_WRITES = [
     (write, failure)
     for write in WRITES
@@ -127,97 +127,108 @@ FAILED_WRITES = [
 
 @pytest.mark.parametrize(("write", "failure"), FAILED_WRITES)
 async def test_a_write_that_fails_is_classified_as_the_table_says(
-    case: Case, client: Provider, proxy: Proxy, thing: ExternalObject, failure: str, write: str
+    case: Case, client: Provider, proxy: Proxy, existing: ExternalObject, failure: str, write: str
 ) -> None:
     proxy.exempt_methods = frozenset({"GET"})
     proxy.plan.append(SCRIPTS[failure])
-    await fails(WRITES[write](client, case, thing), cell_of(failure, 1))
+    await expect_error(WRITES[write](client, case, existing), expected_error(failure, 1))
     assert not proxy.plan
 
 
 @pytest.mark.parametrize("failure", SCRIPTS)
 async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
-    client: Provider, proxy: Proxy, thing: ExternalObject, failure: str
+    client: Provider, proxy: Proxy, existing: ExternalObject, failure: str
 ) -> None:
-    expected = cell_of(failure, 2)
+    expected = expected_error(failure, 2)
     proxy.plan.append(SCRIPTS[failure])
-    await fails(listing(client, Scope()), expected)
+    await expect_error(listing(client, Scope()), expected)
     if failure != "410 in response to a listing":
         proxy.plan.append(SCRIPTS[failure])
-        await fails(client.read(thing.name), expected)
+        await expect_error(client.read(existing.name), expected)
     assert not proxy.plan
 
 
 @pytest.mark.parametrize("write", WRITES)
 async def test_a_refused_connection_means_that_nothing_was_done(
-    case: Case, connect: Connect, thing: ExternalObject, write: str
+    case: Case, connect: Connect, existing: ExternalObject, write: str
 ) -> None:
     async with Proxy("http://never-asked.invalid") as unreachable_proxy:
         closed = unreachable_proxy.url
     provider = connect(case.kind, closed + case.endpoint_path)
-    await fails(WRITES[write](provider, case, thing), cell_of("no connection", 1))
-    await fails(provider.read(thing.name), cell_of("no connection", 2))
-    await fails(listing(provider, Scope()), cell_of("no connection", 2))
+    await expect_error(WRITES[write](provider, case, existing), expected_error("no connection", 1))
+    await expect_error(provider.read(existing.name), expected_error("no connection", 2))
+    await expect_error(listing(provider, Scope()), expected_error("no connection", 2))
 
 
 @pytest.mark.parametrize("path", ["/wrong", "/v2"])
 async def test_a_wrong_base_path_never_counts_as_absence(
-    case: Case, connect: Connect, provider: Provider, thing: ExternalObject, api_url: str, path: str
+    case: Case,
+    connect: Connect,
+    provider: Provider,
+    existing: ExternalObject,
+    api_url: str,
+    path: str,
 ) -> None:
     wrong, failure = (
         connect(case.kind, api_url + path),
         "404, and the collection does not exist either",
     )
-    await fails(WRITES["create"](wrong, case, thing), cell_of(failure, 1))
-    for begins_with_a_read in (WRITES["update"], WRITES["delete"]):
+    await expect_error(WRITES["create"](wrong, case, existing), expected_error(failure, 1))
+    for write in (WRITES["update"], WRITES["delete"]):
         with pytest.raises(ProviderError):
-            await begins_with_a_read(wrong, case, thing)
+            await write(wrong, case, existing)
     with pytest.raises(ProviderError):
-        await wrong.delete(action("Delete", thing.name, {}))
-    await fails(wrong.read(thing.name), cell_of(failure, 2))
-    await fails(listing(wrong, Scope()), cell_of(failure, 2))
-    assert await provider.read(thing.name) == thing
+        await wrong.delete(action("Delete", existing.name, {}))
+    await expect_error(wrong.read(existing.name), expected_error(failure, 2))
+    await expect_error(listing(wrong, Scope()), expected_error(failure, 2))
+    assert await provider.read(existing.name) == existing
 
 
-async def test_a_gateway_that_answers_404_to_a_deletion_does_not_make_it_done(
-    case: Case, proxied: Provider, proxy: Proxy, provider: Provider, thing: ExternalObject
+async def test_a_gateways_404_response_to_a_deletion_does_not_complete_it(
+    case: Case, proxied: Provider, proxy: Proxy, provider: Provider, existing: ExternalObject
 ) -> None:
     proxy.plan.extend([Fault.NONE, build_response(404, "<html>"), build_response(404, "<html>")])
     failure = "404, and the collection does not exist either"
-    await fails(proxied.delete(upon("Delete", thing, {})), cell_of(failure, 1))
-    assert await provider.read(thing.name) == thing
+    await expect_error(
+        proxied.delete(action_on("Delete", existing, {})), expected_error(failure, 1)
+    )
+    assert await provider.read(existing.name) == existing
 
 
-async def test_what_stands_in_the_way_is_a_conflict(
-    case: Case, provider: Provider, thing: ExternalObject
+async def test_an_existing_object_or_version_is_a_conflict(
+    case: Case, provider: Provider, existing: ExternalObject
 ) -> None:
     failure = "412, another object or version exists"
-    stale = upon("Update", thing, case.other_fields)
+    stale = action_on("Update", existing, case.other_fields)
     await provider.update(stale)
-    await fails(provider.update(upon("Update", thing, case.fields)), cell_of(failure, 1))
-    await fails(provider.create(action("Create", thing.name, case.fields)), cell_of(failure, 1))
+    await expect_error(
+        provider.update(action_on("Update", existing, case.fields)), expected_error(failure, 1)
+    )
+    await expect_error(
+        provider.create(action("Create", existing.name, case.fields)), expected_error(failure, 1)
+    )
 
 
 async def test_a_success_about_another_object_is_not_accepted(
-    case: Case, proxied: Provider, proxy: Proxy, thing: ExternalObject
+    case: Case, proxied: Provider, proxy: Proxy, existing: ExternalObject
 ) -> None:
     failure = "a success response about another object"
-    await proxied.read(thing.name)
-    lie = await proxy.fetch(proxy.requests[-1][1])
-    proxy.plan.append(lie)
-    await fails(proxied.read(f"{thing.name}-2"), cell_of(failure, 2))
-    proxy.plan.append(lie.replace(b" 200 ", b" 201 ", 1))
-    create = action("Create", f"{thing.name}-3", case.fields)
-    await fails(proxied.create(create), cell_of(failure, 1))
+    await proxied.read(existing.name)
+    wrong_response = await proxy.fetch(proxy.requests[-1][1])
+    proxy.plan.append(wrong_response)
+    await expect_error(proxied.read(f"{existing.name}-2"), expected_error(failure, 2))
+    proxy.plan.append(wrong_response.replace(b" 200 ", b" 201 ", 1))
+    create = action("Create", f"{existing.name}-3", case.fields)
+    await expect_error(proxied.create(create), expected_error(failure, 1))
 
 
 WAITS = re.compile(r"does not exist yet|in use|declare\b|withdraw|unmount|is attached|set spec\.")
-"""What a message says of an error that lasts until a tenant does something."""
+"""Wording of errors that last until a tenant acts."""
 
 
-def test_waiting_for_what_a_tenant_names_is_a_refusal() -> None:
-    """Otherwise such errors in a row open the breaker of the API for all tenants."""
-    without = [
+def test_errors_that_wait_for_a_tenant_have_a_status() -> None:
+    """Otherwise several such errors in a row would open the API's breaker for all tenants."""
+    missing = [
         f"{path.relative_to(REPOSITORY)}:{call.lineno}"
         for path in sorted((REPOSITORY / "infra/providers").rglob("*.py"))
         for call in ast.walk(ast.parse(path.read_text()))
@@ -226,4 +237,4 @@ def test_waiting_for_what_a_tenant_names_is_a_refusal() -> None:
         and WAITS.search(ast.unparse(call))
         and not any(each.arg == "status" for each in call.keywords)
     ]
-    assert without == []
+    assert missing == []

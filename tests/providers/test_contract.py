@@ -1,4 +1,4 @@
-"""The contract suite on our own providers and their real APIs, and on one with next to nothing."""
+"""The contract suite for our own providers with their real APIs, and for a minimal API."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.providers.plain import NOTE
 ALIAS: Kind = runpy.run_path(str(Path(__file__).parents[2] / "examples/kinds/alias.py"))["ALIAS"]
 
 
-class OfCase(ProviderContract, HttpFaultContract):
-    """Runs on the API of a case."""
+class CaseContract(ProviderContract, HttpFaultContract):
+    """Runs against a case's API."""
 
     @pytest.fixture
     def endpoint(self, case: Case, api_url: str) -> str:
         return api_url + case.endpoint_path
 
-    async def test_the_suites_small_pages_are_several(self, provider: Provider, name: str) -> None:
+    async def test_small_pages_split_a_listing(self, provider: Provider, name: str) -> None:
         for number in range(4):
             await self.create_one(provider, f"{name}-{number}")
         pages = [page async for page in provider.pages(Scope(prefix=name), page_size=2)]
@@ -35,7 +35,7 @@ class OfCase(ProviderContract, HttpFaultContract):
 
 
 @pytest.mark.parametrize("case", [SHAPES_CASE], indirect=True, ids=["Shape"], scope="session")
-class TestShapes(OfCase):
+class TestShapes(CaseContract):
     kind = SHAPES_CASE.kind
     fields: ClassVar[Fields] = SHAPES_CASE.fields
     other_fields: ClassVar[Fields] = SHAPES_CASE.other_fields
@@ -43,7 +43,7 @@ class TestShapes(OfCase):
 
 
 @pytest.mark.parametrize("case", [RECORDS_CASE], indirect=True, ids=["Record"], scope="session")
-class TestRecords(OfCase):
+class TestRecords(CaseContract):
     kind = RECORDS_CASE.kind
     fields: ClassVar[Fields] = RECORDS_CASE.fields
     other_fields: ClassVar[Fields] = RECORDS_CASE.other_fields
@@ -51,7 +51,7 @@ class TestRecords(OfCase):
 
 
 @pytest.mark.parametrize("case", [RECORDS_CASE], indirect=True, ids=["Alias"], scope="session")
-class TestAliases(OfCase):
+class TestAliases(CaseContract):
     """The complete module that docs/how-to/add-a-kind.md shows."""
 
     kind = ALIAS
@@ -66,7 +66,7 @@ class TestPlainApi(ProviderContract):
     kind = NOTE
     fields: ClassVar[Fields] = {"text": "one"}
     other_fields: ClassVar[Fields] = {"text": "two", "pinned": True}
-    never_refused = "its API takes everything"
+    never_refused = "the API accepts everything"
 
     @pytest.fixture
     def endpoint(self) -> str:

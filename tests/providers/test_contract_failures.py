@@ -1,4 +1,4 @@
-"""The contract suite tells the author of a wrong provider what is missing."""
+"""The contract suite tells the author of an incorrect provider what is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BoxFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Box:
-    """A box, as its API has it."""
+    """A box, as its API stores it."""
 
     name: str
     uid: str
@@ -102,24 +102,24 @@ class Boxes(NamedObjects[Box]):
         return box
 
 
-class NeverAsks(Boxes):
+class IgnoresPermit(Boxes):
     async def create_object(self, action: Action) -> Box:
         return self.put(action, f"uid-{next(self.ids)}", 0)
 
 
-class Forgetful(Boxes):
+class IgnoresVersions(Boxes):
     async def update(self, action: Action) -> Effect:
         await self.permit.before_request()
         box = self.boxes[action.external_name]
         return Effect(self.put(action, box.uid, box.version + 1).as_object())
 
 
-class Unlabelled(Boxes):
+class Unlabeled(Boxes):
     def put(self, action: Action, uid: str, version: int) -> Box:
         return replace(super().put(action, uid, version), labels={})
 
 
-class Widening(Boxes):
+class ChangesSize(Boxes):
     def put(self, action: Action, uid: str, version: int) -> Box:
         box = replace(super().put(action, uid, version), size=99)
         self.boxes[box.name] = box
@@ -141,7 +141,7 @@ class Overwriting(Boxes):
         return self.put(action, f"uid-{next(self.ids)}", 0)
 
 
-class Sure(Boxes):
+class ReportsNoAbsence(Boxes):
     async def delete(self, action: Action) -> Effect:
         await super().delete(action)
         return Effect(None)
@@ -153,7 +153,7 @@ def _connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -
 
 
 class TestBoxes(ProviderContract):
-    """The correct one passes."""
+    """The correct provider passes."""
 
     kind = Kind(
         name="Box",
@@ -167,7 +167,7 @@ class TestBoxes(ProviderContract):
     )
     fields: ClassVar[Fields] = {"size": 1}
     other_fields: ClassVar[Fields] = {"size": 2}
-    never_refused: ClassVar[str] = "it takes everything"
+    never_refused: ClassVar[str] = "the API accepts everything"
 
     @pytest.fixture
     def endpoint(self) -> str:
@@ -177,17 +177,25 @@ class TestBoxes(ProviderContract):
 @pytest.mark.parametrize(
     ("provider", "case", "remedy"),
     [
-        (NeverAsks, "no_request_is_sent_before_the_permit_allows_it", "permit.before_request()"),
-        (Forgetful, "an_update_of_an_old_version_reports_the_current_object", "with_obstacle"),
-        (Unlabelled, "a_created_object_is_read_as_it_was_declared", "one function"),
-        (Widening, "a_created_object_is_read_as_it_was_declared", "Kind.normalize"),
-        (Unscoped, "a_listing_shows_the_scopes_prefix_only", "scope.has"),
+        (
+            IgnoresPermit,
+            "no_request_is_sent_before_the_permit_allows_it",
+            "permit.before_request()",
+        ),
+        (
+            IgnoresVersions,
+            "an_update_of_an_old_version_reports_the_current_object",
+            "with_obstacle",
+        ),
+        (Unlabeled, "a_created_object_is_read_as_it_was_declared", "one function"),
+        (ChangesSize, "a_created_object_is_read_as_it_was_declared", "Kind.normalize"),
+        (Unscoped, "a_listing_shows_only_the_scopes_prefix", "scope.has"),
         (
             Overwriting,
             "a_create_over_another_clients_object_reports_it_and_changes_nothing",
             "with_obstacle",
         ),
-        (Sure, "deleting_an_absent_object_succeeds", "absent=True"),
+        (ReportsNoAbsence, "deleting_an_absent_object_succeeds", "absent=True"),
     ],
 )
 async def test_a_failure_names_the_helper_that_is_missing(

@@ -1,4 +1,4 @@
-"""What only disks and attachments do: growth, use, space, crashes, strangers, alarms."""
+"""Only disks and attachments: growth, use, space, crashes, foreign objects, alarms."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ READY = "echo ready; exec cat"
 
 
 class Case:
-    """Both providers on one folder, and what a test does with them."""
+    """Both providers for one folder, with operations for tests."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -81,7 +81,7 @@ class Case:
         assert disk is not None
         return disk
 
-    async def attached(self, name: str = "data", **spec: Any) -> ExternalObject:
+    async def attach_disk(self, name: str = "data", **spec: Any) -> ExternalObject:
         disk = (await self.attachments.create(new_attachment(name, **spec))).object
         assert disk is not None
         return disk
@@ -96,7 +96,7 @@ class Case:
         assert disk is not None
         return disk
 
-    async def changes(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
+    async def update(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
         update = with_version_of(action("Update", thing.name, {**thing.fields, **spec}), thing)
         if provider is self.disks:
@@ -106,12 +106,12 @@ class Case:
         assert changed is not None
         return changed
 
-    async def deletes(self, thing: ExternalObject) -> None:
+    async def delete(self, thing: ExternalObject) -> None:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
         await provider.delete(with_version_of(action("Delete", thing.name, {}), thing))
 
-    def marks(self, name: str = "data") -> None:
-        """Write into the filesystem of an image what no other test writes."""
+    def put_marker(self, name: str = "data") -> None:
+        """Write a marker into an image's filesystem."""
         put_marker(self.image(name))
 
     def is_marked(self, name: str = "data") -> bool:
@@ -138,15 +138,15 @@ def has_marker(image: Path) -> bool:
 
 
 @contextmanager
-def user_of(place: Path) -> Generator[int]:
-    """A process with an open file there; gives its pid."""
-    with started("sh", "-c", f'exec 3>>"$0"; {READY}', str(place / "open")) as pid:
+def process_using(folder: Path) -> Generator[int]:
+    """Run a process with an open file in a folder; yield its pid."""
+    with running_program("sh", "-c", f'exec 3>>"$0"; {READY}', str(folder / "open")) as pid:
         yield pid
 
 
 @contextmanager
-def started(*command: str) -> Generator[int]:
-    """Start a process that says when it is ready; gives its pid."""
+def running_program(*command: str) -> Generator[int]:
+    """Run a program that reports when it is ready; yield its pid."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -159,12 +159,12 @@ def started(*command: str) -> Generator[int]:
 
 @pytest.fixture
 async def case(disk_root: Path) -> AsyncIterator[Case]:
-    one = Case(disk_root)
-    yield one
-    await one.close()
+    opened = Case(disk_root)
+    yield opened
+    await opened.close()
 
 
-# --- what is declared
+# --- declarations
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_an_attachment_refers_to_a_disk_in_the_folder(disk: str) -> None:
         ATTACHMENT.check_fields({"disk": disk})
 
 
-# --- a disk
+# --- disks
 
 
-async def test_a_disk_is_whole_has_its_space_and_only_its_owner_reads_it(case: Case) -> None:
+async def test_a_disk_is_complete_allocated_and_readable_only_by_its_owner(case: Case) -> None:
     create = new_disk(label="-orders")
     disk = (await case.disks.create(create)).object
     assert disk is not None
@@ -203,28 +203,28 @@ async def test_a_disk_is_whole_has_its_space_and_only_its_owner_reads_it(case: C
     assert disk.outputs == {"path": str(case.image()), "sizeBytes": 8 * MIB, "uuid": uuid}
     assert disk.fields["label"] == "-orders"
     assert (status.st_size, status.st_mode & 0o777, status.st_nlink) == (8 * MIB, 0o600, 1)
-    assert status.st_blocks * 512 >= 8 * MIB, "the space is kept for it"
+    assert status.st_blocks * 512 >= 8 * MIB, "the space is allocated"
     run("e2fsck", "-f", "-n", case.image())
     assert describe_data_loss(None, disk) == "all data of disk data"
     assert describe_data_loss(disk.fields, disk) == ""
 
 
 async def test_concurrent_disks_do_not_wait_for_each_other(case: Case) -> None:
-    """A program that one starts has for a moment all that is open, the locks of others too."""
+    """A started program briefly holds all open files, including the locks of other calls."""
     names = [f"disk-{number:02}" for number in range(24)]
     await asyncio.gather(*(case.create_disk(name, label=name) for name in names))
-    await asyncio.gather(*(case.attached(name) for name in names))
+    await asyncio.gather(*(case.attach_disk(name) for name in names))
     objects = await listing(case.attachments, Scope(), page_size=5)
     assert sorted(each.name for each in objects) == names
-    await asyncio.gather(*(case.deletes(each) for each in objects))
-    await asyncio.gather(*[case.deletes(each) for each in await listing(case.disks, Scope())])
+    await asyncio.gather(*(case.delete(each) for each in objects))
+    await asyncio.gather(*[case.delete(each) for each in await listing(case.disks, Scope())])
     assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     disk = await case.create_disk()
-    case.marks()
-    grown = await case.changes(disk, sizeBytes=24 * MIB, label="bigger")
+    case.put_marker()
+    grown = await case.update(disk, sizeBytes=24 * MIB, label="bigger")
 
     assert (grown.uid, grown.outputs["uuid"]) == (disk.uid, disk.outputs["uuid"])
     assert grown.fields == {"sizeBytes": 24 * MIB, "filesystem": "ext4", "label": "bigger"}
@@ -234,35 +234,37 @@ async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     assert case.is_marked()
 
     with pytest.raises(RefusedError, match="never shrinks; declare at least that size"):
-        await case.changes(grown, sizeBytes=16 * MIB)
+        await case.update(grown, sizeBytes=16 * MIB)
     assert await case.disk() == grown
     assert case.image().stat().st_size == 24 * MIB
 
 
-async def test_an_image_that_grew_without_its_filesystem_is_seen_and_repaired(case: Case) -> None:
+async def test_an_image_that_grew_without_its_filesystem_is_detected_and_repaired(
+    case: Case,
+) -> None:
     disk = await case.create_disk()
     os.truncate(case.image(), 16 * MIB)
-    assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "half a growth is none"
-    grown = await case.changes(disk, sizeBytes=16 * MIB)
+    assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "an unfinished growth does not count"
+    grown = await case.update(disk, sizeBytes=16 * MIB)
     assert grown.fields["sizeBytes"] == 16 * MIB
     assert "Block count:              4096" in run("dumpe2fs", "-h", case.image())
 
 
 async def test_a_disk_grows_while_a_file_is_open(case: Case) -> None:
     if problem := growth_problem():
-        pytest.skip(problem)  # nothing that could be installed gives it
+        pytest.skip(problem)  # no package provides it
     disk = await case.create_disk()
-    await case.attached()
+    await case.attach_disk()
     with (case.mount_point() / "open").open("w") as file:
         file.write("before")
         file.flush()
-        grown = await case.changes(disk, sizeBytes=32 * MIB)
+        grown = await case.update(disk, sizeBytes=32 * MIB)
         assert grown.fields["sizeBytes"] == 32 * MIB
         space = os.statvfs(case.mount_point())
         assert space.f_blocks * space.f_frsize > 20 * MIB
         file.write(" and after")
     assert (case.mount_point() / "open").read_text() == "before and after"
-    await case.deletes(await case.attachment())
+    await case.delete(await case.attachment())
     run("e2fsck", "-f", "-n", case.image())
 
 
@@ -271,50 +273,50 @@ async def test_a_worker_that_may_not_grow_a_mounted_disk_reports_it_and_grows_it
 ) -> None:
     monkeypatch.setattr(disk_module, "_may_resize", lambda: False)
     disk = await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     with pytest.raises(NotDoneError, match="give the worker CAP_SYS_RESOURCE, or detach the disk"):
-        await case.changes(disk, sizeBytes=16 * MIB)
-    assert case.image().stat().st_size == 8 * MIB, "nothing was begun"
+        await case.update(disk, sizeBytes=16 * MIB)
+    assert case.image().stat().st_size == 8 * MIB, "nothing was started"
 
-    await case.deletes(attachment)
-    assert (await case.changes(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+    await case.delete(attachment)
+    assert (await case.update(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
 
 
-async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_is_detached(
+async def test_a_growth_refused_halfway_by_the_kernel_is_completed_once_the_disk_is_detached(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if growth_problem() is None:
-        pytest.skip("the kernel refuses nothing: CAP_SYS_RESOURCE is there")
+        pytest.skip("the kernel refuses nothing: the process has CAP_SYS_RESOURCE")
     monkeypatch.setattr(disk_module, "_may_resize", lambda: True)
     disk = await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     (case.mount_point() / "file").write_text("data")
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"resize.*CAP_SYS_RESOURCE"):
-            await case.changes(disk, sizeBytes=16 * MIB)
+            await case.update(disk, sizeBytes=16 * MIB)
         unfinished = await case.disk()
         assert (case.image().stat().st_size, unfinished) == (16 * MIB, disk), (
-            "half a growth is none"
+            "an unfinished growth does not count"
         )
 
-    await case.deletes(attachment)
-    assert (await case.changes(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+    await case.delete(attachment)
+    assert (await case.update(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
     run("e2fsck", "-f", "-n", case.image())
-    await case.attached()
+    await case.attach_disk()
     assert (case.mount_point() / "file").read_text() == "data"
 
 
 async def test_a_label_is_changed_while_the_disk_is_mounted(case: Case) -> None:
     disk = await case.create_disk()
-    attachment = await case.attached()
-    assert (await case.changes(disk, label="new")).fields["label"] == "new"
-    await case.deletes(attachment)
+    attachment = await case.attach_disk()
+    assert (await case.update(disk, label="new")).fields["label"] == "new"
+    await case.delete(attachment)
     assert (await case.disk()).fields["label"] == "new"
 
 
-async def test_what_is_written_into_a_disk_is_no_other_version_of_it(case: Case) -> None:
+async def test_writing_to_a_disk_does_not_change_its_version(case: Case) -> None:
     disk = await case.create_disk()
-    await case.attached()
+    await case.attach_disk()
     (case.mount_point() / "file").write_bytes(b"x" * MIB)
     os.sync()
     assert (await case.disk()).version == disk.version
@@ -322,28 +324,28 @@ async def test_what_is_written_into_a_disk_is_no_other_version_of_it(case: Case)
 
 async def test_a_disk_that_is_attached_or_mounted_is_not_deleted(case: Case) -> None:
     disk = await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     with pytest.raises(
         NotDoneError, match=rf"mounted at {case.mount_point()}; Reconciler deletes it after"
     ):
-        await case.deletes(disk)
+        await case.delete(disk)
 
-    await case.deletes(attachment)
+    await case.delete(attachment)
     device = run("losetup", "--show", "-f", case.image())
     with pytest.raises(NotDoneError, match=f"is attached as {device}; Reconciler deletes it after"):
-        await case.deletes(disk)
+        await case.delete(disk)
     run("losetup", "-d", device)
-    await case.deletes(disk)
+    await case.delete(disk)
     assert not case.image().exists()
 
 
-async def test_an_image_of_another_client_is_a_conflict_until_it_is_adopted(case: Case) -> None:
+async def test_another_clients_image_is_a_conflict_until_it_is_adopted(case: Case) -> None:
     await case.create_disk("first")
     image = case.image()
     with image.open("wb") as file:
         file.truncate(8 * MIB)
     run("mkfs.ext4", "-q", "-F", image)
-    case.marks()
+    case.put_marker()
     with pytest.raises(ConflictError) as caught:
         await case.create_disk()
     foreign_disk = caught.value.obstacle
@@ -352,8 +354,8 @@ async def test_an_image_of_another_client_is_a_conflict_until_it_is_adopted(case
 
     await case.create_disk("other")
     with pytest.raises(NotDoneError, match="another client created"):
-        await case.attached("data")
-    own_disk = await case.changes(foreign_disk, sizeBytes=16 * MIB)
+        await case.attach_disk("data")
+    own_disk = await case.update(foreign_disk, sizeBytes=16 * MIB)
     assert (own_disk.uid, own_disk.fields["sizeBytes"]) == (foreign_disk.uid, 16 * MIB)
     assert own_disk.labels["reconciler/owner"] == OWNER
     assert case.is_marked()
@@ -365,11 +367,11 @@ async def test_a_wiped_image_or_another_file_type_is_never_formatted(case: Case)
         file.write(bytes(64 * 1024))
     wiped = await case.disk()
     assert wiped.fields["filesystem"] == "none"
-    assert "filesystem" in DISK.immutable, "so it would be replaced, and that waits for a person"
+    assert "filesystem" in DISK.immutable, "so it would be replaced, which requires approval"
     with pytest.raises(RefusedError, match="never formats"):
-        await case.changes(wiped, filesystem="ext4", label="x")
+        await case.update(wiped, filesystem="ext4", label="x")
     with pytest.raises(NotDoneError, match="no longer has an ext4 filesystem"):
-        await case.attached()
+        await case.attach_disk()
     assert (await case.disk()).uid == disk.uid
 
     target = case.root / "precious"
@@ -398,7 +400,7 @@ def small_root(tmp_path: Path, disk_root: Path) -> Path:
 
 
 def fill(file: Path) -> int:
-    """Write until there is no space; return how much there was."""
+    """Write until no space is left; return the number of bytes written."""
     written_bytes = 0
     with file.open("wb", buffering=0) as out:
         try:
@@ -416,7 +418,7 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
     try:
         for name in ("first", "second"):
             await case.create_disk(name, 16 * MIB)
-            await case.attached(name)
+            await case.attach_disk(name)
         (case.mount_point("second") / "kept").write_text("kept")
         too_large = new_disk("third", 40 * MIB)
         with pytest.raises(NotDoneError, match="41943040 more bytes are required, but only"):
@@ -426,7 +428,7 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
             "second.img",
         ]
         with pytest.raises(NotDoneError, match="not enough space to grow"):
-            await case.changes(await case.disk("first"), sizeBytes=64 * MIB)
+            await case.update(await case.disk("first"), sizeBytes=64 * MIB)
         assert (await case.disk("first")).fields["sizeBytes"] == 16 * MIB
 
         fill(small_root / "ballast")  # the folder is full to the last block
@@ -435,20 +437,20 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
         os.sync()
         assert (case.mount_point("second") / "kept").read_text() == "kept"
         for name in ("first", "second"):
-            await case.deletes(await case.attachment(name))
+            await case.delete(await case.attachment(name))
             run("e2fsck", "-f", "-n", case.image(name))
     finally:
         await case.close()
 
 
-# --- an attachment
+# --- attachments
 
 
-async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_peoples_rights(
+async def test_a_disk_is_mounted_below_the_root_with_nosuid_and_nodev(
     case: Case,
 ) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     (loop,) = remaining_mounts(case.root)[1]
     mount = mount_at(str(case.mount_point()), mounts())
 
@@ -459,84 +461,84 @@ async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_people
     readings = await case.attachments.readings("data")
     assert readings is not None
     assert readings["totalBytes"] > readings["freeBytes"] > 0
-    await case.deletes(attachment)
+    await case.delete(attachment)
     assert remaining_mounts(case.root) == ([], [])
     assert not case.mount_point().exists()
     assert list((case.root / "attachments").iterdir()) == []
 
 
-async def test_a_disk_in_use_is_not_unmounted_and_the_user_is_named(case: Case) -> None:
+async def test_a_disk_in_use_is_not_unmounted_and_the_error_names_its_user(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
-    with user_of(case.mount_point()) as pid:
+    attachment = await case.attach_disk()
+    with process_using(case.mount_point()) as pid:
         busy = (
             f"is in use by cat \\(pid {pid}\\); Reconciler unmounts it when it is no longer in use"
         )
         with pytest.raises(NotDoneError, match=busy) as caught:
-            await case.deletes(attachment)
+            await case.delete(attachment)
         assert caught.value.status == 409, "no sign that the API is down"
         with pytest.raises(NotDoneError, match=rf"cat \(pid {pid}\); Reconciler remounts it"):
-            await case.changes(attachment, readOnly=True)
+            await case.update(attachment, readOnly=True)
         assert (await case.attachment()).fields == attachment.fields
         (case.mount_point() / "still").write_text("writable")
-    await case.deletes(attachment)
+    await case.delete(attachment)
     assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_a_nested_mount_counts_as_a_user(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     (case.mount_point() / "inner").mkdir()
     run("mount", "-t", "tmpfs", "none", case.mount_point() / "inner")
     with pytest.raises(NotDoneError, match=f"in use by a mount at {case.mount_point()}/inner"):
-        await case.deletes(attachment)
+        await case.delete(attachment)
     assert len(remaining_mounts(case.root)[0]) == 2
 
 
 async def test_a_disk_becomes_read_only_and_writable_in_place(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
-    fixed = await case.changes(attachment, readOnly=True)
+    attachment = await case.attach_disk()
+    fixed = await case.update(attachment, readOnly=True)
     assert (fixed.uid, fixed.fields["readOnly"]) == (attachment.uid, True)
     with pytest.raises(OSError, match="Read-only"):
         (case.mount_point() / "file").touch()
-    await case.changes(fixed, readOnly=False)
+    await case.update(fixed, readOnly=False)
     (case.mount_point() / "file").touch()
     run("mount", "-o", "remount,ro", case.mount_point())
-    assert (await case.attachment()).fields["readOnly"], "what hands do is seen"
+    assert (await case.attachment()).fields["readOnly"], "the out-of-band change is detected"
 
 
-async def test_a_restart_of_the_machine_leaves_a_difference_and_no_stranger(case: Case) -> None:
+async def test_a_machine_restart_causes_drift_but_the_attachment_stays_ours(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     (case.mount_point() / "kept").write_text("kept")
     run("umount", case.mount_point())
     run("losetup", "-d", attachment.outputs["device"])
 
-    after = await case.attachment()
-    assert (after.uid, after.fields["mounted"]) == (attachment.uid, False)
-    mended = await case.changes(after, mounted=True)
-    assert mended.fields == attachment.fields
+    current = await case.attachment()
+    assert (current.uid, current.fields["mounted"]) == (attachment.uid, False)
+    repaired = await case.update(current, mounted=True)
+    assert repaired.fields == attachment.fields
     assert (case.mount_point() / "kept").read_text() == "kept"
 
 
-async def test_a_disk_is_detached_and_mounted_again_by_a_field(case: Case) -> None:
+async def test_a_field_detaches_and_remounts_a_disk(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
-    detached = await case.changes(attachment, mounted=False)
+    attachment = await case.attach_disk()
+    detached = await case.update(attachment, mounted=False)
     assert (detached.fields["mounted"], remaining_mounts(case.root)) == (False, ([], []))
     assert not ready(detached.fields, detached).is_ready
-    again = await case.changes(detached, mounted=True)
-    assert (again.uid, len(remaining_mounts(case.root)[0])) == (attachment.uid, 1)
+    retried = await case.update(detached, mounted=True)
+    assert (retried.uid, len(remaining_mounts(case.root)[0])) == (attachment.uid, 1)
 
 
 async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
     await case.create_disk()
     actions = [new_attachment("a", disk="data"), new_attachment("b", disk="data")]
-    ends = await asyncio.gather(
+    results = await asyncio.gather(
         *(case.attachments.create(each) for each in actions), return_exceptions=True
     )
-    (refusal,) = [each for each in ends if isinstance(each, BaseException)]
+    (refusal,) = [each for each in results if isinstance(each, BaseException)]
     assert isinstance(refusal, NotDoneError), refusal
     mounted, attached = remaining_mounts(case.root)
     assert (len(mounted), len(attached)) == (1, 1)
@@ -547,20 +549,20 @@ async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
 
 
 @pytest.mark.parametrize("owner", ["log.billing.Disk.data", "default", ""])
-async def test_a_disk_that_is_not_of_the_attachments_namespace_is_not_mounted(
+async def test_a_disk_outside_the_attachments_namespace_is_not_mounted(
     case: Case, owner: str
 ) -> None:
     labels = {OWNER_LABEL: owner} if owner else {}
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
-    for mine in ({OWNER_LABEL: "log.default.Attachment.data"}, labels, {}):
-        attach = msgspec.structs.replace(new_attachment(), labels=mine)
+    for own_labels in ({OWNER_LABEL: "log.default.Attachment.data"}, labels, {}):
+        attach = msgspec.structs.replace(new_attachment(), labels=own_labels)
         with pytest.raises(NotDoneError, match=r"disk 'data' does not exist yet"):
             await case.attachments.create(attach)
     assert remaining_mounts(case.root) == ([], [])
     assert await case.attachments.read("data") is None
 
 
-async def test_an_attachment_mounts_the_disk_of_its_namespace_only(case: Case) -> None:
+async def test_an_attachment_mounts_only_a_disk_in_its_namespace(case: Case) -> None:
     labels = {OWNER_LABEL: "log.billing.Disk.data"}
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
     foreign_action = msgspec.structs.replace(
@@ -572,33 +574,35 @@ async def test_an_attachment_mounts_the_disk_of_its_namespace_only(case: Case) -
     assert effect.object.fields["mounted"] is True
 
 
-async def test_a_disk_mounted_out_of_band_or_missing_is_waited_for(
+async def test_an_attachment_waits_for_a_disk_that_is_missing_or_mounted_out_of_band(
     case: Case, tmp_path: Path
 ) -> None:
     with pytest.raises(NotDoneError, match=r"disk .data. does not exist yet"):
-        await case.attached()
+        await case.attach_disk()
     await case.create_disk()
     elsewhere = case.root / "elsewhere"
     elsewhere.mkdir()
     run("mount", "-o", "loop", case.image(), elsewhere)
     with pytest.raises(NotDoneError, match=f"mounted at {elsewhere} by another client"):
-        await case.attached()
+        await case.attach_disk()
     assert await case.attachments.read("data") is None
     run("umount", elsewhere)
-    await case.attached()
+    await case.attach_disk()
 
 
-async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(case: Case) -> None:
+async def test_a_foreign_mount_at_the_mount_point_is_a_conflict_and_never_unmounted(
+    case: Case,
+) -> None:
     await case.create_disk()
     case.mount_point().mkdir(parents=True)
     run("mount", "-t", "tmpfs", "theirs", case.mount_point())
     with pytest.raises(ConflictError) as caught:
-        await case.attached()
+        await case.attach_disk()
     foreign_disk = caught.value.obstacle
     assert foreign_disk is not None
     assert (foreign_disk.fields["disk"], foreign_disk.labels) == ("theirs", {})
     assert await listing(case.attachments, Scope(prefix="da")) == [foreign_disk]
-    for change in (case.deletes(foreign_disk), case.changes(foreign_disk, disk="data")):
+    for change in (case.delete(foreign_disk), case.update(foreign_disk, disk="data")):
         with pytest.raises(RefusedError):
             await change
     assert remaining_mounts(case.root)[0][0].source == "theirs"
@@ -606,58 +610,58 @@ async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(ca
 
 async def test_changes_wait_for_a_mount_over_ours(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     run("mount", "-t", "tmpfs", "theirs", case.mount_point())
-    over = await case.attachment()
-    assert (over.uid, over.fields["mounted"]) == (attachment.uid, False)
-    for change in (case.deletes(over), case.changes(over, mounted=True)):
+    covered = await case.attachment()
+    assert (covered.uid, covered.fields["mounted"]) == (attachment.uid, False)
+    for change in (case.delete(covered), case.update(covered, mounted=True)):
         with pytest.raises(NotDoneError, match=r"another mount \(theirs\)"):
             await change
     assert len(remaining_mounts(case.root)[0]) == 2
 
 
-async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
+async def test_a_mount_does_not_hide_files_or_follow_links(case: Case) -> None:
     await case.create_disk()
     case.mount_point().mkdir(parents=True)
     (case.mount_point() / "file").write_text("theirs")
     with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
-        await case.attached()
+        await case.attach_disk()
     shutil.rmtree(case.mount_point())
     case.mount_point().symlink_to(case.root / "images")
     with pytest.raises(RefusedError, match="symbolic link"):
-        await case.attached()
+        await case.attach_disk()
     assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_files_that_came_while_it_was_not_mounted_are_not_hidden_either(case: Case) -> None:
+async def test_files_written_while_a_disk_was_not_mounted_are_not_hidden_either(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     run("umount", case.mount_point())
     (case.mount_point() / "file").write_text("theirs")
     with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
-        await case.changes(await case.attachment(), mounted=True)
+        await case.update(await case.attachment(), mounted=True)
     (case.mount_point() / "file").unlink()
-    assert (await case.changes(await case.attachment(), mounted=True)).uid == attachment.uid
+    assert (await case.update(await case.attachment(), mounted=True)).uid == attachment.uid
 
 
-async def test_a_disk_that_is_mounted_elsewhere_too_stays_mounted_here(case: Case) -> None:
+async def test_a_disk_that_is_also_mounted_elsewhere_stays_mounted_here(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     elsewhere = case.root / "elsewhere"
     elsewhere.mkdir()
     run("mount", attachment.outputs["device"], elsewhere)
     with pytest.raises(NotDoneError, match=f"is also mounted at {elsewhere}"):
-        await case.deletes(attachment)
+        await case.delete(attachment)
     assert len(remaining_mounts(case.root)[0]) == 2
     run("umount", elsewhere)
-    await case.deletes(attachment)
+    await case.delete(attachment)
     assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_attached(
+async def test_an_image_deleted_while_attached_raises_an_alarm_and_stays_attached(
     case: Case,
 ) -> None:
-    disk, attachment = await case.create_disk(), await case.attached()
+    disk, attachment = await case.create_disk(), await case.attach_disk()
     (case.mount_point() / "only-copy").write_text("precious")
     case.image().unlink()
 
@@ -667,16 +671,16 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
     assert (readiness.is_ready, readiness.reason) == (False, "ImageDeleted")
     assert f"dd if={attachment.outputs['device']}" in readiness.message
     for change in (
-        case.deletes(lost_disk),
-        case.changes(lost_disk, mounted=False),
+        case.delete(lost_disk),
+        case.update(lost_disk, mounted=False),
         case.create_disk(),
     ):
         with pytest.raises(NotDoneError, match=r"was deleted while it (is|was) attached"):
             await change
     run("umount", case.mount_point())
-    after = await case.attachment()
+    current = await case.attachment()
     with pytest.raises(NotDoneError, match="was deleted while it was attached"):
-        await case.deletes(after)
+        await case.delete(current)
     (loop,) = remaining_mounts(case.root)[1]
     assert loop.is_deleted
     run("mount", loop.path, case.mount_point())
@@ -686,30 +690,30 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
 
 async def test_a_disk_mounted_in_another_mount_namespace_is_not_detached(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
-    with started("unshare", "--mount", "--propagation", "private", "sh", "-c", READY):
+    attachment = await case.attach_disk()
+    with running_program("unshare", "--mount", "--propagation", "private", "sh", "-c", READY):
         with pytest.raises(NotDoneError, match="possibly mounted in another mount namespace"):
-            await case.deletes(attachment)
+            await case.delete(attachment)
         assert len(remaining_mounts(case.root)[1]) == 1
-    await case.deletes(await case.attachment())
+    await case.delete(await case.attachment())
     assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_a_detachment_waits_for_an_open_device(case: Case) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     device = os.open(attachment.outputs["device"], os.O_RDONLY)
     with pytest.raises(NotDoneError, match="another process has /dev/loop"):
-        await case.deletes(attachment)
+        await case.delete(attachment)
     os.close(device)
-    await case.deletes(await case.attachment())
+    await case.delete(await case.attachment())
     assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(case: Case) -> None:
+async def test_a_damaged_filesystem_is_refused_and_its_attachment_stays_ours(case: Case) -> None:
     await case.create_disk()
     with case.image().open("r+b") as file:
-        file.seek(1024 + 0x18)  # the size of a block
+        file.seek(1024 + 0x18)  # the block size
         file.write(b"\xff")
     create = new_attachment()
     with pytest.raises(RefusedError, match="check it with e2fsck") as caught:
@@ -717,16 +721,16 @@ async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(
     unfinished = caught.value.obstacle
     assert unfinished is not None
     assert (unfinished.written_by, unfinished.fields["mounted"]) == (create.idempotency_key, False)
-    await case.deletes(unfinished)
+    await case.delete(unfinished)
     assert remaining_mounts(case.root) == ([], [])
 
 
 @pytest.mark.dockerd
-async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attached(
+async def test_an_engines_volume_mounts_the_device_and_keeps_the_disk_attached(
     case: Case, engine: TestEngine, unique: str
 ) -> None:
     await case.create_disk()
-    attachment = await case.attached()
+    attachment = await case.attach_disk()
     admin, device = engine.admin, attachment.outputs["device"]
     options = {"type": "ext4", "device": device}
     try:
@@ -746,17 +750,17 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
 
         await until(is_written)
         with pytest.raises(NotDoneError, match=rf"is also mounted at .*{unique}"):
-            await case.deletes(attachment)
+            await case.delete(attachment)
     finally:
         await asyncio.to_thread(admin.remove_all, unique)
-    await case.deletes(attachment)
+    await case.delete(attachment)
     assert remaining_mounts(case.root) == ([], [])
 
 
-# --- what is missing
+# --- missing programs and privileges
 
 
-async def test_a_program_that_is_not_installed_is_named_with_its_package(
+async def test_the_error_about_a_missing_program_names_its_package(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -767,59 +771,63 @@ async def test_a_program_that_is_not_installed_is_named_with_its_package(
     await case.create_disk()
 
 
-@pytest.mark.parametrize("words", ["mount: only root can do that", "must be superuser to unmount."])
-def test_a_refused_program_says_what_it_needs(words: str) -> None:
-    refused = programs.build_program_error(programs.ProgramResult("mount", 1, words), "disk")
+@pytest.mark.parametrize(
+    "message", ["mount: only root can do that", "must be superuser to unmount."]
+)
+def test_the_error_about_a_refused_program_names_the_required_capability(message: str) -> None:
+    refused = programs.build_program_error(programs.ProgramResult("mount", 1, message), "disk")
     assert isinstance(refused, ConfigurationError)
     assert "CAP_SYS_ADMIN" in str(refused)
 
 
-async def test_a_worker_without_the_right_to_mount_makes_disks_and_says_what_it_needs(
+async def test_a_worker_that_may_not_mount_creates_disks_and_reports_what_it_needs(
     case: Case,
 ) -> None:
-    without = ("setpriv", "--bounding-set", "-sys_admin")
-    result = call(case, "Disk", new_disk(), wrapper=without)
+    drop_capability = ("setpriv", "--bounding-set", "-sys_admin")
+    result = call(case, "Disk", new_disk(), wrapper=drop_capability)
     assert result is not None
     assert result.object is not None, result.error
     create = new_attachment()
-    refused = call(case, "Attachment", create, wrapper=without)
+    refused = call(case, "Attachment", create, wrapper=drop_capability)
     assert refused is not None
     assert refused.error.startswith("ConfigurationError")
     assert "CAP_SYS_ADMIN" in refused.error
-    assert (await case.attachment()).written_by == create.idempotency_key, "it goes on with it"
+    assert (await case.attachment()).written_by == create.idempotency_key, (
+        "the next call continues with it"
+    )
     assert (await case.attachments.create(create)).object == await case.attachment()
 
 
-# --- a worker that was held up
+# --- delayed workers
 
 
-class Meanwhile:
-    """Leave to call, before one of whose steps something else happens."""
+class RunBeforeStep:
+    """Call gate that runs a function before one of the call's steps."""
 
     may_send_now = False
     interval_seconds = 0.0
 
-    def __init__(self, step: int, happens: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, step: int, function: Callable[[], Awaitable[None]]) -> None:
         self._remaining = step
-        self._happens = happens
+        self._function = function
 
     async def wait(self, *, has_priority: bool = False) -> None:
         del has_priority
         self._remaining -= 1
         if self._remaining == 0:
             token = CALL_GATE.set(None)
-            await self._happens()
+            await self._function()
             CALL_GATE.reset(token)
 
 
-async def held_up(
-    step: int, happens: Callable[[], Awaitable[None]], late: Awaitable[Effect]
+async def run_delayed(
+    step: int, function: Callable[[], Awaitable[None]], delayed_call: Awaitable[Effect]
 ) -> Effect | None:
-    """Hold a call up before one of its steps; None if it noticed that it came too late."""
-    token = CALL_GATE.set(Meanwhile(step, happens))
+    """Delay a call before one of its steps; return None if it detected that it was too late."""
+    token = CALL_GATE.set(RunBeforeStep(step, function))
     try:
         with contextlib.suppress(ConflictError, UnknownResultError):
-            return await late
+            return await delayed_call
         return None
     finally:
         CALL_GATE.reset(token)
@@ -828,58 +836,58 @@ async def held_up(
 @pytest.mark.parametrize(
     ("step", "spec"), [(2, {}), (3, {}), (4, {}), (2, {"readOnly": True}), (3, {"readOnly": True})]
 )
-async def test_a_worker_that_was_held_up_leaves_alone_what_has_the_name_by_now(
+async def test_a_delayed_worker_does_not_change_a_newer_object_with_the_name(
     case: Case, step: int, spec: Fields
 ) -> None:
     await case.create_disk()
-    old = await case.attached()
+    old = await case.attach_disk()
 
-    async def another() -> None:
-        await case.deletes(old)
-        await case.attached()
+    async def recreate() -> None:
+        await case.delete(old)
+        await case.attach_disk()
 
-    late = (
+    delayed_call = (
         case.attachments.update(
             with_version_of(action("Update", "data", {**old.fields, **spec}), old)
         )
         if spec
         else case.attachments.delete(with_version_of(action("Delete", "data", {}), old))
     )
-    await held_up(step, another, late)
+    await run_delayed(step, recreate, delayed_call)
     existing = await case.attachment()
     assert existing.uid != old.uid
     assert (existing.fields, existing.labels) == (old.fields, old.labels)
 
 
-async def test_a_creation_that_was_held_up_makes_no_second_disk(case: Case) -> None:
+async def test_a_delayed_creation_does_not_create_a_second_disk(case: Case) -> None:
     for step in range(2, 7):
         create = new_disk(f"disk-{step}")
 
-        async def by_another(create: Action = create) -> None:
+        async def create_first(create: Action = create) -> None:
             await case.disks.create(create)
             put_marker(case.image(create.external_name))
 
-        await held_up(step, by_another, case.disks.create(create))
+        await run_delayed(step, create_first, case.disks.create(create))
         assert case.is_marked(create.external_name), f"before step {step}"
 
 
 async def test_a_delayed_creation_does_not_claim_another_object(case: Case) -> None:
     await case.create_disk()
 
-    async def another_disk() -> None:
-        await case.deletes(await case.disk("late"))
-        await case.create_disk("late")
+    async def recreate_disk() -> None:
+        await case.delete(await case.disk("delayed_call"))
+        await case.create_disk("delayed_call")
 
-    async def another_attachment() -> None:
-        await case.deletes(await case.attachment())
-        await case.attached()
+    async def recreate_attachment() -> None:
+        await case.delete(await case.attachment())
+        await case.attach_disk()
 
-    assert await held_up(6, another_disk, case.disks.create(new_disk("late"))) is None
-    late = case.attachments.create(new_attachment())
-    assert await held_up(4, another_attachment, late) is None
+    assert await run_delayed(6, recreate_disk, case.disks.create(new_disk("delayed_call"))) is None
+    delayed_call = case.attachments.create(new_attachment())
+    assert await run_delayed(4, recreate_attachment, delayed_call) is None
 
 
-# --- the end of a process between any two steps
+# --- processes killed between any two steps
 
 
 def call(
@@ -889,7 +897,7 @@ def call(
     dies_before: int = 0,
     wrapper: tuple[str, ...] = (),
 ) -> CallResult | None:
-    """Have a process make a call; None if it was killed."""
+    """Make a call in another process; return None if that was killed."""
     encoded_call = msgspec.json.encode(Call(kind, case.root.as_uri(), written_action, dies_before))
     command = [*wrapper, sys.executable, "-m", "tests.providers.disk_call"]
     process = subprocess.run(command, input=encoded_call, capture_output=True, check=False)
@@ -899,52 +907,52 @@ def call(
     return msgspec.json.decode(process.stdout, type=CallResult)
 
 
-async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(case: Case) -> None:
+async def test_a_disk_creation_killed_between_any_two_steps_formats_once(case: Case) -> None:
     formatted = 0
     for step in range(1, 20):
         name = f"disk-{step:02}"
         create = new_disk(name, label=name)
         unfinished = case.root / "images" / temporary_name(create.idempotency_key)
-        died = call(case, "Disk", create, step) is None
-        if not died:
-            assert step > 6, "every step was killed"
+        was_killed = call(case, "Disk", create, step) is None
+        if not was_killed:
+            assert step > 6, "the process was killed before every step"
             break
         image = unfinished if unfinished.exists() else case.image(name)
-        if image.exists() and b"ext4" in _type_of(image):
+        if image.exists() and b"ext4" in _read_type(image):
             put_marker(image)
             formatted += 1
             is_marked = True
         else:
             is_marked = False
-        assert not case.image(name).exists() or is_marked, "what has the name is whole"
-        again = call(case, "Disk", create)
-        assert again is not None
-        assert again.object is not None, again.error
-        assert has_marker(case.image(name)) == is_marked, "and never made twice"
-        assert again.object == await case.disk(name)
+        assert not case.image(name).exists() or is_marked, "a disk with the final name is complete"
+        retried = call(case, "Disk", create)
+        assert retried is not None
+        assert retried.object is not None, retried.error
+        assert has_marker(case.image(name)) == is_marked, "and it is never created twice"
+        assert retried.object == await case.disk(name)
         assert not unfinished.exists()
     assert formatted >= 2, "before the link, and after it"
 
 
-def _type_of(image: Path) -> bytes:
+def _read_type(image: Path) -> bytes:
     return subprocess.run(["blkid", "-p", image], capture_output=True, check=False).stdout
 
 
-async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_once(
+async def test_an_attachment_killed_between_any_two_steps_is_mounted_once(
     case: Case,
 ) -> None:
     for step in range(1, 20):
         name = f"disk-{step:02}"
         await case.create_disk(name)
-        case.marks(name)
+        case.put_marker(name)
         create = new_attachment(name)
         if call(case, "Attachment", create, step) is not None:
             assert step > 4
             break
-        again = call(case, "Attachment", create)
-        assert again is not None
-        assert again.object is not None, again.error
-        assert again.object == await case.attachment(name)
+        retried = call(case, "Attachment", create)
+        assert retried is not None
+        assert retried.object is not None, retried.error
+        assert retried.object == await case.attachment(name)
         assert (case.mount_point(name) / MARKER).is_dir()
     mounted, attached = remaining_mounts(case.root)
     assert len(mounted) == len(attached) > 4
@@ -955,86 +963,88 @@ async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_onc
         if call(case, "Attachment", delete, step) is not None:
             assert step > 4
             break
-        again = call(case, "Attachment", delete)
-        assert again == CallResult(), again
+        retried = call(case, "Attachment", delete)
+        assert retried == CallResult(), retried
         assert case.is_marked(disk.name)
     mounted, attached = remaining_mounts(case.root)
     assert len(mounted) == len(attached)
 
 
-async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case: Case) -> None:
+async def test_a_growth_killed_between_any_two_steps_keeps_the_data(case: Case) -> None:
     for step in range(1, 20):
         disk = await case.create_disk(f"disk-{step:02}")
-        case.marks(disk.name)
+        case.put_marker(disk.name)
         fields = {**disk.fields, "sizeBytes": 16 * MIB, "label": "grown"}
         update = with_version_of(action("Update", disk.name, fields), disk)
         if call(case, "Disk", update, step) is not None:
             assert step > 5
             break
-        again = call(case, "Disk", update)
-        assert again is not None
-        if again.error:  # its own beginning is another version: decided anew
-            assert again.error.startswith("ConflictError")
-            now = await case.disk(disk.name)
-            again = call(case, "Disk", with_version_of(action("Update", disk.name, fields), now))
-            assert again is not None
-        assert again.object is not None, again.error
-        assert again.object.fields == fields
+        retried = call(case, "Disk", update)
+        assert retried is not None
+        if retried.error:  # its own start changed the version: decide again
+            assert retried.error.startswith("ConflictError")
+            current = await case.disk(disk.name)
+            retried = call(
+                case, "Disk", with_version_of(action("Update", disk.name, fields), current)
+            )
+            assert retried is not None
+        assert retried.object is not None, retried.error
+        assert retried.object.fields == fields
         assert case.is_marked(disk.name)
         run("e2fsck", "-f", "-n", case.image(disk.name))
 
 
 class SlowProgram:
-    """A program that waits for permission before its work, and counts its runs."""
+    """A program that waits for permission before it works, and counts its runs."""
 
     def __init__(self, name: str, folder: Path) -> None:
         folder.mkdir()
-        self._leave, self._runs = folder / "leave", folder / "runs"
-        os.mkfifo(self._leave)
+        self._permission, self._runs = folder / "permission", folder / "runs"
+        os.mkfifo(self._permission)
         real = shutil.which(name)
-        waits = f'echo run >>"{self._runs}"; read _ <"{self._leave}"; exec {real} "$@"'
-        (folder / name).write_text(f"#!/bin/sh\n{waits}\n")
+        script = f'echo run >>"{self._runs}"; read _ <"{self._permission}"; exec {real} "$@"'
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
 
     @property
     def runs(self) -> int:
         return len(self._runs.read_text().splitlines()) if self._runs.exists() else 0
 
-    async def has_begun(self) -> bool:
+    async def has_started(self) -> bool:
         return self.runs > 0
 
-    def go_on(self) -> None:
-        self._leave.write_text("go\n")
+    def resume(self) -> None:
+        self._permission.write_text("go\n")
 
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SlowProgram]:
-    """Put a slow program in place of a real one."""
+    """Replace a real program with a slow one."""
     folder = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return lambda name: SlowProgram(name, folder)
 
 
-async def killed_within(case: Case, requested_call: Call, program: SlowProgram) -> None:
-    """Have a process make a call, and kill it while a program it started runs."""
+async def kill_while_running(case: Case, requested_call: Call, program: SlowProgram) -> None:
+    """Make a call in another process, and kill that while a program it started is running."""
     command = [sys.executable, "-m", "tests.providers.disk_call"]
     worker = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
     assert worker.stdin is not None
     worker.stdin.write(msgspec.json.encode(requested_call))
     worker.stdin.close()
-    await until(program.has_begun)
+    await until(program.has_started)
     worker.kill()
     await worker.wait()
 
 
-async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
+async def test_the_mkfs_of_a_killed_worker_is_waited_for_and_not_run_again(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
     create, mkfs = new_disk(), slow("mkfs.ext4")
-    await killed_within(case, Call("Disk", case.root.as_uri(), create), mkfs)
+    await kill_while_running(case, Call("Disk", case.root.as_uri(), create), mkfs)
     with pytest.raises(NotDoneError, match="another call is still using disk 'data'"):
         await case.disks.create(create)
-    mkfs.go_on()
+    mkfs.resume()
 
     async def created() -> bool:
         with contextlib.suppress(NotDoneError):
@@ -1046,27 +1056,27 @@ async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
     run("e2fsck", "-f", "-n", case.image())
 
 
-async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
+async def test_the_growth_of_a_killed_worker_is_waited_for_and_completes(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
     disk, resize = await case.create_disk(), slow("resize2fs")
-    case.marks()
+    case.put_marker()
     update = with_version_of(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
-    await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
-    for change in (case.changes(disk, sizeBytes=32 * MIB), case.deletes(disk), case.attached()):
+    await kill_while_running(case, Call("Disk", case.root.as_uri(), update), resize)
+    for change in (case.update(disk, sizeBytes=32 * MIB), case.delete(disk), case.attach_disk()):
         with pytest.raises(NotDoneError, match="another call is still using disk 'data'"):
             await change
-    resize.go_on()
+    resize.resume()
 
     async def is_free() -> bool:
         with contextlib.suppress(NotDoneError):
-            await case.attached()
+            await case.attach_disk()
             return True
         return False
 
     await until(is_free)
     assert (case.mount_point() / MARKER).is_dir()
-    assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "it came to its end"
+    assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "the growth completed"
 
 
 async def test_a_growth_that_outlives_its_call_continues(
@@ -1080,7 +1090,7 @@ async def test_a_growth_that_outlives_its_call_continues(
     update = with_version_of(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
     with pytest.raises(UnknownResultError, match="did not respond before the timeout"):
         await impatient.update(update)
-    resize.go_on()
+    resize.resume()
 
     async def has_grown() -> bool:
         return (await case.disk()).fields["sizeBytes"] == 16 * MIB
@@ -1090,18 +1100,18 @@ async def test_a_growth_that_outlives_its_call_continues(
     assert resize.runs == 1
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     for _ in range(2000):
-        if await holds():
+        if await condition():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("not within 20 s")
+    pytest.fail("the condition was not met within 20 s")
 
 
-def test_a_superblock_with_an_impossible_block_size_has_a_size_that_fits_into_memory(
+def test_a_superblock_with_an_impossible_block_size_has_a_size_that_fits_in_memory(
     tmp_path: Path,
 ) -> None:
-    """The observer reads the images of all tenants; this one would have a size of 512 MiB."""
+    """The observer reads the images of all tenants; this one's size would be a 512 MiB number."""
     image = bytearray(4096)
     struct.pack_into("<H", image, 1024 + 0x38, 0xEF53)
     struct.pack_into("<II", image, 1024 + 0x4, 1, 0)

@@ -1,4 +1,4 @@
-"""The contract of the kinds `Disk` and `Attachment`, on real images, loop devices and mounts."""
+"""The provider contract, for the `Disk` and `Attachment` kinds with real images and mounts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reconciler.errors import ConflictError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import Connect, ProviderContract
-from reconciler.provider.contract import action as made
+from reconciler.provider.contract import action as build_action
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.disks import MIB
@@ -41,8 +41,8 @@ class TestDiskContract(ProviderContract):
         return disk_root.as_uri()
 
 
-class WithDisks:
-    """A provider of attachments that have a disk each: a disk is attached once."""
+class DiskCreatingProvider:
+    """An attachment provider that creates a disk for each, because a disk is attached only once."""
 
     def __init__(self, provider: Provider, endpoint: str) -> None:
         self._provider = provider
@@ -50,11 +50,11 @@ class WithDisks:
 
     async def create(self, action: Action) -> Effect:
         disk = action.fields["disk"]
-        permit = CALL_GATE.set(None)  # this is no request of the provider's
+        permit = CALL_GATE.set(None)  # not a request by the provider
         if await self._disks.read(disk) is None:
-            of_disk = made("Create", disk, DISK.check_fields(SMALL))
+            create_disk = build_action("Create", disk, DISK.check_fields(SMALL))
             labels = {OWNER_LABEL: f"test.default.Disk.{disk}"}
-            await self._disks.create(structs.replace(of_disk, labels=labels))
+            await self._disks.create(structs.replace(create_disk, labels=labels))
         CALL_GATE.reset(permit)
         return await self._provider.create(action)
 
@@ -86,18 +86,18 @@ class TestAttachmentContract(ProviderContract):
 
     @pytest.fixture
     async def provider(self, endpoint: str, connect: Connect) -> AsyncIterator[Provider]:
-        provider = WithDisks(connect(endpoint), endpoint)
+        provider = DiskCreatingProvider(connect(endpoint), endpoint)
         yield provider
         await provider.close()
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
-        """Write an action on an attachment whose disk is named after it."""
+        """Build an action on an attachment whose disk is named after it."""
         if fields is not None and self.kind.name_problem(name) is None:
             fields = {**fields, "disk": f"of-{name}"}
         return super().action(operation, name, fields)
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
-        """Write one whose disk another attachment has."""
+        """Build a create whose disk another attachment already uses."""
         other_action = self.action("Create", f"other-{name}", self.fields)
         with suppress(ConflictError):
             await provider.create(other_action)

@@ -1,4 +1,4 @@
-"""The kinds `Container` and `Volume` on a real Engine: the contract, and what only they do."""
+"""The `Container` and `Volume` kinds on a real Engine: the contract, and their own behavior."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ MIB = 1024 * 1024
 pytestmark = pytest.mark.dockerd
 
 
-class OnEngine(ProviderContract):
+class EngineContract(ProviderContract):
     @pytest.fixture
     def endpoint(self, engine: TestEngine, name: str) -> Iterator[str]:
         yield engine.endpoint
         engine.admin.remove_all(name)
 
 
-class TestContainerContract(OnEngine):
+class TestContainerContract(EngineContract):
     kind = CONTAINER
     fields: ClassVar[Fields] = {
         "image": "filled in by the fixture",
@@ -66,12 +66,12 @@ class TestContainerContract(OnEngine):
     refused_fields: ClassVar[Fields] = {"image": "no-such-image:1"}
 
     @pytest.fixture(autouse=True)
-    def of_this_engine(self, engine: TestEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def use_engine_image(self, engine: TestEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("fields", "other_fields"):
             monkeypatch.setattr(type(self), name, {**getattr(self, name), "image": engine.image})
 
 
-class TestVolumeContract(OnEngine):
+class TestVolumeContract(EngineContract):
     kind = VOLUME
     fields: ClassVar[Fields] = {}
     other_fields: ClassVar[Fields] = {"options": {"type": "tmpfs", "device": "tmpfs"}}
@@ -79,7 +79,7 @@ class TestVolumeContract(OnEngine):
 
 
 class Case:
-    """A provider on the Engine, and what a test does with it; nothing is left of its names."""
+    """Providers for the Engine, with operations for tests."""
 
     def __init__(self, engine: TestEngine, prefix: str, folder: Path) -> None:
         self.admin, self.image, self.prefix = engine.admin, engine.image, prefix
@@ -103,7 +103,7 @@ class Case:
         assert effect.object is not None
         return effect.object
 
-    async def updated(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
+    async def update_container(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
         update = with_version_of(action("Update", thing.name, self.fields(**spec)), thing)
         effect = await self.containers.update(update)
         assert effect.object is not None
@@ -112,14 +112,14 @@ class Case:
 
 @pytest.fixture
 async def case(engine: TestEngine, name: str, tmp_path: Path) -> AsyncIterator[Case]:
-    one = Case(engine, name, tmp_path)
-    yield one
-    await one.containers.close()
-    await one.volumes.close()
+    opened = Case(engine, name, tmp_path)
+    yield opened
+    await opened.containers.close()
+    await opened.volumes.close()
     await asyncio.to_thread(engine.admin.remove_all, name)
 
 
-def as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
+def is_as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
     assert thing is not None
     assert CONTAINER.comparable is not None
     actual, expected = map(CONTAINER.comparable, (CONTAINER.normalize(thing.fields), fields))
@@ -127,7 +127,7 @@ def as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
 
 
 @pytest.mark.parametrize("users", [(), ("app",), ("0",)])
-async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
+async def test_an_images_programs_cannot_become_root_unless_root_is_allowed(
     case: Case, engine: TestEngine, users: tuple[str, ...]
 ) -> None:
     config = ProviderConfigSpec("docker", engine.endpoint, allow=Allow(users=users))
@@ -135,14 +135,14 @@ async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
     fields = case.fields(user="1000", command=["sleep", "1000"])
     effect = await containers.create(action("Create", case.prefix, fields))
     await containers.close()
-    assert as_declared(effect.object, fields)
+    assert is_as_declared(effect.object, fields)
     inspected = case.admin.inspect(case.prefix)
     assert inspected is not None
     expected = None if users == ("0",) else ["no-new-privileges"]
     assert (inspected["HostConfig"]["SecurityOpt"] or None) == expected
 
 
-# --- what is compared
+# --- comparison
 
 
 async def test_every_declared_field_is_read_back_unchanged(case: Case) -> None:
@@ -171,42 +171,42 @@ async def test_every_declared_field_is_read_back_unchanged(case: Case) -> None:
     }
     container = await case.create_container(**spec)
 
-    assert as_declared(container, case.fields(**spec))
+    assert is_as_declared(container, case.fields(**spec))
     assert container == await case.containers.read(case.prefix)
     assert [container] == await listing(case.containers, Scope(prefix=case.prefix))
     assert container.outputs["addresses"] == {network: "10.199.77.9"}
     assert container.outputs["address"] == "10.199.77.9"
     assert set(container.outputs["ports"]) == {"80/tcp", "90/tcp"}
     assert not RESERVED_LABELS & container.labels.keys()
-    once = case.fields(**spec)
-    assert CONTAINER.check_fields(once) == once
+    normalized = case.fields(**spec)
+    assert CONTAINER.check_fields(normalized) == normalized
 
 
-async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_deleted(
+async def test_a_paged_listing_is_complete_and_restarts_if_a_container_is_deleted(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers, "LISTING_PAGE_SIZE", 2)
-    mine = {
+    own_ids = {
         str((await case.create_container(str(number), running=False)).uid) for number in range(5)
     }
     scope, names = Scope(prefix=case.prefix), [f"{case.prefix}{number}" for number in range(5)]
     assert sorted(each.name for each in await listing(case.containers, scope)) == names
-    original_ask = EngineApi.get
+    original_get = EngineApi.get
     deleted: list[str] = []
 
-    async def ask(api: EngineApi, path: str, *more: Any) -> Any:
-        found = await original_ask(api, path, *more)
-        last: str = found[-1].id if path == "/containers/json" and found else ""
-        if last in mine and not deleted:
+    async def get(api: EngineApi, path: str, *arguments: Any) -> Any:
+        response = await original_get(api, path, *arguments)
+        last: str = response[-1].id if path == "/containers/json" and response else ""
+        if last in own_ids and not deleted:
             deleted.append(last)
             await asyncio.to_thread(case.admin.delete, f"/containers/{last}", force="true")
-        return found
+        return response
 
-    monkeypatch.setattr(EngineApi, "get", ask)
+    monkeypatch.setattr(EngineApi, "get", get)
     assert len(await listing(case.containers, scope)) == 4
 
 
-async def test_defaults_of_the_image_and_the_engine_are_no_difference(case: Case) -> None:
+async def test_defaults_of_the_image_and_the_engine_do_not_count_as_differences(case: Case) -> None:
     container = await case.create_container(memoryBytes=32 * MIB)
 
     assert container.fields == case.fields(memoryBytes=32 * MIB)
@@ -216,7 +216,7 @@ async def test_defaults_of_the_image_and_the_engine_are_no_difference(case: Case
     assert inspected["HostConfig"]["MemorySwap"] == 64 * MIB
 
 
-async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: Case) -> None:
+async def test_a_secret_is_in_the_environment_and_shown_only_as_a_digest(case: Case) -> None:
     await case.stores.by_name["files"].write(SecretKey("default", "db"), PLANTED)
     secret = {"$secret": "db"}
     container = await case.create_container(env={"PLAIN": "1", "PASSWORD": secret})
@@ -279,8 +279,8 @@ async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None
 # --- several calls
 
 
-class CutAt:
-    """A permit that ends the caller at one of its requests."""
+class RaiseAtRequest:
+    """Call gate that raises an error at one of the call's requests."""
 
     may_send_now = False
     interval_seconds = 0.0
@@ -294,7 +294,7 @@ class CutAt:
             raise self.error
 
 
-async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> None:
+async def test_a_creation_interrupted_at_any_request_is_resumed(case: Case) -> None:
     case.admin.post("/networks/create", {"Name": f"{case.prefix}-a"})
     case.admin.post("/networks/create", {"Name": f"{case.prefix}-b"})
     networks = [{"name": f"{case.prefix}-{each}"} for each in "ab"]
@@ -305,7 +305,7 @@ async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> N
         name = f"{case.prefix}-{requests}"
         create = action("Create", name, fields)
         error = asyncio.CancelledError() if requests % 2 else NotCalledError("cut")
-        permit = CutAt(requests, error)
+        permit = RaiseAtRequest(requests, error)
         token = CALL_GATE.set(permit)
         raised_error: BaseException | None = None
         try:
@@ -317,20 +317,20 @@ async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> N
         if raised_error is None:
             break
         unfinished = case.admin.inspect(name)
-        is_made = unfinished is not None
-        assert not is_made or not isinstance(raised_error, NotDoneError), (
-            "that means: nothing was done"
+        exists = unfinished is not None
+        assert not exists or not isinstance(raised_error, NotDoneError), (
+            "NotDoneError means that nothing was done"
         )
-        if is_made:
+        if exists:
             existing = await case.containers.read(name)
             assert existing is not None
             assert existing.written_by == create.idempotency_key
             assert existing.labels == create.labels
-            states.append((existing.outputs["state"], as_declared(existing, fields)))
-        whole = (await case.containers.create(create)).object
-        assert as_declared(whole, fields)
-        assert whole == (await case.containers.create(create)).object
-        assert unfinished is None or (whole is not None and whole.uid == unfinished["Id"])
+            states.append((existing.outputs["state"], is_as_declared(existing, fields)))
+        completed = (await case.containers.create(create)).object
+        assert is_as_declared(completed, fields)
+        assert completed == (await case.containers.create(create)).object
+        assert unfinished is None or (completed is not None and completed.uid == unfinished["Id"])
     assert states[0] == ("created", False)
     assert requests > 6
 
@@ -345,15 +345,15 @@ async def test_a_missing_dependency_is_named_and_nothing_is_created(case: Case) 
         ({"networks": [{"name": f"{case.prefix}-typo"}]}, "network .*-typo not found"),
         ({"mounts": [{"target": "/d", "type": "bind", "source": "/nowhere"}]}, "/nowhere"),
     ]
-    for spec, words in cases:
-        with pytest.raises(NotDoneError, match=words) as caught:
+    for spec, error_text in cases:
+        with pytest.raises(NotDoneError, match=error_text) as caught:
             await case.create_container(**spec)
-        assert caught.value.status in (404, 409), "no sign of an Engine that fails"
+        assert caught.value.status in (404, 409), "not a sign of a failing Engine"
     assert case.admin.containers(case.prefix) == []
     assert case.admin.volume(f"{case.prefix}-typo") is None
 
 
-async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case: Case) -> None:
+async def test_a_container_whose_port_is_in_use_starts_once_the_port_is_free(case: Case) -> None:
     first = await case.create_container("-first", ports=[{"container": 80}])
     port = first.outputs["ports"]["80/tcp"]
     create = action(
@@ -361,7 +361,7 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     )
     with pytest.raises(UnknownResultError, match=r"already allocated|already in use") as caught:
         await case.containers.create(create)
-    assert caught.value.status == 409, "no sign of an Engine that fails"
+    assert caught.value.status == 409, "not a sign of a failing Engine"
     unfinished = await case.containers.read(create.external_name)
     assert unfinished is not None
     assert unfinished.written_by == create.idempotency_key
@@ -372,15 +372,15 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     await case.containers.delete(with_version_of(action("Delete", first.name, {}), first))
     effect = await case.containers.create(create)
     assert effect.replayed
-    assert as_declared(effect.object, create.fields)
+    assert is_as_declared(effect.object, create.fields)
 
 
-async def test_an_equivalent_spelling_is_no_difference(case: Case) -> None:
+async def test_an_equivalent_spelling_does_not_count_as_a_difference(case: Case) -> None:
     spec: Fields = {
         "workingDir": "//tmp/../tmp/",
         "healthCheck": {"command": ["true"], "timeoutSeconds": 5.0000000001},
     }
-    assert as_declared(await case.create_container(**spec), case.fields(**spec))
+    assert is_as_declared(await case.create_container(**spec), case.fields(**spec))
 
 
 async def test_a_network_is_declared_by_its_name(case: Case) -> None:
@@ -390,17 +390,17 @@ async def test_a_network_is_declared_by_its_name(case: Case) -> None:
         with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
             await case.create_container(networks=[{"name": id_}])
         with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
-            await case.updated(plain, networks=[{"name": id_}])
+            await case.update_container(plain, networks=[{"name": id_}])
     assert await case.containers.read(case.prefix) is None
 
 
-async def test_a_user_who_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
+async def test_a_user_who_is_not_in_the_image_is_refused(case: Case) -> None:
     with pytest.raises(RefusedError, match="nobodyhere") as caught:
         await case.create_container(user="nobodyhere")
     assert caught.value.obstacle == await case.containers.read(case.prefix)
 
 
-async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
+async def test_a_command_that_is_not_in_the_image_is_refused(case: Case) -> None:
     create = action("Create", case.prefix, case.fields(command=["/nope"]))
     with pytest.raises(RefusedError, match="/nope") as caught:
         await case.containers.create(create)
@@ -418,7 +418,7 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
         await case.containers.create(small)
 
 
-# --- in place
+# --- updates in place
 
 
 async def test_mutable_fields_are_changed_in_place(case: Case) -> None:
@@ -434,19 +434,19 @@ async def test_mutable_fields_are_changed_in_place(case: Case) -> None:
         {"memoryBytes": 16 * MIB},
     ]
     for spec in changes:
-        now = await case.updated(container, **spec)
-        assert as_declared(now, case.fields(**spec)), spec
-        assert now.uid == container.uid
-        assert now == await case.containers.read(case.prefix)
+        updated = await case.update_container(container, **spec)
+        assert is_as_declared(updated, case.fields(**spec)), spec
+        assert updated.uid == container.uid
+        assert updated == await case.containers.read(case.prefix)
 
-    unlimited = await case.updated(container)
-    assert unlimited.fields["memoryBytes"] > 512 * MIB, "all that the host has"
+    unlimited = await case.update_container(container)
+    assert unlimited.fields["memoryBytes"] > 512 * MIB, "all of the host's memory"
     with pytest.raises(RefusedError, match="command: the Engine cannot change this"):
-        await case.updated(container, command=["/bin/true"])
+        await case.update_container(container, command=["/bin/true"])
 
 
 @pytest.mark.parametrize("harm", ["kill", "stop", "pause"])
-async def test_one_that_runs_no_more_is_not_as_declared_and_started_again(
+async def test_a_container_that_no_longer_runs_is_drift_and_is_restarted(
     case: Case, harm: str
 ) -> None:
     container = await case.create_container()
@@ -454,9 +454,9 @@ async def test_one_that_runs_no_more_is_not_as_declared_and_started_again(
     existing = await case.containers.read(case.prefix)
     assert existing is not None
     assert existing.fields["running"] is False
-    again = await case.updated(existing)
-    assert as_declared(again, case.fields())
-    assert again.uid == container.uid
+    restarted = await case.update_container(existing)
+    assert is_as_declared(restarted, case.fields())
+    assert restarted.uid == container.uid
 
 
 async def test_a_container_is_ready_when_its_health_check_succeeds(case: Case) -> None:
@@ -480,19 +480,19 @@ async def test_a_container_is_ready_when_its_health_check_succeeds(case: Case) -
 # --- volumes
 
 
-async def test_a_volume_that_is_there_is_a_conflict_though_the_engine_says_created(
+async def test_an_existing_volume_is_a_conflict_although_the_engine_reports_creation(
     case: Case,
 ) -> None:
-    case.admin.post("/volumes/create", {"Name": case.prefix, "Labels": {"whose": "theirs"}})
+    case.admin.post("/volumes/create", {"Name": case.prefix, "Labels": {"owner": "theirs"}})
     create = action("Create", case.prefix, VOLUME.check_fields({}))
     with pytest.raises(ConflictError) as caught:
         await case.volumes.create(create)
     assert caught.value.obstacle == await case.volumes.read(case.prefix)
     assert caught.value.obstacle is not None
-    assert caught.value.obstacle.labels == {"whose": "theirs"}
+    assert caught.value.obstacle.labels == {"owner": "theirs"}
 
 
-async def test_a_volumes_uid_stays_when_something_is_written_to_it(case: Case) -> None:
+async def test_writing_to_a_volume_does_not_change_its_uid(case: Case) -> None:
     created = await case.volumes.create(action("Create", case.prefix, VOLUME.check_fields({})))
     command = ["sh", "-c", "touch /d/x; sleep 9999"]
     await case.create_container(
@@ -516,7 +516,7 @@ async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(ca
     assert not (await case.volumes.delete(delete)).absent
 
 
-async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
+async def test_a_tmpfs_has_the_declared_size(case: Case) -> None:
     options = {"type": "tmpfs", "device": "tmpfs", "o": "size=1m"}
     create = action("Create", case.prefix, VOLUME.check_fields({"options": options}))
     container = (await case.volumes.create(create)).object
@@ -536,24 +536,24 @@ async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
     assert b"No space left" in log
 
 
-# --- the feed
+# --- change events
 
 
 @pytest.mark.parametrize("kind", ["containers", "volumes"])
-async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_reported(
+async def test_an_event_ends_the_wait_and_events_between_two_calls_are_reported(
     case: Case, kind: str
 ) -> None:
     provider = case.containers if kind == "containers" else case.volumes
 
-    def happens(suffix: str) -> None:
+    def create_object(suffix: str) -> None:
         if kind == "containers":
             name = f"{case.prefix}{suffix}"
             case.admin.post("/containers/create", {"Image": case.image}, name=name)
         else:
             case.admin.post("/volumes/create", {"Name": f"{case.prefix}{suffix}"})
 
-    async def newest(mark: str | None) -> str:
-        """Follow until nothing is new: other tests use the Engine, too."""
+    async def read_newest_mark(mark: str | None) -> str:
+        """Follow until there are no new events, because other tests use the Engine too."""
         while True:
             try:
                 async with asyncio.timeout(1):
@@ -562,16 +562,16 @@ async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_reporte
                 assert mark is not None
                 return mark
 
-    mark = await newest(None)
-    waiting = asyncio.create_task(provider.changes(mark))
+    mark = await read_newest_mark(None)
+    pending_call = asyncio.create_task(provider.changes(mark))
     await asyncio.sleep(0.1)
-    began = time.monotonic()
-    await asyncio.to_thread(happens, "-one")
-    after = await asyncio.wait_for(waiting, 3)
-    assert after != mark
-    assert time.monotonic() - began < 1.5
-    mark = await newest(after)
-    await asyncio.to_thread(happens, "-two")
+    started_at = time.monotonic()
+    await asyncio.to_thread(create_object, "-one")
+    new_mark = await asyncio.wait_for(pending_call, 3)
+    assert new_mark != mark
+    assert time.monotonic() - started_at < 1.5
+    mark = await read_newest_mark(new_mark)
+    await asyncio.to_thread(create_object, "-two")
     assert await asyncio.wait_for(provider.changes(mark), 3) != mark
 
 
@@ -582,7 +582,7 @@ async def read_all(pieces: AsyncGenerator[bytes]) -> bytes:
     return b"".join([piece async for piece in pieces])
 
 
-async def test_the_output_of_a_container_is_read_and_followed(case: Case) -> None:
+async def test_a_containers_output_is_read_and_followed(case: Case) -> None:
     assert isinstance(case.containers, LoggingProvider)
     assert not isinstance(case.volumes, LoggingProvider)
     script = "echo one; echo two >&2; while ! test -e /tmp/on; do sleep 0.02; done; echo three"
@@ -604,13 +604,13 @@ async def test_the_output_of_a_container_is_read_and_followed(case: Case) -> Non
                 await asyncio.to_thread(
                     case.admin.post, f"/exec/{started['Id']}/start", {"Detach": True}
                 )
-    assert b"".join(chunks).endswith(b"three\n"), "it ends with the container"
+    assert b"".join(chunks).endswith(b"three\n"), "the log ends when the container exits"
     with pytest.raises(NotFoundError):
         await read_all(case.containers.logs("0" * 64))
 
 
 @pytest.mark.parametrize("size", range(1, 12))
-async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
+async def test_chunks_of_the_output_may_end_anywhere(size: int) -> None:
     stream = b"".join(
         bytes([1, 0, 0, 0]) + len(part).to_bytes(4) + part for part in (b"one\n", b"", b"three\n")
     )
@@ -622,31 +622,31 @@ async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
     assert await read_all(strip_headers(pieces())) == b"one\nthree\n"
 
 
-# --- what is no Engine, or another one
+# --- other servers and unusual Engines
 
 
-class _Answers:
-    """A server on a local socket that sends the given response."""
+class _Responder:
+    """A server on a local socket that sends the given responses."""
 
     def __init__(self) -> None:
         self.responses: dict[str, tuple[int, str]] = {}
         self.paths: list[str] = []
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def respond(self, request: web.Request) -> web.Response:
         self.paths.append(request.path)
         status, body = self.responses.get(request.path, (404, "404 page not found"))
         return web.Response(status=status, text=body, content_type="application/json")
 
 
 @pytest.fixture
-async def answers(tmp_path: Path) -> AsyncIterator[tuple[_Answers, str]]:
-    answers_, app = _Answers(), web.Application()
-    app.router.add_route("*", "/{any:.*}", answers_.answer)
+async def responder(tmp_path: Path) -> AsyncIterator[tuple[_Responder, str]]:
+    server, app = _Responder(), web.Application()
+    app.router.add_route("*", "/{any:.*}", server.respond)
     runner = web.AppRunner(app)
     await runner.setup()
     path = tmp_path / "s"
     await web.UnixSite(runner, str(path)).start()
-    yield answers_, f"unix://{path}"
+    yield server, f"unix://{path}"
     await runner.cleanup()
 
 
@@ -659,7 +659,7 @@ async def provider_at(endpoint: str, kind: Kind = CONTAINER) -> AsyncGenerator[A
 
 
 @pytest.mark.parametrize(
-    ("versions", "spoken"),
+    ("versions", "version"),
     [
         ('{"ApiVersion":"1.41","MinAPIVersion":"1.12"}', "1.41"),
         ('{"ApiVersion":"1.52","MinAPIVersion":"1.44"}', "1.44"),
@@ -667,21 +667,23 @@ async def provider_at(endpoint: str, kind: Kind = CONTAINER) -> AsyncGenerator[A
     ],
 )
 async def test_the_client_uses_a_version_that_both_sides_support(
-    answers: tuple[_Answers, str], versions: str, spoken: str | None
+    responder: tuple[_Responder, str], versions: str, version: str | None
 ) -> None:
-    server, endpoint = answers
+    server, endpoint = responder
     server.responses["/version"] = (200, versions)
-    server.responses[f"/v{spoken}/containers/json"] = (200, "[]")
+    server.responses[f"/v{version}/containers/json"] = (200, "[]")
     async with provider_at(endpoint) as provider:
-        if spoken is None:
+        if version is None:
             with pytest.raises(NotDoneError, match=r"20.10 or newer"):
                 await listing(provider, Scope())
         else:
             assert await listing(provider, Scope()) == []
 
 
-async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, str]) -> None:
-    server, endpoint = answers
+async def test_a_404_from_a_server_that_is_not_an_engine_does_not_prove_absence(
+    responder: tuple[_Responder, str],
+) -> None:
+    server, endpoint = responder
     server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
     for kind in (CONTAINER, VOLUME):
         async with provider_at(endpoint, kind) as provider:
@@ -689,12 +691,17 @@ async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, st
                 await provider.read("any")
 
 
-async def test_a_listing_without_one_of_the_drivers_fails(answers: tuple[_Answers, str]) -> None:
-    server, endpoint = answers
+async def test_a_listing_fails_if_a_driver_is_unavailable(
+    responder: tuple[_Responder, str],
+) -> None:
+    server, endpoint = responder
     server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
-    server.responses["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
+    server.responses["/v1.41/volumes"] = (
+        200,
+        '{"Volumes":[],"Warnings":["plugin x is unavailable"]}',
+    )
     async with provider_at(endpoint, VOLUME) as provider:
-        with pytest.raises(NotDoneError, match="plugin x is away"):
+        with pytest.raises(NotDoneError, match="plugin x is unavailable"):
             await listing(provider, Scope())
 
 
@@ -713,9 +720,9 @@ async def test_a_call_to_an_unreachable_engine_was_not_executed(tmp_path: Path) 
 
 
 async def test_an_engine_that_returns_an_error_message_is_reachable(
-    answers: tuple[_Answers, str],
+    responder: tuple[_Responder, str],
 ) -> None:
-    server, endpoint = answers
+    server, endpoint = responder
     server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
     server.responses["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
     server.responses["/v1.41/containers/other/json"] = (500, "")
@@ -734,7 +741,7 @@ def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "error_text"),
     [
         ({}, "image"),
         ({"image": "x", "memory": 1}, "unknown field"),
@@ -756,6 +763,6 @@ def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
         ({"image": "x", "healthCheck": {"command": ["a"], "intervalSeconds": 0}}, "interval"),
     ],
 )
-def test_an_invalid_declaration_is_refused(fields: Fields, words: str) -> None:
-    with pytest.raises(InvalidManifestError, match=words):
+def test_an_invalid_declaration_is_refused(fields: Fields, error_text: str) -> None:
+    with pytest.raises(InvalidManifestError, match=error_text):
         CONTAINER.check_fields(fields)

@@ -1,4 +1,4 @@
-"""A Docker Engine that sends too much costs one error, which names the limit."""
+"""A Docker Engine that sends too much causes one error, which names the limit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ENOUGH_SECONDS = 1.5
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def engine(answer: Answer) -> Answer:
-    """Return an Engine that agrees on a version, and then answers as given."""
+def engine(respond: Answer) -> Answer:
+    """Return an Engine that negotiates a version, and then responds as given."""
 
     def serve(connection: socket.socket, head: bytes) -> None:
         body = b'{"ApiVersion":"1.47"}'
@@ -40,13 +40,13 @@ def engine(answer: Answer) -> Answer:
         if is_version:
             connection.sendall(HEAD + close + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         else:
-            answer(connection, head)
+            respond(connection, head)
 
     return serve
 
 
 EVENTS: dict[str, tuple[Answer, str]] = {
-    "an event without an end": (
+    "an endless event": (
         send(HEAD + b"\r\n", repeat=b"x" * MIB, times=1024),
         "an event is longer than 256 KiB",
     ),
@@ -54,32 +54,35 @@ EVENTS: dict[str, tuple[Answer, str]] = {
         send(CHUNKED, repeat=b"1\r\nx\r\n" * 100_000, times=100),
         "an event is longer than 256 KiB",
     ),
-    "a packed event": (
+    "a compressed event": (
         send(HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip_of_zeros(2048 * MIB)),
         "invalid response: it is compressed",
     ),
-    "a refusal without an end": (
+    "an endless refusal": (
         send(b"HTTP/1.1 500 Error\r\n\r\n", repeat=b"x" * MIB, times=1024),
         "500",
     ),
-    "headers without an end": (
+    "endless headers": (
         send(HEAD, repeat=b"a:b\r\n" * 100_000, times=100),
         "headers are longer",
     ),
-    "an event nested without an end": (
+    "an endlessly nested event": (
         send(HEAD + b"\r\n", b"[" * 200_000 + b"\n"),
         "not an Engine event",
     ),
 }
 
 
-@pytest.mark.parametrize("what", EVENTS)
-async def test_events_that_are_too_large_are_an_error_that_names_the_limit(what: str) -> None:
-    answer, words = EVENTS[what]
-    with hostile_server(engine(answer)) as port:
+@pytest.mark.parametrize("case", EVENTS)
+async def test_events_that_are_too_large_are_an_error_that_names_the_limit(case: str) -> None:
+    respond, error_text = EVENTS[case]
+    with hostile_server(engine(respond)) as port:
         provider = provider_at(port)
         async with measure_event_loop() as loop:
-            with measure_resident_memory() as memory, pytest.raises(ProviderError, match=words):
+            with (
+                measure_resident_memory() as memory,
+                pytest.raises(ProviderError, match=error_text),
+            ):
                 await asyncio.wait_for(provider.changes("1"), 20)
         await provider.close()
     assert memory.peak_bytes < ENOUGH_BYTES
@@ -101,11 +104,11 @@ async def test_a_listing_that_is_too_large_is_an_error_that_names_the_limit() ->
 
 
 @pytest.mark.parametrize(("number", "size"), [(100, 400_000), (30, 1_500_000), (6, 20 * MIB)])
-async def test_a_listing_of_large_containers_is_read_in_parts(number: int, size: int) -> None:
+async def test_a_listing_of_large_containers_is_read_in_pages(number: int, size: int) -> None:
     """Together they exceed the limit of a response. An image may have labels of any size."""
     ids = [f"{each:064}" for each in range(number)]
 
-    def answer(connection: socket.socket, head: bytes) -> None:
+    def respond(connection: socket.socket, head: bytes) -> None:
         url = urlsplit(head.split(b" ")[1].decode())
         query = parse_qs(url.query)
         if not url.path.endswith("/containers/json"):
@@ -119,7 +122,7 @@ async def test_a_listing_of_large_containers_is_read_in_parts(number: int, size:
         connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         connection.sendall(body)
 
-    with hostile_server(engine(answer)) as port:
+    with hostile_server(engine(respond)) as port:
         provider = provider_at(port)
         uids = [each.uid async for page in provider.pages(Scope(), page_size=30) for each in page]
         await provider.close()
@@ -174,29 +177,29 @@ def engine_of(*containers: dict[str, object]) -> Answer:
     return engine(serve)
 
 
-async def names_in(provider: ContainersProvider, found: list[str]) -> None:
+async def collect_names(provider: ContainersProvider, names: list[str]) -> None:
     async for page in provider.pages(Scope(), page_size=2):
-        found += [each.name for each in page]
+        names += [each.name for each in page]
 
 
-@pytest.mark.parametrize("what", ODD)
-async def test_a_container_that_cannot_be_shown_hides_no_others_and_is_not_absent(
-    what: str,
+@pytest.mark.parametrize("case", ODD)
+async def test_a_container_that_cannot_be_shown_does_not_hide_others_and_is_not_absent(
+    case: str,
 ) -> None:
-    names_found: list[str] = []
-    with hostile_server(engine_of(ODD[what], inspection("well"))) as port:
+    names: list[str] = []
+    with hostile_server(engine_of(ODD[case], inspection("good"))) as port:
         provider = provider_at(port)
         with pytest.raises(UnreadableObjectsError) as unreadable:
-            await names_in(provider, names_found)
+            await collect_names(provider, names)
         with pytest.raises(ProviderError) as raised:
             await provider.read("name-odd")
         await provider.close()
-    assert names_found == ["name-well"]
+    assert names == ["name-good"]
     assert list(unreadable.value.objects) == [("name-odd", "odd")]
-    assert what == "type" or isinstance(raised.value, RefusedError)
+    assert case == "type" or isinstance(raised.value, RefusedError)
 
 
-async def test_the_largest_containers_leave_the_event_loop_to_others() -> None:
+async def test_the_largest_containers_do_not_block_the_event_loop() -> None:
     containers = [with_variables(str(number), 32_000) for number in range(24)]
     with hostile_server(engine_of(*containers)) as port:
         provider = provider_at(port)

@@ -28,7 +28,7 @@ def test_quoted_code_is_in_the_named_file(path: str, quote: str) -> None:
     assert quote in (ROOT / path).read_text()
 
 
-def test_every_block_of_python_is_a_quotation() -> None:
+def test_every_python_block_is_a_quotation() -> None:
     assert PAGE.count("```python") == sum(path.endswith(".py") for path, _ in QUOTES) > 0
 
 

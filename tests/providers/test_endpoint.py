@@ -9,7 +9,7 @@ from reconciler.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("endpoint", "normalized"),
     [
         ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
         ("https://api.example/", "https://api.example"),
@@ -17,12 +17,12 @@ from reconciler.errors import ConfigurationError
         ("http://[::1]:80/x", "http://[::1]/x"),
     ],
 )
-def test_a_url_of_http_is_an_endpoint(given: str, used: str) -> None:
-    assert check_endpoint(given) == used
+def test_an_http_url_is_an_endpoint(endpoint: str, normalized: str) -> None:
+    assert check_endpoint(endpoint) == normalized
 
 
 @pytest.mark.parametrize(
-    "given",
+    "endpoint",
     [
         "",
         "api.example",
@@ -36,17 +36,18 @@ def test_a_url_of_http_is_an_endpoint(given: str, used: str) -> None:
         "http://a\x00b",
     ],
 )
-def test_anything_else_is_a_configuration_error(given: str) -> None:
+def test_anything_else_is_a_configuration_error(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.endpoint"):
-        check_endpoint(given)
+        check_endpoint(endpoint)
 
 
 @pytest.mark.parametrize(
-    "given", ["https://me:s3cr3t@api.example", "ftp://me:s3cr3t@api.example", "http://a:s3cr3t@:x"]
+    "endpoint",
+    ["https://me:s3cr3t@api.example", "ftp://me:s3cr3t@api.example", "http://a:s3cr3t@:x"],
 )
-def test_credentials_in_an_endpoint_are_refused_and_not_shown(given: str) -> None:
+def test_credentials_in_an_endpoint_are_refused_and_not_shown(endpoint: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        check_endpoint(given)
+        check_endpoint(endpoint)
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -79,12 +80,12 @@ def test_a_secret_that_cannot_be_a_header_is_refused_and_not_shown(secret: str) 
         "a//b",
     ],
 )
-def test_a_text_that_an_api_may_decode_to_another_path_is_detected(text: str) -> None:
+def test_a_string_that_an_api_may_decode_to_another_path_is_detected(text: str) -> None:
     assert changes_path(text)
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a.b", "..a", "projects/x", "100%", "a%2Fb", "é", "...", "a\\b"]
 )
-def test_any_other_text_stays_one_segment(text: str) -> None:
+def test_any_other_string_stays_one_segment(text: str) -> None:
     assert not changes_path(text)

@@ -1,4 +1,4 @@
-"""The kind ``File`` on a real folder: the contract, links, races, crashes, strangers, secrets."""
+"""The ``File`` kind on a real folder: contract, links, races, crashes, foreign files, secrets."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def drift(file: ExternalObject, fields: Fields) -> list[str]:
     return [each.path for each in field_differences]
 
 
-# --- what is declared
+# --- declarations
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,9 @@ def test_two_spellings_of_a_mode_are_equal() -> None:
         ),
     ],
 )
-async def test_a_name_that_leads_elsewhere_is_refused(files: FileProvider, name: str) -> None:
+async def test_a_name_that_is_not_a_plain_relative_path_is_refused(
+    files: FileProvider, name: str
+) -> None:
     assert name_problem(name)
     with pytest.raises(RefusedError):
         await files.create(create(name))
@@ -183,10 +185,10 @@ def test_a_root_is_a_file_url(endpoint: str) -> None:
         FileProvider(ProviderConfigSpec("file", endpoint), Secrets(), CallPermit())
 
 
-# --- what is written, and how it is shown
+# --- writes and reads
 
 
-async def test_a_file_is_as_declared_and_its_folders_are_made(
+async def test_a_file_is_as_declared_and_its_folders_are_created(
     files: FileProvider, root: Path
 ) -> None:
     umask = os.umask(0o077)
@@ -207,13 +209,15 @@ async def test_a_file_is_as_declared_and_its_folders_are_made(
     assert file.outputs == {"path": str(path), "bytes": 6}
 
 
-async def test_a_deletion_leaves_the_folders(files: FileProvider, root: Path) -> None:
+async def test_a_deletion_keeps_the_folders(files: FileProvider, root: Path) -> None:
     file = await create_file(files)
     await files.delete(with_version_of(action("Delete", file.name, {}), file))
     assert (root / "etc").is_dir()
 
 
-async def test_drift_of_content_mode_and_group_is_found(files: FileProvider, root: Path) -> None:
+async def test_drift_in_content_and_mode_is_detected_and_repaired(
+    files: FileProvider, root: Path
+) -> None:
     fields = {**PLAIN, "owner": ME, "group": MY_GROUP}
     file, path = await create_file(files, fields=fields), root / "etc/app.ini"
     assert drift(file, fields) == []
@@ -232,10 +236,10 @@ async def test_drift_of_content_mode_and_group_is_found(files: FileProvider, roo
 
 
 @is_root
-async def test_drift_of_the_owner_is_found_and_repaired(files: FileProvider, root: Path) -> None:
+async def test_owner_drift_is_detected_and_repaired(files: FileProvider, root: Path) -> None:
     fields = {**PLAIN, "owner": "0", "group": "54321"}
     file = await create_file(files, fields=fields)
-    assert (file.fields["owner"], file.fields["group"]) == ("0", "54321"), "as it was declared"
+    assert (file.fields["owner"], file.fields["group"]) == ("0", "54321"), "as declared"
     os.chown(root / "etc/app.ini", 12345, -1)
 
     changed = await read_file(files)
@@ -246,15 +250,15 @@ async def test_drift_of_the_owner_is_found_and_repaired(files: FileProvider, roo
 
 
 async def test_an_owner_that_does_not_exist_is_refused(files: FileProvider, root: Path) -> None:
-    with pytest.raises(RefusedError, match="user 'nobody-of-that-name' does not exist"):
-        await files.create(create(fields={**PLAIN, "owner": "nobody-of-that-name"}))
+    with pytest.raises(RefusedError, match="user 'no-such-user' does not exist"):
+        await files.create(create(fields={**PLAIN, "owner": "no-such-user"}))
     assert names_in(root / "etc") == []
 
 
-async def test_what_others_keep_of_a_file_is_not_written_over(
+async def test_fields_that_other_clients_manage_are_not_overwritten(
     files: FileProvider, root: Path
 ) -> None:
-    """``policy.ignoreFields: [content]``, and a label that is taken off at a release."""
+    """``policy.ignoreFields: [content]``, and a label that is removed on release."""
     file = await create_file(files)
     (root / "etc/app.ini").write_text("theirs\n")
     changed = await read_file(files)
@@ -263,12 +267,12 @@ async def test_what_others_keep_of_a_file_is_not_written_over(
     write = with_version_of(action("Update", file.name, {**fields, "mode": "0640"}), changed)
     await files.update(msgspec.structs.replace(write, labels={}))
 
-    now = await read_file(files)
+    current = await read_file(files)
     assert (root / "etc/app.ini").read_text() == "theirs\n"
-    assert (now.fields["mode"], now.labels, now.uid) == ("0640", {}, file.uid)
+    assert (current.fields["mode"], current.labels, current.uid) == ("0640", {}, file.uid)
 
 
-async def test_a_listing_walks_folders_and_shows_regular_files_only(
+async def test_a_listing_walks_folders_and_returns_only_regular_files(
     files: FileProvider, root: Path
 ) -> None:
     names = ["a", "b/c", "b/d/e", "bb/f"]
@@ -297,7 +301,7 @@ async def test_a_file_in_the_deepest_folder_is_listed_and_deeper_folders_are_not
     assert [each.name for each in await listing(files, Scope(), page_size=9)] == [f"{folder}/f"]
 
 
-async def test_the_cost_of_a_listing_is_linear_in_the_folders(
+async def test_the_cost_of_a_listing_is_linear_in_the_number_of_folders(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chains, depth = 10, MAX_SEGMENTS - 1
@@ -315,7 +319,7 @@ async def test_the_cost_of_a_listing_is_linear_in_the_folders(
     assert opened < 2 * chains * depth
 
 
-async def test_a_listing_fails_if_a_folder_is_replaced_under_way(
+async def test_a_listing_fails_if_a_folder_is_replaced_while_it_runs(
     files: FileProvider, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files of the new folder exist, but the listing may have read the old folder."""
@@ -336,7 +340,7 @@ async def test_a_listing_fails_if_a_folder_is_replaced_under_way(
     assert [each.name for each in await listing(files, Scope(), page_size=9)] == ["etc/sub/f"]
 
 
-async def test_a_large_file_of_others_is_shown_without_being_read(
+async def test_a_large_foreign_file_is_returned_without_reading_its_content(
     files: FileProvider, root: Path
 ) -> None:
     with (root / "large").open("wb") as large:
@@ -345,38 +349,38 @@ async def test_a_large_file_of_others_is_shown_without_being_read(
 
 
 def keep_content(file: ExternalObject, fields: Fields):
-    """An update that keeps the content, because other programs write it."""
+    """Return an update that keeps the content, as for a file that other programs write."""
     kept = {**update(file, {"content": "x", **fields}).fields, "content": file.fields["content"]}
     return msgspec.structs.replace(update(file, PLAIN), fields=kept)
 
 
-async def large_file(files: FileProvider, root: Path, size: int) -> ExternalObject:
+async def create_large_file(files: FileProvider, root: Path, size: int) -> ExternalObject:
     with (root / "large").open("wb") as large:
         large.truncate(size)
     return await read_file(files, "large")
 
 
 @pytest.mark.parametrize("size", [MAX_CONTENT_BYTES + 1, 2**40])
-async def test_a_large_content_is_not_copied_to_keep_it(
+async def test_large_content_that_is_kept_is_not_copied(
     files: FileProvider, root: Path, size: int
 ) -> None:
-    file = await large_file(files, root, size)
-    write, began = keep_content(file, {"mode": "0600"}), time.monotonic()
+    file = await create_large_file(files, root, size)
+    write, started_at = keep_content(file, {"mode": "0600"}), time.monotonic()
     effect = await files.update(write)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
     assert effect.object is not None
     assert (effect.object.fields["mode"], effect.object.uid) == ("0600", file.uid)
     assert effect.object.written_by == write.idempotency_key
-    after = (root / "large").stat()
-    assert after.st_size == size
-    assert after.st_blocks < 100, "a copy has no holes"
+    status = (root / "large").stat()
+    assert status.st_size == size
+    assert status.st_blocks < 100, "a copy would have no holes"
     assert (await files.update(write)).replayed
 
 
 async def test_a_large_file_that_cannot_be_changed_keeps_its_mark(
     files: FileProvider, root: Path
 ) -> None:
-    file = await large_file(files, root, MAX_CONTENT_BYTES + 1)
+    file = await create_large_file(files, root, MAX_CONTENT_BYTES + 1)
     with pytest.raises(RefusedError, match="no-such-user"):
         await files.update(keep_content(file, {"owner": "no-such-user"}))
     assert os.listxattr(root / "large") == []
@@ -388,28 +392,28 @@ async def test_a_large_file_that_cannot_be_changed_keeps_its_mark(
     assert stat.S_IMODE((root / "large").stat().st_mode) != 0o600
 
 
-async def test_a_content_that_grows_while_it_is_copied_is_not_copied_further(
+async def test_content_that_grows_during_the_copy_is_not_copied_further(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = await create_file(files)
     kept = keep_content(file, {"mode": "0600"})
-    really_read = os.pread
+    original_read = os.pread
 
-    def growing(source: int, count: int, offset: int) -> bytes:
+    def grow_and_read(source: int, count: int, offset: int) -> bytes:
         os.truncate(root / file.name, offset + 2 * count)
-        return really_read(source, count, offset)
+        return original_read(source, count, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", growing)
+        patch.setattr(os, "pread", grow_and_read)
         with pytest.raises(ProviderError):
             await files.update(kept)
     assert (root / file.name).stat().st_size < 4 * MAX_CONTENT_BYTES
 
 
-# --- no link leads out of the root
+# --- links out of the root
 
 
-async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Path) -> None:
+async def test_links_are_not_followed(files: FileProvider, root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "app.ini").write_text("theirs\n")
@@ -434,7 +438,7 @@ async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Pa
     assert (root / "here").is_symlink()
 
 
-async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
+async def test_a_folder_replaced_with_a_link_during_a_call_is_not_followed(
     files: FileProvider, root: Path, tmp_path: Path
 ) -> None:
     """Another process replaces the folder with a link, as fast as it can."""
@@ -446,13 +450,13 @@ async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
     def swap() -> None:
         while not stop.is_set():
             shutil.rmtree(aside, ignore_errors=True)
-            with suppress(OSError):  # a call may have made the folder meanwhile
+            with suppress(OSError):  # a call may have created the folder in the meantime
                 (root / "etc").rename(aside)
                 (root / "etc").symlink_to(outside)
                 (root / "etc").unlink()
 
-    swapping = threading.Thread(target=swap)
-    swapping.start()
+    swapper = threading.Thread(target=swap)
+    swapper.start()
     try:
         for number in range(300):
             with suppress(ProviderError):
@@ -461,14 +465,14 @@ async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
                 await files.delete(with_version_of(action("Delete", file.name, {}), file))
     finally:
         stop.set()
-        swapping.join()
+        swapper.join()
     assert names_in(outside) == []
 
 
-# --- one effect for one key
+# --- one effect per key
 
 
-CRASHING = """
+CRASHING_PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 import msgspec
@@ -493,18 +497,18 @@ asyncio.run(files.create(action) if action.operation == "Create" else files.upda
 STEPS = [
     (step, when)
     for step in ("write", "setxattr", "fchmod", "fsync", "link", "unlink", "rename")
-    for when in ("before", "after")
+    for when in ("before", "status")
 ]
 
 
 def crash_at(root: Path, step: str, when: str, written: Any) -> int:
     encoded = msgspec.json.encode(written).decode()
-    command = [sys.executable, "-c", CRASHING, root.as_uri(), step, when, encoded]
+    command = [sys.executable, "-c", CRASHING_PROGRAM, root.as_uri(), step, when, encoded]
     return subprocess.run(command, check=False, timeout=60).returncode
 
 
 @pytest.mark.parametrize(("step", "when"), STEPS)
-async def test_a_create_that_crashed_is_repeated_with_one_effect(
+async def test_a_create_retried_after_a_crash_has_one_effect(
     files: FileProvider, root: Path, step: str, when: str
 ) -> None:
     (root / "etc").mkdir()
@@ -512,18 +516,18 @@ async def test_a_create_that_crashed_is_repeated_with_one_effect(
     assert crash_at(root, step, when, write) == (0 if step == "rename" else 9)
     remaining_files = await listing(files, Scope())
     assert [existing.name for existing in remaining_files] in ([], ["etc/app.ini"]), (
-        "nothing half is listed"
+        "no partial file is listed"
     )
     repeated = await files.create(write)
 
     assert repeated.replayed == bool(remaining_files)
     assert repeated.object == await files.read("etc/app.ini")
     assert (root / "etc/app.ini").read_text() == "one\n"
-    assert names_in(root / "etc") == ["app.ini"], "what the crash left is gone"
+    assert names_in(root / "etc") == ["app.ini"], "the leftovers of the crash are removed"
 
 
 @pytest.mark.parametrize(("step", "when"), STEPS)
-async def test_an_update_that_crashed_is_repeated_with_one_effect(
+async def test_an_update_retried_after_a_crash_has_one_effect(
     files: FileProvider, root: Path, step: str, when: str
 ) -> None:
     file = await create_file(files)
@@ -539,7 +543,7 @@ async def test_an_update_that_crashed_is_repeated_with_one_effect(
     assert names_in(root / "etc") == ["app.ini"]
 
 
-async def test_an_abandoned_temporary_file_is_removed_when_it_is_old(
+async def test_an_abandoned_temporary_file_is_removed_once_it_is_old(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "etc").mkdir()
@@ -556,15 +560,15 @@ async def test_an_abandoned_temporary_file_is_removed_when_it_is_old(
     assert (root / ROOT_MARKER).exists()
 
 
-async def test_a_call_that_still_runs_under_the_key_is_not_disturbed(
+async def test_a_running_call_with_the_same_key_is_not_disturbed(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, reached, go_on = create(), threading.Event(), threading.Event()
+    write, reached, release = create(), threading.Event(), threading.Event()
     real = os.link
 
     def slow(*args: Any, **options: Any) -> None:
         reached.set()
-        go_on.wait(10)
+        release.wait(10)
         real(*args, **options)
 
     monkeypatch.setattr(os, "link", slow)
@@ -572,24 +576,24 @@ async def test_a_call_that_still_runs_under_the_key_is_not_disturbed(
     await asyncio.to_thread(reached.wait, 10)
     with pytest.raises(NotDoneError, match="still running") as busy:
         await files.create(write)
-    assert busy.value.status == 409  # of one file: no breaker opens
-    go_on.set()
+    assert busy.value.status == 409  # an error about one file, so no breaker opens
+    release.set()
     assert (await first).object == await files.read("etc/app.ini")
 
 
-async def test_of_two_creations_one_wins_and_the_other_sees_it(
+async def test_one_of_several_concurrent_creations_wins_and_the_others_conflict(
     files: FileProvider, root: Path
 ) -> None:
     for number in range(30):
         writes = [create(f"etc/f{number}", {"content": str(each)}) for each in range(4)]
-        ended = await asyncio.gather(*map(files.create, writes), return_exceptions=True)
-        (won,) = [each for each in ended if not isinstance(each, BaseException)]
-        for failed in ended:
-            if isinstance(failed, BaseException):
-                assert isinstance(failed, ConflictError)
-                assert failed.obstacle is not None
-                assert won.object is not None
-                assert failed.obstacle.uid == won.object.uid
+        results = await asyncio.gather(*map(files.create, writes), return_exceptions=True)
+        (winner,) = [each for each in results if not isinstance(each, BaseException)]
+        for result in results:
+            if isinstance(result, BaseException):
+                assert isinstance(result, ConflictError)
+                assert result.obstacle is not None
+                assert winner.object is not None
+                assert result.obstacle.uid == winner.object.uid
 
 
 async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
@@ -610,7 +614,7 @@ async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
     assert names_in(root / "etc") == ["app.ini"]
 
 
-# --- strangers
+# --- foreign files
 
 
 async def test_a_foreign_file_is_neither_replaced_nor_deleted(
@@ -634,7 +638,7 @@ async def test_a_foreign_file_is_neither_replaced_nor_deleted(
     assert path.read_text() == "theirs\n"
 
 
-async def test_a_foreign_file_keeps_its_uid_when_it_is_taken_over(
+async def test_a_foreign_file_keeps_its_uid_when_it_is_adopted(
     files: FileProvider, root: Path
 ) -> None:
     (root / "app.ini").write_text("theirs\n")
@@ -645,28 +649,28 @@ async def test_a_foreign_file_keeps_its_uid_when_it_is_taken_over(
     assert own_file is not None
     assert own_file.uid == foreign_file.uid
     assert own_file.labels
-    again = (await files.update(update(own_file, {"content": "two\n"}))).object
-    assert again is not None
-    assert again.uid == foreign_file.uid
+    updated = (await files.update(update(own_file, {"content": "two\n"}))).object
+    assert updated is not None
+    assert updated.uid == foreign_file.uid
 
 
-async def test_each_file_that_takes_a_name_has_a_uid_of_its_own(
+async def test_each_new_file_with_the_same_name_has_its_own_uid(
     files: FileProvider, root: Path
 ) -> None:
     uids: set[str | None] = set()
-    for _ in range(20):  # the same number of an inode again and again
+    for _ in range(20):  # the inode number is usually the same
         (root / "a").write_text("same")
         uids.add((await read_file(files, "a")).uid)
         (root / "a").unlink()
     assert len(uids) == 20
 
 
-@pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"uid": 1}', b"\xff"])
-async def test_a_mark_that_is_none_makes_a_foreign_object(
-    files: FileProvider, root: Path, rubbish: bytes
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"uid": 1}', b"\xff"])
+async def test_a_file_with_an_invalid_mark_is_foreign(
+    files: FileProvider, root: Path, garbage: bytes
 ) -> None:
     await create_file(files)
-    os.setxattr(root / "etc/app.ini", ATTRIBUTE, rubbish)
+    os.setxattr(root / "etc/app.ini", ATTRIBUTE, garbage)
     file = await read_file(files)
     assert (file.labels, file.written_by) == ({}, None)
 
@@ -682,7 +686,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     file, path = await create_file(files, fields=fields), root / "etc/app.ini"
     assert path.read_text() == PLANTED
     assert file.fields["content"] == {"secret": reference.digest}
-    assert file.outputs == {"path": str(path)}, "not even how long it is"
+    assert file.outputs == {"path": str(path)}, "not even its length"
     assert drift(file, fields) == []
     assert PLANTED.encode() not in os.getxattr(path, ATTRIBUTE)
 
@@ -696,17 +700,21 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     assert path.read_text() == f"{PLANTED}-2"
     assert drift(renewed, expected) == []
 
-    texts = [repr(each) for each in (file, renewed, write, *await listing(files, Scope()), files)]
+    representations = [
+        repr(each) for each in (file, renewed, write, *await listing(files, Scope()), files)
+    ]
     with pytest.raises(ConflictError) as conflict:
         await files.create(create(fields=fields))
-    texts += [repr(conflict.value), "".join(traceback.format_exception(conflict.value))]
-    assert not [each for each in texts if PLANTED in each]
+    representations += [repr(conflict.value), "".join(traceback.format_exception(conflict.value))]
+    assert not [each for each in representations if PLANTED in each]
     plain_digest = hashlib.sha256(PLANTED.encode()).hexdigest()
-    assert not [each for each in texts if plain_digest in each], "nor can it be tried against it"
+    assert not [each for each in representations if plain_digest in each], (
+        "no plain digest against which to test guesses"
+    )
 
 
 @pytest.mark.parametrize("step", ["write", "setxattr", "fchmod", "fsync", "link"])
-async def test_no_error_repeats_a_secret(
+async def test_no_error_contains_a_secret(
     files: FileProvider, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     await secrets.store(SecretRef("db"), PLANTED, "default")
@@ -720,7 +728,7 @@ async def test_no_error_repeats_a_secret(
     assert PLANTED not in "".join(traceback.format_exception(caught.value))
 
 
-async def test_a_secret_whose_mark_is_gone_is_not_shown_by_a_plain_digest(
+async def test_a_secret_file_that_lost_its_mark_is_not_shown_with_a_plain_digest(
     files: FileProvider, root: Path, secrets: Secrets
 ) -> None:
     reference = await secrets.store(SecretRef("db"), PLANTED, "default")
@@ -734,7 +742,7 @@ async def test_a_secret_whose_mark_is_gone_is_not_shown_by_a_plain_digest(
         path.unlink()
 
 
-async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvider) -> None:
+async def test_a_private_file_with_plain_content_is_as_declared(files: FileProvider) -> None:
     fields = {**PLAIN, "mode": "0600"}
     assert drift(await create_file(files, fields=fields), fields) == []
 
@@ -745,24 +753,24 @@ async def test_a_missing_secret_is_reported(files: FileProvider, root: Path) -> 
     assert names_in(root) == [ROOT_MARKER]
 
 
-def test_what_is_compared_of_content_is_a_digest() -> None:
+def test_content_is_compared_by_digest() -> None:
     plain = comparable({"content": "a", "mode": "0644"})
     assert plain["content"] == {"sha256": hashlib.sha256(b"a").hexdigest(), "bytes": 1}
     assert comparable(plain) == plain
     assert comparable({"content": {"$secret": "a", "digest": "d"}}) == {"content": {"secret": "d"}}
 
 
-# --- what is wrong with the disk
+# --- disk errors
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-async def test_a_root_that_is_missing_or_empty_proves_nothing(
-    files: FileProvider, root: Path, is_there: bool
+@pytest.mark.parametrize("exists", [False, True])
+async def test_a_missing_or_empty_root_does_not_prove_absence(
+    files: FileProvider, root: Path, exists: bool
 ) -> None:
     file = await create_file(files, "app.ini")
     aside = move_aside(root)
-    if is_there:
-        make_folder(root)  # where the disk was mounted
+    if exists:
+        make_folder(root)  # the empty mount point
     for call in (
         lambda: files.read("app.ini"),
         lambda: listing(files, Scope()),
@@ -771,7 +779,7 @@ async def test_a_root_that_is_missing_or_empty_proves_nothing(
     ):
         with pytest.raises(NotDoneError, match="check that its disk is mounted"):
             await call()
-    mount_again(aside, root)
+    remount(aside, root)
     assert await files.read("app.ini") == file
 
 
@@ -783,12 +791,12 @@ def make_folder(root: Path) -> None:
     root.mkdir()
 
 
-def mount_again(aside: Path, root: Path) -> None:
-    assert not root.exists() or names_in(root) == [], "nothing was written beneath"
+def remount(aside: Path, root: Path) -> None:
+    assert not root.exists() or names_in(root) == [], "nothing was written below the mount point"
     aside.rename(root)
 
 
-async def test_a_root_whose_last_file_is_deleted_stays_the_right_one(
+async def test_a_root_stays_valid_after_its_last_file_is_deleted(
     files: FileProvider, root: Path
 ) -> None:
     (root / ROOT_MARKER).unlink()
@@ -810,59 +818,59 @@ async def test_a_root_whose_last_file_is_deleted_stays_the_right_one(
         (errno.ENOTUNIQ, UnknownResultError),
     ],
 )
-async def test_each_error_of_the_disk_has_its_class(
+async def test_each_disk_error_has_its_class(
     files: FileProvider,
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: int,
     expected: type[ProviderError],
 ) -> None:
-    def failing(*_args: Any) -> None:
+    def fail(*_args: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "write", failing)
+    monkeypatch.setattr(os, "write", fail)
     with pytest.raises(expected, match=os.strerror(code)):
         await files.create(create())
-    assert names_in(root / "etc") == [], "nothing half is left"
+    assert names_in(root / "etc") == [], "no partial file is left"
 
 
-async def test_what_was_published_and_perhaps_not_kept_is_unknown(
+async def test_a_published_file_that_may_not_be_durable_has_an_unknown_result(
     files: FileProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, write = os.fsync, create("app.ini")
 
-    def failing(file: int) -> None:
+    def fail(file: int) -> None:
         if stat.S_ISDIR(os.fstat(file).st_mode):
             raise OSError(errno.EIO, "Input/output error")
         real(file)
 
-    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(UnknownResultError):
         await files.create(write)
     monkeypatch.undo()
     assert (await files.create(write)).replayed
 
 
-async def test_a_disk_that_hangs_is_not_waited_for(
+async def test_a_call_does_not_wait_for_a_hanging_disk(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(request_timeout_seconds=0.05)
     files = FileProvider(
         ProviderConfigSpec("file", root.as_uri(), limits=limits), Secrets(), CallPermit()
     )
-    go_on = threading.Event()
+    release = threading.Event()
 
     def hanging(*_args: Any) -> int:
-        go_on.wait(10)
+        release.wait(10)
         return 1
 
     monkeypatch.setattr(os, "write", hanging)
     with pytest.raises(UnknownResultError, match="did not respond before the timeout"):
         await files.create(create())
-    go_on.set()
+    release.set()
 
 
-async def test_a_call_that_no_thread_was_free_for_is_not_called(
+async def test_a_call_without_a_free_thread_is_not_executed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It shows nothing about the health of the filesystem, and is never executed."""
@@ -870,17 +878,17 @@ async def test_a_call_that_no_thread_was_free_for_is_not_called(
     files = FileProvider(
         ProviderConfigSpec("file", root.as_uri(), limits=limits), Secrets(), CallPermit()
     )
-    go_on = threading.Event()
-    really_write = os.write
+    release = threading.Event()
+    original_write = os.write
 
     def hanging(*arguments: Any) -> int:
-        go_on.wait(10)
-        return really_write(*arguments)
+        release.wait(10)
+        return original_write(*arguments)
 
     monkeypatch.setattr(os, "write", hanging)
     calls = [files.create(create(f"f{number}")) for number in range(MAX_CONCURRENT_CALLS + 2)]
     results = await asyncio.gather(*calls, files.read("other"), return_exceptions=True)
-    go_on.set()
+    release.set()
     classes = [type(each) for each in results]
     assert classes == [UnknownResultError] * MAX_CONCURRENT_CALLS + [NotCalledError] * 3
     assert "8 calls to the filesystem of" in str(results[-1])
@@ -889,8 +897,8 @@ async def test_a_call_that_no_thread_was_free_for_is_not_called(
 
 
 @is_root
-def test_a_file_that_may_not_be_read_is_there_all_the_same() -> None:
-    """As an observer without permission: it is not gone, and nothing about it is made up."""
+def test_a_file_that_may_not_be_read_still_exists() -> None:
+    """An observer without permission reports the file without its content, and not as absent."""
     code = (
         "import asyncio, os, sys\n"
         "from events.provider_config import ProviderConfigSpec\n"
@@ -899,27 +907,27 @@ def test_a_file_that_may_not_be_read_is_there_all_the_same() -> None:
         "from reconciler.provider.call_permit import CallPermit\n"
         "os.setuid(65534)\n"
         "files = FileProvider(ProviderConfigSpec('file', sys.argv[1]), Secrets(), CallPermit())\n"
-        "seen = asyncio.run(files.read('app.ini'))\n"
-        "print(seen.uid, seen.fields['mode'], seen.fields['content'])\n"
+        "file = asyncio.run(files.read('app.ini'))\n"
+        "print(file.uid, file.fields['mode'], file.fields['content'])\n"
     )
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         Path(folder).chmod(0o755)
         path = Path(folder) / "app.ini"
         path.write_text(PLANTED)
         path.chmod(0o600)
         command = [sys.executable, "-c", code, Path(folder).as_uri()]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout == f"None 0600 {{'bytes': {len(PLANTED)}}}\n"
+        process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert process.stdout == f"None 0600 {{'bytes': {len(PLANTED)}}}\n"
 
 
 # --- a filesystem without extended attributes
 
 
 @pytest.fixture(params=["patched", pytest.param("ramfs", marks=is_root)])
-def bare(
+def bare_root(
     request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """A root on a real filesystem that has none, where one can be mounted."""
+    """A root without extended attributes: patched, or a ramfs if that can be mounted."""
     if request.param == "patched":
 
         def unsupported(*_args: Any) -> bytes:
@@ -929,9 +937,11 @@ def bare(
         monkeypatch.setattr(os, "getxattr", unsupported)
         yield root
         return
-    ran = subprocess.run(["mount", "-t", "ramfs", "none", root], capture_output=True, check=False)
-    if ran.returncode:
-        pytest.skip(f"ramfs cannot be mounted: {ran.stderr.decode().strip()}")
+    process = subprocess.run(
+        ["mount", "-t", "ramfs", "none", root], capture_output=True, check=False
+    )
+    if process.returncode:
+        pytest.skip(f"ramfs cannot be mounted: {process.stderr.decode().strip()}")
     try:
         (root / ROOT_MARKER).touch()
         yield root
@@ -939,7 +949,9 @@ def bare(
         subprocess.run(["umount", root], check=True)
 
 
-async def test_without_attributes_the_name_is_the_identity(bare: Path, files: FileProvider) -> None:
+async def test_without_attributes_the_name_is_the_identity(
+    bare_root: Path, files: FileProvider
+) -> None:
     file = await create_file(files)
     assert (file.uid, file.labels, file.written_by) == (None, {}, None)
     assert drift(file, PLAIN) == []
@@ -947,33 +959,35 @@ async def test_without_attributes_the_name_is_the_identity(bare: Path, files: Fi
         await files.create(create(fields={"content": "two\n"}))
     assert caught.value.obstacle == file
 
-    now = (await files.update(update(file, {"content": "two\n"}))).object
-    assert now is not None
-    assert now.version != file.version
+    current = (await files.update(update(file, {"content": "two\n"}))).object
+    assert current is not None
+    assert current.version != file.version
     with pytest.raises(ConflictError):
         await files.update(update(file, PLAIN))
     with pytest.raises(NotFoundError):
         await files.update(update(ExternalObject("other", {}), PLAIN))
-    assert not (await files.delete(with_version_of(action("Delete", file.name, {}), now))).absent
+    assert not (
+        await files.delete(with_version_of(action("Delete", file.name, {}), current))
+    ).absent
     assert await files.read(file.name) is None
 
 
 async def test_without_attributes_no_secret_is_written(
-    bare: Path, files: FileProvider, secrets: Secrets
+    bare_root: Path, files: FileProvider, secrets: Secrets
 ) -> None:
     await secrets.store(SecretRef("db"), PLANTED, "default")
     with pytest.raises(RefusedError, match="not support extended attributes") as caught:
         await files.create(create(fields=SECRET))
     assert PLANTED not in "".join(traceback.format_exception(caught.value))
-    assert names_in(bare / "etc") == []
+    assert names_in(bare_root / "etc") == []
 
 
-async def test_without_attributes_a_file_that_was_just_published_is_still_recognised(
-    bare: Path, files: FileProvider
+async def test_without_attributes_a_file_that_was_just_published_is_still_recognized(
+    bare_root: Path, files: FileProvider
 ) -> None:
     write = create("app.ini")
-    temporary = bare / temporary_name(write.idempotency_key)
+    temporary = bare_root / temporary_name(write.idempotency_key)
     temporary.write_text("one\n")
-    os.link(temporary, bare / "app.ini")  # and there the worker died
+    os.link(temporary, bare_root / "app.ini")  # and then the worker died
     assert (await files.create(write)).replayed
     assert not temporary.exists()

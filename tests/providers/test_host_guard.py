@@ -1,4 +1,4 @@
-"""The connection guard checks resolved addresses, and connects to those addresses only."""
+"""The connection guard checks resolved addresses, and connects only to those addresses."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def counting_server() -> AsyncGenerator[tuple[int, list[int]]]:
     """Serve HTTP on a port of 127.0.0.1, and count the connections."""
     connection_marks: list[int] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection_marks.append(1)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1], connection_marks
 
 
@@ -78,7 +78,7 @@ async def test_no_endpoint_name_may_resolve_to_the_host() -> None:
             )
 
 
-def test_only_permittedes_of_a_name_are_used() -> None:
+def test_only_permitted_addresses_of_a_name_are_used() -> None:
     guard = HostGuard(NOTHING)
     assert guard.filter_addresses("rebound.test", 80, [INSIDE, OUTSIDE, INSIDE_6]) == [OUTSIDE]
     assert guard.filter_addresses("empty.test", 80, []) == []
@@ -101,13 +101,13 @@ def test_a_declaration_may_not_contain_the_hosts_address_literally() -> None:
 def test_a_connection_is_made_to_the_checked_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The name is not resolved again, because the name server may return another address then."""
-    answers = iter([[OUTSIDE], [INSIDE]])
+    """The name is not resolved again, because the name server might return another address."""
+    results = iter([[OUTSIDE], [INSIDE]])
 
-    def resolved(*_: object, **__: object) -> list[tuple[Any, ...]]:
-        return next(answers)
+    def resolve(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        return next(results)
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     connected_addresses: list[object] = []
 
     class Socket:
@@ -130,7 +130,7 @@ def test_a_connection_is_made_to_the_checked_address(
 
 @contextmanager
 def redirecting(to: str) -> Generator[int]:
-    """Redirect every request."""
+    """Run a server that redirects every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -160,7 +160,7 @@ def _get(url: str, allow: Allow) -> int:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", LOOPBACK_IN_DISGUISE, "localhost", "[::1]", "0"])
-async def test_no_redirect_leads_to_the_host(host: str) -> None:
+async def test_redirects_to_the_host_are_not_followed(host: str) -> None:
     async with counting_server() as (port, accepted_connections):
         with redirecting(f"http://{host}:{port}/") as first:
             url = f"http://127.0.0.1:{first}/"

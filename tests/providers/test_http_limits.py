@@ -49,7 +49,7 @@ ENOUGH_SECONDS = 1.5
 
 
 @asynccontextmanager
-async def api_of(
+async def connect_api(
     serve: Serve, *, timeout_seconds: float = 30, concurrency: int = 4
 ) -> AsyncGenerator[HttpApi]:
     with hostile_server(serve) as port:
@@ -87,34 +87,34 @@ ENDLESS = {
         send(CHUNKED, repeat=b"2\r\nxy\r\n" * 100_000, times=200),
         "more than 250000 chunks",
     ),
-    "a header without an end": (
+    "an endless header": (
         send(HEAD + b"X: ", repeat=b"x" * MIB, times=64),
         "headers are longer than 64 KiB",
     ),
-    "a status line without an end": (
+    "an endless status line": (
         send(b"HTTP/1.1 200 ", repeat=b"x" * MIB, times=64),
         "headers are longer than 64 KiB",
     ),
     "one header many times": (send(HEAD, b"a:b\r\n" * 32_000, b"\r\n"), "longer than 64 KiB"),
-    "trailers without an end": (
+    "endless trailers": (
         send(CHUNKED + b"1\r\nx\r\n0\r\nX: ", repeat=b"x" * MIB, times=64),
         "headers are longer than 64 KiB",
     ),
-    "hints without an end": (
+    "endless hints": (
         send(repeat=b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 10_000, times=1000),
         "headers are longer than 64 KiB",
     ),
 }
 
 
-@pytest.mark.parametrize("what", ENDLESS)
-async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
-    serve, words = ENDLESS[what]
-    async with api_of(serve) as api:
-        with measure_memory() as memory, pytest.raises(UnknownResultError, match=words):
+@pytest.mark.parametrize("case", ENDLESS)
+async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(case: str) -> None:
+    serve, error_text = ENDLESS[case]
+    async with connect_api(serve) as api:
+        with measure_memory() as memory, pytest.raises(UnknownResultError, match=error_text):
             await api.call("PUT", "/x")
         async with measure_event_loop() as loop:
-            with pytest.raises(UnknownResultError, match=words):
+            with pytest.raises(UnknownResultError, match=error_text):
                 await api.call("PUT", "/x")
     assert memory.peak_bytes < ENOUGH_BYTES
     assert loop.blocked_seconds < ENOUGH_SECONDS
@@ -124,7 +124,7 @@ async def test_a_response_just_below_the_limit_is_read() -> None:
     content = msgspec.json.encode(["x" * 1000] * (MAX_BODY_BYTES // 1004))
     packed = gzip.compress(content, 1)
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
-    async with api_of(send(head, packed)) as api:
+    async with connect_api(send(head, packed)) as api:
         assert (await api.call("GET", "/x")).content == content
 
 
@@ -137,7 +137,7 @@ async def test_too_many_large_responses_at_the_same_time_are_an_error() -> None:
         connection.sendall(body)
         release.wait(60)
 
-    async with api_of(serve, concurrency=12) as api:
+    async with connect_api(serve, concurrency=12) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(12)]
         with measure_memory() as memory:
             completed, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
@@ -151,7 +151,7 @@ async def test_too_many_large_responses_at_the_same_time_are_an_error() -> None:
 
 async def test_the_memory_of_completed_responses_is_released() -> None:
     head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (24 * MIB)
-    async with api_of(send(head, bytes(24 * MIB))) as api:
+    async with connect_api(send(head, bytes(24 * MIB))) as api:
         for _ in range(8):
             assert len((await api.call("GET", "/x")).content) == 24 * MIB
 
@@ -162,16 +162,16 @@ async def test_the_timeout_applies_while_a_response_is_decompressed(
     monkeypatch.setattr(connections, "_SLICE_BYTES", 256)
     packed = gzip.compress(bytes(16 * MIB))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
-    async with api_of(send(head, packed), timeout_seconds=0.2) as api:
+    async with connect_api(send(head, packed), timeout_seconds=0.2) as api:
         with pytest.raises(NotDoneError, match=r"no response within 0\.2 s"):
             await api.call("GET", "/x")
 
 
 @pytest.mark.parametrize("value", [b"[]", b'{"a":0}', b"1"])
-async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: bytes) -> None:
+async def test_json_with_many_small_values_is_refused_before_it_is_decoded(value: bytes) -> None:
     body = b"[" + (value + b",") * (24 * MIB // len(value + b",")) + b"1]"
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
-    async with api_of(send(head, body)) as api:
+    async with connect_api(send(head, body)) as api:
         with measure_memory() as memory, pytest.raises(NotDoneError, match="128 MiB of memory"):
             await api.call("GET", "/x")
     assert memory.peak_bytes < 2 * ENOUGH_BYTES
@@ -190,35 +190,35 @@ async def test_a_body_with_another_encoding_is_an_error(encoding: str) -> None:
     """A nested gzip bomb is not decompressed even once."""
     body = gzip.compress(gzip_of_zeros(512 * MIB))
     head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
-    async with api_of(send(head % (encoding.encode(), len(body)), body)) as api:
+    async with connect_api(send(head % (encoding.encode(), len(body)), body)) as api:
         with measure_memory() as memory, pytest.raises(NotDoneError) as raised:
             await api.call("GET", "/x")
-    words = f"encoded as '{encoding[:40]}', but only a single gzip encoding is supported"
-    assert words in str(raised.value)
+    error_text = f"encoded as '{encoding[:40]}', but only a single gzip encoding is supported"
+    assert error_text in str(raised.value)
     assert memory.peak_bytes < ENOUGH_BYTES
 
 
 @pytest.mark.parametrize("first", [CHUNKED, HEAD + b"\r\n", HEAD, b"HTTP/1.1 200 "])
 async def test_a_response_that_never_ends_fails_at_the_timeout(first: bytes) -> None:
-    is_over = threading.Event()
+    finished = threading.Event()
 
     def serve(connection: socket.socket, _head: bytes) -> None:
         connection.sendall(first)
-        while not is_over.wait(0.02):
+        while not finished.wait(0.02):
             connection.sendall(b"1\r\nx\r\n" if first is CHUNKED else b"2")
 
-    async with api_of(serve, timeout_seconds=0.5) as api:
+    async with connect_api(serve, timeout_seconds=0.5) as api:
         with pytest.raises(NotDoneError, match=r"no response within 0\.5 s"):
             await asyncio.wait_for(api.call("GET", "/x"), 10)
-    is_over.set()
+    finished.set()
 
 
 async def test_compressed_bodies_count_until_they_are_decompressed() -> None:
-    """Each body on its own is below the limit, and takes long to decompress to nothing."""
-    empty_block = b"\0\0\0\xff\xff"  # a block of no bytes
+    """Each body on its own is below the limit, and takes a long time to decompress to nothing."""
+    empty_block = b"\0\0\0\xff\xff"  # a block without bytes
     body = b"\x1f\x8b\x08" + bytes(7) + empty_block * (24 * MIB // len(empty_block))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
-    async with api_of(send(head, body), concurrency=24) as api:
+    async with connect_api(send(head, body), concurrency=24) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(24)]
         with measure_resident_memory() as memory:
             results = await asyncio.gather(*calls, return_exceptions=True)
@@ -230,7 +230,7 @@ async def test_other_apis_of_the_process_continue_while_one_sends_too_much() -> 
     """A healthy API's call takes no longer than processing a slice of the other API's responses."""
     bomb, _ = ENDLESS["2 GiB in 2 MiB of gzip"]
     head = HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
-    async with api_of(bomb) as hostile_api, api_of(send(head, b"[]")) as api:
+    async with connect_api(bomb) as hostile_api, connect_api(send(head, b"[]")) as api:
         attack = asyncio.gather(
             *(hostile_api.call("GET", "/x") for _ in range(4)), return_exceptions=True
         )
@@ -260,7 +260,7 @@ def endless_listing(page: bytes) -> Serve:
 
 
 @asynccontextmanager
-async def provider_of(serve: Serve) -> AsyncGenerator[GuardedProvider]:
+async def connect_provider(serve: Serve) -> AsyncGenerator[GuardedProvider]:
     with hostile_server(serve) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
         provider = guard_provider(ShapesProvider(config, Secrets(), CallPermit()), Secrets())
@@ -282,7 +282,7 @@ SHAPE = b'{"name":"a","uid":"1","type":"Square","color":"Red","size":1,"labels":
 
 async def test_a_listing_has_a_limited_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_guard, "MAX_PAGES", 100)
-    async with provider_of(endless_listing(b"[" + SHAPE + b"]")) as provider:
+    async with connect_provider(endless_listing(b"[" + SHAPE + b"]")) as provider:
         with pytest.raises(NotDoneError, match="more than 100 pages"):
             await count_listed(provider)
 
@@ -290,7 +290,7 @@ async def test_a_listing_has_a_limited_number_of_pages(monkeypatch: pytest.Monke
 async def test_the_memory_of_a_listing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_guard, "MAX_LISTING_BYTES", 16 * MIB)
     objects = b"[" + b",".join([SHAPE] * 1000) + b"]"
-    async with provider_of(endless_listing(objects)) as provider:
+    async with connect_provider(endless_listing(objects)) as provider:
         for _ in range(2):  # the second listing starts at zero
             with pytest.raises(NotDoneError, match="of this listing exceed the limit of 16 MiB"):
                 await count_listed(provider)
@@ -313,7 +313,7 @@ async def test_the_memory_of_concurrent_calls_of_one_api_is_limited() -> None:
         )
         connection.sendall(body)
 
-    async with provider_of(serve) as provider:
+    async with connect_provider(serve) as provider:
         calls = [asyncio.create_task(provider.read(f"a{result}")) for result in range(16)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         release.set()

@@ -24,7 +24,7 @@ from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProv
 from reconciler.provider.contract import Connect, ProviderContract
 
 
-class OnJetStream(ProviderContract):
+class JetStreamContract(ProviderContract):
     """The contract on the session's server, with cases for the change feed."""
 
     fresh: ClassVar[Fields] = {"messages": 0, "bytes": 0, "consumers": 0}
@@ -77,7 +77,7 @@ class OnJetStream(ProviderContract):
         assert repeated.object.fields["description"] == "changed"
 
     async def change_description(self, nc: Client, name: str, description: str) -> None:
-        """Change an object as another client does."""
+        """Change an object as another client would."""
         stream = f"{self.prefix}{name}"
         config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
         await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, "description": description})
@@ -99,7 +99,7 @@ class OnJetStream(ProviderContract):
         assert len(set(marks)) == 4
 
     async def wait_for_stable_mark(self, provider: WatchingProvider, after: str) -> str:
-        """Return the mark once it stays: one change may have two advisories."""
+        """Return the mark once it is stable, because one change may cause two advisories."""
         mark = await provider.changes(after)
         assert mark != after
         while (newer := await read_mark_after_pause(provider)) != mark:
@@ -118,7 +118,7 @@ class OnJetStream(ProviderContract):
             assert await feed.changes(mark) == mark
         assert asyncio.get_running_loop().time() - started_at > 0.5
 
-    async def test_volatile_values_are_readings_and_no_part_of_the_object(
+    async def test_volatile_values_are_readings_and_not_part_of_the_object(
         self, provider: Provider, name: str
     ) -> None:
         assert isinstance(provider, MeasuredProvider)
@@ -150,7 +150,7 @@ class OnJetStream(ProviderContract):
         assert await provider.read(name) is None
 
 
-class TestStream(OnJetStream):
+class TestStream(JetStreamContract):
     """Streams on one server cannot share subjects, so each uses subjects with its name."""
 
     kind = STREAM
@@ -179,7 +179,7 @@ class TestStream(OnJetStream):
         return super().is_as_declared(observed, {**fields, "subjects": [f"{observed.name}.>"]})
 
 
-class TestBucket(OnJetStream):
+class TestBucket(JetStreamContract):
     kind = BUCKET
     prefix = "KV_"
     fields: ClassVar[Fields] = {"ttlSeconds": 60, "description": "sessions"}
@@ -192,7 +192,7 @@ class TestBucket(OnJetStream):
     }
 
 
-class TestConsumer(OnJetStream):
+class TestConsumer(JetStreamContract):
     kind = CONSUMER
     fresh: ClassVar[Fields] = {"pending": 0, "delivered": 0, "waitingForAck": 0, "redelivered": 0}
     fields: ClassVar[Fields] = {"filterSubjects": ["a.b", "a.c"], "backoffSeconds": [1, 2.5]}

@@ -28,7 +28,7 @@ from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, listing
 from reconciler.provider.secrets import Secrets
-from tests.providers.connect import Connect, upon
+from tests.providers.connect import Connect, action_on
 from tests.security.keys import Pair
 from tests.security.operator_mode import Operator
 
@@ -62,7 +62,7 @@ def config_of(endpoint: str, tls: Tls | None = None) -> ProviderConfigSpec:
     ],
     ids=["token", "user"],
 )
-async def test_it_logs_in_with_its_own_secret_only(
+async def test_it_logs_in_with_only_its_own_secret(
     tmp_path: Path,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,7 +71,7 @@ async def test_it_logs_in_with_its_own_secret_only(
 ) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config=f"authorization: {authorization}\n")
-    monkeypatch.setenv("RECONCILER_CREDENTIALS", str(tmp_path / "a-role-that-is-not-asked.creds"))
+    monkeypatch.setenv("RECONCILER_CREDENTIALS", str(tmp_path / "a-role-that-is-not-used.creds"))
     try:
         provider = connect(STREAM, server.url, secret=secret)
         assert await provider.read("x") is None
@@ -95,7 +95,9 @@ async def test_it_logs_in_with_an_nkey(tmp_path: Path, connect: Connect) -> None
         await server.stop()
 
 
-async def test_it_logs_in_with_the_text_of_a_creds_file(tmp_path: Path, connect: Connect) -> None:
+async def test_it_logs_in_with_the_contents_of_a_creds_file(
+    tmp_path: Path, connect: Connect
+) -> None:
     operator = Operator([User("ann", "operator")])
     text = operator.write_credentials(tmp_path / "ann.creds", "ann").read_text()
     server = EmbeddedServer()
@@ -142,11 +144,11 @@ async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Co
             assert await provider.changes(mark) != mark
             changed_fields = kind.check_fields({**fields, "description": "x"})
             updated_object = (
-                await provider.update(upon("Update", created_object, changed_fields))
+                await provider.update(action_on("Update", created_object, changed_fields))
             ).object
             assert await listing(provider, Scope()) == [updated_object]
             if kind is not STREAM:
-                await provider.delete(upon("Delete", updated_object, {}))
+                await provider.delete(action_on("Delete", updated_object, {}))
                 assert await provider.read(name) is None
             await provider.close()
     finally:
@@ -184,7 +186,7 @@ def test_an_endpoint_that_cannot_be_called_is_refused(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "two\nlines", "-----BEGIN NATS USER JWT-----\nabc\n"])
-def test_a_secret_that_is_no_credential_is_refused_without_showing_it(secret: str) -> None:
+def test_a_secret_that_is_not_a_credential_is_refused_without_showing_it(secret: str) -> None:
     with pytest.raises(ConfigurationError, match=r"credentialsRef") as caught:
         build_provider(config_of("nats://h"), secret)
     assert "abc" not in str(caught.value)
@@ -229,7 +231,7 @@ async def create_when_reachable(provider: Provider, create: Action) -> ExternalO
                 await asyncio.sleep(0.1)
 
 
-async def test_a_role_without_a_login_is_still_asked_from_the_environment(
+async def test_a_role_without_a_login_still_reads_the_environment(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECONCILER_CREDENTIALS", "/not/there.creds")

@@ -86,22 +86,22 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
         endless_reply(b"MSG TO 1073741824\r\n"),
         "a message of 1073741824 bytes, more than the limit of 64 MiB",
     ),
-    "a line without an end": (endless_reply(b"INFO "), "a line of more than 1024 KiB"),
-    "an answer of many values": (
+    "an endless line": (endless_reply(b"INFO "), "a line of more than 1024 KiB"),
+    "a response with many values": (
         message(b'{"streams":[' + b"[]," * (4 * MIB) + b"[]]}"),
         "the response is 12582928 bytes long, more than the limit of 8 MiB",
     ),
-    "an answer nested without an end": (
+    "an endlessly nested response": (
         message(b'{"x":' + b"[" * 200_000),
         "STREAM.LIST: invalid response",
     ),
-    "an answer that is no JSON": (message(b"{"), "STREAM.LIST: invalid response"),
+    "a response that is not JSON": (message(b"{"), "STREAM.LIST: invalid response"),
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
-    reply, error_text = HOSTILE[what]
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(case: str) -> None:
+    reply, error_text = HOSTILE[case]
     with raw_server(server_that_replies(reply)) as port:
         config = ProviderConfigSpec(
             "jetstream", f"nats://127.0.0.1:{port}", limits=Limits(request_timeout_seconds=3)
@@ -136,7 +136,7 @@ def test_the_subjects_of_an_object_are_limited(kind: Kind, subjects: list[str], 
         kind.check_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
 
 
-async def test_one_stream_is_written_at_a_time() -> None:
+async def test_streams_are_written_one_at_a_time() -> None:
     refusal = b'{"error":{"code":400,"err_code":1,"description":"refused"}}'
     pending: list[bytes] = []
 
@@ -189,8 +189,8 @@ async def test_large_consumers_do_not_hide_other_consumers(
         body = {"stream_name": stream, "config": config}
         await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", body)
     provider = connect(CONSUMER, nats_server.url)
-    small_create = action("Create", f"{stream}/small", CONSUMER.check_fields({}))
-    await provider.create(small_create)
+    small_creation = action("Create", f"{stream}/small", CONSUMER.check_fields({}))
+    await provider.create(small_creation)
     objects = await listing(provider, Scope(prefix=f"{stream}/"))
     await api_request(nc, f"STREAM.DELETE.{stream}", None)
 
@@ -213,7 +213,7 @@ async def test_large_streams_do_not_hide_other_streams(
     assert [each.name for each in objects] == names
 
 
-async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other(
+async def test_an_object_that_is_too_large_by_itself_is_named_and_does_not_hide_others(
     nats_server: EmbeddedServer,
     nc: Client,
     connect: Connect,
@@ -239,7 +239,7 @@ async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other
         await api_request(nc, f"STREAM.DELETE.{unique}{name}", None)
 
 
-async def test_a_start_time_at_the_end_of_the_calendar_hides_no_other_consumer(
+async def test_a_start_time_at_the_end_of_the_calendar_does_not_hide_other_consumers(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     """The server keeps the UTC offset of a time, and another client may choose any offset."""

@@ -25,7 +25,7 @@ from reconciler.errors import ConflictError, NotDoneError, RefusedError
 from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind, installed_kinds
-from tests.providers.connect import Connect, upon
+from tests.providers.connect import Connect, action_on
 
 CHANGES: Mapping[str, Iterable[tuple[str, Any, Any]]] = {
     "Stream": [
@@ -76,7 +76,7 @@ CHANGES: Mapping[str, Iterable[tuple[str, Any, Any]]] = {
     ],
 }
 ONLY_IN_A_CLUSTER = {("Stream", "replicas"), ("Bucket", "replicas")}
-FOLLOWS = {("Stream", "isWorkQueue"), ("Consumer", "stream")}
+DERIVED_FIELDS = {("Stream", "isWorkQueue"), ("Consumer", "stream")}
 KINDS = {kind.name: kind for kind in (STREAM, BUCKET, CONSUMER)}
 
 
@@ -95,7 +95,7 @@ def with_required_fields(kind: Kind, field: str, value: Any, subject: str) -> Fi
 
 @pytest.fixture
 async def consumer_name(nc: Client, unique: str) -> str:
-    """Create a stream, and return the name of a consumer of it."""
+    """Create a stream, and return the name of a consumer on it."""
     config = {"name": f"{unique}on", "subjects": [f"{unique}on.>"]}
     await api_request(nc, f"STREAM.CREATE.{unique}on", config)
     return f"{unique}on/c"
@@ -125,10 +125,10 @@ async def test_the_server_updates_all_but_immutable_fields_in_place(
 
     if changed_paths & kind.immutable:
         with pytest.raises(RefusedError, match=r"can ?not be updated|can not change"):
-            await provider.update(upon("Update", created_object, second))
+            await provider.update(action_on("Update", created_object, second))
         assert await provider.read(object_name) == created_object
     else:
-        updated_object = (await provider.update(upon("Update", created_object, second))).object
+        updated_object = (await provider.update(action_on("Update", created_object, second))).object
         assert updated_object is not None
         assert updated_object.fields == second
 
@@ -137,11 +137,11 @@ async def test_the_server_updates_all_but_immutable_fields_in_place(
 def test_every_field_has_a_change(kind: Kind) -> None:
     covered_fields = {(kind.name, field) for field, _, _ in CHANGES[kind.name]}
     all_fields = {(kind.name, field.encode_name) for field in msgspec.structs.fields(kind.schema)}
-    assert covered_fields | ONLY_IN_A_CLUSTER | FOLLOWS >= all_fields
+    assert covered_fields | ONLY_IN_A_CLUSTER | DERIVED_FIELDS >= all_fields
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_an_undeclared_field_with_the_servers_default_is_no_difference(
+async def test_an_undeclared_field_with_the_servers_default_does_not_count_as_a_difference(
     nats_server: EmbeddedServer,
     nc: Client,
     connect: Connect,
@@ -211,7 +211,7 @@ def test_durations_are_read_as_they_were_written(milliseconds: int) -> None:
         (CONSUMER, {"startTime": "2026-01-01T00:00:00Z"}, "required with deliverPolicy"),
     ],
 )
-def test_a_spec_that_no_server_accepts_is_refused_at_declaration(
+def test_a_spec_that_no_server_accepts_is_refused_when_declared(
     kind: Kind, fields: Fields, reason: str
 ) -> None:
     with pytest.raises(InvalidManifestError, match=reason):
@@ -336,7 +336,7 @@ async def test_an_adopted_stream_keeps_its_messages_and_unmanaged_settings(
     assert foreign_stream is not None
     assert (foreign_stream.labels, foreign_stream.written_by) == ({"team": "a"}, None)
 
-    adopted = (await provider.update(upon("Update", foreign_stream, expected))).object
+    adopted = (await provider.update(action_on("Update", foreign_stream, expected))).object
 
     assert adopted is not None
     assert (adopted.uid, adopted.fields) == (foreign_stream.uid, expected)
@@ -411,7 +411,7 @@ async def test_a_push_consumer_differs_and_is_not_changed(
     assert existing is not None
     assert existing.fields != expected
     with pytest.raises(RefusedError, match="only pull consumers"):
-        await provider.update(upon("Update", existing, expected))
+        await provider.update(action_on("Update", existing, expected))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -92,7 +92,7 @@ async def test_the_products_own_objects_are_refused_and_kept(
 
 
 @pytest.mark.parametrize("kind", [STREAM, BUCKET, CONSUMER], ids=lambda kind: kind.name)
-async def test_no_object_of_the_product_is_in_any_scope(
+async def test_the_products_own_objects_are_outside_every_scope(
     bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind
 ) -> None:
     assert await listing(connect(kind, server.url), EVERYTHING) == []
@@ -115,7 +115,7 @@ async def test_only_the_products_own_streams_have_the_mark(
     await provider.delete(action("Delete", "MINE", {}))
 
 
-async def test_a_stream_of_an_earlier_release_gets_the_mark(bus: Client) -> None:
+async def test_a_stream_from_an_earlier_release_is_given_the_mark(bus: Client) -> None:
     config = (await api_request(bus, f"STREAM.INFO.{ROWS}", None))["config"]
     await api_request(bus, f"STREAM.UPDATE.{ROWS}", {**config, "metadata": {}})
     assert (await ensure_topology(bus)).changes[ROWS] == "updated"
@@ -177,7 +177,7 @@ async def test_a_stream_with_reserved_subjects_is_outside_every_scope(
 @pytest.mark.parametrize(
     "subject", [*OWN_SUBJECTS, *SERVER_SUBJECTS, ">", "*.>", "*.x", "*", "$KV.mine.>"]
 )
-def test_subjects_of_the_product_and_the_server_are_refused_at_declaration(subject: str) -> None:
+def test_subjects_of_the_product_and_the_server_are_refused_when_declared(subject: str) -> None:
     with pytest.raises(InvalidManifestError, match="overlaps"):
         STREAM.check_fields({"subjects": ["mine.>", subject]})
 

@@ -1,4 +1,4 @@
-"""The kind registry, and the limits of fields of the built-in kinds."""
+"""The kind registry, and the limits of the built-in kinds' fields."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ RESTARTS = {"restart": "on-failure"}
         ("Consumer", {"stream": "x", "maxDeliver": 3, "backoffSeconds": [1e-9]}),
     ],
 )
-def test_a_number_out_of_range_is_refused_at_declaration(kind: str, fields: Fields) -> None:
+def test_a_number_out_of_range_is_refused_when_declared(kind: str, fields: Fields) -> None:
     with pytest.raises(InvalidManifestError, match=r"spec[.:]"):
         installed_kinds()[kind].check_declared(fields)
 
@@ -109,8 +109,8 @@ def test_a_number_that_json_cannot_represent_is_refused(number: str) -> None:
     assert problem.message.startswith("a manifest must not contain .inf or .nan")
 
 
-def test_a_file_of_unclosed_placeholders_is_checked_in_linear_time() -> None:
-    """All tenants share the decider that checks it. In quadratic time, this takes an hour."""
+def test_a_file_with_unclosed_placeholders_is_checked_in_linear_time() -> None:
+    """All tenants share the decider that checks it. In quadratic time, this would take an hour."""
     fields = {"content": "${" * 500_000, "values": {"A": "1"}}
     assert FILE.check_declared(fields)["content"] == fields["content"]
 

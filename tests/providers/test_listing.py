@@ -49,7 +49,7 @@ async def test_a_listing_whose_token_repeats_fails() -> None:
         assert [page async for page in all_pages(Scope(), fetch)]
 
 
-def test_an_object_that_cannot_be_converted_hides_no_others() -> None:
+def test_an_object_that_cannot_be_converted_does_not_hide_others() -> None:
     unreadable = Unreadable()
 
     def convert_item(name: str, seconds: float) -> datetime | None:

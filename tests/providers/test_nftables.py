@@ -1,4 +1,4 @@
-"""The contract of providers, for the kind `Service` in a real namespace."""
+"""The provider contract, for the `Service` kind in a real namespace."""
 
 from __future__ import annotations
 

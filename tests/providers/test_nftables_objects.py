@@ -1,4 +1,4 @@
-"""Only the kind `Service`: connections in namespaces, damaged rules, and the cost of writes."""
+"""Only the `Service` kind: connections in namespaces, damaged rules, and the cost of writes."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def backend_addresses(net: Network) -> list[tuple[str, int]]:
     return [(each.host.address, each.port) for each in net.backends]
 
 
-def count_answers(net: Network, times: int) -> Counter[str]:
-    """Connect this many times from each client; return how often each backend answered."""
-    answers = [
+def count_responses(net: Network, times: int) -> Counter[str]:
+    """Connect this many times from each client; return how often each backend responded."""
+    responses = [
         client.connect(VIRTUAL_ADDRESS, 80).split()[0]
         for client in net.clients
         for _ in range(times)
     ]
-    return Counter(answers)
+    return Counter(responses)
 
 
 # --- connections
@@ -151,20 +151,20 @@ async def test_two_clients_reach_two_backends_through_a_virtual_address_evenly(
     routed: Services, net: Network
 ) -> None:
     service = await routed.create_service("web", *backend_addresses(net), balance="RoundRobin")
-    assert await asyncio.to_thread(count_answers, net, 10) == {"b0": 10, "b1": 10}, (
+    assert await asyncio.to_thread(count_responses, net, 10) == {"b0": 10, "b1": 10}, (
         "the backends alternate"
     )
 
     service = await routed.update_service(service, *backend_addresses(net), balance="Random")
-    counts = await asyncio.to_thread(count_answers, net, 100)
+    counts = await asyncio.to_thread(count_responses, net, 100)
     assert counts.total() == 200
     # Of 200 coin tosses, fewer than 50 are heads once in 10^12 times.
     assert min(counts["b0"], counts["b1"]) >= 50
 
     await routed.update_service(service, *backend_addresses(net), balance="SourceAddress")
     for each in net.clients:
-        answers = {await asyncio.to_thread(each.connect, VIRTUAL_ADDRESS, 80) for _ in range(10)}
-        assert len(answers) == 1, "the same backend always answers a client"
+        responses = {await asyncio.to_thread(each.connect, VIRTUAL_ADDRESS, 80) for _ in range(10)}
+        assert len(responses) == 1, "the same backend always responds to a client"
 
 
 async def test_three_backends_alternate_for_clients_and_the_machine_itself(
@@ -173,14 +173,14 @@ async def test_three_backends_alternate_for_clients_and_the_machine_itself(
     first, second = backend_addresses(net)
     await routed.create_service("web", first, second, (first[0], first[1]), balance="RoundRobin")
     router = Host("router", net.router, "10.77.1.1")
-    answers = [await asyncio.to_thread(router.connect, VIRTUAL_ADDRESS, 80) for _ in range(10)]
-    assert Counter(each.split()[0] for each in answers) == {"b0": 5, "b1": 5}
+    responses = [await asyncio.to_thread(router.connect, VIRTUAL_ADDRESS, 80) for _ in range(10)]
+    assert Counter(each.split()[0] for each in responses) == {"b0": 5, "b1": 5}
     net.backends.append(Backend(net.backends[0].host, 9090))
     service = await routed.provider.read("web")
     assert service is not None
     third = (net.backends[0].host.address, 9090)
     await routed.update_service(service, first, second, third, balance="RoundRobin")
-    counts = await asyncio.to_thread(count_answers, net, 15)
+    counts = await asyncio.to_thread(count_responses, net, 15)
     assert counts == {"b0": 20, "b1": 10}, "two of the three are on b0"
 
 
@@ -214,7 +214,7 @@ async def test_without_backends_connections_are_refused_immediately(
     await asyncio.to_thread(client.connect, VIRTUAL_ADDRESS, 80)
 
     service = await routed.update_service(service, backend_addresses(net)[1])
-    assert await asyncio.to_thread(count_answers, net, 10) == {"b1": 20}, (
+    assert await asyncio.to_thread(count_responses, net, 10) == {"b1": 20}, (
         "a removed backend does not receive connections"
     )
     await routed.provider.delete(with_version_of(action("Delete", "web", {}), service))
@@ -308,7 +308,7 @@ async def test_foreign_rules_in_our_table_are_kept_and_listed_if_they_form_a_ser
     assert adopted.labels
 
 
-async def test_a_table_of_another_client_is_refused(services: Services) -> None:
+async def test_another_clients_table_is_refused(services: Services) -> None:
     services.network_namespace.nft("add table ip reconciler; add chain ip reconciler theirs")
     with pytest.raises(
         ConfigurationError, match="is in use by another program, which created chain theirs"
@@ -330,7 +330,7 @@ async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
         foreign_service = await other_services.create_service(
             "web", backend_addresses(net)[1], address="198.18.0.2"
         )
-        assert await asyncio.to_thread(count_answers, net, 2) == {"b0": 4}
+        assert await asyncio.to_thread(count_responses, net, 2) == {"b0": 4}
         assert (await asyncio.to_thread(net.clients[0].connect, "198.18.0.2", 80))[:2] == "b1"
         assert await services.list_services() == [own_service]
         await services.provider.delete(with_version_of(action("Delete", "web", {}), own_service))
@@ -345,7 +345,7 @@ async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
 
 
 FOREIGN_ELEMENT = "198.18.0.1 . tcp . 81 : goto service-web"
-"""An element of another client, which stays."""
+"""Another client's element, which is kept."""
 
 CHANGES: dict[str, str] = {
     "flush table": "flush table ip reconciler",
@@ -390,7 +390,7 @@ OCCUPIED_ADDRESSES = {"another's chain", "another's verdict"}
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_every_out_of_band_change_of_a_service_is_a_difference_and_is_repaired(
+async def test_every_out_of_band_change_to_a_service_is_a_difference_and_is_repaired(
     services: Services, change: str
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
@@ -635,7 +635,7 @@ async def test_two_uncoordinated_clients_create_many_services_concurrently(
 
 
 class CallCounter:
-    """Counts calls of the API."""
+    """Counts calls to the API."""
 
     may_send_now = False
     interval_seconds = 0.0
@@ -676,7 +676,7 @@ async def test_an_update_of_one_of_5_000_services_does_not_read_the_others(
 # --- events
 
 
-async def test_the_monitor_reports_changes_of_our_table_only(services: Services) -> None:
+async def test_the_monitor_reports_only_changes_to_our_table(services: Services) -> None:
     await services.create_service("web", ("10.0.0.1", 80))
     provider = provider_at(services.network_namespace.endpoint(), timeout_seconds=1)
     pids_before = list_child_pids()
@@ -692,7 +692,7 @@ async def test_the_monitor_reports_changes_of_our_table_only(services: Services)
             while (newer := await provider.changes(mark)) != mark:
                 mark = newer  # the remaining reports
         services.network_namespace.nft("add table ip reconciler2; delete table ip reconciler2")
-        assert await provider.changes(mark) == mark, "a change of another table is not reported"
+        assert await provider.changes(mark) == mark, "a change to another table is not reported"
 
         (process,) = list_child_pids() - pids_before
         os.kill(process, signal.SIGKILL)
@@ -783,7 +783,7 @@ async def test_backends_are_a_set(services: Services) -> None:
     assert addresses == ["10.0.0.9", "10.0.0.10"]
 
 
-async def test_without_its_network_namespace_no_object_counts_as_deleted() -> None:
+async def test_objects_do_not_count_as_deleted_without_their_network_namespace() -> None:
     provider = provider_at("netns:rec-never/reconciler")
     for call in (
         provider.read("web"),
@@ -886,7 +886,7 @@ async def test_an_action_with_an_invalid_name_is_refused(services: Services) -> 
             await services.provider.create(invalid_create)
 
 
-async def test_a_conflict_names_no_service_of_another_namespace(services: Services) -> None:
+async def test_a_conflict_does_not_name_another_namespaces_service(services: Services) -> None:
     labels = {OWNER_LABEL: "log.billing.Service.svc"}
     first = replace(action("Create", "billing-svc", services.fields()), labels=labels)
     await services.provider.create(first)

@@ -1,4 +1,4 @@
-"""API clients: a replaced client is closed after its calls have ended, and no earlier."""
+"""API clients: a replaced client is closed after its calls have ended, and not earlier."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Client:
     """Completes a call when the test allows it."""
 
     def __init__(self) -> None:
-        self.answers, self.closed = asyncio.Event(), asyncio.Event()
+        self.may_respond, self.closed = asyncio.Event(), asyncio.Event()
 
     async def create(self, action: Action) -> Effect:
         assert action is ACTION
-        await self.answers.wait()
+        await self.may_respond.wait()
         assert not self.closed.is_set()
         return Effect(None)
 
@@ -58,14 +58,14 @@ async def test_a_replaced_client_is_closed_when_its_calls_have_ended() -> None:
         await asyncio.sleep(0)
     old_client, new_client = clients
     assert not old_client.closed.is_set()
-    old_client.answers.set()
+    old_client.may_respond.set()
     assert await call == Effect(None)
     await old_client.closed.wait()
     assert not new_client.closed.is_set()
 
 
 async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_path: Path) -> None:
-    """The API may repeat a header of an earlier call; an old client's errors may come later."""
+    """The API may repeat an earlier call's header, and an old client's errors may come later."""
 
     class Repeating(Client):
         async def create(self, action: Action) -> Effect:

@@ -1,4 +1,4 @@
-"""The contract of providers, for PostgreSQL's kinds on a real server."""
+"""The provider contract, for PostgreSQL's kinds on a real server."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ class TestDatabaseRoles(ProviderContract):
         return postgres_server.endpoint
 
 
-class WithSchemas:
+class SchemaCreatingProvider:
     """A provider that recreates the schema before each create: a new schema is a new object."""
 
     def __init__(self, provider: Provider, server: Postgres) -> None:
         self._provider = provider
         self._server = server
-        self._made_for: set[str] = set()
+        self._created_for: set[str] = set()
 
     async def create(self, action: Action) -> Effect:
         name = action.external_name
-        if GRANT.name_problem(name) is None and action.idempotency_key not in self._made_for:
-            permit = CALL_GATE.set(None)  # not a request of the provider
-            is_there = await self._provider.read(name) is not None
+        if GRANT.name_problem(name) is None and action.idempotency_key not in self._created_for:
+            permit = CALL_GATE.set(None)  # not a request by the provider
+            exists = await self._provider.read(name) is not None
             CALL_GATE.reset(permit)
-            self._made_for.add(action.idempotency_key)
-            if not is_there:
+            self._created_for.add(action.idempotency_key)
+            if not exists:
                 _, database, schema = name.replace("@", "/").split("/")
                 target = sql.Identifier(schema)
                 async with await connect_superuser(self._server, database) as connection:
@@ -117,4 +117,4 @@ class TestGrants(ProviderContract):
 
     @pytest.fixture
     def provider(self, postgres_server: Postgres, endpoint: str, connect: Connect) -> Provider:
-        return WithSchemas(connect(endpoint), postgres_server)
+        return SchemaCreatingProvider(connect(endpoint), postgres_server)

@@ -96,7 +96,7 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         ),
         "more than 32 MiB for one call",
     ),
-    "rows without an end": (
+    "endless rows": (
         postgres_server_with(
             columns(1),
             repeat=message(b"D", struct.pack(">HI", 1, 1000) + b"x" * 1000) * 1000,
@@ -104,7 +104,7 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         ),
         "more than 32 MiB for one call",
     ),
-    "notices without an end": (
+    "endless notices": (
         postgres_server_with(repeat=message(b"N", b"Mx\0\0") * 100_000, times=100),
         "more than 32 MiB for one call",
     ),
@@ -116,22 +116,22 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         ),
         "more than 2000000 values",
     ),
-    "an error of many lines": (
+    "an error with many lines": (
         postgres_server_with(
             message(b"E", b"SERROR\0C42704\0M" + b"ab\n" * 4_000_000 + b"\0\0"), READY
         ),
         "ab; ab; ab",
     ),
-    "parameters without an end": (
+    "endless parameters": (
         postgres_server_with(repeat=parameter(b"a", b"x" * 10_000) * 100, times=1000, login=LOGIN),
         "more than 32 MiB for one call",
     ),
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
-    serve, error_text = HOSTILE[what]
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(case: str) -> None:
+    serve, error_text = HOSTILE[case]
     with raw_server(serve) as port:
         server = PostgresServer(
             ProviderConfigSpec(
@@ -189,7 +189,7 @@ async def read_connection_error(server: PostgresServer) -> str:
     return caught.value.message
 
 
-async def test_a_login_with_millions_of_scram_iterations_blocks_nothing_else() -> None:
+async def test_a_login_with_millions_of_scram_iterations_does_not_block_anything_else() -> None:
     """libpq computes as many iterations as the server requests, up to two billion, in C."""
     with raw_server(scram_login(3_000_000)) as port:
         server, other_server = server_at(port, seconds=1), server_at(port, seconds=1)
@@ -240,7 +240,7 @@ def test_a_verifier_has_a_fixed_number_of_iterations() -> None:
 
 
 @pytest.mark.postgres
-async def test_a_huge_text_in_the_catalog_is_not_read(
+async def test_huge_text_in_the_catalog_is_not_read(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
     """A tenant can write 1 GiB into the comment of its database, and a verifier of its role."""
@@ -307,20 +307,22 @@ async def test_the_comments_of_a_full_page_stay_below_the_limit(
 
 
 @pytest.mark.postgres
-async def test_invalid_text_in_the_catalog_hides_no_other_objects(
+async def test_invalid_text_in_the_catalog_does_not_hide_other_objects(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
     """In a database without an encoding, a tenant can write any bytes into the shared catalog."""
     superuser = Superuser(postgres_server)
-    tenants, other_name = sql.Identifier(f"{unique}a"), sql.Identifier(f"{unique}b")
+    tenant_database, other_name = sql.Identifier(f"{unique}a"), sql.Identifier(f"{unique}b")
     role = sql.SQL(f'"{unique}c\\377"')  # pyright: ignore[reportArgumentType]
     try:
         create = "CREATE DATABASE {} TEMPLATE template0 ENCODING SQL_ASCII LOCALE 'C'"
-        await superuser.run(sql.SQL(create).format(tenants))
+        await superuser.run(sql.SQL(create).format(tenant_database))
         await superuser.run(sql.SQL("CREATE DATABASE {}").format(other_name))
         async with await connect_superuser(postgres_server, f"{unique}a") as tenant:
             for statement in (
-                sql.SQL("COMMENT ON DATABASE {} IS {}").format(tenants, sql.SQL("e'\\377'")),
+                sql.SQL("COMMENT ON DATABASE {} IS {}").format(
+                    tenant_database, sql.SQL("e'\\377'")
+                ),
                 sql.SQL("DO $$ BEGIN EXECUTE e'CREATE ROLE {}'; END $$").format(role),
             ):
                 await tenant.execute(statement)
@@ -333,6 +335,6 @@ async def test_invalid_text_in_the_catalog_hides_no_other_objects(
         async with await connect_superuser(postgres_server, f"{unique}a") as tenant:
             drop = sql.SQL("DO $$ BEGIN EXECUTE e'DROP ROLE {}'; END $$")
             await tenant.execute(drop.format(role))
-        for each in (tenants, other_name):
+        for each in (tenant_database, other_name):
             await superuser.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(each))
         await superuser.close()

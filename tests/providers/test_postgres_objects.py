@@ -1,4 +1,4 @@
-"""PostgreSQL's kinds only: passwords, unfinished databases, dependents, protected objects."""
+"""Only PostgreSQL's kinds: passwords, unfinished databases, dependents, protected objects."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def superuser(postgres_server: Postgres) -> AsyncIterator[Superuser]:
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
+def short_path() -> Iterator[Path]:
     with short_folder() as folder:
         folder.chmod(0o755)
         yield folder
@@ -140,7 +140,7 @@ async def run(superuser: Superuser, statement: str, *names: str) -> list[tuple[A
 # --- passwords
 
 
-async def test_a_password_is_set_and_shown_nowhere(
+async def test_a_password_is_set_but_never_shown(
     roles: Provider, secrets: Secrets, postgres_server: Postgres, superuser: Superuser, unique: str
 ) -> None:
     reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
@@ -198,9 +198,9 @@ async def test_each_role_gets_its_own_generated_password(
     assert role.outputs["password"]["$secret"] == "made"
 
     await secrets.remove(SecretRef("made"), "default")
-    lost_object = await read_object(roles, unique)
-    assert drift(DATABASE_ROLE, lost_object, expected) == ["generatedPassword.isSet"]
-    role = await update_object(roles, DATABASE_ROLE, lost_object, fields)
+    role_without_secret = await read_object(roles, unique)
+    assert drift(DATABASE_ROLE, role_without_secret, expected) == ["generatedPassword.isSet"]
+    role = await update_object(roles, DATABASE_ROLE, role_without_secret, fields)
     second = await secrets.value(SecretRef("made"), "default")
     assert first != second
     assert await superuser.logs_in(unique, second, "postgres")
@@ -234,7 +234,7 @@ async def test_a_missing_secret_does_not_fail_a_listing(
 async def test_an_unreadable_secret_does_not_fail_a_listing(
     roles: Provider, secrets: Secrets, tmp_path: Path, unique: str
 ) -> None:
-    """An operator may have changed its mode. The listing also has the roles of other tenants."""
+    """An operator may have changed its mode. The listing also includes other tenants' roles."""
     reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     (tmp_path / "secrets/default/app").chmod(0o644)
@@ -288,7 +288,7 @@ async def test_a_verifier_with_too_many_iterations_is_replaced_without_a_check(
 @pytest.mark.parametrize(
     "password", ["plain", PASSWORD, "ﬁ ⅸ", "\u00ad soft\u00a0space", "a\u0627b"]
 )
-async def test_verifiers_are_the_ones_that_libpq_computes(
+async def test_verifiers_match_those_that_libpq_computes(
     superuser: Superuser, unique: str, password: str
 ) -> None:
     await run(superuser, "CREATE ROLE {}", unique)
@@ -360,12 +360,12 @@ async def test_a_backend_killed_before_any_statement_leaves_nothing_unlabeled(
 
 
 async def test_a_server_killed_before_any_statement_leaves_nothing_unlabeled(
-    short: Path, connect: Connect
+    short_path: Path, connect: Connect
 ) -> None:
     server = Postgres(
         "fsync=off"
-    )  # a killed process loses no write without fsync; only a crashed machine does
-    await server.start(short / "postgres")
+    )  # without fsync, a killed process loses no writes; only a crashed machine does
+    await server.start(short_path / "postgres")
     provider = connect(DATABASE, server.endpoint)
     try:
         for request in range(1, 30):
@@ -381,7 +381,7 @@ async def test_a_server_killed_before_any_statement_leaves_nothing_unlabeled(
             if interruption.remaining > 0:
                 break
             await server.kill()
-            await server.start(short / "postgres")
+            await server.start(short_path / "postgres")
             existing = (await provider.create(creation)).object
             assert existing is not None
             assert existing.labels == LABELS
@@ -474,9 +474,9 @@ async def test_a_role_with_dependents_is_kept_and_the_error_names_them(
 
 
 @pytest.mark.parametrize(
-    ("fields", "what"),
+    ("fields", "reason"),
     [
-        ({"owner": "nobody-of-this-name"}, r"does not exist yet"),
+        ({"owner": "no-such-role"}, r"does not exist yet"),
         ({"extensions": ["no_such_extension"]}, "install its package"),
         ({"encoding": "EUC_JP", "locale": "C.UTF-8"}, "EUC_JP"),
         ({"locale": "xx_XX.none"}, "xx_XX.none"),
@@ -484,10 +484,10 @@ async def test_a_role_with_dependents_is_kept_and_the_error_names_them(
     ],
 )
 async def test_a_failed_create_leaves_nothing(
-    databases: Provider, superuser: Superuser, unique: str, fields: Fields, what: str
+    databases: Provider, superuser: Superuser, unique: str, fields: Fields, reason: str
 ) -> None:
     creation = build_create(DATABASE, unique.lower(), fields)
-    with pytest.raises((RefusedError, NotDoneError), match=what):
+    with pytest.raises((RefusedError, NotDoneError), match=reason):
         await databases.create(creation)
     count_query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
     names = (unique.lower(), unfinished_name(creation.idempotency_key))
@@ -498,7 +498,7 @@ async def test_a_failed_create_leaves_nothing(
     "fields",
     [{"encoding": "utf_8", "locale": "C/C"}, {"encoding": "latin-1", "locale": "C"}],
 )
-async def test_another_spelling_of_an_encoding_or_a_locale_is_no_difference(
+async def test_another_spelling_of_an_encoding_or_locale_does_not_count_as_a_difference(
     databases: Provider, unique: str, fields: Fields
 ) -> None:
     existing = await create_object(databases, DATABASE, unique.lower(), fields)
@@ -521,7 +521,10 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
     assert not existing.fields["allowConnections"]
     with pytest.raises(NotDoneError, match="install its package"):
         await update_object(
-            databases, DATABASE, existing, {"extensions": ["none_such"], "allowConnections": True}
+            databases,
+            DATABASE,
+            existing,
+            {"extensions": ["no_such_extension"], "allowConnections": True},
         )
     existing = await read_object(databases, existing.name)
     existing = await update_object(databases, DATABASE, existing, {"extensions": ["hstore"]})
@@ -535,7 +538,7 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
     )
 
 
-async def test_text_that_users_write_into_a_comment_is_kept(
+async def test_text_that_users_write_in_a_comment_is_kept(
     databases: Provider, superuser: Superuser, unique: str
 ) -> None:
     name = unique.lower()
@@ -608,7 +611,7 @@ async def test_a_role_that_became_a_superuser_is_detected_and_reverted(
         ({"generatedPassword": {"name": "../b"}}, "name of a secret"),
     ],
 )
-def test_a_forbidden_role_is_refused_at_declaration(fields: Fields, reason: str) -> None:
+def test_a_forbidden_role_is_refused_when_declared(fields: Fields, reason: str) -> None:
     with pytest.raises(InvalidManifestError, match=reason) as caught:
         DATABASE_ROLE.check_fields(fields)
     assert "planted" not in str(caught.value)
@@ -634,7 +637,7 @@ async def test_a_membership_that_would_grant_superuser_is_refused(
 async def test_a_membership_in_a_privileged_role_is_refused(
     roles: Provider, superuser: Superuser, unique: str, parent_role: str, reason: str
 ) -> None:
-    """A tenant's role would become a superuser by SET ROLE, or read the files of the machine."""
+    """A tenant's role could become a superuser with SET ROLE, or read the machine's files."""
     top, middle = f"{unique}_top", f"{unique}_middle"
     await run(superuser, "CREATE ROLE {} " + parent_role, top)
     await run(superuser, "CREATE ROLE {} IN ROLE {}", middle, top)
@@ -664,7 +667,7 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
     await roles.close()
 
 
-# --- tenants of one server
+# --- tenants that share a server
 
 
 @pytest.mark.parametrize(
@@ -675,7 +678,7 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
         *("idle_session_timeout=1", "idle_in_transaction_session_timeout=1"),
     ],
 )
-async def test_settings_of_a_databases_owner_do_not_fail_a_listing(
+async def test_a_database_owners_settings_do_not_fail_a_listing(
     databases: Provider, grants: Provider, superuser: Superuser, unique: str, setting: str
 ) -> None:
     name, (variable, value) = unique.lower(), setting.split("=")
@@ -694,7 +697,7 @@ async def test_two_grants_never_share_a_name_if_names_contain_slashes(
     postgres_server: Postgres,
     unique: str,
 ) -> None:
-    """A listing with two objects of the same name is refused, which affects all tenants."""
+    """A listing with two objects with the same name is refused, which affects all tenants."""
     name = unique.lower()
     for database in (name, f"{name}/public"):
         await create_object(databases, DATABASE, database, {})
@@ -743,7 +746,7 @@ async def test_a_tenants_many_schemas_do_not_slow_down_listings(
     assert len(objects) >= 2 * SCHEMA_COUNT
 
 
-async def test_a_role_that_takes_our_lock_blocks_no_write(
+async def test_a_role_that_takes_our_lock_does_not_block_writes(
     roles: Provider, superuser: Superuser, unique: str
 ) -> None:
     """Every role may take an advisory lock in a database that it may connect to."""
@@ -755,7 +758,7 @@ async def test_a_role_that_takes_our_lock_blocks_no_write(
         await run(superuser, f"SELECT pg_advisory_unlock({_LOCK})")
 
 
-async def test_missing_dependencies_of_a_tenant_are_no_server_errors(
+async def test_a_tenants_missing_dependencies_are_not_server_errors(
     databases: Provider, roles: Provider, grants: Provider, superuser: Superuser, unique: str
 ) -> None:
     """Repeated errors of this kind must not open the server's breaker for other tenants."""
@@ -763,13 +766,13 @@ async def test_missing_dependencies_of_a_tenant_are_no_server_errors(
     await create_object(databases, DATABASE, name, {})
     await run(superuser, "CREATE ROLE {}", unique)
     attempts = [
-        create_object(roles, DATABASE_ROLE, f"{unique}1", {"memberOf": ["nobody-there"]}),
+        create_object(roles, DATABASE_ROLE, f"{unique}1", {"memberOf": ["no-such-role"]}),
         create_object(roles, DATABASE_ROLE, f"{unique}2", {"memberOf": ["postgres"]}),
-        create_object(databases, DATABASE, f"{name}1", {"owner": "nobody-there"}),
+        create_object(databases, DATABASE, f"{name}1", {"owner": "no-such-role"}),
         create_object(grants, GRANT, f"{unique}@{name}1", {"privileges": ["CONNECT"]}),
         create_object(grants, GRANT, f"{unique}@{name}/no-schema", {"privileges": ["USAGE"]}),
         create_object(grants, GRANT, f"{unique}@{name}/public/tables", {"privileges": ["SELECT"]}),
-        create_object(grants, GRANT, f"nobody-there@{name}", {"privileges": ["CONNECT"]}),
+        create_object(grants, GRANT, f"no-such-role@{name}", {"privileges": ["CONNECT"]}),
     ]
     for attempt in attempts:
         with pytest.raises(NotDoneError) as caught:
@@ -960,7 +963,7 @@ async def test_a_failed_login_is_reported_and_the_environment_is_ignored(
         await provider.close()
 
 
-async def test_without_access_to_verifiers_the_last_written_digest_counts(
+async def test_without_access_to_verifiers_the_last_written_digest_is_used(
     postgres_server: Postgres, secrets: Secrets, tmp_path: Path, superuser: Superuser, unique: str
 ) -> None:
     admin = f"{unique}admin"
@@ -987,16 +990,16 @@ async def test_without_access_to_verifiers_the_last_written_digest_counts(
 
 
 async def test_the_provider_reconnects_after_a_server_restart(
-    short: Path, connect: Connect
+    short_path: Path, connect: Connect
 ) -> None:
     server = Postgres()
-    await server.start(short / "postgres")
+    await server.start(short_path / "postgres")
     provider = connect(DATABASE, server.endpoint)
     assert await provider.read("orders") is None
     await server.stop()
     with pytest.raises(NotDoneError):
         await provider.read("orders")
-    await server.start(short / "postgres")
+    await server.start(short_path / "postgres")
     assert await provider.read("orders") is None
     await server.stop()
 
@@ -1008,7 +1011,7 @@ async def test_a_write_that_waits_for_a_lock_times_out(
     superuser: Superuser,
     unique: str,
 ) -> None:
-    """The session of one tenant must not use the connections that all tenants need."""
+    """One tenant's session must not use up the connections that all tenants need."""
     name = unique.lower()
     existing = await create_object(databases, DATABASE, name, {})
     provider = connect(DATABASE, postgres_server.endpoint, timeout_seconds=2.0)
@@ -1075,8 +1078,8 @@ def test_only_an_error_about_the_server_counts_as_an_outage(
     assert (classify_error(error, may_be_done=False).status is None) is is_about_the_server
 
 
-def test_a_full_database_throttles_no_other_database() -> None:
-    """Its owner sets the connection limit, and may use all connections."""
+def test_a_full_database_does_not_throttle_other_databases() -> None:
+    """Its owner sets the connection limit, and may use up all connections."""
     full = psycopg.OperationalError('FATAL:  too many connections for database "orders"')
     assert classify_connection_error(full).error_class == "NotDone"
     assert classify_connection_error(full).status == HTTPStatus.CONFLICT

@@ -1,4 +1,4 @@
-"""Properties of records only: a set of values, a default, and their own names."""
+"""Only records: a set of values, a default, and their own names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ values = st.lists(st.text(max_size=5), min_size=1)
 
 
 @given(st.data(), values)
-def test_the_order_and_number_of_values_has_no_meaning(
+def test_the_order_and_number_of_values_do_not_matter(
     data: st.DataObject, given_values: list[str]
 ) -> None:
     reordered_values = data.draw(st.permutations([*given_values, given_values[0]]))
@@ -28,8 +28,8 @@ def test_the_order_and_number_of_values_has_no_meaning(
 
 @given(values)
 def test_normalizing_twice_changes_nothing(given_values: list[str]) -> None:
-    once = normalize({"type": "TXT", "values": given_values})
-    assert normalize(once) == once
+    normalized = normalize({"type": "TXT", "values": given_values})
+    assert normalize(normalized) == normalized
 
 
 @pytest.mark.parametrize("name", ["@", "www", "_dmarc.mail", "*.dev", "*", "a.b.c"])
@@ -48,12 +48,12 @@ def test_the_kind_is_found_by_its_entry_point() -> None:
 
 
 async def test_a_record_that_changes_during_its_deletion_is_kept(connect: Connect) -> None:
-    found = (
+    record = (
         '{"name": "www", "id": "i", "etag": "e7", "type": "A", "ttl": 300, "values": ["x"],'
         ' "tags": ["prod"]}'
     )
     async with Proxy("http://never-asked.invalid") as proxy:
-        proxy.plan.extend([build_response(200, found), build_response(412)])
+        proxy.plan.extend([build_response(200, record), build_response(412)])
         with pytest.raises(NotDoneError):
             await connect(RECORD, proxy.url).delete(action("Delete", "www", {}))
     assert proxy.methods() == ["GET", "DELETE"]

@@ -121,7 +121,7 @@ def test_the_error_text_of_the_api_is_truncated() -> None:
         ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
-def test_retry_after_is_seconds_or_a_date_of_the_apis_clock(
+def test_retry_after_is_seconds_or_a_date_by_the_apis_clock(
     text: str, seconds: float | None
 ) -> None:
     headers = {"Retry-After": text, "Date": "Wed, 21 Oct 2015 07:28:00 GMT"}
@@ -178,7 +178,7 @@ def test_no_part_of_a_secret_that_is_repeated_often_is_quoted(form: str) -> None
     ("build_error", "field"), [(build_engine_error, "message"), (build_caddy_error, "error")]
 )
 @pytest.mark.parametrize("status", [400, 404, 500])
-def test_a_refusal_of_megabytes_costs_little_memory(
+def test_a_refusal_of_several_megabytes_uses_little_memory(
     build_error: Callable[[Response], ProviderError], field: str, status: int
 ) -> None:
     response = build_api_response(status, msgspec.json.encode({field: "ab " * MIB}))

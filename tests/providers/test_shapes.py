@@ -1,4 +1,4 @@
-"""Shapes only: idempotency keys, and the two meanings of 409."""
+"""Only shapes: idempotency keys, and the two meanings of 409."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.contract import action, listing
 from reconciler.provider.http_faults import Proxy, build_response
 from shapes_api.kinds.shapes import SHAPE, name_problem
-from tests.providers.connect import Connect, upon
+from tests.providers.connect import Connect, action_on
 from tests.providers.permit import Permit
 
 FIELDS = {"type": "Square", "color": "Red"}
@@ -170,7 +170,7 @@ def test_names_that_the_api_refuses(name: str) -> None:
         {"type": "Square", "color": "Red", "size": 3},
     ],
 )
-def test_an_invalid_spec_of_a_shape_is_refused(fields: dict[str, Any]) -> None:
+def test_an_invalid_shape_spec_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifestError):
         SHAPE.check_fields(fields)
 
@@ -184,7 +184,7 @@ async def test_a_write_is_not_sent_after_its_read_became_too_old(
     planned.plan.append(KNOWN_SHAPE)
     write = shapes.update if operation == "Update" else shapes.delete
     with pytest.raises(NotCalledError, match="the read that the request depends on is 0 s old"):
-        await write(upon(operation, KNOWN_OBJECT, FIELDS))
+        await write(action_on(operation, KNOWN_OBJECT, FIELDS))
     assert planned.methods() == ["GET"]
 
 
@@ -196,6 +196,6 @@ async def test_a_write_has_priority_and_waits_for_the_rate_limit(
     permit.is_granted.set()
     planned.plan += [KNOWN_SHAPE, build_response(204)]
     token = CALL_GATE.set(permit)
-    await shapes.delete(upon("Delete", KNOWN_OBJECT, {}))
+    await shapes.delete(action_on("Delete", KNOWN_OBJECT, {}))
     CALL_GATE.reset(token)
     assert permit.waits == [False, True], "the deletion has priority"

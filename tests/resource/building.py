@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class BlockFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Fields of the tests' kind, without defaults: an undeclared field is absent."""
+    """Fields of the test kind, without defaults: an undeclared field is absent."""
 
     type: str | None = None
     color: str | None = None
@@ -59,7 +59,7 @@ def _connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -
     raise AssertionError("the pure core never connects")
 
 
-def _capital_colors(fields: Fields) -> Fields:
+def _capitalize_colors(fields: Fields) -> Fields:
     color = fields.get("color")
     return {**fields, "color": color.title()} if isinstance(color, str) else fields
 
@@ -73,7 +73,7 @@ BLOCK = Kind(
         idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
     ),
     connect=_connect,
-    normalize=_capital_colors,
+    normalize=_capitalize_colors,
     name_problem=lambda name: "use another name" if name == "Forbidden" else None,
 )
 UNLABELED = Kind(
@@ -130,13 +130,13 @@ def api_object(
     labels: dict[str, str] | None = None,
     name: str = "Foo",
 ) -> ExternalObject:
-    """Return an object in the API, by default as a person created it."""
+    """Return an object in the API, by default one that another client created."""
     object_fields = {"type": "Square", "color": "Red"} if fields is None else fields
     return ExternalObject(name, object_fields, uid, version, labels or {})
 
 
 class Story:
-    """One resource from its first event on; each processed command also checks the replay."""
+    """One resource, from its first event onward; each processed command also checks the replay."""
 
     def __init__(
         self,
@@ -292,12 +292,12 @@ class Story:
     def report_lookup(
         self, observed_object: ExternalObject | None, labeled_uids: tuple[str, ...] = ()
     ) -> list[ResourceEvent]:
-        """Report what a worker's lookup of the action in flight has found."""
+        """Report what a worker's lookup of the action in flight found."""
         flight = self.flight
         assert flight.is_lookup
         report = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
-        fields_of_report = {"object": observed_object, "labeled_uids": labeled_uids}
-        return self.turn(msgspec.structs.replace(report, is_lookup=True, **fields_of_report))
+        report_fields = {"object": observed_object, "labeled_uids": labeled_uids}
+        return self.turn(msgspec.structs.replace(report, is_lookup=True, **report_fields))
 
     def succeed(self, **changes: Any) -> list[ResourceEvent]:
         """Report that the action in flight succeeded; the API keeps the values in ``changes``."""
@@ -414,7 +414,7 @@ def provider_config_story() -> Story:
 
 
 def repaint(observed_object: ExternalObject, **changes: Any) -> ExternalObject:
-    """Return the object after a person changed fields."""
+    """Return the object after another client changed fields."""
     return msgspec.structs.replace(
         observed_object,
         fields={**observed_object.fields, **changes},

@@ -368,7 +368,7 @@ def test_s1_a_store_name_with_a_slash_is_invalid():
 # --- due
 
 
-def test_d1_a_refused_renewal_causes_no_hot_loop():
+def test_d1_a_refused_renewal_does_not_cause_a_hot_loop():
     pass_story = PassStory()
     pass_story.fire_timer(timedelta(hours=17))
     for _ in range(5):
@@ -378,7 +378,7 @@ def test_d1_a_refused_renewal_causes_no_hot_loop():
     assert pass_story.story.idle, "refused, and repeated immediately five times"
 
 
-def test_d1b_a_renewal_in_conflict_causes_no_hot_loop():
+def test_d1b_a_renewal_in_conflict_does_not_cause_a_hot_loop():
     pass_story = PassStory()
     pass_story.fire_timer(timedelta(hours=17))
     for _ in range(10):
@@ -388,7 +388,7 @@ def test_d1b_a_renewal_in_conflict_causes_no_hot_loop():
     assert pass_story.story.idle, "in conflict, and repeated immediately ten times"
 
 
-def test_d2_an_issuer_with_a_wrong_clock_causes_no_hot_loop():
+def test_d2_an_issuer_with_an_inaccurate_clock_does_not_cause_a_hot_loop():
     pass_story = PassStory()
     pass_story.fire_timer(timedelta(hours=17))
     for number in range(10):
@@ -467,7 +467,7 @@ def test_r16_a_refused_retirement_is_in_the_read_models():
     check_rows(story)
 
 
-def test_r17_an_object_that_is_claimed_under_the_plain_name_has_it_in_the_rows():
+def test_r17_the_rows_contain_the_plain_name_of_an_object_claimed_under_it():
     story = Story(kind=BESIDE)
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     story.succeed()
@@ -562,7 +562,7 @@ def test_f1_an_object_claimed_by_its_label_is_read_before_it_is_written():
 
 
 def test_r18_an_object_that_a_lookup_found_is_not_leaked_when_it_is_owned_again():
-    """An object found by its label has no result; back from `retiring` it was treated as absent."""
+    """An object found by its label has no result; back in use, it was treated as absent."""
     story = created_story()
     story.declare(CIRCLE)
     existing = story.object_after(story.action)

@@ -40,7 +40,7 @@ policies: st.SearchStrategy[Fields] = st.sampled_from(
         {"paused": True},
     ]
 )
-# Under other policies (an orphan is kept, a pause is honored), the end depends on the history.
+# Under other policies (an orphan is kept, a pause is honored), the result depends on the history.
 convergent_policies: st.SearchStrategy[Fields] = st.sampled_from(
     [{"adoption": "Adopt"}, {"adoption": "Adopt", "mode": "Absent"}]
 )
@@ -95,7 +95,7 @@ def run_step(world: World, step: tuple[Any, ...]) -> None:
 
 
 def was_released(world: World) -> bool:
-    """Report whether an object was released on purpose; its fields belong to others since then."""
+    """Return whether an object was released on purpose, so that others now own its fields."""
     released = [each.data for each in world.story.log if isinstance(each.data, OwnershipReleased)]
     return any(each.reason == "Orphaned" for each in released)
 
@@ -108,7 +108,7 @@ def run_history(history: list[tuple[Any, ...]]) -> World:
 
 
 def managed_content(existing: ExternalObject | None) -> object:
-    """Return the content that the reconciler manages, which excludes the note that people write."""
+    """Return the content that the reconciler manages, without the note of other clients."""
     if existing is None:
         return None
     return {name: each for name, each in existing.fields.items() if name != "note"}, existing.labels
@@ -126,7 +126,7 @@ PAUSED_IN_DOUBT: list[tuple[Any, ...]] = [
     ("declare", {"color": "Red"}, {"paused": True}),
     ("work", "throttled", False),
 ]
-"""A creation with an unknown result stays unchanged until the pause ends."""
+"""A creation with an unknown result stays unchanged until the pause final_states."""
 
 
 @quick
@@ -208,7 +208,7 @@ def test_every_split_of_a_batch_leads_to_the_same_state(
     last: tuple[Any, ...],
     cuts: list[int],
 ):
-    ends: list[Any] = []
+    final_states: list[Any] = []
     for sizes in ([len(batch) + 1], cuts):
         world = run_history(history)
         world.settle()
@@ -218,5 +218,5 @@ def test_every_split_of_a_batch_leads_to_the_same_state(
             world.deliver(size)
         world.settle()
         assume(not was_released(world))
-        ends.append((world.story.outcome, managed_content(world.api.object)))
-    assert ends[0] == ends[1]
+        final_states.append((world.story.outcome, managed_content(world.api.object)))
+    assert final_states[0] == final_states[1]

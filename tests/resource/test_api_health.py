@@ -58,7 +58,7 @@ def report_failing(
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_decider_with_a_wrong_clock_records_throttling_and_the_breaker_by_the_bus(
+def test_a_decider_with_an_inaccurate_clock_uses_bus_time_for_throttling_and_the_breaker(
     hours: int,
 ) -> None:
     """Otherwise it would drop each report, or close the API to all workers for an hour."""
@@ -95,8 +95,8 @@ def report_responding(story: Story, *, as_of: int | None = None) -> list[Resourc
     return story.turn(ApiReported("Responding", "w1", story.now, known_version))
 
 
-def report_throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
-    at = story.now - timedelta(seconds=late)
+def report_throttled(story: Story, seconds: float, *, age: float = 0.0) -> list[ResourceEvent]:
+    at = story.now - timedelta(seconds=age)
     return story.turn(ApiReported("Throttled", "w1", at, retry_after_seconds=seconds))
 
 
@@ -186,7 +186,7 @@ def test_a_failed_probe_doubles_the_delay_up_to_the_maximum():
     assert only(BreakerOpened, report_failing(story)).delay_seconds == 1.5
 
 
-def test_a_throttled_api_is_not_called_before_the_second_that_it_named():
+def test_a_throttled_api_is_not_called_before_the_time_that_it_named():
     story = config_story()
     events = report_throttled(story, 7.2)
     assert only(ApiThrottled, events).until == story.now + timedelta(seconds=8)
@@ -198,11 +198,11 @@ def test_a_throttled_api_is_not_called_before_the_second_that_it_named():
 
 def test_a_throttle_that_is_reported_late_is_over_or_shorter():
     story = config_story()
-    assert report_throttled(story, 7, late=30) == []
-    assert only(ApiThrottled, report_throttled(story, 7, late=5)).delay_seconds == 2.0
+    assert report_throttled(story, 7, age=30) == []
+    assert only(ApiThrottled, report_throttled(story, 7, age=5)).delay_seconds == 2.0
 
 
-def test_a_throttle_from_a_clock_that_is_ahead_hides_no_later_one():
+def test_a_throttle_from_a_clock_that_is_ahead_does_not_hide_a_later_one():
     story = config_story()
     story.now += timedelta(hours=1)
     report_throttled(story, 30)
@@ -225,7 +225,7 @@ def test_a_breaker_that_was_opened_with_a_clock_that_is_ahead_is_probed():
 
 def test_an_absurd_throttle_and_a_clock_that_is_ahead_are_bounded():
     story = config_story()
-    assert only(ApiThrottled, report_throttled(story, 1e9, late=-1e6)).delay_seconds == (
+    assert only(ApiThrottled, report_throttled(story, 1e9, age=-1e6)).delay_seconds == (
         MAX_THROTTLED_SECONDS
     )
 
@@ -275,7 +275,7 @@ def test_a_repeated_report_is_ignored(state: Any):
     assert story.state.version == version
 
 
-def test_closing_a_closed_breaker_is_no_event():
+def test_closing_a_closed_breaker_is_not_recorded():
     story = config_story()
     assert report_responding(story) == []
     assert every(BreakerClosed, [event.data for event in story.log]) == []

@@ -1,4 +1,4 @@
-"""Actions wait until a person approves their exact plan: scenario 28."""
+"""Actions wait until an operator approves their exact plan: scenario 28."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blu
 CIRCLE = {"type": "Circle", "color": "Red"}
 
 
-def story_of(approve: ApprovalLevel, **kind: object) -> Story:
+def story_with_approval(approve: ApprovalLevel, **kind: object) -> Story:
     config = changed(SHARED, approve=approve)
     return Story(kind=replace(BLOCK, **kind), configs={CONFIG: config})
 
 
 def converged_story(approve: ApprovalLevel, **kind: object) -> Story:
-    story = story_of("Never", **kind)
+    story = story_with_approval("Never", **kind)
     story.declare(RED)
     story.succeed()
     story.configs = {CONFIG: changed(SHARED, approve=approve)}
@@ -90,7 +90,7 @@ def test_28_a_change_waits_until_it_is_approved():
 
 
 def test_a_creation_and_a_deletion_wait_for_approval():
-    story = story_of("Always")
+    story = story_with_approval("Always")
     story.declare(RED)
     assert (last_request(story).operation, story.reason) == ("Create", "Approval")
     approve(story)
@@ -103,7 +103,7 @@ def test_a_creation_and_a_deletion_wait_for_approval():
 
 
 def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
-    """The sweeper would wake the resource permanently, as if a configuration had been changed."""
+    """Otherwise, the sweeper would keep waking the resource, as if a configuration had changed."""
     config = changed(EXCLUSIVE, approve="Never")
     story = Story(configs={CONFIG: config})
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
@@ -117,8 +117,8 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     assert not is_configuration_ready(row, {CONFIG: config}, kinds)
 
 
-def test_only_deletions_wait_where_the_configuration_requires_it():
-    story = story_of("Deletions")
+def test_only_deletions_wait_for_approval_where_the_configuration_requires_it():
+    story = story_with_approval("Deletions")
     story.declare(RED)
     story.succeed()
     story.declare(BLUE)
@@ -134,7 +134,7 @@ def test_only_deletions_wait_where_the_configuration_requires_it():
 def test_a_policy_can_only_require_more_approvals(
     config: ApprovalLevel, policy: ApprovalLevel, waits: bool
 ):
-    story = story_of(config)
+    story = story_with_approval(config)
     story.declare(RED, policy={"approve": policy})
     assert (story.reason == "Approval") == waits
 
@@ -155,7 +155,7 @@ def test_a_change_of_the_plan_voids_an_approval():
     assert story.action.fields["color"] == "Green"
 
 
-def test_an_unchanged_observation_voids_no_approval():
+def test_an_unchanged_observation_does_not_void_an_approval():
     story = converged_story("Always")
     story.declare(BLUE)
     assert not every(ApprovalRequested, story.observe(changed(story.existing, version="another")))
@@ -222,12 +222,10 @@ def test_a_new_declaration_after_a_rejection_needs_another_approval():
     assert story.reply.reason == "NotHeld"
 
 
-@pytest.mark.parametrize("approve_at", ["Always", "Deletions"])
+@pytest.mark.parametrize("level", ["Always", "Deletions"])
 @pytest.mark.parametrize("has_second_name", [True, False])
-def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_second_name: bool):
-    story = converged_story(
-        approve_at, immutable=frozenset({"type"}), has_second_name=has_second_name
-    )
+def test_a_replacement_is_approved_as_a_whole(level: ApprovalLevel, has_second_name: bool):
+    story = converged_story(level, immutable=frozenset({"type"}), has_second_name=has_second_name)
     story.declare(CIRCLE)
     assert (story.idle, last_request(story).purpose) == (True, "Replace")
     approve(story)
@@ -244,13 +242,13 @@ def test_an_unapproved_plan_ends_when_another_action_is_in_flight():
     story.declare({"type": "Circle"})
     assert last_request(story).purpose == "Replace"
     story.observe(None)
-    assert story.action.operation == "Create", "the object is missing: nothing is replaced"
+    assert story.action.operation == "Create", "the object is missing, so nothing is replaced"
     story.fail("NotDone")
     assert story.outcome == "Degraded"
     assert story.state.holds.approval is None
 
 
-def test_an_undeclared_object_of_an_exclusive_scope_waits():
+def test_an_undeclared_object_in_an_exclusive_scope_waits_for_approval():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
     story.observe_twice(api_object(uid="h1"), unmanaged=(1, 60))

@@ -1,4 +1,4 @@
-"""A kind that compares less than it writes: drift shows compared values, a write has all."""
+"""A kind that compares less than it writes: drift shows compared values, a write contains all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INITIALS = replace(BLOCK, comparable=initial)
 def created_story() -> Story:
     story = Story(kind=INITIALS)
     story.declare({"type": "Square", "color": "Red"})
-    assert story.action.fields["color"] == "Red", "a write has the whole value"
+    assert story.action.fields["color"] == "Red", "a write contains the whole value"
     story.succeed(color={"initial": "R"})
     return story
 

@@ -75,7 +75,7 @@ def test_42_the_delay_grows_up_to_the_resync_interval():
     assert RESYNC / 2 <= waits[-1] <= RESYNC
 
 
-def test_another_value_of_the_other_client_does_not_extend_the_delay():
+def test_another_value_from_the_other_client_does_not_extend_the_delay():
     story = contention_story()
     overwrite_repeatedly(story, 5)
     overwrite(story)
@@ -148,7 +148,7 @@ def test_old_drift_is_not_counted(pause: timedelta, times: int):
     assert (color.path, color.times) == ("color", times)
 
 
-def test_a_change_that_may_be_our_own_is_no_contention():
+def test_a_change_that_may_be_our_own_is_not_contention():
     assert count_drift((), replace(_drift(), suspected_action="default/Block/Foo@3"), START) == ()
 
 

@@ -52,7 +52,7 @@ def test_a_new_color_is_one_update_of_the_same_object():
     assert story.outcomes() == [("Converged", 1), ("Converged", 2)]
 
 
-def test_an_object_that_a_person_deleted_is_drift_and_is_recreated():
+def test_an_object_that_another_client_deleted_is_drift_and_is_recreated():
     story = converged_story()
     events = story.observe(None)
     assert names(events) == [
@@ -68,7 +68,7 @@ def test_an_object_that_a_person_deleted_is_drift_and_is_recreated():
     assert story.outcome == "Converged"
 
 
-def test_a_change_by_a_person_is_recorded_with_both_values_and_reverted():
+def test_a_change_by_another_client_is_recorded_with_both_values_and_reverted():
     story = converged_story()
     events = story.observe(repaint(story.existing, color="Green"))
     drift = only(DriftDetected, events)
@@ -88,26 +88,26 @@ def test_the_correction_of_drift_names_the_drift_event_as_its_cause():
     assert story.action.causes == (drift.id,)
 
 
-def test_two_spellings_of_a_value_are_no_difference():
+def test_two_spellings_of_a_value_are_not_a_difference():
     story = converged_story({"color": "red"})
     events = story.observe(repaint(story.existing, color="RED"))
     assert names(events) == ["ExternalObserved"]
 
 
-def test_an_unchanged_observation_is_no_event():
+def test_an_unchanged_observation_is_not_recorded():
     story = converged_story()
     for _ in range(10):
         assert story.observe(story.existing) == []
         assert story.wake(30) == []
 
 
-def test_a_new_version_without_a_change_is_no_event():
+def test_a_new_version_without_a_change_is_not_recorded():
     story = converged_story()
     existing = story.existing
     assert story.observe(repaint(existing)) == []
 
 
-def test_fields_that_others_added_are_kept():
+def test_fields_that_other_clients_added_are_kept():
     story = converged_story({"color": "Red"})
     assert names(story.observe(repaint(story.existing, owner="someone"))) == ["ExternalObserved"]
     story.declare({"color": "Blue"})
@@ -161,7 +161,7 @@ def test_an_ignored_field_that_another_client_removed_is_not_restored():
     assert story.action.fields == {"type": "Circle"}
 
 
-def test_an_ignored_nested_field_is_left_to_others():
+def test_an_ignored_nested_field_is_left_to_other_clients():
     story = converged_story({"size": {"w": 1, "h": 2}}, policy={"ignoreFields": ["size.w"]})
     assert names(story.observe(repaint(story.existing, size={"w": 9, "h": 2}))) == [
         "ExternalObserved"
@@ -191,7 +191,7 @@ def test_labels_are_declared_changed_and_removed_like_fields():
     assert story.outcome == "Converged"
 
 
-def test_an_ignored_label_is_left_to_others():
+def test_an_ignored_label_is_left_to_other_clients():
     policy = {"ignoreFields": ["labels.team"]}
     story = converged_story(labels={"team": "a"}, policy=policy)
     assert names(story.observe(relabel(story.existing, owned_labels(team="z")))) == [
@@ -220,7 +220,9 @@ def test_an_api_without_labels_gets_none():
 @pytest.mark.parametrize(
     "policy", [None, {"ignoreFields": ["labels.team"]}], ids=["plain", "with ignored label"]
 )
-def test_a_value_that_the_api_does_not_accept_causes_no_hot_loop(policy: dict[str, object] | None):
+def test_a_value_that_the_api_does_not_accept_does_not_cause_a_hot_loop(
+    policy: dict[str, object] | None,
+):
     story = converged_story(labels={"team": "a"}, policy=policy)
     story.observe(relabel(story.existing, owned_labels(team="z" if policy else "a")))
     story.declare({"type": "Square", "color": "Purple"}, labels={"team": "a"}, policy=policy)
@@ -284,7 +286,7 @@ def test_a_completed_generation_is_not_superseded():
 def test_a_difference_before_a_generation_is_applied_is_not_drift():
     story = converged_story({"type": "Square", "color": "Red"})
     story.declare({"type": "Square"}, policy={"paused": True})
-    events = story.observe(repaint(story.existing, note="of a human"))
+    events = story.observe(repaint(story.existing, note="from a human"))
     assert every(DriftDetected, events) == []
 
 

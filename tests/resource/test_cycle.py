@@ -1,4 +1,4 @@
-"""Reference cycles are found, at a cost that the number of references bounds."""
+"""Reference cycles are found, at a cost bounded by the number of references."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reconciler.resource.cycle import MAX_CYCLE, MAX_REFERENCES, find_cycle, fin
 
 
 def chain_of(length: int) -> dict[str, tuple[str, ...]]:
-    """Return resources that each reference the next one, and the last one the first."""
+    """Return resources that each reference the next; the last one references the first."""
     return {f"r{number}": (f"r{(number + 1) % length}",) for number in range(length)}
 
 
@@ -40,7 +40,7 @@ def test_all_targets_that_lead_back_are_found_together() -> None:
 
 
 def test_a_resource_on_many_paths_is_followed_once() -> None:
-    """Ten levels of 16 resources that reference all of the next level have 16^10 paths."""
+    """Ten levels of 16 resources that each reference the whole next level have 16^10 paths."""
     levels = [[f"{level}-{number}" for number in range(16)] for level in range(10)]
     graph = {name: below for above, below in itertools.pairwise(levels) for name in above}
     calls: Counter[str] = Counter()

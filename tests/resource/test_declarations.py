@@ -42,12 +42,12 @@ def test_the_same_message_published_again_late_is_one_generation():
     story = Story()
     story.process([story.command(Declared(manifest({"color": "Red"})), message_id="a")])
     story.process([story.command(Declared(manifest({"color": "Blue"})), message_id="b")])
-    again = story.command(Declared(manifest({"color": "Red"})), message_id="a")
-    assert story.process([again]) == []
+    repeat = story.command(Declared(manifest({"color": "Red"})), message_id="a")
+    assert story.process([repeat]) == []
     assert (story.reply.accepted, story.reply.reason) == (True, "Duplicate")
 
 
-def test_ids_of_two_publishers_are_not_mixed_up():
+def test_equal_message_ids_from_two_publishers_are_not_duplicates():
     story = Story()
     red, blue = Declared(manifest({"color": "Red"})), Declared(manifest({"color": "Blue"}))
     story.process([story.command(red, message_id="1", actor="one")])
@@ -89,13 +89,13 @@ def test_a_repeat_of_a_declaration_without_changes_reverts_nothing():
     assert story.process([again]) == []
     story.declare({"color": "Blue"})
     copy = republish(story, again)
-    doubtful = decide(story.state, [copy], story.context)
-    assert doubtful.repeats == [copy], "its first position is looked up in the intake"
+    decision = decide(story.state, [copy], story.context)
+    assert decision.repeats == [copy], "its first position is looked up in the intake"
     assert story.process([with_first_position(copy, again)]) == []
     assert (story.reply.accepted, story.reply.reason) == (True, "Duplicate")
 
 
-def test_a_repeat_whose_first_copy_is_not_decided_yet_is_remembered():
+def test_a_repeat_whose_first_copy_has_not_been_decided_yet_is_remembered():
     """Another decider has the first copy, so the content does not show that a repeat is old."""
     story = Story()
     first = story.command(Declared(manifest({"color": "Red"})), message_id="first")
@@ -107,7 +107,7 @@ def test_a_repeat_whose_first_copy_is_not_decided_yet_is_remembered():
     assert story.reply.reason == "Duplicate"
 
 
-def test_a_repeat_of_a_withdrawal_without_effect_withdraws_nothing():
+def test_a_repeat_of_a_withdrawal_that_had_no_effect_withdraws_nothing():
     story = Story()
     early = story.command(Withdrawn(), message_id="early")
     story.process([early])
@@ -146,7 +146,7 @@ def test_a_first_declaration_needs_no_read_of_the_intake():
     assert decide(NEW, [new], story.context).repeats == []
 
 
-def test_an_equal_declaration_is_no_new_generation():
+def test_an_equal_declaration_is_not_a_new_generation():
     story = converged_story()
     assert story.declare() == []
     assert (story.reply.accepted, story.reply.reason) == (True, "Unchanged")
@@ -168,7 +168,7 @@ def test_any_change_is_a_new_generation(changed: Declared):
     assert (story.reply.reason, story.reply.generation) == ("Accepted", 2)
 
 
-def test_a_reason_is_recorded_and_alone_is_no_new_generation():
+def test_a_reason_is_recorded_but_is_not_by_itself_a_new_generation():
     story = Story()
     story.turn(Declared(manifest(), reason="CHG-1"))
     assert only(SpecDeclared, _log(story)).reason == "CHG-1"
@@ -193,7 +193,7 @@ def _log(story: Story) -> list[ResourceEvent]:
     return [event.data for event in story.log]
 
 
-def test_a_withdrawal_of_nothing_is_no_event():
+def test_withdrawing_an_undeclared_resource_is_not_recorded():
     story = Story()
     assert story.withdraw() == []
     assert story.reply.reason == "Unchanged"
@@ -297,7 +297,7 @@ def test_a_resource_cannot_move_while_its_object_exists(moved: Declared):
     assert story.action.operation == "Create"
 
 
-def test_a_resource_cannot_move_while_its_object_is_created():
+def test_a_resource_cannot_move_while_its_object_is_being_created():
     story = Story()
     story.declare()
     story.declare(annotations={"reconciler/external-name": "Other"})
@@ -327,7 +327,7 @@ def test_a_withdrawn_resource_without_its_provider_config_is_held():
 OTHER_PROVIDER = replace(SHARED, provider="zones")
 
 
-def test_a_resource_with_a_configuration_of_another_provider_is_held():
+def test_a_resource_with_another_providers_configuration_is_held():
     story = Story(configs={CONFIG: OTHER_PROVIDER, "right": SHARED})
     assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
@@ -369,7 +369,7 @@ def test_an_object_is_kept_while_its_configuration_has_another_provider():
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_an_action_is_not_repeated_in_an_api_of_another_provider(withdrawn: bool):
+def test_an_action_is_not_repeated_in_another_providers_api(withdrawn: bool):
     story = Story()
     story.declare()
     story.configs[CONFIG] = OTHER_PROVIDER
@@ -480,7 +480,7 @@ def test_a_provider_config_with_an_unknown_field_is_refused():
     ids=str,
 )
 def test_a_provider_config_that_cannot_work_is_refused(wrong: dict[str, object]):
-    """It would cause a hot loop, or block or end a worker."""
+    """It would cause a hot loop, or block or crash a worker."""
     story = provider_config_story()
     spec = {"provider": "tests", "endpoint": "http://localhost", **wrong}
     story.turn(
@@ -522,7 +522,7 @@ def test_an_endpoint_that_may_hold_a_secret_does_not_enter_the_log(endpoint: str
     "endpoint",
     ["postgresql://reconciler@db:5432/postgres", "postgresql://app-1@%2Frun%2Fpostgresql"],
 )
-def test_a_role_of_postgresql_is_no_secret(endpoint: str):
+def test_a_postgresql_role_is_not_a_secret(endpoint: str):
     story = provider_config_story()
     spec = {"provider": "tests", "endpoint": endpoint}
     story.turn(
@@ -557,7 +557,7 @@ def test_only_declarations_and_withdrawals_get_a_reply(data: IntakeData):
         (PROVIDER_CONFIG, {"provider": "x", "endpoint": "http://x", "namespaces": ["billing"]}),
     ],
 )
-def test_an_unchanged_list_after_a_restart_is_no_new_generation(kind: Kind, fields: Fields):
+def test_an_unchanged_list_after_a_restart_is_not_a_new_generation(kind: Kind, fields: Fields):
     story = Story(kind=kind, configs={}, key=ResourceKey("system", kind.name, "Any"))
     story.declare(fields, api_version="reconciler/v1")
     assert story.outcomes() == [("Converged", 1)]
@@ -567,7 +567,7 @@ def test_an_unchanged_list_after_a_restart_is_no_new_generation(kind: Kind, fiel
 
 
 def test_a_refusal_does_not_quote_a_long_declaration():
-    """Quoted, 470 KiB become more than a megabyte, which a bus with default limits refuses."""
+    """When quoted, 470 KiB become more than a megabyte, which a bus with default limits refuses."""
     story = Story()
     quoted = replace(manifest(), api_version="\U0010ffff" * 118_000)
     story.process([story.command(Declared(quoted))])

@@ -68,7 +68,7 @@ def redefine(story: Story, affected: int = 1, total: int = 1, **changes: Any) ->
 
 
 def observe_again(story: Story, **changes: Any) -> list[Any]:
-    """A listing shows the object, unchanged or as another client has changed it."""
+    """Process a listing that shows the object, unchanged or changed by another client."""
     known_object = story.state.observed.object
     assert known_object is not None
     version = f"{known_object.version}+" if changes else known_object.version
@@ -91,7 +91,7 @@ def test_a_declaration_becomes_an_object_of_the_underlying_kind():
     assert (action.external_name, action.definition) == ("toy-Foo", digest)
     story.succeed()
     assert story.outcome == "Converged"
-    assert observe_again(story) == [], "a different spelling is no difference"
+    assert observe_again(story) == [], "a different spelling does not count as a difference"
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_a_declaration_that_the_definition_does_not_allow_is_refused(
 ):
     story = Story(kind=toy_kind(), key=TOY)
     story.declare(fields, api_version="toys/v1")
-    [answer] = story.replies
-    assert answer is not None
-    assert (answer.reason, answer.message) == ("Invalid", message)
+    [reply] = story.replies
+    assert reply is not None
+    assert (reply.reason, reply.message) == ("Invalid", message)
 
 
-def test_another_mapping_is_another_input_with_the_digest_of_its_definition():
+def test_a_changed_mapping_leads_to_an_input_with_the_digest_of_its_definition():
     story = declared_story()
     story.succeed()
     events = redefine(story, constants={"type": "Circle"})
@@ -160,7 +160,7 @@ def test_a_definition_that_replaces_too_many_objects_is_held():
     events = redefine(story, affected=11, total=100, constants={"type": "Circle"})
     assert every(ActionDecided, events) == []
     assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
-    events = story.turn(Approved("DefinitionGuard", reason="it is meant"))
+    events = story.turn(Approved("DefinitionGuard", reason="intended"))
     assert only(ActionDecided, events).action.operation == "Delete"
     story.succeed()
     story.succeed()
@@ -176,7 +176,7 @@ def test_a_few_replacements_need_no_approval():
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
-def test_objects_of_the_former_definition_are_not_replaced_without_approval():
+def test_objects_of_the_previous_definition_are_not_replaced_without_approval():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
     redefine(story, affected=11, total=100, constants={"type": "Circle"})
     assert every(ActionDecided, story.succeed()) == [], "its creation was in flight"
@@ -223,10 +223,10 @@ def test_a_withdrawn_definition_allows_only_deletions():
     assert isinstance(story.kind, DefinedKind)
     story.kind = replace(story.kind, is_withdrawn=True)
     story.declare({"shade": "Blue"}, api_version="toys/v1")
-    [answer] = story.replies
-    assert answer is not None
-    assert answer.reason == "UnknownKind"
-    assert answer.message == "kind 'Toy': its KindDefinition was withdrawn; declare it again"
+    [reply] = story.replies
+    assert reply is not None
+    assert reply.reason == "UnknownKind"
+    assert reply.message == "kind 'Toy': its KindDefinition was withdrawn; declare it again"
     observe_again(story)
     events = story.withdraw()
     assert only(ActionDecided, events).action.operation == "Delete"
@@ -348,10 +348,10 @@ def test_a_field_that_connects_resources_to_their_objects_is_immutable(field: st
     assert story.outcome == "Converged"
     story.withdraw()
     story.declare({**SPEC, field: "other"}, api_version="reconciler/v1")
-    [answer] = story.replies
-    assert answer is not None
-    assert answer.reason == "Immutable"
-    assert answer.message.startswith(f"spec.{field}: cannot be changed from ")
+    [reply] = story.replies
+    assert reply is not None
+    assert reply.reason == "Immutable"
+    assert reply.message.startswith(f"spec.{field}: cannot be changed from ")
 
 
 def test_the_default_of_an_object_contains_the_defaults_of_its_fields():

@@ -1,4 +1,4 @@
-"""The format of the values of a difference."""
+"""The format of values in a difference."""
 
 from reconciler.resource.difference import format_value
 

@@ -68,7 +68,7 @@ def story_with_deletion(*, configs: dict[str, ProviderConfigSpec] | None = None)
 def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up(
     refusal: ErrorClass,
 ):
-    """A worker deletes and dies; the second is refused; the object is declared again."""
+    """A worker deletes and dies; the second worker is refused; the object is declared again."""
     story = story_with_deletion()
     assert only(ActionFailed, story.fail(refusal, redelivered=True)).redelivered
     assert not every(ActionAbandoned, story.declare({"color": "Blue"}))
@@ -93,7 +93,7 @@ def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up(refusal: Err
     assert only(ActionDecided, events).action.fields == {"color": "Red"}
 
 
-def test_an_obsolete_write_without_effect_is_abandoned_in_doubt():
+def test_an_obsolete_write_that_had_no_effect_is_abandoned_in_doubt():
     """The first worker may be suspended before its call."""
     story = story_with_deletion()
     original = story.existing
@@ -138,7 +138,7 @@ def test_a_failed_lookup_of_an_obsolete_object_is_followed_by_another_lookup(red
     assert only(ActionSucceeded, story.report_lookup(None)).found_by == "Absence"
 
 
-def test_a_retry_that_becomes_a_lookup_waits_for_the_grace_of_the_api():
+def test_a_retry_that_becomes_a_lookup_waits_for_the_grace_of_its_kind():
     story = converged_story(kind=kind_with(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -192,9 +192,9 @@ def test_a_zombies_deletion_is_recorded_and_the_object_is_recreated():
     events = story.report(action_id=deletion.action_id, redelivered=True)
     late = only(ActionSucceeded, events)
     assert (late.late, late.outdated, late.action_id) == (True, False, deletion.action_id)
-    again = only(ActionDecided, events).action
-    assert again.operation == "Create"
-    assert again.causes == (f"{story.key}@{story.log[-2].resourceversion}",)
+    recreation = only(ActionDecided, events).action
+    assert recreation.operation == "Create"
+    assert recreation.causes == (f"{story.key}@{story.log[-2].resourceversion}",)
     assert not every(DriftDetected, events)
     assert not every(OwnershipReleased, events)
 
@@ -318,7 +318,7 @@ def test_a_write_is_suspected_only_of_drift_to_its_own_content():
     story.report_lookup(original)
     assert story.outcome == "Converged"
     drift = only(DriftDetected, story.observe(repaint(story.existing, color="Green")))
-    assert drift.suspected_action == "", "a person painted it green"
+    assert drift.suspected_action == "", "another client painted it green"
     story.succeed()
     drift = only(DriftDetected, story.observe(repaint(story.existing, color="Purple")))
     assert drift.suspected_action == update.action_id
@@ -338,7 +338,7 @@ def test_an_action_that_certainly_failed_is_not_suspected():
     assert only(DriftDetected, story.observe(None)).suspected_action == ""
 
 
-def test_an_abandonment_by_a_person_is_in_doubt():
+def test_an_action_that_an_operator_abandons_is_in_doubt():
     story = declared_story(KEYLESS)
     story.fail("Conflict", existing=api_object(uid="u1"), redelivered=True)
     story.withdraw()
@@ -372,7 +372,7 @@ def test_a_resumed_worker_reports_its_effect_on_the_next_object_late():
     assert only(DriftDetected, story.observe(None)).suspected_action == deletion.action_id
 
 
-def test_a_redelivered_report_is_no_late_success():
+def test_a_redelivered_report_is_not_a_late_success():
     story = story_with_deletion()
     report = Reported(story.action.action_id, 1, story.now, story.now, "w1", redelivered=True)
     command = story.command(report)
@@ -417,7 +417,7 @@ def test_a_late_unknown_result_of_an_abandoned_action_explains_a_loss():
     assert only(DriftDetected, story.observe(None)).suspected_action == deletion.action_id
 
 
-def test_a_late_refusal_raises_no_doubt():
+def test_a_late_refusal_does_not_put_the_action_in_doubt():
     story = story_with_deletion()
     deletion = story.action
     story.fail("NotDone")
@@ -442,8 +442,8 @@ def test_a_late_update_is_judged_by_the_object_that_it_found():
     story.fail("NotFound", redelivered=True)
     story.succeed()
     assert story.outcome == "Converged"
-    met = repaint(story.existing, color="Green")
-    events = story.report(action_id=update.action_id, existing=met, redelivered=True)
+    found_object = repaint(story.existing, color="Green")
+    events = story.report(action_id=update.action_id, existing=found_object, redelivered=True)
     assert not only(ActionSucceeded, events).outdated
     assert only(ActionDecided, events).action.fields == {"color": "Purple"}
 
@@ -460,14 +460,14 @@ def test_a_resource_without_an_object_is_deleted_even_without_its_configuration(
 
 
 def test_a_conflict_without_a_cause_ends_the_action_and_the_next_has_a_new_key():
-    """The API may store its first response, a 409, with the key: a repeat would never end."""
+    """The API may store its first response, a 409, with the key and return it to every repeat."""
     story = declared_story(BLOCK)
     first = story.action
     events = story.fail("Conflict")
     assert only(ActionFailed, events).error.error_class == "Conflict"
-    again = only(ActionDecided, events).action
-    assert again.idempotency_key != first.idempotency_key
-    assert (again.operation, again.fields) == (first.operation, first.fields)
+    second = only(ActionDecided, events).action
+    assert second.idempotency_key != first.idempotency_key
+    assert (second.operation, second.fields) == (first.operation, first.fields)
 
 
 def test_a_stored_conflict_always_ends_the_action():
@@ -479,7 +479,7 @@ def test_a_stored_conflict_always_ends_the_action():
     assert only(ActionDecided, events).action.idempotency_key != first.idempotency_key
 
 
-def test_conflicts_without_a_visible_cause_cause_no_hot_loop():
+def test_conflicts_without_a_visible_cause_do_not_cause_a_hot_loop():
     story = declared_story(BLOCK)
     for _ in range(3):
         assert every(ActionDecided, story.fail("Conflict"))
@@ -511,7 +511,7 @@ def test_without_keys_an_update_that_finds_its_own_content_succeeds():
     assert story.outcome == "Converged"
 
 
-def test_an_update_that_finds_another_version_at_its_first_delivery_conflicts():
+def test_an_update_that_finds_another_version_on_its_first_delivery_conflicts():
     story = converged_story({"color": "Red"}, kind=KEYLESS)
     original = story.existing
     story.declare({"color": "Blue"})
@@ -531,15 +531,17 @@ def test_with_keys_an_object_that_a_redelivered_creation_finds_is_foreign():
 
 @pytest.mark.parametrize("refusal", ["Conflict", "Refused", "NotDone"])
 def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal: ErrorClass):
-    """An API may store no refusal with the key: the first call can arrive once the name is free."""
+    """Some APIs store no refusals with the key: the first call can arrive once the name is free."""
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
-    met = api_object(uid="h1") if refusal == "Conflict" else None
-    assert only(ActionFailed, story.fail(refusal, existing=met, redelivered=True)).redelivered
+    found_object = api_object(uid="h1") if refusal == "Conflict" else None
+    assert only(
+        ActionFailed, story.fail(refusal, existing=found_object, redelivered=True)
+    ).redelivered
     story.withdraw()
     if refusal != "Conflict":
         assert every(LookupDecided, story.wake(3600)), "the other call may have created it"
-        assert only(ActionAbandoned, story.report_lookup(None)).in_doubt, "or may create it yet"
+        assert only(ActionAbandoned, story.report_lookup(None)).in_doubt, "or may still create it"
     claimed = only(OwnershipClaimed, story.observe(api_object(uid="late", labels=owned_labels())))
     assert (claimed.uid, claimed.reason) == ("late", "Found")
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
@@ -649,7 +651,7 @@ def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arriv
     ("end", "claimed"), [("deleted", ["Found"]), ("gone", ["Returned"]), ("released", [])]
 )
 def test_a_late_report_of_a_creation_does_not_claim_an_adopted_object(end: str, claimed: list[str]):
-    """Another client had removed the label of the object, so that nothing showed who created it."""
+    """Another client had removed the object's label, so that nothing showed who created it."""
     story = Story(kind=KEYLESS)
     deletion = "Orphan" if end == "released" else "Delete"
     story.declare({"color": "Red"}, policy={"adoption": "Adopt", "deletion": deletion})
@@ -674,8 +676,8 @@ def test_a_late_report_of_a_creation_does_not_claim_an_adopted_object(end: str, 
     assert [each.reason for each in every(OwnershipClaimed, events)] == claimed
 
 
-def test_an_id_that_returns_is_owned_by_the_late_report_of_its_creation():
-    """Where the name serves as the id, another object of the resource had the same id before."""
+def test_an_id_that_returns_is_owned_after_the_late_report_of_its_creation():
+    """Where the name serves as the id, an earlier object of the resource had the same id."""
     story = converged_story({"color": "Red"}, kind=KEYLESS)
     original = story.existing
     story.withdraw()

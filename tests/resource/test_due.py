@@ -89,7 +89,7 @@ def test_rejected_content_is_not_written_again_when_it_is_due():
     assert story.action.fields["color"] == "Blue"
 
 
-def test_a_wrong_local_clock_causes_no_early_or_repeated_write():
+def test_an_inaccurate_local_clock_does_not_cause_an_early_or_repeated_write():
     pass_story = PassStory()
     pass_story.story.now += timedelta(days=3650)
     assert pass_story.story.turn(TimerFired("Renewal")) == []
@@ -106,7 +106,7 @@ def test_without_a_bus_time_the_local_clock_is_used():
     assert pass_story.story.action.purpose == "Renew"
 
 
-def test_an_object_still_due_after_its_write_causes_no_hot_loop():
+def test_an_object_still_due_after_its_write_does_not_cause_a_hot_loop():
     pass_story = PassStory()
     expires_at = START + LIFETIME
     pass_story.fire_timer(timedelta(hours=17))

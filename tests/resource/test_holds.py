@@ -87,7 +87,7 @@ def test_a_finalizer_is_removed_by_its_holder_or_by_force():
     assert story.action.operation == "Delete"
 
 
-def test_a_finalizer_also_holds_a_release():
+def test_a_finalizer_also_blocks_a_release():
     story = converged_story(policy={"deletion": "Orphan"})
     story.process([story.command(INVOICE, actor="billing")])
     story.withdraw()
@@ -96,7 +96,7 @@ def test_a_finalizer_also_holds_a_release():
     assert every(OwnershipReleased, story.succeed())  # its label was removed
 
 
-def test_a_finalizer_holds_the_deletion_of_an_absent_object():
+def test_a_finalizer_blocks_the_deletion_of_an_absent_object():
     story = story_with_finalizer()
     story.declare(policy={"mode": "Absent"})
     assert (story.outcome, story.reason) == ("Held", "Finalizers")
@@ -129,7 +129,7 @@ def test_a_finalizers_name_is_checked(name: str):
     assert story.reply.reason == "Invalid"
 
 
-def test_a_late_redelivery_of_a_request_does_not_hold_again():
+def test_a_late_redelivery_of_a_request_does_not_add_the_finalizer_again():
     story = converged_story()
     request = story.command(INVOICE, actor="billing")
     story.process([request])
@@ -194,7 +194,7 @@ def test_a_release_reference_keeps_the_object_in_the_api():
     assert story.state.owned is None
 
 
-def test_an_ignore_reference_does_not_hold():
+def test_an_ignore_reference_does_not_block_the_deletion():
     story = story_with_reference("Ignore")
     story.withdraw()
     assert story.action.operation == "Delete"
@@ -265,7 +265,7 @@ def test_a_sudden_loss_of_most_objects_is_doubted():
     assert only(AbsenceDoubted, observe_missing(story, 12, 14)).missing == 12
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "LossGuard")
-    assert observe_missing(story, 12, 14) == [], "an unchanged observation is no event"
+    assert observe_missing(story, 12, 14) == [], "an unchanged observation is not recorded again"
     story.observe(story.existing)
     assert story.outcome == "Converged"
 
@@ -300,20 +300,20 @@ def test_an_unmanaged_object_that_the_guard_holds_is_deleted_after_an_approval()
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     assert not every(OwnershipClaimed, story.turn(Approved("DeletionGuard")))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
-    began_before = story.position
-    assert story.observe(api_object(uid="h1"), unmanaged=(50, 60), as_of=began_before - 1) == []
+    approved_at = story.position
+    assert story.observe(api_object(uid="h1"), unmanaged=(50, 60), as_of=approved_at - 1) == []
     events = story.observe_twice(api_object(uid="h1"), unmanaged=(50, 60))
-    assert every(OwnershipClaimed, events), "a listing that began since shows that it is unmanaged"
+    assert every(OwnershipClaimed, events), "a listing that began later shows that it is unmanaged"
     assert only(ActionDecided, events).action.uid == "h1"
 
 
-def test_an_approved_deletion_waits_for_a_listing_that_began_since():
+def test_an_approved_deletion_waits_for_a_listing_that_began_after_the_approval():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.observe(api_object(uid="h1"), unmanaged=(50, 60))
-    began_before = story.position
+    before_approval = story.position
     story.turn(Approved("DeletionGuard"))
     # If recorded, it would be treated as the awaited listing, and no other would follow.
-    assert story.observe(api_object(uid="h1"), unmanaged=(51, 60), as_of=began_before) == []
+    assert story.observe(api_object(uid="h1"), unmanaged=(51, 60), as_of=before_approval) == []
     assert every(OwnershipClaimed, story.observe_twice(api_object(uid="h1"), unmanaged=(51, 60)))
 
 

@@ -37,7 +37,7 @@ UNCONDITIONAL = Capabilities(
 SLOW = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
 
 
-def test_a_listing_that_began_before_our_effect_proves_no_absence():
+def test_a_listing_that_began_before_our_effect_does_not_prove_absence():
     story = converged_story()
     assert story.observe(None, as_of=story.state.actions.effect_position - 1) == []
     assert story.outcome == "Converged"
@@ -78,56 +78,56 @@ def test_an_observation_from_the_future_does_not_block_later_ones():
     assert names(story.observe(repaint(story.existing, color="Blue")))[0] == "ExternalObserved"
 
 
-@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
+@pytest.mark.parametrize(("after_seconds", "is_accepted"), [(4.0, False), (5.0, True), (6.0, True)])
 def test_an_observation_is_accepted_only_past_the_consistency_grace(
-    after_seconds: float, believed: bool
+    after_seconds: float, is_accepted: bool
 ):
     story = converged_story(configs={CONFIG: SLOW})
     began = story.now + timedelta(seconds=after_seconds)
-    assert bool(story.observe(None, began_at=began)) is believed
+    assert bool(story.observe(None, began_at=began)) is is_accepted
 
 
-@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
-@pytest.mark.parametrize("clocks_ahead", [timedelta(0), timedelta(hours=1), -timedelta(hours=1)])
+@pytest.mark.parametrize(("after_seconds", "is_accepted"), [(4.0, False), (5.0, True), (6.0, True)])
+@pytest.mark.parametrize("clock_offsets", [timedelta(0), timedelta(hours=1), -timedelta(hours=1)])
 def test_the_grace_is_measured_with_the_bus_clock(
-    clocks_ahead: timedelta, after_seconds: float, believed: bool
+    clock_offsets: timedelta, after_seconds: float, is_accepted: bool
 ):
     story = Story(configs={CONFIG: SLOW})
     story.declare()
-    bus_time = story.now - 3 * clocks_ahead  # the decider's clock is irrelevant as well
+    bus_time = story.now - 3 * clock_offsets  # the decider's clock is also irrelevant
     story.stored_at = bus_time
     story.succeed()
     story.stored_at = bus_time + timedelta(seconds=after_seconds + 30)
-    began_at = bus_time + timedelta(seconds=after_seconds) + clocks_ahead
+    began_at = bus_time + timedelta(seconds=after_seconds) + clock_offsets
     events = story.observe(None, began_at=began_at, age_seconds=30.0)
-    assert bool(events) is believed
+    assert bool(events) is is_accepted
 
 
-_WRONG_CLOCKS = [timedelta(0), timedelta(hours=1), -timedelta(hours=1)]
+_CLOCK_OFFSETS = [timedelta(0), timedelta(hours=1), -timedelta(hours=1)]
 
 
-@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True)])
-@pytest.mark.parametrize("clock_ahead", _WRONG_CLOCKS)
+@pytest.mark.parametrize(("after_seconds", "is_accepted"), [(4.0, False), (5.0, True)])
+@pytest.mark.parametrize("clock_offset", _CLOCK_OFFSETS)
 def test_a_grace_that_is_configured_after_the_write_uses_the_bus_clock(
-    clock_ahead: timedelta, after_seconds: float, believed: bool
+    clock_offset: timedelta, after_seconds: float, is_accepted: bool
 ):
     story = Story()
     story.stored_at = START
-    story.now += clock_ahead
+    story.now += clock_offset
     story.declare()
     story.succeed()
     story.configs[CONFIG] = SLOW
     story.stored_at += timedelta(seconds=after_seconds)
-    assert bool(story.observe(None)) is believed
+    assert bool(story.observe(None)) is is_accepted
 
 
-@pytest.mark.parametrize("clock_ahead", _WRONG_CLOCKS)
+@pytest.mark.parametrize("clock_offset", _CLOCK_OFFSETS)
 def test_a_raised_grace_starts_at_its_write_according_to_the_bus_clock(
-    clock_ahead: timedelta,
+    clock_offset: timedelta,
 ):
     story = Story()
     story.stored_at = START
-    story.now += clock_ahead
+    story.now += clock_offset
     story.declare()
     story.succeed()
     known_object = story.existing
@@ -142,11 +142,11 @@ def test_a_raised_grace_starts_at_its_write_according_to_the_bus_clock(
     assert "DriftDetected" in names(story.observe(None, evidence="Read"))
 
 
-@pytest.mark.parametrize("clock_ahead", _WRONG_CLOCKS)
-def test_a_deletion_waits_for_a_grace_according_to_the_bus_clock(clock_ahead: timedelta):
+@pytest.mark.parametrize("clock_offset", _CLOCK_OFFSETS)
+def test_a_deletion_waits_for_a_grace_according_to_the_bus_clock(clock_offset: timedelta):
     story = Story()
     story.stored_at = START
-    story.now += clock_ahead
+    story.now += clock_offset
     story.declare()
     story.succeed()
     story.configs[CONFIG] = SLOW
@@ -160,7 +160,7 @@ def test_a_deletion_waits_for_a_grace_according_to_the_bus_clock(clock_ahead: ti
     assert story.outcome == "Deleted"
 
 
-def test_a_suspended_worker_proves_no_absence_within_the_grace():
+def test_a_suspended_worker_does_not_prove_absence_within_the_grace():
     story = Story(configs={CONFIG: SLOW})
     story.declare()
     story.succeed()
@@ -222,8 +222,8 @@ def test_an_observation_proves_nothing_while_the_grace_is_unknown():
     assert "ExternalObserved" not in names(story.observe(None, began_at=story.now))
 
 
-def returned_after(seconds: float) -> Story:
-    """Return a story whose object a listing left out ``seconds`` after its creation."""
+def story_with_return_after(seconds: float) -> Story:
+    """Return a story whose object returned after a listing omitted it, ``seconds`` old."""
     story = converged_story()
     known_object = story.existing
     story.now += timedelta(seconds=seconds)
@@ -235,7 +235,7 @@ def returned_after(seconds: float) -> Story:
 
 
 def test_an_object_that_returns_soon_proves_lag_and_raises_the_grace():
-    story = returned_after(5)
+    story = story_with_return_after(5)
     claimed = only(OwnershipClaimed, [each.data for each in story.log])
     assert (claimed.reason, claimed.grace_seconds) == ("Returned", 10)
     assert story.state.observed.grace_seconds == 10
@@ -250,29 +250,29 @@ def test_an_object_that_returns_soon_proves_lag_and_raises_the_grace():
 
 
 def test_a_raised_grace_applies_to_the_next_object_and_can_be_raised_again():
-    story = returned_after(5)
+    story = story_with_return_after(5)
     story.now += timedelta(hours=2)
     absence_events = story.observe(None, began_at=story.now, evidence="Read")
     assert "ActionDecided" in names(absence_events)
     story.succeed()
-    known_object, made_at = story.existing, story.now
-    assert story.observe(None, began_at=made_at + timedelta(seconds=9)) == []
-    story.now = made_at + timedelta(seconds=12)
+    known_object, created_again_at = story.existing, story.now
+    assert story.observe(None, began_at=created_again_at + timedelta(seconds=9)) == []
+    story.now = created_again_at + timedelta(seconds=12)
     assert "ActionDecided" in names(story.observe(None, began_at=story.now))
     story.fail("Conflict", existing=known_object)
     assert story.state.observed.grace_seconds == 24
 
 
 @pytest.mark.parametrize("seconds", [0, 61, 3600])
-def test_an_object_that_returns_long_after_its_creation_proves_no_lag(seconds: float):
-    story = returned_after(seconds)
+def test_an_object_that_returns_long_after_its_creation_does_not_prove_lag(seconds: float):
+    story = story_with_return_after(seconds)
     claimed = only(OwnershipClaimed, [each.data for each in story.log])
     assert (claimed.reason, claimed.grace_seconds) == ("Returned", 0)
     assert not story.observe(None), "but a listing no longer proves its absence"
 
 
 def test_a_raised_grace_does_not_apply_to_another_api():
-    story = returned_after(5)
+    story = story_with_return_after(5)
     story.configs["other"] = SHARED
     story.withdraw()
     story.succeed()
@@ -389,7 +389,7 @@ def test_the_last_reported_of_two_simultaneous_observations_is_kept():
     assert story.process([first]) == []
 
 
-def test_an_object_that_a_listing_left_out_can_be_absent_after_its_deletion():
+def test_an_object_that_a_listing_omitted_can_be_absent_after_its_deletion():
     story = converged_story()
     known_object = story.existing
     story.observe(None)

@@ -31,7 +31,7 @@ BY_LABEL = msgspec.structs.replace(SHARED, ownership="Label")
 ANOTHER = {OWNER_LABEL: "log2.default.Block.Foo"}
 
 
-def test_an_object_of_a_person_in_a_shared_api_is_left_alone_and_reported():
+def test_another_clients_object_in_a_shared_api_is_left_alone_and_reported():
     story = Story()
     events = story.observe(api_object())
     assert names(events) == ["ExternalObserved", "OutcomeRecorded"]
@@ -70,7 +70,7 @@ def test_adoption_claims_without_a_creation_and_corrects_the_difference():
     assert story.outcome == "Converged"
 
 
-def test_adoption_claims_no_object_with_another_owner():
+def test_adoption_does_not_claim_an_object_with_another_owner():
     story = Story()
     story.observe(api_object(labels=ANOTHER))
     story.declare(policy={"adoption": "Adopt"})
@@ -124,7 +124,7 @@ def test_an_object_of_another_owner_is_never_deleted_from_an_exclusive_scope():
     assert story.outcome == "Disputed"
 
 
-def test_an_object_that_another_owner_claimed_is_not_deleted_at_withdrawal():
+def test_an_object_that_another_owner_claimed_is_not_deleted_on_withdrawal():
     story = converged_story(policy={"mode": "CreateOnly"})
     story.observe(relabel(story.existing, ANOTHER))
     story.withdraw()
@@ -145,7 +145,7 @@ def test_an_object_that_another_owner_claimed_is_not_overwritten():
     assert story.outcome == "Converged"
 
 
-def test_an_object_without_its_owner_label_is_deleted_at_withdrawal():
+def test_an_object_without_its_owner_label_is_deleted_on_withdrawal():
     story = converged_story(policy={"mode": "CreateOnly"})
     story.observe(relabel(story.existing, {}))
     story.withdraw()
@@ -171,7 +171,7 @@ def test_a_withdrawal_that_finds_another_object_is_reported_once():
     assert story.observe(api_object(uid="human-2")) == []
 
 
-def test_an_object_that_a_person_creates_after_a_deletion_is_unowned():
+def test_an_object_that_another_client_creates_after_a_deletion_is_unowned():
     story = converged_story()
     story.withdraw()
     story.succeed()
@@ -212,7 +212,7 @@ def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdraw
 # --- exclusive scope
 
 
-def test_an_unmanaged_object_of_an_exclusive_scope_is_deleted():
+def test_an_unmanaged_object_in_an_exclusive_scope_is_deleted():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.observe_twice(api_object(uid="h1"), unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
@@ -226,7 +226,7 @@ def test_an_unmanaged_object_of_an_exclusive_scope_is_deleted():
     ("unmanaged", "removed"),
     [((2, 9), True), ((3, 9), False), ((2, 10), True), ((0, 9), False)],
 )
-def test_the_guard_allows_few_deletions_of_unmanaged_objects(
+def test_the_guard_allows_a_few_deletions_of_unmanaged_objects(
     unmanaged: tuple[int, int], removed: bool
 ):
     story = Story(configs={CONFIG: EXCLUSIVE})
@@ -261,7 +261,7 @@ def test_an_unmanaged_object_that_was_not_counted_is_held():
     assert story.outcome == "Held"
 
 
-def test_a_declared_object_of_an_exclusive_scope_is_not_unmanaged_but_ours():
+def test_a_declared_object_in_an_exclusive_scope_is_ours_and_not_unmanaged():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.declare()
     claimed = only(OwnershipClaimed, story.fail("Conflict", existing=api_object()))
@@ -269,7 +269,7 @@ def test_a_declared_object_of_an_exclusive_scope_is_not_unmanaged_but_ours():
     assert story.action.operation == "Update"
 
 
-def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_is_kept():
+def test_an_adopted_and_orphaned_object_in_an_exclusive_scope_is_kept():
     story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNLABELED)
     story.observe(api_object(), unmanaged=(3, 5))
     policy = {"adoption": "Adopt", "deletion": "Orphan"}
@@ -311,7 +311,7 @@ def test_the_owner_label_names_the_log_and_the_resource():
     assert FOO_OWNER == "log1.default.Block.Foo"
 
 
-def test_an_object_that_a_listing_wrongly_left_out_is_claimed_again():
+def test_an_object_that_a_listing_wrongly_omitted_is_claimed_again():
     story = converged_story()
     existing = story.existing
     story.observe(None)
@@ -319,7 +319,7 @@ def test_an_object_that_a_listing_wrongly_left_out_is_claimed_again():
     events = story.fail("Conflict", existing=existing)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Converged"
-    assert not story.observe(None), "listings were wrong about this object before"
+    assert not story.observe(None), "listings have been wrong about this object before"
 
 
 def test_an_object_that_was_wrongly_reported_as_replaced_is_claimed_again():

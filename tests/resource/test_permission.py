@@ -83,12 +83,12 @@ def test_an_object_that_is_no_longer_allowed_is_neither_changed_nor_deleted():
     assert story.state.owned is not None
 
 
-@pytest.mark.parametrize("operation", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
+@pytest.mark.parametrize("config", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
 @pytest.mark.parametrize("by", ["withdrawal", "Absent"])
-def test_an_object_that_is_no_longer_permitted_can_be_deleted(operation: object, by: str):
+def test_an_object_that_is_no_longer_permitted_can_be_deleted(config: object, by: str):
     story = converged_story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
-    assert isinstance(operation, type(SHARED))
-    story.configs[CONFIG] = operation
+    assert isinstance(config, type(SHARED))
+    story.configs[CONFIG] = config
     if by == "withdrawal":
         story.withdraw()
     else:
@@ -96,7 +96,7 @@ def test_an_object_that_is_no_longer_permitted_can_be_deleted(operation: object,
     assert story.action.operation == "Delete"
     story.fail("NotDone")
     story.wake(3600)
-    assert story.action.operation == "Delete"  # its repetition is not held either
+    assert story.action.operation == "Delete"  # its retry is not held either
     story.succeed()
     assert story.idle
     assert story.state.owned is None
@@ -121,7 +121,7 @@ def test_a_declaration_that_was_never_permitted_is_deleted_immediately():
     assert (story.outcome, story.idle) == ("Deleted", True)
 
 
-def test_an_action_without_effect_ends_with_its_permission():
+def test_an_action_that_had_no_effect_is_abandoned_when_its_permission_ends():
     story = Story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.declare()
     story.configs[CONFIG] = SHARED

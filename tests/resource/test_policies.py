@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.log import ActionDecided, DriftDetected, OwnershipClaimed, OwnershipReleased
+from events.manifest import EXTERNAL_NAME_ANNOTATION
 from reconciler.resource.attempt import MAX_CONFLICTS
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
@@ -36,7 +37,7 @@ def test_a_withdrawn_resource_is_deleted_with_its_uid():
     assert story.wake(3600) == []
 
 
-def test_a_resource_withdrawn_while_it_is_created_is_deleted_afterwards():
+def test_a_resource_withdrawn_during_its_creation_is_deleted_afterwards():
     story = Story()
     story.declare()
     assert names(story.withdraw()) == ["SpecWithdrawn", "GenerationSuperseded"]
@@ -109,7 +110,7 @@ def test_an_orphan_is_released_and_kept():
     assert names(story.observe(repaint(story.existing, color="Green"))) == ["ExternalObserved"]
 
 
-def test_an_orphan_that_a_listing_left_out_is_not_unmanaged_afterwards():
+def test_an_orphan_that_a_listing_omitted_is_not_unmanaged_afterwards():
     story = orphaning_story()
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
@@ -148,7 +149,7 @@ def test_an_orphan_that_was_only_adopted_is_released_too():
     assert story.wake(3600) == []
 
 
-def test_the_drift_of_an_orphan_is_not_corrected_with_its_label():
+def test_removing_the_label_of_an_orphan_does_not_correct_its_drift():
     story = orphaning_story(mode="CreateOnly")
     story.observe(repaint(story.existing, color="Blue"))
     story.withdraw()
@@ -268,7 +269,7 @@ def test_an_orphan_that_is_declared_again_is_adopted_or_conflicts(adoption: str,
     assert story.outcome == outcome
 
 
-def test_an_object_that_a_person_creates_after_an_orphan_is_unowned():
+def test_an_object_that_another_client_creates_after_an_orphan_is_unowned():
     story = orphaning_story()
     story.withdraw()
     story.succeed()
@@ -291,7 +292,7 @@ def test_observe_only_never_creates_and_reports_the_differences():
     assert 'color: "Blue" (declared "Red")' in story.state.outcome.message
 
 
-def test_observe_only_leaves_drift_of_an_owned_object():
+def test_observe_only_does_not_correct_drift_of_an_owned_object():
     story = converged_story()
     story.declare(policy={"mode": "ObserveOnly"})
     events = story.observe(repaint(story.existing, color="Blue"))
@@ -350,7 +351,7 @@ def test_a_paused_resource_reports_drift_and_writes_nothing():
     assert story.action.operation == "Update"
 
 
-def test_a_paused_resource_starts_no_new_attempt_and_reports_it():
+def test_a_paused_resource_does_not_start_a_new_attempt_and_reports_the_pause():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -384,7 +385,7 @@ def test_absent_keeps_a_foreign_object_unless_it_may_adopt_it():
     assert story.action.operation == "Delete"
 
 
-def test_a_paused_resource_claims_an_object_again_that_a_listing_left_out():
+def test_a_paused_resource_reclaims_an_object_that_a_listing_omitted():
     story = converged_story()
     story.declare({"type": "Square", "color": "Blue"}, policy={"paused": True})
     known_object = story.existing
@@ -403,3 +404,17 @@ def test_the_message_about_a_released_object_names_the_release():
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
     assert story.state.outcome is not None
     assert "was released earlier" in story.state.outcome.message
+
+
+def test_a_foreign_object_does_not_count_as_released_after_another_object_was():
+    story = converged_story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    story.declare(annotations={EXTERNAL_NAME_ANNOTATION: "foreign"})
+    foreign_object = api_object(name="foreign", uid="u9")
+    story.fail("Conflict", existing=foreign_object)
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    assert story.state.outcome is not None
+    assert "is not owned by this resource" in story.state.outcome.message
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Deleted", "NotOurs")

@@ -74,7 +74,7 @@ class Slow:
         return rebuild(interleave(self.story)).status[str(self.story.key)]
 
 
-def test_37_a_resource_without_progress_is_stalled_and_reports_since_when():
+def test_37_a_resource_without_progress_is_stalled_and_the_time_is_reported():
     slow = Slow()
     progress = only(ProgressNoted, [each.data for each in slow.story.log])
     assert (progress.mark, progress.since, progress.at) == (
@@ -143,7 +143,7 @@ def test_37_a_resource_without_a_deadline_is_never_stalled():
     assert slow.ready[0] == "Progressing"
 
 
-def test_37_a_wrong_local_clock_causes_no_stall():
+def test_37_an_inaccurate_local_clock_does_not_cause_a_stall():
     slow = Slow()
     slow.story.now += timedelta(days=3650)
     assert slow.story.turn(TimerFired("Sweep")) == []

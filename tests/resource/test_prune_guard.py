@@ -1,4 +1,4 @@
-"""The guard on the withdrawals of a commit: an approval covers one content only."""
+"""The guard on the withdrawals of a commit: an approval covers only one version of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.bus.histories import event
 SHOP = ResourceKey("default", "GitSource", "shop")
 
 
-def test_a_changed_content_voids_an_approval():
+def test_changed_content_voids_an_approval():
     approved = replace(NEW, holds=replace(NEW.holds, approved=Hold.PRUNE_GUARD))
     newer = evolve(approved, event(SHOP, 1, SpecResolved(1, {"content": "0" * 32})))
     assert newer.holds.approved == ""

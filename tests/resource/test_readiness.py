@@ -1,4 +1,4 @@
-"""An object as declared may not be usable: conditions ``Converged`` and ``Ready``."""
+"""An object that is as declared may be unusable: conditions ``Converged`` and ``Ready``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server_story(health: str | None = None) -> Story:
     return story
 
 
-def test_an_object_as_declared_may_not_be_ready():
+def test_an_object_that_is_as_declared_may_not_be_ready():
     story = server_story()
     assert story.outcome == "Converged"
     assert condition(story, "Converged").status == "True"
@@ -53,10 +53,10 @@ def test_an_outcome_records_every_change_of_readiness():
         observed_object = msgspec.structs.replace(story.existing, outputs={"health": health})
         assert names(story.observe(observed_object)) == ["ExternalObserved", "OutcomeRecorded"]
         assert (story.outcome, condition(story, "Ready").status) == ("Converged", status)
-    assert story.observe(story.existing) == [], "an unchanged observation is no event"
+    assert story.observe(story.existing) == [], "an unchanged observation is not recorded"
 
 
-def test_a_changed_output_is_no_drift_and_no_action():
+def test_a_changed_output_is_not_drift_and_does_not_cause_an_action():
     story = server_story("up")
     observed_object = msgspec.structs.replace(
         story.existing, outputs={"health": "up", "port": 5432}

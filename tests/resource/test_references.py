@@ -1,4 +1,4 @@
-"""A spec with values of other resources (scenario 36), and the digests of secrets."""
+"""A spec with values from other resources (scenario 36), and the digests of secrets."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ def test_36_a_resource_waits_for_a_value_and_uses_it_once_it_is_known():
     assert story.outcome == "Converged"
 
 
-@pytest.mark.parametrize("is_seen", [False, True], ids=["row-forgotten", "row-kept"])
-def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing(is_seen: bool):
+@pytest.mark.parametrize("is_observed", [False, True], ids=["row-forgotten", "row-kept"])
+def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing(is_observed: bool):
     """Otherwise a target would be kept for an object that was created without it."""
     story = Story(kind=SERVER, configs={CONFIG: EXCLUSIVE})
     story.declare({"type": HOST}, policy={"referencedFrom": ["shop"]})
     existing = api_object({"type": "Square"})
-    if is_seen:
+    if is_observed:
         story.observe(existing, unmanaged=(5, 5))
     assert row_of(story).refers
     assert row_of(story).referenced_from
     story.withdraw()
-    assert (str(story.key) in rebuild(interleave(story)).status) is is_seen
+    assert (str(story.key) in rebuild(interleave(story)).status) is is_observed
     events = story.observe_twice(existing, unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
@@ -117,19 +117,19 @@ def test_a_changed_output_is_a_changed_input():
     events = report_target(story, **ready_target("db-2"))
     assert only(SpecResolved, events).fields == {"type": "db-2"}
     assert (story.action.operation, story.action.fields) == ("Update", {"type": "db-2"})
-    because = story.action.causes
-    cause = next(each for each in story.log if each.id in because)
+    cause_ids = story.action.causes
+    cause = next(each for each in story.log if each.id in cause_ids)
     assert isinstance(cause.data, TargetObserved)
 
 
-def test_an_unchanged_target_is_no_event():
+def test_an_unchanged_target_is_not_recorded_again():
     story = declared_server()
     report_target(story, **ready_target())
     story.succeed()
     assert report_target(story, **ready_target()) == []
 
 
-def test_a_target_that_is_no_longer_ready_stops_nothing():
+def test_a_target_that_is_no_longer_ready_changes_nothing():
     story = declared_server()
     report_target(story, **ready_target())
     story.succeed()
@@ -147,7 +147,7 @@ def test_a_resource_waits_for_a_lost_value_and_reverts_nothing():
     assert story.outcome == "Converged"
 
 
-def test_a_withdrawn_resource_is_deleted_although_it_waits_for_a_value():
+def test_a_withdrawn_resource_is_deleted_even_if_it_is_waiting_for_a_value():
     story = declared_server()
     report_target(story, **ready_target())
     story.succeed()
@@ -216,8 +216,8 @@ def test_a_declaration_with_different_references_drops_the_old_values():
     )
 
 
-def test_a_recreated_resource_has_no_values_of_its_earlier_references():
-    """A row ends with its resource; values that only the state contains would be reported again."""
+def test_a_recreated_resource_has_no_values_from_its_earlier_references():
+    """A row is deleted with its resource; values kept only in the state would be reported again."""
     story = declared_server(password={"$secret": "db-password"})
     story.turn(SecretReported("files/db-password", "d1"))
     report_target(story, **ready_target())

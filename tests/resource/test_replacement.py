@@ -283,7 +283,7 @@ def test_a_released_replacement_conflicts_with_a_new_declaration(kind: Kind):
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_released_replacement_that_is_missing_causes_no_conflict(is_replaced: bool):
+def test_a_released_replacement_that_is_missing_does_not_cause_a_conflict(is_replaced: bool):
     story = released_story()
     name = story.existing.name
     story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": "ObserveOnly"})
@@ -358,7 +358,7 @@ def test_an_object_that_a_late_call_creates_beside_the_replacement_is_deleted():
 
 
 def test_an_object_that_a_late_call_creates_after_a_refused_redelivery_is_deleted():
-    """The API keeps keys but no refusals, so the first call could still create the object."""
+    """The API stores keys but not refusals, so the first call could still create the object."""
     story = Story(kind=BESIDE)
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     story.fail("Conflict", existing=api_object(SQUARE, uid="h1"), redelivered=True)
@@ -405,7 +405,7 @@ def test_an_object_that_a_late_call_creates_under_a_second_name_is_deleted(endin
     assert story.action.external_name == rows(story)[0].external_name == "Foo"
 
 
-def test_a_copied_label_under_another_name_proves_no_ownership():
+def test_a_copied_label_under_another_name_does_not_prove_ownership():
     story, late = story_with_second_name_in_doubt()
     story.declare(CIRCLE, policy={"mode": "Absent"})
     story.succeed()
@@ -451,7 +451,7 @@ def test_a_late_object_waits_until_the_replaced_object_is_deleted():
     assert story_replaced_in_doubt(is_starting=True).observe(SECOND) == []
 
 
-def test_a_copied_label_beside_a_certain_replacement_proves_no_ownership():
+def test_a_copied_label_beside_a_certain_replacement_does_not_prove_ownership():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -480,7 +480,7 @@ def _data_loss(fields: Fields | None, observed_object: ExternalObject) -> str:
 PROTECTED = replace(BESIDE, describe_data_loss=_data_loss)
 
 
-def test_a_replacement_that_would_lose_data_waits_for_a_person():
+def test_a_replacement_that_would_lose_data_waits_for_approval():
     story = created_story(PROTECTED)
     story.declare(CIRCLE)
     assert (story.outcome, story.reason, story.idle) == ("Held", "DataLoss", True)
@@ -488,7 +488,7 @@ def test_a_replacement_that_would_lose_data_waits_for_a_person():
     assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
 
 
-def test_a_write_that_would_lose_data_waits_for_a_person():
+def test_a_write_that_would_lose_data_waits_for_approval():
     story = created_story(PROTECTED)
     story.declare({**SQUARE, "size": {"w": 1}})
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
@@ -496,7 +496,7 @@ def test_a_write_that_would_lose_data_waits_for_a_person():
     assert story.action.operation == "Update", "a change without data loss continues"
 
 
-def test_a_deletion_that_would_lose_data_waits_for_a_person():
+def test_a_deletion_that_would_lose_data_waits_for_approval():
     story = created_story(PROTECTED)
     story.withdraw()
     assert (story.outcome, story.reason) == ("Held", "DataLoss")

@@ -45,8 +45,8 @@ def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
         assert story.flight.attempt == attempt
         story.fail(error_class)
         events = story.wake(3600)
-        again = [each for each in events if isinstance(each, (ActionRetried, LookupDecided))]
-        assert [each.action for each in again] == [action]
+        repeats = [each for each in events if isinstance(each, (ActionRetried, LookupDecided))]
+        assert [each.action for each in repeats] == [action]
         assert story.action == action
     story.succeed()
     assert story.outcome == "Converged"
@@ -97,7 +97,7 @@ def test_throttled_resources_do_not_retry_at_the_same_time():
     assert min(waits) == 30.0
 
 
-def test_an_attempt_that_was_not_sent_is_no_failure():
+def test_an_attempt_that_was_not_sent_is_not_a_failure():
     story = Story()
     story.declare()
     for _ in range(10):
@@ -184,7 +184,7 @@ def test_an_action_with_an_unknown_result_is_repeated_despite_newer_declarations
 
 
 @pytest.mark.parametrize("error_class", ["NotDone", "Throttled"])
-def test_an_update_without_effect_is_abandoned_for_a_newer_declaration(error_class: ErrorClass):
+def test_an_update_that_had_no_effect_is_abandoned_for_a_newer_declaration(error_class: ErrorClass):
     story = converged_story()
     story.declare({"type": "Circle"})
     old = story.action
@@ -293,7 +293,7 @@ def test_a_lookup_that_the_api_refuses_ends_the_action():
     assert story.outcome == "Failed"
 
 
-def test_a_creation_without_effect_is_abandoned_for_a_newer_declaration():
+def test_a_creation_that_had_no_effect_is_abandoned_for_a_newer_declaration():
     story = Story()
     story.declare({"color": "Red"})
     first = story.action
@@ -310,7 +310,7 @@ def test_a_creation_without_effect_is_abandoned_for_a_newer_declaration():
     assert not story.state.actions.uncertain_create
 
 
-def test_a_creation_without_effect_is_abandoned_after_a_withdrawal():
+def test_a_creation_that_had_no_effect_is_abandoned_after_a_withdrawal():
     story = Story()
     story.declare()
     story.fail("NotDone")
@@ -394,7 +394,7 @@ def test_an_update_of_a_missing_object_recreates_it():
     assert only(ActionDecided, events).action.operation == "Create"
 
 
-def test_endless_conflicts_cause_no_hot_loop():
+def test_endless_conflicts_do_not_cause_a_hot_loop():
     story = converged_story()
     story.declare({"type": "Circle"})
     immediate_calls = 0
@@ -412,7 +412,7 @@ def test_endless_conflicts_cause_no_hot_loop():
     assert waits == [0.75, 1.5, 3.0, 6.0]
 
 
-def test_an_obstacle_that_comes_and_goes_causes_no_hot_loop():
+def test_an_obstacle_that_comes_and_goes_does_not_cause_a_hot_loop():
     story = Story()
     story.declare()
     calls = 0
@@ -433,7 +433,7 @@ def test_a_delay_is_in_the_state_and_survives_a_restart():
     assert names(story.wake(0.25)) == ["ActionRetried"]
 
 
-def test_a_success_resets_the_back_off():
+def test_a_success_resets_the_backoff():
     story = Story()
     story.declare()
     for _ in range(3):

@@ -107,16 +107,16 @@ from tests.resource.building import FOO, converged_story, repaint
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-texts = st.text(max_size=8)
+strings = st.text(max_size=8)
 numbers = st.integers(min_value=0, max_value=2**53)
-scalars = st.none() | st.booleans() | numbers | st.floats(-1e300, 1e300) | texts
+scalars = st.none() | st.booleans() | numbers | st.floats(-1e300, 1e300) | strings
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strings, inner, max_size=3),
     max_leaves=3,
 )
-fields = st.dictionaries(texts, values, max_size=3)
-labels = st.dictionaries(texts, texts, max_size=3)
+fields = st.dictionaries(strings, values, max_size=3)
+labels = st.dictionaries(strings, strings, max_size=3)
 moments = numbers.map(lambda number: EPOCH + timedelta(microseconds=number))
 seconds = st.floats(min_value=0, max_value=1e6)
 
@@ -127,48 +127,48 @@ def literal(alias: Any) -> st.SearchStrategy[Any]:
 
 objects = st.builds(
     ExternalObject,
-    texts,
+    strings,
     fields,
-    st.none() | texts,
-    st.none() | texts,
+    st.none() | strings,
+    st.none() | strings,
     labels=labels,
-    written_by=st.none() | texts,
+    written_by=st.none() | strings,
 )
 policies = st.builds(
     Policy,
     literal(Deletion),
     literal(Mode),
     literal(Adoption),
-    st.lists(texts, max_size=2).map(tuple),
+    st.lists(strings, max_size=2).map(tuple),
     st.booleans(),
     st.sampled_from(["Restore", "Report"]),
 )
 errors = st.builds(
-    ActionError, literal(ErrorClass), texts, st.none() | numbers, st.none() | seconds
+    ActionError, literal(ErrorClass), strings, st.none() | numbers, st.none() | seconds
 )
 actions = st.builds(
     Action,
-    texts,
-    texts,
+    strings,
+    strings,
     literal(Operation),
     numbers,
-    texts,
-    texts,
-    st.lists(texts, max_size=2).map(tuple),
+    strings,
+    strings,
+    st.lists(strings, max_size=2).map(tuple),
     fields,
     labels,
-    st.none() | texts,
-    st.none() | texts,
+    st.none() | strings,
+    st.none() | strings,
 )
-definitions = st.builds(DefinitionRef, numbers, texts, numbers, numbers)
-differences = st.lists(st.builds(FieldDifference, texts, values, values), max_size=2).map(tuple)
+definitions = st.builds(DefinitionRef, numbers, strings, numbers, numbers)
+differences = st.lists(st.builds(FieldDifference, strings, values, values), max_size=2).map(tuple)
 conditions = st.lists(
     st.builds(
         Condition,
         literal(ConditionType),
         st.sampled_from(["True", "False", "Unknown"]),
-        texts,
-        texts,
+        strings,
+        strings,
         numbers,
     ),
     max_size=2,
@@ -176,8 +176,8 @@ conditions = st.lists(
 evidence = st.sampled_from(["CompleteListing", "Read"])
 maybe_objects = st.none() | objects
 maybe_numbers = st.none() | numbers
-maybe_texts = st.none() | texts
-names = st.lists(texts, max_size=2).map(tuple)
+maybe_strings = st.none() | strings
+names = st.lists(strings, max_size=2).map(tuple)
 flights = st.builds(
     InFlight,
     actions,
@@ -192,93 +192,93 @@ flights = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
-    texts,
+    strings,
     st.booleans(),
 )
 
 newer_objects = st.lists(
-    st.builds(NewerObject, texts, texts, maybe_texts, texts, numbers), max_size=2
+    st.builds(NewerObject, strings, strings, maybe_strings, strings, numbers), max_size=2
 ).map(tuple)
 
 BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
-        SpecDeclared, numbers, texts, texts, texts, fields, labels, labels, policies
+        SpecDeclared, numbers, strings, strings, strings, fields, labels, labels, policies
     ),
-    SpecWithdrawn: st.builds(SpecWithdrawn, numbers, texts),
+    SpecWithdrawn: st.builds(SpecWithdrawn, numbers, strings),
     GenerationSuperseded: st.builds(GenerationSuperseded, numbers, numbers),
     DeclarationSuperseded: st.builds(DeclarationSuperseded, numbers),
     ExternalObserved: st.builds(
         ExternalObserved,
-        texts,
-        texts,
+        strings,
+        strings,
         maybe_objects,
         evidence,
         numbers,
         maybe_numbers,
         maybe_numbers,
     ),
-    AbsenceDoubted: st.builds(AbsenceDoubted, texts, texts, numbers, numbers),
+    AbsenceDoubted: st.builds(AbsenceDoubted, strings, strings, numbers, numbers),
     DriftDetected: st.builds(
         DriftDetected,
         numbers,
         st.booleans(),
         differences,
-        texts,
-        st.lists(st.builds(PathDrift, texts, numbers, moments, moments), max_size=2).map(tuple),
+        strings,
+        st.lists(st.builds(PathDrift, strings, numbers, moments, moments), max_size=2).map(tuple),
     ),
     OwnershipClaimed: st.builds(
         OwnershipClaimed,
-        texts,
-        maybe_texts,
+        strings,
+        maybe_strings,
         st.sampled_from(["Adopted", "Label", "Prefix", "ExclusiveScope", "Found"]),
-        texts,
+        strings,
         maybe_objects,
     ),
     OwnershipReleased: st.builds(
         OwnershipReleased,
-        texts,
-        maybe_texts,
+        strings,
+        maybe_strings,
         st.sampled_from(["Orphaned", "Gone", "Replaced"]),
-        texts,
+        strings,
     ),
-    FinalizerAdded: st.builds(FinalizerAdded, texts, texts),
-    FinalizerRemoved: st.builds(FinalizerRemoved, texts, st.booleans(), texts),
-    ReleaseForced: st.builds(ReleaseForced, texts, st.booleans(), names, names),
-    HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts, texts),
-    ReconcileAccepted: st.builds(ReconcileAccepted, st.booleans(), texts),
+    FinalizerAdded: st.builds(FinalizerAdded, strings, strings),
+    FinalizerRemoved: st.builds(FinalizerRemoved, strings, st.booleans(), strings),
+    ReleaseForced: st.builds(ReleaseForced, strings, st.booleans(), names, names),
+    HoldApproved: st.builds(HoldApproved, strings, literal(ApprovalDecision), strings, strings),
+    ReconcileAccepted: st.builds(ReconcileAccepted, st.booleans(), strings),
     ApprovalRequested: st.builds(
         ApprovalRequested,
-        texts,
+        strings,
         literal(Operation),
         numbers,
-        texts,
-        texts,
+        strings,
+        strings,
         literal(Purpose),
         differences,
         literal(ApprovalLevel),
     ),
-    ApprovalRefused: st.builds(ApprovalRefused, texts, texts),
-    ReferenceAdded: st.builds(ReferenceAdded, texts, literal(OnWithdrawal)),
-    ReferenceRemoved: st.builds(ReferenceRemoved, texts),
+    ApprovalRefused: st.builds(ApprovalRefused, strings, strings),
+    ReferenceAdded: st.builds(ReferenceAdded, strings, literal(OnWithdrawal)),
+    ReferenceRemoved: st.builds(ReferenceRemoved, strings),
     TargetObserved: st.builds(
         TargetObserved,
-        texts,
-        st.builds(TargetState, st.booleans(), st.booleans(), fields, st.tuples(texts)),
+        strings,
+        st.builds(TargetState, st.booleans(), st.booleans(), fields, st.tuples(strings)),
     ),
-    SecretObserved: st.builds(SecretObserved, texts, texts),
+    SecretObserved: st.builds(SecretObserved, strings, strings),
     DefinitionObserved: st.builds(DefinitionObserved, definitions),
-    SpecResolved: st.builds(SpecResolved, numbers, fields, texts, st.booleans()),
+    SpecResolved: st.builds(SpecResolved, numbers, fields, strings, st.booleans()),
     ActionDecided: st.builds(
         ActionDecided, actions, st.none() | st.builds(Base, st.none() | fields, st.none() | labels)
     ),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
     LookupDecided: st.builds(LookupDecided, actions, numbers, names),
-    ActionHeld: st.builds(ActionHeld, texts, texts),
-    ActionNotDone: st.builds(ActionNotDone, texts, literal(Operation), numbers),
-    ActionDoubted: st.builds(ActionDoubted, texts, literal(Operation), numbers, texts),
+    ActionHeld: st.builds(ActionHeld, strings, strings),
+    ActionNotDone: st.builds(ActionNotDone, strings, literal(Operation), numbers),
+    ActionDoubted: st.builds(ActionDoubted, strings, literal(Operation), numbers, strings),
     ActionSucceeded: st.builds(
         ActionSucceeded,
-        texts,
+        strings,
         literal(Operation),
         numbers,
         maybe_objects,
@@ -288,7 +288,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     ),
     ActionFailed: st.builds(
         ActionFailed,
-        texts,
+        strings,
         literal(Operation),
         numbers,
         errors,
@@ -296,25 +296,25 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
         effect=st.sampled_from(Effect),
         consequence=literal(Consequence),
     ),
-    ActionAbandoned: st.builds(ActionAbandoned, texts, literal(Operation), texts),
-    RetryScheduled: st.builds(RetryScheduled, moments, seconds, texts, maybe_texts),
+    ActionAbandoned: st.builds(ActionAbandoned, strings, literal(Operation), strings),
+    RetryScheduled: st.builds(RetryScheduled, moments, seconds, strings, maybe_strings),
     RenewalScheduled: st.builds(RenewalScheduled, moments, moments, seconds),
-    ProgressNoted: st.builds(ProgressNoted, texts, moments, st.none() | moments, seconds),
-    ApiThrottled: st.builds(ApiThrottled, moments, seconds, texts),
-    BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
-    BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
+    ProgressNoted: st.builds(ProgressNoted, strings, moments, st.none() | moments, seconds),
+    ApiThrottled: st.builds(ApiThrottled, moments, seconds, strings),
+    BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, strings),
+    BreakerProbed: st.builds(BreakerProbed, moments, seconds, strings),
     BreakerClosed: st.just(BreakerClosed()),
     TwinDetected: st.builds(TwinDetected, newer_objects, numbers),
-    ListingsFailed: st.builds(ListingsFailed, texts, st.builds(ListingFailure, moments, texts)),
-    ListingsResumed: st.builds(ListingsResumed, texts),
+    ListingsFailed: st.builds(ListingsFailed, strings, st.builds(ListingFailure, moments, strings)),
+    ListingsResumed: st.builds(ListingsResumed, strings),
     OutcomeRecorded: st.builds(
         OutcomeRecorded,
         literal(OutcomeName),
         numbers,
-        texts,
-        texts,
+        strings,
+        strings,
         conditions,
-        maybe_texts,
+        maybe_strings,
         st.booleans(),
     ),
 }
@@ -327,52 +327,52 @@ states = st.builds(
         Desired,
         numbers,
         st.booleans(),
-        st.none() | st.builds(Spec, texts, texts, texts, fields, labels, labels, policies),
+        st.none() | st.builds(Spec, strings, strings, strings, fields, labels, labels, policies),
         numbers,
-        st.lists(texts, max_size=3).map(tuple),
+        st.lists(strings, max_size=3).map(tuple),
         resolved=st.none() | fields,
         secrets=labels,
     ),
-    owned=st.none() | st.builds(Owned, texts, texts, maybe_texts, st.none() | applied),
+    owned=st.none() | st.builds(Owned, strings, strings, maybe_strings, st.none() | applied),
     observed=st.builds(
         Observation,
         maybe_objects,
-        texts,
+        strings,
         unmanaged=maybe_numbers,
-        lost_uid=maybe_texts,
+        lost_uid=maybe_strings,
         doubted=st.none() | st.builds(LossCount, numbers, numbers),
     ),
     actions=st.builds(
         Actions,
         st.none() | flights,
         st.lists(
-            st.builds(Ended, actions, st.none() | applied, st.booleans(), numbers, texts),
+            st.builds(Ended, actions, st.none() | applied, st.booleans(), numbers, strings),
             max_size=3,
         ).map(tuple),
-        disowned=st.dictionaries(texts, numbers, max_size=2),
+        disowned=st.dictionaries(strings, numbers, max_size=2),
         effect_at=st.none() | moments,
     ),
     waits=st.builds(Waits, numbers, numbers, st.none() | errors, st.none() | moments),
     holds=st.builds(
         Holds,
-        st.lists(st.builds(Finalizer, texts, texts), max_size=2).map(tuple),
-        st.dictionaries(texts, literal(OnWithdrawal), max_size=2),
+        st.lists(st.builds(Finalizer, strings, strings), max_size=2).map(tuple),
+        st.dictionaries(strings, literal(OnWithdrawal), max_size=2),
     ),
     outcome=st.none() | BUILDERS[OutcomeRecorded],
-    cause=texts,
+    cause=strings,
     api=st.builds(
         ApiHealth,
         numbers,
         *[st.none() | moments, seconds] * 3,
         numbers,
         numbers,
-        texts,
+        strings,
         twin=st.builds(Twin, numbers, newer_objects, numbers),
     ),
 )
 
 
-def test_there_is_a_builder_for_every_event_of_the_log():
+def test_every_log_event_has_a_builder():
     assert set(BUILDERS) == set(get_args(ResourceEvent))
 
 
@@ -383,7 +383,7 @@ def test_every_event_is_equal_after_a_round_trip(
     kind: type[ResourceEvent], data: st.DataObject, version: int, time: datetime
 ):
     event: ResourceEvent = data.draw(BUILDERS[kind])
-    cause = data.draw(texts)
+    cause = data.draw(strings)
     envelope = LogEvent(
         event_id(FOO, version),
         "reconciler",
@@ -414,13 +414,13 @@ def test_a_state_is_equal_after_a_round_trip(state: ResourceState):
 @pytest.mark.parametrize(
     "stored", [b"", b"{", b"null", b"\xff", b'{"data":{"event":"Unheard"}}', b"[1]"]
 )
-def test_bytes_that_are_no_event_are_reported(stored: bytes):
+def test_bytes_that_are_not_an_event_are_reported(stored: bytes):
     with pytest.raises(InvalidMessageError):
         decode_log(stored)
 
 
 @given(st.text(alphabet=string.printable, max_size=30))
-def test_no_text_breaks_the_decoder(text: str):
+def test_no_string_crashes_the_decoder(text: str):
     with pytest.raises(InvalidMessageError):
         decode_log(text.encode())
 

@@ -119,7 +119,7 @@ def test_the_base_of_a_write_is_recorded_if_it_differs_from_the_write() -> None:
     assert update.base == Base(), "the desired fields and all labels"
 
 
-def test_the_base_of_a_write_lacks_the_ignored_fields() -> None:
+def test_the_base_of_a_write_does_not_contain_the_ignored_fields() -> None:
     story = Story()
     story.declare({"type": "Square", "color": "Red"}, policy=Policy(ignore_fields=("color",)))
     created = only(ActionDecided, [each.data for each in story.log])
@@ -127,7 +127,7 @@ def test_the_base_of_a_write_lacks_the_ignored_fields() -> None:
     assert created.base == Base({"type": "Square"})
 
 
-def test_a_creation_that_was_never_sent_ends_with_its_generation() -> None:
+def test_a_creation_that_was_never_sent_is_abandoned_with_its_generation() -> None:
     story = Story()
     story.declare({"color": "Red"})
     closed = ActionError("Throttled", "the gate is closed", None, 4.0, attempted=False)

@@ -1,4 +1,4 @@
-"""A twin, another process with a copy of the log: its detection, and holds until an approval."""
+"""Twins, which are other processes with a copy of the log: detection, and holds until approval."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_key_with_a_version_beyond_the_log_belongs_to_a_twin():
         "our newest action",
         "an older one",
         "an API that shows no key",
-        "a key that is none of ours",
+        "a key that is not ours",
         "another log's",
         "without a label",
         "with the label of another resource",
@@ -120,12 +120,14 @@ def test_an_action_records_the_epoch_of_its_key():
 # --- the ProviderConfig
 
 
-def newer(name: str = "a", version: int = 12, known: int = 7) -> NewerObject:
+def newer_object(name: str = "a", version: int = 12, known: int = 7) -> NewerObject:
     action = event_id(ResourceKey("default", "Block", name), version)
     return NewerObject("Block", name, f"uid-{name}", action, known)
 
 
-def twin(story: Story, *newer: NewerObject, as_of: int | None = None, total: int = 0) -> list[Any]:
+def report_twin(
+    story: Story, *newer: NewerObject, as_of: int | None = None, total: int = 0
+) -> list[Any]:
     known_version = story.state.api.twin.version if as_of is None else as_of
     total = total or len(newer)
     return story.turn(ApiReported("Twin", "w1", story.now, known_version, newer=newer, total=total))
@@ -137,7 +139,9 @@ def approve(story: Story) -> list[ResourceEvent]:
 
 def test_a_configuration_is_held_with_the_objects_that_prove_it():
     story = config_story()
-    events = twin(story, newer("a"), newer("b"), newer("c"), newer("d"))
+    events = report_twin(
+        story, newer_object("a"), newer_object("b"), newer_object("c"), newer_object("d")
+    )
     assert only(TwinDetected, events).total == 4
     outcome = only(OutcomeRecorded, events)
     assert (outcome.outcome, outcome.reason) == ("Held", "Twin")
@@ -148,38 +152,40 @@ def test_a_configuration_is_held_with_the_objects_that_prove_it():
 
 def test_the_same_objects_are_recorded_once_and_others_are_added():
     story = config_story()
-    twin(story, newer("a"))
-    assert twin(story, newer("a")) == []
-    assert [each.name for each in only(TwinDetected, twin(story, newer("b"))).objects] == ["a", "b"]
+    report_twin(story, newer_object("a"))
+    assert report_twin(story, newer_object("a")) == []
+    assert [
+        each.name for each in only(TwinDetected, report_twin(story, newer_object("b"))).objects
+    ] == ["a", "b"]
 
 
 def test_a_limited_number_of_objects_is_recorded_and_all_are_counted():
     story = config_story()
-    many = [newer(f"n{number}") for number in range(MAX_NEWER_OBJECTS)]
-    detected = only(TwinDetected, twin(story, *many, total=500))
+    many = [newer_object(f"n{number}") for number in range(MAX_NEWER_OBJECTS)]
+    detected = only(TwinDetected, report_twin(story, *many, total=500))
     assert (len(detected.objects), detected.total) == (MAX_NEWER_OBJECTS, 500)
 
 
 def test_all_objects_are_approved_together():
     story = config_story()
-    twin(story, newer("a"), newer("b"))
+    report_twin(story, newer_object("a"), newer_object("b"))
     assert only(HoldApproved, approve(story)).hold == "Twin"
     assert story.outcome == "Converged"
 
 
-def test_objects_read_before_the_approval_cause_no_hold():
+def test_objects_read_before_the_approval_do_not_cause_a_hold():
     story = config_story()
-    twin(story, newer("a"))
+    report_twin(story, newer_object("a"))
     version_before = story.state.api.twin.version
     approve(story)
-    assert twin(story, newer("a"), newer("b"), as_of=version_before) == []
+    assert report_twin(story, newer_object("a"), newer_object("b"), as_of=version_before) == []
 
 
 def test_each_hold_needs_its_own_approval():
     story = config_story()
-    twin(story, newer("a"))
+    report_twin(story, newer_object("a"))
     approve(story)
-    twin(story, newer("b"))
+    report_twin(story, newer_object("b"))
     assert (story.outcome, story.reason) == ("Held", "Twin")
     assert every(HoldApproved, approve(story))
     assert story.outcome == "Converged"
@@ -187,7 +193,7 @@ def test_each_hold_needs_its_own_approval():
 
 def test_neither_a_declaration_nor_the_breaker_ends_the_hold():
     story = config_story()
-    twin(story, newer("a"))
+    report_twin(story, newer_object("a"))
     declare(story, {"provider": "tests", "endpoint": "http://elsewhere"})
     assert (story.outcome, story.reason) == ("Held", "Twin")
     report_failing(story)

@@ -1,4 +1,4 @@
-"""Steps after an unknown result: repeat with the same key, look up, hold for a person."""
+"""Steps after an unknown result: repeat with the same key, look up, hold for an operator."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def report_unknown(story: Story, times: int = 1) -> list[ResourceEvent]:
     return events
 
 
-def test_the_first_step_is_a_repetition_with_the_same_key():
+def test_the_first_step_is_to_repeat_the_call_with_the_same_key():
     story = declared_story()
     action = story.action
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_an_object_that_a_lookup_finds_by_the_key_is_ours():
     assert only(ActionSucceeded, story.report_lookup(created_object)).found_by == "Key"
 
 
-def test_the_same_action_is_called_again_after_a_lookup_finds_nothing():
+def test_the_same_action_is_repeated_after_a_lookup_finds_nothing():
     story = declared_story()
     action = story.action
     report_unknown(story, 3)
@@ -182,7 +182,7 @@ def test_a_failed_lookup_is_followed_by_another_attempt():
     assert only(ActionRetried, report_unknown(story)).action == story.action
 
 
-def test_a_lookup_waits_for_the_grace_of_the_api():
+def test_a_lookup_waits_for_the_grace_of_its_kind():
     story = Story(kind=kind_with(keys=True, grace=60.0))
     story.declare()
     for _ in range(2):
@@ -194,14 +194,14 @@ def test_a_lookup_waits_for_the_grace_of_the_api():
 
 
 def test_a_creation_that_cannot_be_repeated_is_looked_up_immediately():
-    """Without keys and without unique names a second call could make a second object."""
+    """Without keys and unique names, a second call could create a second object."""
     story = declared_story(NAMELESS)
     assert only(LookupDecided, report_unknown(story)).action == story.action
     story.report_lookup(None)
-    assert not story.flight.is_lookup, "it was not done: it may be called"
+    assert not story.flight.is_lookup, "nothing was created, so the call may be repeated"
 
 
-def test_without_names_and_labels_a_creation_is_held_for_a_person():
+def test_without_names_and_labels_a_creation_is_held_for_an_operator():
     story = declared_story(BLIND)
     story.report(ActionError("Unknown", "cut"))
     story.wake(3600)
@@ -211,7 +211,7 @@ def test_without_names_and_labels_a_creation_is_held_for_a_person():
     assert story.wake(36_000) == [], "nothing happens without an operator"
 
 
-def story_held_for_a_person() -> Story:
+def story_held_for_operator() -> Story:
     story = declared_story(BLIND)
     report_unknown(story)
     story.report_lookup(None)
@@ -219,8 +219,8 @@ def story_held_for_a_person() -> Story:
     return story
 
 
-def test_an_approval_after_a_lookup_without_effect_repeats_the_action():
-    story = story_held_for_a_person()
+def test_an_approved_action_is_repeated_after_another_lookup_finds_nothing():
+    story = story_held_for_operator()
     action = story.action
     events = story.turn(Approved("UnknownResult", reason="I looked"))
     assert story.reply.accepted
@@ -232,7 +232,7 @@ def test_an_approval_after_a_lookup_without_effect_repeats_the_action():
 
 
 @pytest.mark.parametrize("policy", [{}, {"adoption": "Adopt"}])
-def test_an_operator_identifies_the_created_one_of_two_objects_with_our_label(
+def test_an_operator_identifies_which_of_two_objects_with_our_label_we_created(
     policy: dict[str, str],
 ):
     """Another client has copied the label, so the lookup cannot identify our object."""
@@ -248,13 +248,13 @@ def test_an_operator_identifies_the_created_one_of_two_objects_with_our_label(
         assert f"remove the label {OWNER_LABEL} from the others" in held.reason
         assert story.state.owned is None
         story.turn(Approved("UnknownResult", reason="I looked"))
-        assert story.flight.is_lookup, "nothing is created before the label is lookup up again"
+        assert story.flight.is_lookup, "nothing is created before another lookup of the label"
     assert only(ActionSucceeded, story.report_lookup(own_object)).found_by == "Label"
     assert story.state.owned is not None
     assert story.state.owned.uid == "u2"
 
 
-def test_the_key_identifies_the_created_one_of_two_objects_with_our_label():
+def test_the_key_identifies_which_of_two_objects_with_our_label_we_created():
     story = declared_story(kind_with(keys=True, unique_names=False))
     action = story.action
     report_unknown(story, 3)
@@ -279,7 +279,7 @@ def test_a_lookup_where_names_are_unique_needs_no_uids():
     assert only(LookupDecided, report_unknown(declared_story(), 3)).known_uids == ()
 
 
-def test_an_object_that_a_person_labels_is_found_and_not_created_again():
+def test_an_object_that_an_operator_labels_is_found_and_not_created_again():
     story = declared_story(NAMELESS)
     report_unknown(story)
     other_object = api_object(uid="u1", labels={"reconciler/owner": "another"})
@@ -291,7 +291,7 @@ def test_an_object_that_a_person_labels_is_found_and_not_created_again():
 
 
 def test_a_second_hold_of_an_action_needs_another_approval():
-    story = story_held_for_a_person()
+    story = story_held_for_operator()
     story.turn(Approved("UnknownResult", reason="I looked"))
     story.report_lookup(None)
     report_unknown(story)
@@ -314,7 +314,7 @@ def test_an_approval_does_not_cover_a_later_call_with_an_unknown_result():
 
 
 def test_an_approval_can_abandon_the_action():
-    story = story_held_for_a_person()
+    story = story_held_for_operator()
     story.withdraw()
     events = story.turn(Approved("UnknownResult", "Abandon", "it existed, and I removed it"))
     assert every(ActionAbandoned, events)
@@ -339,7 +339,7 @@ def test_with_keys_an_object_with_the_name_is_ours_only_after_an_unknown_result(
     assert only(ActionSucceeded, events).found_by == "Label"
 
 
-def test_an_object_of_our_earlier_action_is_updated_to_the_current_declaration():
+def test_an_object_from_our_earlier_action_is_updated_to_the_current_declaration():
     story = declared_story(KEYLESS)
     events = story.fail(
         "Conflict", existing=repaint(api_object(labels=owned_labels()), color="Blue")
@@ -378,7 +378,7 @@ def test_without_labels_a_withdrawn_creation_with_an_unknown_result_is_held():
 
 
 def test_a_redelivered_creation_that_finds_an_unclaimed_object_is_held():
-    """A worker died after its call, and another client removed our label before the second."""
+    """A worker died after its call, and another client removed our label before the second call."""
     story = declared_story(KEYLESS)
     held = only(ActionHeld, story.fail("Conflict", existing=api_object(uid="u1"), redelivered=True))
     assert held.object == api_object(uid="u1")
@@ -388,13 +388,13 @@ def test_a_redelivered_creation_that_finds_an_unclaimed_object_is_held():
     assert story.wake(36_000) == [], "nothing happens without an operator"
 
 
-def test_an_object_that_a_creation_finds_at_its_first_delivery_is_foreign():
+def test_an_object_that_a_creation_finds_on_its_first_delivery_is_foreign():
     story = declared_story(KEYLESS)
     story.fail("Conflict", existing=api_object(uid="h1"))
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
-def test_a_creation_in_doubt_is_still_in_doubt_at_its_next_attempt():
+def test_a_creation_in_doubt_is_still_in_doubt_on_its_next_attempt():
     story = declared_story(KEYLESS)
     story.fail("Throttled", redelivered=True)
     story.wake(3600)
@@ -447,7 +447,7 @@ def held_for_unclaimed_object(*, after_unknown_result: bool = False) -> Story:
     return story
 
 
-def test_an_approved_action_finds_the_object_that_a_person_labeled():
+def test_an_approved_action_finds_the_object_that_an_operator_labeled():
     story = held_for_unclaimed_object()
     story.withdraw()
     assert only(ActionRetried, story.turn(Approved("UnknownResult", reason="it is ours")))
@@ -457,7 +457,7 @@ def test_an_approved_action_finds_the_object_that_a_person_labeled():
 
 
 @pytest.mark.parametrize("after_unknown_result", [False, True])
-def test_a_person_is_not_asked_again_about_an_object_of_another_client(after_unknown_result: bool):
+def test_an_operator_is_not_asked_again_about_another_clients_object(after_unknown_result: bool):
     story = held_for_unclaimed_object(after_unknown_result=after_unknown_result)
     story.turn(Approved("UnknownResult", reason="it belongs to the shop"))
     story.fail("Conflict", existing=api_object(uid="u1"))
@@ -565,7 +565,7 @@ def test_with_keys_a_repeated_success_proves_nothing():
     assert (
         story.report(existing=created_object, action_id=action_id, attempt=1, replayed=True) == []
     )
-    lost_error = ActionError("Unknown", "the lease of a worker that had it expired")
+    lost_error = ActionError("Unknown", "the worker's lease expired")
     assert story.report(lost_error, action_id=action_id, attempt=1, redelivered=True) == []
 
 
@@ -587,7 +587,7 @@ def story_with_creation_in_doubt(kind: Kind = KEYLESS) -> Story:
     story = declared_story(kind)
     action_id = story.action.action_id
     story.succeed()
-    lost_error = ActionError("Unknown", "the lease of a worker that had it expired")
+    lost_error = ActionError("Unknown", "the worker's lease expired")
     story.report(lost_error, action_id=action_id, attempt=1, redelivered=True)
     return story
 
@@ -620,7 +620,7 @@ def test_an_unclaimed_object_after_a_creation_in_doubt_is_held(kind: Kind, is_de
 @pytest.mark.parametrize(
     ("policy", "outcome"), [({"paused": True}, "Paused"), ({"mode": "ObserveOnly"}, "Converged")]
 )
-def test_an_operator_is_asked_for_the_owner_even_if_nothing_is_written(
+def test_an_operator_is_asked_about_the_owner_even_if_nothing_is_written(
     policy: Fields, outcome: str
 ):
     story = story_with_creation_in_doubt()
@@ -631,7 +631,7 @@ def test_an_operator_is_asked_for_the_owner_even_if_nothing_is_written(
     assert story.outcome == outcome
 
 
-def test_a_creation_in_doubt_with_our_label_is_ours_before_and_after_an_approval():
+def test_an_object_with_our_label_after_doubt_is_ours_before_and_after_an_approval():
     for is_approved in (True, False):
         story = story_with_creation_in_doubt()
         story.observe(api_object(uid="u9"))
@@ -728,7 +728,7 @@ def refuse_permanently(story: Story) -> None:
 
 
 def test_an_object_with_our_label_after_an_uncertain_creation_is_ours():
-    """The creation was finally refused, but an earlier attempt may have succeeded."""
+    """The creation was eventually refused, but an earlier attempt may have succeeded."""
     story = declared_story()
     report_unknown(story)
     refuse_permanently(story)
@@ -749,7 +749,7 @@ def test_the_object_of_an_uncertain_creation_is_ours_even_if_nothing_is_written(
     assert story.outcome == "Converged"
 
 
-def test_a_label_alone_proves_no_ownership():
+def test_a_label_alone_does_not_prove_ownership():
     story = Story()
     story.observe(api_object(labels=owned_labels()))
     assert (story.outcome, story.reason) == ("Disputed", "LabelNotInLog")
@@ -769,7 +769,7 @@ def test_a_removed_label_is_restored_or_reported():
 def test_a_creation_with_an_unknown_result_is_not_repeated_after_throttling(
     kind: Kind,
 ):
-    """The API refuses only that call: a repetition would create a second object."""
+    """The API refuses only that call, and repeating the creation would create a second object."""
     story = declared_story(kind)
     story.fail("Unknown")
     assert only(LookupDecided, story.wake(3600))
@@ -845,12 +845,12 @@ def test_a_lookup_also_waits_for_the_grace_of_the_configuration():
     assert only(RetryScheduled, story.fail("Unknown")).delay_seconds >= 30
 
 
-@pytest.mark.parametrize("clock_was_ahead", [timedelta(hours=1), -timedelta(hours=1)])
-def test_a_lookup_waits_for_the_grace_according_to_the_bus_clock(clock_was_ahead: timedelta):
-    """A decider with a wrong clock records the failure, and another one decides the lookup."""
+@pytest.mark.parametrize("clock_offset", [timedelta(hours=1), -timedelta(hours=1)])
+def test_a_lookup_waits_for_the_grace_according_to_the_bus_clock(clock_offset: timedelta):
+    """A decider with an inaccurate clock records the failure, and another decides the lookup."""
     story = Story(kind=kind_with(unique_names=False, grace=60.0))
     story.stored_at = story.now
-    story.now += clock_was_ahead
+    story.now += clock_offset
     story.declare()
     story.fail("Unknown")
     story.now = story.stored_at = story.stored_at + timedelta(seconds=59)
@@ -860,9 +860,9 @@ def test_a_lookup_waits_for_the_grace_according_to_the_bus_clock(clock_was_ahead
     assert every(LookupDecided, story.wake(30))
 
 
-@pytest.mark.parametrize("clock_ahead", [timedelta(hours=1), -timedelta(hours=1)])
+@pytest.mark.parametrize("clock_offset", [timedelta(hours=1), -timedelta(hours=1)])
 def test_a_lookup_after_an_approval_uses_the_bus_clock_for_the_grace(
-    clock_ahead: timedelta,
+    clock_offset: timedelta,
 ):
     story = Story(kind=kind_with(unique_names=False, grace=60.0))
     story.stored_at = story.now
@@ -871,7 +871,7 @@ def test_a_lookup_after_an_approval_uses_the_bus_clock_for_the_grace(
     story.stored_at = story.now = story.now + timedelta(hours=1)
     assert every(LookupDecided, story.wake())
     story.report_lookup(api_object())
-    story.now += clock_ahead
+    story.now += clock_offset
     assert not every(LookupDecided, story.turn(Approved("UnknownResult")))
     story.stored_at += timedelta(seconds=61)
     assert every(LookupDecided, story.wake(100))
@@ -912,15 +912,15 @@ def test_a_deleted_object_may_be_created_again_by_an_earlier_call(kind: Kind, is
     assert story.action.operation == "Delete"
 
 
-@pytest.mark.parametrize("clock_is_ahead", [timedelta(hours=1), -timedelta(hours=1)])
-def test_a_retry_is_scheduled_according_to_the_bus_clock(clock_is_ahead: timedelta):
+@pytest.mark.parametrize("clock_offset", [timedelta(hours=1), -timedelta(hours=1)])
+def test_a_retry_is_scheduled_according_to_the_bus_clock(clock_offset: timedelta):
     """One decider schedules the retry, and another one with a different clock decides it."""
     story = Story(kind=KEYLESS)
-    story.stored_at = began = story.now
-    story.now += clock_is_ahead
+    story.stored_at = start = story.now
+    story.now += clock_offset
     story.declare()
     retry = only(RetryScheduled, story.fail("NotDone"))
-    assert retry.at - began == timedelta(seconds=retry.delay_seconds)
-    story.now -= 2 * clock_is_ahead
+    assert retry.at - start == timedelta(seconds=retry.delay_seconds)
+    story.now -= 2 * clock_offset
     assert not every(ActionRetried, story.wake(retry.delay_seconds / 2))
     assert every(ActionRetried, story.wake(retry.delay_seconds))

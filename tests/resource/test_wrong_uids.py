@@ -77,11 +77,11 @@ def test_an_object_in_the_way_of_a_deletion_is_deleted():
     assert story.outcome == "Deleted"
 
 
-@pytest.mark.parametrize("answer", [{"absent": True}, {"error": "NotFound"}])
-def test_an_object_that_a_deletion_missed_is_deleted(answer: dict[str, Any]):
+@pytest.mark.parametrize("reported", [{"absent": True}, {"error": "NotFound"}])
+def test_an_object_that_a_deletion_missed_is_deleted(reported: dict[str, Any]):
     story, created_object = story_with_wrong_uid()
     story.withdraw()
-    if "error" in answer:
+    if "error" in reported:
         story.fail("NotFound")
     else:
         story.report(absent=True)
@@ -115,7 +115,7 @@ def test_our_label_long_after_the_creation_may_be_a_copy():
     assert story.outcome == "Conflict"
 
 
-def test_a_response_without_an_object_names_no_uid():
+def test_a_response_without_an_object_does_not_contain_a_uid():
     story = Story()
     story.declare()
     story.report()
@@ -293,8 +293,8 @@ def test_the_objects_of_two_abandoned_creations_are_deleted():
     assert story.outcome == "Converged"
 
 
-def test_a_throttled_repetition_of_a_superseded_creation_is_retried():
-    """Its key gets the response of the first call; a listing may not show the object yet."""
+def test_a_throttled_repeat_of_a_superseded_creation_is_retried():
+    """With its key, it returns the first call's response; a listing may not show the object yet."""
     story = Story(kind=BY_ID)
     story.declare()
     creation = story.action
@@ -314,7 +314,7 @@ def test_a_throttled_repetition_of_a_superseded_creation_is_retried():
 def test_an_unowned_object_with_the_label_of_another_resource_is_reported(
     unique: bool, outcome: str
 ):
-    """A name that the resource never used shows a copy; an id does not."""
+    """A name that the resource never used indicates a copy; an id does not."""
     story = Story(kind=BLOCK if unique else BY_ID)
     existing = api_object(uid="u9", labels={"reconciler/owner": "log1.default.Block.other"})
     story.observe(replace(existing, written_by="key"))

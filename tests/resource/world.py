@@ -56,7 +56,7 @@ FAULTS: tuple[Fault, ...] = (
 
 
 class Api:
-    """Objects with uids, versions and idempotency keys; the judge sees each call and effect."""
+    """Objects with uids, versions and idempotency keys; the judge checks each call and effect."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -132,10 +132,10 @@ class World:
         return self.turn(batch) if batch else []
 
     def redeliver(self, index: int) -> None:
-        """Redeliver a message: it leads to no event once all messages are decided.
+        """Redeliver a message, which leads to no event once all messages have been decided.
 
-        Except for a declaration that changed nothing at first and is superseded now: that is
-        recorded once (ADR 0016).
+        The exception is a declaration that changed nothing at first and has since been superseded:
+        it is recorded once (ADR 0016).
         """
         if self.delivered_count:
             self.turn([Command(self.delivered_count, "wake", "world", TimerFired("Sweep"))])
@@ -240,7 +240,7 @@ class World:
         self._report(flight, observed_object, error, redelivered=redelivered)
 
     def wake_stuck(self) -> None:
-        """Let a suspended worker make its call, whatever the state of the action is now."""
+        """Let a suspended worker make its call, regardless of the action's current state."""
         if self._stuck:
             flight = self._stuck.pop(0)
             observed_object, error = self.api.call(flight.action, shows_obstacle=True)
@@ -283,7 +283,7 @@ class World:
     # --- the end
 
     def settle(self) -> None:
-        """Run without faults until nothing happens: observations, timers and a working worker."""
+        """Run observations, timers and the worker without faults until nothing happens."""
         quiet_rounds = 0
         self.permit(("*",))
         while self._stuck:

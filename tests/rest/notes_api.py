@@ -79,10 +79,10 @@ class NotesApi:
         self.before_page(self._pages)
         query, notes = request.query, list(self.notes.values())
         size = min(int(query.get("size", "1000")), self.max_page_size)
-        begin = int(query.get("offset", "0")) + (int(query.get("page", "1")) - 1) * size
-        page: list[Note] = notes[begin : begin + size]
+        start = int(query.get("offset", "0")) + (int(query.get("page", "1")) - 1) * size
+        page: list[Note] = notes[start : start + size]
         headers: dict[str, str] = {}
-        if begin + size < len(notes):
-            link = self.next_page or f"/notes?size={size}&offset={begin + size}"
+        if start + size < len(notes):
+            link = self.next_page or f"/notes?size={size}&offset={start + size}"
             headers["Link"] = f'</notes>; rel="first", <{link}>; rel="next"'
         return web.json_response(page, headers=headers)

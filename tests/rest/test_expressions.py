@@ -103,9 +103,9 @@ def test_an_expression_takes_less_than_a_second_or_names_the_exceeded_limit(text
         "d": {f"k{number}": list(range(20)) for number in range(300)},
     }
     expression = Expression(text, "here", variables)
-    began = time.process_time()
+    started_at = time.process_time()
     problem = _problem(expression, variables)
-    assert time.process_time() - began < 1
+    assert time.process_time() - started_at < 1
     assert not problem or "would copy more than" in problem or "limit of 50 members" in problem
 
 
@@ -147,13 +147,13 @@ def test_the_work_that_is_counted_limits_the_time(text: str, item: Any):
             inputs.replace("item", item)
             expression.evaluate(inputs)
 
-    began = time.process_time()
+    started_at = time.process_time()
     with pytest.raises(ExpressionError, match=r"would (take too long|copy more)"):
         evaluate()
-    assert time.process_time() - began < 0.6
+    assert time.process_time() - started_at < 0.6
 
 
-def test_a_replaced_variable_has_its_new_value_also_in_and_beside_loops():
+def test_a_replaced_variable_has_its_new_value_inside_and_outside_loops():
     inputs = Inputs({"a": [1, 2], "item": 0})
     texts = ["item", "a.map(x, item)", "a.map(item, item)", "a.filter(item, item == 2)", "a"]
     expressions = [Expression(each, "here", {"a", "item"}) for each in texts]
@@ -185,10 +185,10 @@ def test_common_expressions_are_allowed(text: str):
 
 
 def test_every_loop_of_a_valid_expression_is_found():
-    chance = random.Random(5)
+    rng = random.Random(5)
     compiled = 0
     for _ in range(600):
-        text, loops = _written(chance, 4)
+        text, loops = _write_expression(rng, 4)
         try:
             cel.compile(text)
         except ValueError:
@@ -198,26 +198,26 @@ def test_every_loop_of_a_valid_expression_is_found():
     assert compiled > 400
 
 
-def _written(chance: random.Random, levels: int) -> tuple[str, int]:
-    """Write an expression of many levels; return it with the number of its loops."""
+def _write_expression(rng: random.Random, levels: int) -> tuple[str, int]:
+    """Write a nested expression; return it with its number of loops."""
     plain = ["a", "x", "1", "'a.map(x,'", '"//"', 'r"\\"', "'''\n'.all(x,'''", "b'('", "a.b", "-1"]
     if not levels:
-        return chance.choice(plain), 0
+        return rng.choice(plain), 0
 
     def inner() -> str:
         nonlocal count
-        text, loops = _written(chance, chance.randrange(levels))
+        text, loops = _write_expression(rng, rng.randrange(levels))
         count += loops
-        return _blank(chance) + text + _blank(chance)
+        return _blank(rng) + text + _blank(rng)
 
     count = 0
-    match chance.randrange(9):
+    match rng.randrange(9):
         case 0 | 1 | 2:
             count += 1
-            name = chance.choice(["map", "filter", "all", "exists", "exists_one", "existsOne"])
-            dot = f"{_blank(chance)}.{_blank(chance)}{name}{_blank(chance)}("
-            variable = chance.choice(["x", "(x)", "((y))"])
-            expression = f"({inner()}){dot}{_blank(chance)}{variable}{_blank(chance)},{inner()})"
+            name = rng.choice(["map", "filter", "all", "exists", "exists_one", "existsOne"])
+            dot = f"{_blank(rng)}.{_blank(rng)}{name}{_blank(rng)}("
+            variable = rng.choice(["x", "(x)", "((y))"])
+            expression = f"({inner()}){dot}{_blank(rng)}{variable}{_blank(rng)},{inner()})"
         case 3:
             expression = f"[{inner()},{inner()}][{inner()}]"
         case 4:
@@ -225,7 +225,7 @@ def _written(chance: random.Random, levels: int) -> tuple[str, int]:
         case 5:
             expression = f"({inner()})?{inner()}:{inner()}"
         case 6:
-            sign = chance.choice(["+", "-", "&&", "||", "==", "in ", "/", "<"])
+            sign = rng.choice(["+", "-", "&&", "||", "==", "in ", "/", "<"])
             expression = f"({inner()}){sign}({inner()})"
         case 7:
             expression = f"size({inner()}) + (a).f({inner()})"
@@ -234,8 +234,8 @@ def _written(chance: random.Random, levels: int) -> tuple[str, int]:
     return expression, count
 
 
-def _blank(chance: random.Random) -> str:
-    return chance.choice(["", "", "", " ", "\n", "//.map(x,\n", "\t// '\n"])
+def _blank(rng: random.Random) -> str:
+    return rng.choice(["", "", "", " ", "\n", "//.map(x,\n", "\t// '\n"])
 
 
 def test_a_search_counts_the_text_that_it_searches() -> None:

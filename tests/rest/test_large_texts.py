@@ -1,4 +1,4 @@
-"""API texts of megabytes cost no more than the used part of them."""
+"""Megabytes of text from an API cost no more than the part that is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.rest.test_assigned_ids import SPEC
 
 BODIES = {
     "characters that grow in lower case": "İ".encode() * (4 * MIB),
-    "no UTF-8": b"\xff" * (8 * MIB),
+    "invalid UTF-8": b"\xff" * (8 * MIB),
     "a problem full of escapes": b'{"detail": "' + b"\\u0130" * (2 * MIB) + b'"}',
 }
 
@@ -42,27 +42,27 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     """Return the minimum CPU time of several runs."""
     seconds: list[float] = []
     for _ in range(3):
-        begin = time.process_time()
+        started_at = time.process_time()
         work()
-        seconds.append(time.process_time() - begin)
+        seconds.append(time.process_time() - started_at)
     return min(seconds)
 
 
-@pytest.mark.parametrize("what", BODIES)
+@pytest.mark.parametrize("case", BODIES)
 @pytest.mark.parametrize("status", [400, 422])
-def test_a_large_refusal_costs_a_fraction_of_a_full_search(what: str, status: int) -> None:
-    content = BODIES[what]
+def test_a_large_refusal_costs_a_fraction_of_a_full_search(case: str, status: int) -> None:
+    content = BODIES[case]
     rules = [{"status": [422], "means": "Refused", "text": "absent"}]
     existing_protocol = protocol(errors=rules)
-    answer = Response("POST", "https://api.example", status, {}, content)
-    whole = cpu_seconds(lambda: content.decode(errors="replace").lower())
+    response = Response("POST", "https://api.example", status, {}, content)
+    full_seconds = cpu_seconds(lambda: content.decode(errors="replace").lower())
     for each in (
         lambda: existing_protocol.rule_for(status, content),
-        lambda: describe_problem(answer),
-        lambda: build_engine_error(answer),
-        lambda: build_caddy_error(answer),
+        lambda: describe_problem(response),
+        lambda: build_engine_error(response),
+        lambda: build_caddy_error(response),
     ):
-        assert cpu_seconds(each) < whole / 8
+        assert cpu_seconds(each) < full_seconds / 8
 
 
 def test_a_rule_searches_the_beginning_of_a_response() -> None:
@@ -75,7 +75,7 @@ def test_a_rule_searches_the_beginning_of_a_response() -> None:
 
 
 class Pages:
-    """An API whose pages each have a token of some length."""
+    """An API that returns computed bodies, and records the size of each request."""
 
     def __init__(self, body: Callable[[int], object]) -> None:
         self.requests: list[int] = []
@@ -112,7 +112,7 @@ async def test_a_page_token_has_a_maximum_length(excess: int) -> None:
     assert len(pages.requests) == (1 if excess else 3)
 
 
-async def test_a_request_with_a_path_of_megabytes_is_not_encoded() -> None:
+async def test_a_request_with_a_path_of_a_megabyte_is_not_encoded() -> None:
     pages = Pages(lambda _: {})
     with hostile_server(pages) as port:
         api = HttpApi(at(port), CallPermit(), secret=None)

@@ -1,4 +1,4 @@
-"""An odd object in a listing hides no others, and does not count as absent."""
+"""An odd object in a listing does not hide others, and does not count as absent."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ UNDECODABLE = {
     "a lone surrogate": b'{"name": "odd", "id": "o", "size": 1, "note": "\\ud800"}',
     "a number that is too large": b'{"name": "odd", "id": "o", "size": 1e400}',
     "an integer of 4,400 digits": b'{"id": "o", "size": %s, "name": "odd"}' % (b"1" * 4400),
-    "no UTF-8": b'{"name": "odd", "id": "o", "deep": {"note": "\xff"}}',
+    "not UTF-8": b'{"name": "odd", "id": "o", "deep": {"note": "\xff"}}',
     "two thousand levels": b'{"name": "odd", "id": "o", "x": %s}' % (b"[" * 2000 + b"]" * 2000),
     "a label": b'{"name": "odd", "id": "o", "labels": {"a": "\\udfff"}}',
 }
 NAMELESS = {
     "a surrogate in its name": b'{"name": "\\ud800", "id": "o"}',
     "no name": b'{"name": null, "id": "o"}',
-    "a name that is none": b'{"name": true, "id": "o"}',
+    "a name that is not a string": b'{"name": true, "id": "o"}',
     "null": b"null",
     "a string": b'"odd"',
     "a number": b"1e400",
@@ -70,14 +70,14 @@ def page_of(*items: bytes, following: str | None = None) -> bytes:
 
 
 @asynccontextmanager
-async def listed(*pages: bytes, **rest: Any) -> AsyncGenerator[RestProvider]:
+async def serve_pages(*pages: bytes, **rest: Any) -> AsyncGenerator[RestProvider]:
     """Connect to an API that returns some pages, one for each request for the collection."""
-    waiting = list(pages)
+    remaining_pages = list(pages)
 
     def serve(connection: socket.socket, head: bytes) -> None:
-        is_one = head.split()[1].startswith(b"/things/")
-        body = b"{}" if is_one else waiting.pop(0)
-        first = HEAD.replace(b"200 OK", b"404 Not Found") if is_one else HEAD
+        is_read = head.split()[1].startswith(b"/things/")
+        body = b"{}" if is_read else remaining_pages.pop(0)
+        first = HEAD.replace(b"200 OK", b"404 Not Found") if is_read else HEAD
         connection.sendall(first + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         connection.sendall(body)
 
@@ -100,27 +100,29 @@ async def list_names_and_unreadable(
             names += [each.name for each in page]
     except UnreadableObjectsError as unreadable:
         return names, list(unreadable.objects)
-    pytest.fail("it showed all objects")
+    pytest.fail("the listing returned all objects")
 
 
-@pytest.mark.parametrize("what", UNDECODABLE)
-async def test_an_object_that_cannot_be_decoded_is_named_and_hides_no_others(what: str) -> None:
-    pages = page_of(UNDECODABLE[what], following="2"), page_of(GOOD)
-    async with listed(*pages) as provider:
+@pytest.mark.parametrize("case", UNDECODABLE)
+async def test_an_object_that_cannot_be_decoded_is_named_and_does_not_hide_others(
+    case: str,
+) -> None:
+    pages = page_of(UNDECODABLE[case], following="2"), page_of(GOOD)
+    async with serve_pages(*pages) as provider:
         assert await list_names_and_unreadable(provider) == (["good"], [("odd", "o")])
 
 
-@pytest.mark.parametrize("what", NAMELESS)
-async def test_an_object_without_a_name_hides_no_others(what: str) -> None:
-    async with listed(page_of(GOOD, NAMELESS[what])) as provider:
+@pytest.mark.parametrize("case", NAMELESS)
+async def test_an_object_without_a_name_does_not_hide_others(case: str) -> None:
+    async with serve_pages(page_of(GOOD, NAMELESS[case])) as provider:
         names, unreadable = await list_names_and_unreadable(provider)
     assert names == ["good"]
     assert [name for name, _ in unreadable] == [None]
 
 
-@pytest.mark.parametrize("what", WITHOUT_ID)
-async def test_an_object_without_an_id_hides_no_others(what: str) -> None:
-    async with listed(page_of(WITHOUT_ID[what], GOOD)) as provider:
+@pytest.mark.parametrize("case", WITHOUT_ID)
+async def test_an_object_without_an_id_does_not_hide_others(case: str) -> None:
+    async with serve_pages(page_of(WITHOUT_ID[case], GOOD)) as provider:
         assert await list_names_and_unreadable(provider) == (["good"], [("odd", None)])
 
 
@@ -128,13 +130,13 @@ async def test_an_odd_object_of_another_kind_is_not_listed() -> None:
     odd = b'{"name": "x-odd", "id": "o", "note": "\\ud800"}'
     name = {"at": "name", "prefix": "y-"}
     good = GOOD.replace(b"good", b"y-good")
-    async with listed(page_of(odd, good), name=name) as provider:
+    async with serve_pages(page_of(odd, good), name=name) as provider:
         names = [each.name async for page in provider.pages(Scope(), page_size=9) for each in page]
     assert names == ["good"]
 
 
 async def test_the_name_of_an_odd_object_is_unknown_if_an_expression_computes_it() -> None:
-    """Without the members that cannot be decoded, it could find another name."""
+    """Without the members that cannot be decoded, it could compute a different name."""
     create = {
         "path": "/things",
         "shows": ".",
@@ -143,27 +145,27 @@ async def test_the_name_of_an_odd_object_is_unknown_if_an_expression_computes_it
     }
     name = {"at": "= has(object.note) ? object.note : object.name"}
     odd = UNDECODABLE["a lone surrogate"]
-    async with listed(page_of(odd, GOOD), name=name, create=create) as provider:
+    async with serve_pages(page_of(odd, GOOD), name=name, create=create) as provider:
         assert await list_names_and_unreadable(provider) == (["good"], [(None, None)])
 
 
-async def test_two_objects_with_one_name_hide_no_others() -> None:
+async def test_two_objects_with_the_same_name_do_not_hide_others() -> None:
     other_item = GOOD.replace(b'"g"', b'"h"')
-    async with listed(page_of(GOOD, other_item, GOOD.replace(b"good", b"well"))) as provider:
+    async with serve_pages(page_of(GOOD, other_item, GOOD.replace(b"good", b"well"))) as provider:
         names, unreadable = await list_names_and_unreadable(provider)
     assert names == ["good", "well"]
     assert unreadable == [("good", None)]
 
 
-async def test_a_listing_that_shows_an_object_twice_proves_no_absence() -> None:
-    """It moved to a later page, so that another one may have moved to an earlier one."""
-    async with listed(page_of(GOOD, following="2"), page_of(GOOD)) as provider:
+async def test_a_listing_that_shows_an_object_twice_does_not_prove_absence() -> None:
+    """It moved to a later page, so another object may have moved to an earlier page."""
+    async with serve_pages(page_of(GOOD, following="2"), page_of(GOOD)) as provider:
         assert await list_names_and_unreadable(provider) == (["good"], [(None, None)])
 
 
 @pytest.mark.parametrize("body", [page_of(GOOD)[:-14], page_of(GOOD, b'{"name": ]'), b"<html>"])
 async def test_an_invalid_body_is_not_accepted_as_a_listing(body: bytes) -> None:
-    async with listed(body) as provider:
+    async with serve_pages(body) as provider:
         with pytest.raises(NotDoneError, match="invalid body"):
             _ = [page async for page in provider.pages(Scope(), page_size=10)]
 
@@ -172,7 +174,7 @@ async def test_an_odd_page_whose_token_may_be_within_an_item_is_not_accepted() -
     """Without the item, the listing would end early and look complete."""
     paging = {"by": "Token", "at": "= answer.items[0].id", "parameter": "after"}
     listing = {"path": "/things", "items": "items", "paging": paging}
-    async with listed(page_of(UNDECODABLE["a label"]), list=listing) as provider:
+    async with serve_pages(page_of(UNDECODABLE["a label"]), list=listing) as provider:
         with pytest.raises(NotDoneError, match="invalid body"):
             _ = [page async for page in provider.pages(Scope(), page_size=10)]
 
@@ -180,21 +182,21 @@ async def test_an_odd_page_whose_token_may_be_within_an_item_is_not_accepted() -
 async def test_an_odd_object_does_not_hide_the_absence_of_others() -> None:
     """A 404 counts if the collection responds, whatever another client stored in it."""
     for odd in (*UNDECODABLE.values(), *NAMELESS.values()):
-        async with listed(page_of(odd)) as provider:
+        async with serve_pages(page_of(odd)) as provider:
             assert await provider.read("good") is None
         confirm = {**SPEC["rest"]["read"], "confirm": "/things"}
-        async with listed(page_of(odd), read=confirm) as provider:
+        async with serve_pages(page_of(odd), read=confirm) as provider:
             assert await provider.read("good") is None
 
 
-async def test_an_odd_object_in_a_read_of_several_hides_no_others() -> None:
+async def test_an_odd_object_in_a_read_of_several_does_not_hide_others() -> None:
     read = {"path": "/collection", "items": "items"}
-    async with listed(page_of(GOOD, UNDECODABLE["a label"]), read=read) as provider:
+    async with serve_pages(page_of(GOOD, UNDECODABLE["a label"]), read=read) as provider:
         existing = await provider.read("good")
     assert existing is not None
     assert existing.uid == "g"
     for odd in (UNDECODABLE["a label"], NAMELESS["no name"]):
-        async with listed(page_of(odd), read=read) as provider:
+        async with serve_pages(page_of(odd), read=read) as provider:
             with pytest.raises(ProviderError, match="cannot read"):
                 await provider.read("odd")
 
@@ -216,9 +218,9 @@ async def test_a_large_page_with_an_odd_object_does_not_block_the_event_loop() -
             await asyncio.sleep(0)
             turns += 1
 
-    counting = asyncio.create_task(count())
+    counter = asyncio.create_task(count())
     split_result = await split(content, ("items",))
-    counting.cancel()
+    counter.cancel()
     assert isinstance(split_result.items[-1], UndecodableItem)
     assert len(split_result.items) == len(items) + 1
     assert turns > 5

@@ -1,4 +1,4 @@
-"""Invalid definitions of HTTP APIs: each error names the problem, the place and the remedy."""
+"""Invalid HTTP API definitions: each error names the location, the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.rest.kinds import kind_from, manifest
 from tests.rest.test_assigned_ids import SPEC as MEMO
 
 FIGURE: dict[str, Any] = manifest("figure")["spec"]
-LINES = "\n"
+NEWLINE = "\n"
 
 
-def built(spec: dict[str, Any], **changes: Any) -> None:
-    """Build a definition with changed paths; ``__`` stands for the dot of a path."""
+def build_definition(spec: dict[str, Any], **changes: Any) -> None:
+    """Build a definition with changed paths; ``__`` stands for a dot in a path."""
     spec = deepcopy(spec)
     for path, value in changes.items():
-        *above, last = path.split("__")
-        place: dict[str, Any] = spec
-        for step in above:
-            place = place.setdefault(step, {})
+        *parents, last = path.split("__")
+        target: dict[str, Any] = spec
+        for step in parents:
+            target = target.setdefault(step, {})
         if value is None:
-            place.pop(last, None)
+            target.pop(last, None)
         else:
-            place[last] = value
+            target[last] = value
     kind_from({"metadata": {"name": "Figure"}, "spec": spec})
 
 
@@ -217,14 +217,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "expected_message"), REFUSED)
-def test_an_invalid_definition_has_an_error_with_place_and_remedy(
+def test_an_invalid_definition_has_an_error_with_location_and_remedy(
     changes: dict[str, Any], expected_message: str
 ):
     with pytest.raises(InvalidManifestError) as caught:
-        built(FIGURE, **changes)
+        build_definition(FIGURE, **changes)
     message = str(caught.value)
     assert message.startswith(expected_message), message
-    assert LINES not in message
+    assert NEWLINE not in message
 
 
 @pytest.mark.parametrize(
@@ -252,18 +252,18 @@ def test_the_requirements_of_an_api_that_assigns_ids_are_checked(
     changes: dict[str, Any], message: str
 ):
     with pytest.raises(InvalidManifestError, match=re.escape(message)):
-        built(MEMO, **changes)
+        build_definition(MEMO, **changes)
 
 
-def test_fields_are_bounded_in_number_and_depth():
+def test_fields_are_limited_in_number_and_depth():
     deep: dict[str, Any] = {}
     for _ in range(7):
         deep = {"type": "List", "items": deep}
     with pytest.raises(InvalidManifestError, match="at most 128 fields and 6 levels"):
-        built(FIGURE, fields__type=deep)
+        build_definition(FIGURE, fields__type=deep)
     wide: dict[str, Any] = {"type": "Object", "fields": {f"f{number}": {} for number in range(128)}}
     with pytest.raises(InvalidManifestError, match="at most 128 fields and 6 levels"):
-        built(FIGURE, fields__type=wide)
+        build_definition(FIGURE, fields__type=wide)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +316,6 @@ def test_an_expression_without_a_value_has_an_error_with_the_reason(
         expression.value({"x": value})
 
 
-def test_loops_and_brackets_within_texts_do_not_count():
+def test_loops_and_brackets_within_strings_do_not_count():
     text = f"'{'(' * 40} .map(a, .map(b, .map(c, .map(d, +' + x"
     assert expressions.Expression(text, "here", {"x"}).value({"x": "!"}).endswith("+!")

@@ -1,4 +1,4 @@
-"""Kinds from manifests in the whole loop, on PowerDNS, Caddy and the shapes API."""
+"""Kinds defined by manifests in the whole reconciler, with PowerDNS, Caddy and the shapes API."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ ROUTES = "/config/apps/http/servers/main/routes"
 
 
 def definition(name: str, **changes: Any) -> tuple[ResourceKey, Declared]:
-    read = manifest(name)
-    rest = {**read["spec"]["rest"], **changes}
-    written_manifest = msgspec.convert({**read, "spec": {**read["spec"], "rest": rest}}, Manifest)
+    document = manifest(name)
+    rest = {**document["spec"]["rest"], **changes}
+    written_manifest = msgspec.convert(
+        {**document, "spec": {**document["spec"], "rest": rest}}, Manifest
+    )
     key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, written_manifest.metadata.name)
     return key, Declared(written_manifest)
 
 
-async def started(world: World, name: str, endpoint: str, **config: Any) -> None:
+async def start_with_kind(world: World, name: str, endpoint: str, **config: Any) -> None:
     await world.start_reconciler()
     key, declared = definition(name)
-    answer = await world.ask(key, declared)
-    assert answer.accepted, answer
+    reply = await world.ask(key, declared)
+    assert reply.accepted, reply
     provider = manifest(name)["spec"]["provider"]
     await world.configure(api_config(endpoint, provider=provider, **config), "api")
 
@@ -49,7 +51,7 @@ def resource(kind: str, api_version: str, name: str, spec: Fields) -> Manifest:
     )
 
 
-def by_hand(url: str) -> httpx.AsyncClient:
+def build_direct_client(url: str) -> httpx.AsyncClient:
     """Return a client without idle connections, because Caddy drops them at each change."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=url, timeout=10, limits=limits)
@@ -62,12 +64,12 @@ class Zone:
         self._http = httpx.AsyncClient(headers={"X-API-Key": API_KEY}, timeout=10)
         self._url = url
 
-    async def addresses(self, name: str) -> list[str]:
+    async def read_addresses(self, name: str) -> list[str]:
         zone = (await self._http.get(self._url)).raise_for_status().json()
         record_sets = [each for each in zone["rrsets"] if each["name"] == f"{name}.example.org."]
         return [record["content"] for each in record_sets for record in each["records"]]
 
-    async def writes(self, name: str, addresses: Sequence[str], **more: Any) -> None:
+    async def write_addresses(self, name: str, addresses: Sequence[str], **more: Any) -> None:
         rrset = {
             "name": f"{name}.example.org.",
             "type": "A",
@@ -75,8 +77,8 @@ class Zone:
             "changetype": "REPLACE" if addresses else "DELETE",
             "records": [{"content": each, "disabled": False} for each in addresses],
         }
-        answer = await self._http.patch(self._url, json={"rrsets": [{**rrset, **more}]})
-        answer.raise_for_status()
+        reply = await self._http.patch(self._url, json={"rrsets": [{**rrset, **more}]})
+        reply.raise_for_status()
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -87,9 +89,9 @@ async def test_powerdns_records_are_created_repaired_and_deleted_but_foreign_one
 ):
     world, zone = bare_world, Zone(zone_url)
     monkeypatch.setenv("PDNS_KEY", API_KEY)
-    await zone.writes("theirs", ["192.0.2.9"])
+    await zone.write_addresses("theirs", ["192.0.2.9"])
     credentials = CredentialsRef(env="PDNS_KEY")
-    await started(world, "address", zone_url, credentials_ref=credentials)
+    await start_with_kind(world, "address", zone_url, credentials_ref=credentials)
     keys = [ResourceKey("default", "Address", name) for name in ("shop", "theirs")]
     await world.declare_all(
         [
@@ -99,30 +101,30 @@ async def test_powerdns_records_are_created_repaired_and_deleted_but_foreign_one
     )
     await world.until_outcome(keys[0], "Converged")
     await world.until_outcome(keys[1], "Conflict", reason="AlreadyExists")
-    assert await zone.addresses("theirs") == ["192.0.2.9"]
+    assert await zone.read_addresses("theirs") == ["192.0.2.9"]
 
     records = [{"content": f"192.0.2.{number}", "disabled": False} for number in (1, 2)]
     facts = await world.facts(keys[0])
     resolved = only(SpecResolved, facts)
-    assert resolved.fields == {"ttl": 300, "records": records}, "in the API's own words"
+    assert resolved.fields == {"ttl": 300, "records": records}, "in the API's own format"
     assert only(ActionDecided, facts).action.definition == resolved.definition
     await world.until_observed_again()
     assert await world.facts(keys[0]) == facts, "a meaningless order is not drift"
 
     # An out-of-band change that keeps our comment.
-    await zone.writes("shop", ["192.0.2.66"])
+    await zone.write_addresses("shop", ["192.0.2.66"])
 
-    async def is_healed() -> bool:
-        return sorted(await zone.addresses("shop")) == ["192.0.2.1", "192.0.2.2"]
+    async def is_repaired() -> bool:
+        return sorted(await zone.read_addresses("shop")) == ["192.0.2.1", "192.0.2.2"]
 
-    await world.until(is_healed, "the record is healed")
-    await zone.writes("shop", [])
-    await world.until(is_healed, "the record is made again")
+    await world.until(is_repaired, "the record is repaired")
+    await zone.write_addresses("shop", [])
+    await world.until(is_repaired, "the record is recreated")
     await world.until_outcome(keys[0], "Converged")
     await world.publish(keys[0], Withdrawn())
     await world.until_outcome(keys[0], "Deleted")
-    assert await zone.addresses("shop") == []
-    assert await zone.addresses("theirs") == ["192.0.2.9"]
+    assert await zone.read_addresses("shop") == []
+    assert await zone.read_addresses("theirs") == ["192.0.2.9"]
     assert API_KEY not in str([each.data for key in keys for each in await world.history(key)])
     await zone.close()
 
@@ -131,29 +133,29 @@ async def test_a_caddy_route_edited_out_of_band_is_repaired_and_foreign_ones_are
     bare_world: World, caddy_url: str
 ):
     world = bare_world
-    async with by_hand(caddy_url) as human:
+    async with build_direct_client(caddy_url) as client:
         foreign = {"match": [{"path": ["/theirs"]}], "handle": [{"handler": "vars", "a": "b"}]}
-        (await human.patch(ROUTES, json=[foreign])).raise_for_status()
-        await started(world, "web-route", caddy_url)
+        (await client.patch(ROUTES, json=[foreign])).raise_for_status()
+        await start_with_kind(world, "web-route", caddy_url)
         key = ResourceKey("default", "WebRoute", "shop")
         spec: Fields = {"paths": ["/shop/*"], "upstreams": ["127.0.0.1:9"]}
         await world.declare_all([resource("WebRoute", "web/v1", key.name, spec)])
         await world.until_outcome(key, "Converged")
 
-        (await human.patch("/id/shop/match", json=[{"path": ["/shop"]}])).raise_for_status()
+        (await client.patch("/id/shop/match", json=[{"path": ["/shop"]}])).raise_for_status()
 
-        async def is_healed() -> bool:
+        async def is_repaired() -> bool:
             try:
-                route = (await human.get("/id/shop")).json()
+                route = (await client.get("/id/shop")).json()
             except httpx.RemoteProtocolError:
                 return False  # Caddy applies the correction, and drops this request
             return route["match"] == [{"path": ["/shop/*"]}]
 
-        await world.until(is_healed, "the route is healed")
+        await world.until(is_repaired, "the route is repaired")
         await world.until_outcome(key, "Converged")
         await world.publish(key, Withdrawn())
         await world.until_outcome(key, "Deleted")
-        assert (await human.get(ROUTES)).json() == [foreign]
+        assert (await client.get(ROUTES)).json() == [foreign]
 
 
 async def test_an_action_is_executed_with_the_definition_of_its_decision(
@@ -162,7 +164,7 @@ async def test_an_action_is_executed_with_the_definition_of_its_decision(
     """The definition changes while the worker is down; the action keeps its definition."""
     world = bare_world
     await world.human.clear_faults()
-    await started(world, "figure", world.human.url)
+    await start_with_kind(world, "figure", world.human.url)
     key = ResourceKey("default", "Figure", "foo")
     await world.stop_reconciler()
     await world.start_reconciler([each for each in ROLES if each != "worker"])
@@ -188,19 +190,19 @@ async def test_the_example_on_the_page_works_unchanged(bare_world: World):
     world, page = bare_world, KINDS.parents[1] / "docs/kinds/kind-definition.md"
     example = page.read_text().split("<!-- applied by tests/rest/test_stories.py -->\n```yaml\n")[1]
     documents: list[Fields] = [*yaml.safe_load_all(example.split("```")[0])]
-    assert documents[0] == manifest("figure"), "the page has the file"
+    assert documents[0] == manifest("figure"), "the page contains the file"
     await world.start_reconciler()
     documents[1]["spec"] |= {"endpoint": world.human.url, "resyncSeconds": 0.2}
     for document in documents:
         written_manifest = msgspec.convert(document, Manifest)
-        answer = await world.ask(written_manifest.key, Declared(written_manifest))
-        assert answer.accepted, answer
+        reply = await world.ask(written_manifest.key, Declared(written_manifest))
+        assert reply.accepted, reply
     key = ResourceKey("default", "Figure", "welcome")
     await world.until_outcome(key, "Converged")
     assert (await world.human.get("welcome"))["color"] == "Red"
     await world.human.update("welcome", color="Blue")
 
-    async def is_healed() -> bool:
+    async def is_repaired() -> bool:
         return (await world.human.get("welcome"))["color"] == "Red"
 
-    await world.until(is_healed, "the drift is healed")
+    await world.until(is_repaired, "the drift is repaired")

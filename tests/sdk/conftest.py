@@ -17,7 +17,7 @@ NewManifest = Callable[..., Manifest]
 
 @dataclass(frozen=True)
 class Stack:
-    """Where the parts of the running stack are."""
+    """The URL of the running stack's bus, and its API."""
 
     bus_url: str
     api: FaultyApi
@@ -76,5 +76,5 @@ def shape(name: str, color: str = "Red", **spec: object) -> Manifest:
 
 @pytest.fixture
 def name(unique: str) -> str:
-    """A resource's name that no other test uses."""
+    """A resource name that no other test uses."""
     return unique.lower()

@@ -20,11 +20,11 @@ from tests.sdk.conftest import Stack, shape
 
 
 async def test_declared_resource_is_accepted_and_converges(client: Client, name: str) -> None:
-    answer = await client.declare(shape(name))
-    outcome = await client.wait_for(f"default/Shape/{name}", generation=answer.generation)
+    reply = await client.declare(shape(name))
+    outcome = await client.wait_for(f"default/Shape/{name}", generation=reply.generation)
 
-    assert (answer.accepted, answer.reason, answer.generation) == (True, "Accepted", 1)
-    assert answer.position > 0
+    assert (reply.accepted, reply.reason, reply.generation) == (True, "Accepted", 1)
+    assert reply.position > 0
     assert (outcome.outcome, outcome.generation) == ("Converged", 1)
 
 
@@ -56,8 +56,8 @@ async def test_withdrawn_resource_is_deleted(client: Client, name: str) -> None:
     key = shape(name).key
     await client.declare(shape(name))
     await client.wait_for(key, generation=1)
-    answer = await client.withdraw(key)
-    outcome = await client.wait_for(key, generation=answer.generation)
+    reply = await client.withdraw(key)
+    outcome = await client.wait_for(key, generation=reply.generation)
 
     assert (outcome.outcome, outcome.generation) == ("Deleted", 2)
 
@@ -65,20 +65,18 @@ async def test_withdrawn_resource_is_deleted(client: Client, name: str) -> None:
 async def test_the_replies_to_many_declarations_are_in_order(client: Client, name: str) -> None:
     manifests = [shape(f"{name}-{index}") for index in range(40)]
     manifests[7] = shape(f"{name}-7", color="Mauve")
-    answers = await client.declare_many(manifests)
+    replies = await client.declare_many(manifests)
     withdrawn = await client.withdraw_many([manifest.key for manifest in manifests])
 
-    refused = answers.pop(7)
+    refused = replies.pop(7)
     assert isinstance(refused, DeclarationRefusedError)
     assert refused.reason == "Invalid"
     assert "Mauve" in refused.message
-    assert all(isinstance(answer, Reply) and answer.generation == 1 for answer in answers)
-    assert [answer.reason for answer in withdrawn if isinstance(answer, Reply)].count(
-        "Accepted"
-    ) == 39
+    assert all(isinstance(reply, Reply) and reply.generation == 1 for reply in replies)
+    assert [reply.reason for reply in withdrawn if isinstance(reply, Reply)].count("Accepted") == 39
 
 
-async def test_an_empty_list_of_declarations_is_done_immediately(client: Client) -> None:
+async def test_an_empty_list_of_declarations_returns_immediately(client: Client) -> None:
     assert await client.declare_many([]) == []
     assert await client.withdraw_many([]) == []
     await client.publish([])
@@ -87,9 +85,9 @@ async def test_an_empty_list_of_declarations_is_done_immediately(client: Client)
 async def test_two_thousand_declarations_get_replies(client: Client, name: str) -> None:
     """The resources are paused, so no worker is involved. The benchmarks measure the speed."""
     manifests = [shape(f"{name}-{index}", policy={"paused": True}) for index in range(2_000)]
-    answers = await client.declare_many(manifests)
+    replies = await client.declare_many(manifests)
 
-    assert all(isinstance(answer, Reply) for answer in answers)
+    assert all(isinstance(reply, Reply) for reply in replies)
     await client.withdraw_many([manifest.key for manifest in manifests])
 
 
@@ -133,7 +131,7 @@ async def test_unusable_name_is_refused_before_anything_is_sent(client: Client, 
         await client.withdraw(f"default/Shape/{name}")
 
 
-async def test_source_must_be_usable(stack: Stack) -> None:
+async def test_a_source_must_be_valid(stack: Stack) -> None:
     for source in ("", "x" * 201, "a\nb"):
         with pytest.raises(ConfigurationError, match="source"):
             async with connect(stack.bus_url, source=source):

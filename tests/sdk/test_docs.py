@@ -1,4 +1,4 @@
-"""The page ``docs/how-to/publish-and-subscribe.md``: its code runs, its JSON is what is encoded."""
+"""The page ``docs/how-to/publish-and-subscribe.md``: its code runs, its JSON is current."""
 
 import ast
 import asyncio
@@ -32,7 +32,7 @@ PATH = ROOT / "docs/how-to/publish-and-subscribe.md"
 PAGE = PATH.read_text()
 OUTCOMES = (ROOT / "docs/concepts/outcomes.md").read_text()
 URL = "nats://127.0.0.1:4222"
-PATIENCE_SECONDS = 90
+TIMEOUT_SECONDS = 90
 
 
 def blocks(language: str) -> list[str]:
@@ -57,11 +57,11 @@ async def test_the_python_code_of_the_page_runs(stack: Stack, client: Client) ->
             "exec",
             flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
         )
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             running = eval(code, names)  # noqa: S307, RUF100
             if inspect.isawaitable(running):
                 await running
-        names["client"] = client  # the first block's is closed by now
+        names["client"] = client  # the first block's has been closed by now
 
     assert names["refused"] == []
     assert len(names["found"]) == 20
@@ -74,7 +74,7 @@ async def test_the_python_code_of_the_page_runs(stack: Stack, client: Client) ->
     await until(is_written)
 
 
-def test_every_block_of_json_names_its_schema() -> None:
+def test_every_json_block_names_its_schema() -> None:
     assert len(JSON_BLOCKS) == PAGE.count("```json") > 5
 
 
@@ -86,12 +86,12 @@ def test_json_matches_its_schema(name: str, block: str) -> None:
 
 @pytest.mark.parametrize(("name", "block"), JSON_BLOCKS, ids=[name for name, _ in JSON_BLOCKS])
 def test_json_has_no_field_that_is_not_read(name: str, block: str) -> None:
-    """What is read and written again is the same, but for what has its default."""
+    """Decoding and encoding a document keeps all its fields, except for default values."""
     document = json.loads(block)
-    assert contains(encoded_again(name, document, block.encode()), document)
+    assert contains(reencode(name, document, block.encode()), document)
 
 
-def encoded_again(name: str, shown: Any, payload: bytes) -> Any:
+def reencode(name: str, shown: Any, payload: bytes) -> Any:
     plain = {"Manifest": Manifest, "Reply": Reply, "LogEvent": LogEvent}
     if name in plain:
         return json.loads(msgspec.json.encode(msgspec.json.decode(payload, type=plain[name])))
@@ -113,12 +113,12 @@ def contains(whole: Any, part: Any) -> bool:
     return whole == part
 
 
-async def test_protocol_on_the_wire_is_answered(stack: Stack) -> None:
+async def test_the_wire_protocol_on_the_page_receives_replies(stack: Stack) -> None:
     (block,) = blocks("nats")
     url = urlsplit(stack.bus_url)
     options = {"verbose": False, "headers": True, "user": url.username, "pass": url.password}
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         await reader.readline()
         writer.write(f"CONNECT {json.dumps(options)}\r\n".encode())
         writer.write(block.replace("\n", "\r\n").encode())
@@ -134,20 +134,20 @@ async def test_protocol_on_the_wire_is_answered(stack: Stack) -> None:
     assert received["_INBOX.billing.reply"]["accepted"] is True
 
 
-async def test_the_published_message_of_the_command_line_is_answered(stack: Stack) -> None:
+async def test_a_message_published_from_the_command_line_receives_a_reply(stack: Stack) -> None:
     (publish,) = [line for line in blocks("sh")[0].splitlines() if line.startswith("nats pub")]
     _, _, subject, *options, payload = shlex.split(publish)
     headers = dict(each.split(":", 1) for each in options if each != "-H")
     nc = await connect_bus(stack.bus_url, name="test")
     inbox = await nc.subscribe(headers["Reconciler-Reply-To"])  # pyright: ignore[reportUnknownMemberType]
     await nc.publish(subject, payload.encode(), headers=headers)
-    answer = msgspec.json.decode((await inbox.next_msg(PATIENCE_SECONDS)).data, type=Reply)
+    reply = msgspec.json.decode((await inbox.next_msg(TIMEOUT_SECONDS)).data, type=Reply)
     await nc.close()
 
-    assert answer.accepted
+    assert reply.accepted
 
 
-def test_streams_of_the_command_line_exist() -> None:
+def test_streams_in_the_shell_commands_exist() -> None:
     commands = blocks("sh")[0]
     assert set(re.findall(r"(?:view|add|next) ([A-Z_0-9]+)", commands)) == {
         REJECTIONS,
@@ -159,7 +159,7 @@ def test_streams_of_the_command_line_exist() -> None:
 
 
 def test_every_outcome_is_explained() -> None:
-    """The page links to the table of the outcomes and to the section about settled ones."""
+    """The page links to the table of outcomes and to the section about settled ones."""
     table = OUTCOMES.split("| outcome | meaning |")[1].split("\n\n")[0]
     explained = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(explained) == sorted(get_args(OutcomeName))
@@ -179,11 +179,11 @@ def test_links_lead_to_a_file(target: str) -> None:
 async def test_an_unreadable_message_gets_a_reply(stack: Stack) -> None:
     nc = await connect_bus(stack.bus_url, name="test")
     inbox = nc.new_inbox()
-    answers = await nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
+    replies = await nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
     await nc.publish(
         "rec.desired.default.Shape.bad", b"not JSON", headers={"Reconciler-Reply-To": inbox}
     )
-    answer = msgspec.json.decode((await answers.next_msg(PATIENCE_SECONDS)).data, type=Reply)
+    reply = msgspec.json.decode((await replies.next_msg(TIMEOUT_SECONDS)).data, type=Reply)
     await nc.close()
 
-    assert (answer.accepted, answer.reason) == (False, "Invalid")
+    assert (reply.accepted, reply.reason) == (False, "Invalid")

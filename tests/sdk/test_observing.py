@@ -32,15 +32,15 @@ async def test_a_complete_listing_records_existing_objects(client: Client, name:
     assert listing.count == 1
 
 
-async def test_listing_of_an_aborted_listing_shows_nothing(client: Client, name: str) -> None:
+async def test_an_aborted_listing_shows_nothing(client: Client, name: str) -> None:
     async def list_half() -> None:
         async with client.listing("default", "Shape") as listing:
             await listing.add(thing(f"{name}-half"))
-            raise RuntimeError("the listing failed half-way")
+            raise RuntimeError("the listing failed halfway")
 
-    with pytest.raises(RuntimeError, match="half-way"):
+    with pytest.raises(RuntimeError, match="halfway"):
         await list_half()
-    async with client.outcomes(name=name) as outcomes:  # the next one is complete, and behind it
+    async with client.outcomes(name=name) as outcomes:  # the next one is complete, and follows it
         async with client.listing("default", "Shape") as listing:
             await listing.add(thing(name))
         await anext(outcomes)
@@ -78,7 +78,7 @@ async def test_a_duplicate_object_counts_once(client: Client, name: str) -> None
 @pytest.mark.parametrize(
     "scope", [{"prefix": "a-"}, {"labels": {"team": "b"}}], ids=["prefix", "labels"]
 )
-async def test_object_of_another_scope_is_refused(client: Client, scope: Any) -> None:
+async def test_an_object_outside_the_scope_is_refused(client: Client, scope: Any) -> None:
     async with client.listing("default", "Shape", **scope) as listing:
         with pytest.raises(ValueError, match="outside the scope of the listing"):
             await listing.add(thing("b-1"))

@@ -1,4 +1,4 @@
-"""The SDK's errors while the other side is unavailable."""
+"""The SDK's errors while the bus or the decider is unavailable."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ async def test_without_a_decider_a_declaration_times_out(bus: EmbeddedServer) ->
 async def test_messages_that_the_server_does_not_confirm_are_reported_before_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a server whose disk is full, which no longer responds to a publish."""
+    """A server whose disk is full no longer responds to a publish."""
 
     async def unconfirmed(_nc: object, messages: Sequence[object]) -> Sequence[BusError]:
         return [BusUnavailableError("no response")] * len(messages)
@@ -69,18 +69,18 @@ async def test_messages_that_the_server_does_not_confirm_are_reported_before_the
 async def test_a_lost_reply_is_requested_again(bus: EmbeddedServer) -> None:
     """The server stops after storing the request, and the decider starts even later."""
     async with connect(bus.url, source="test") as client:
-        asking = asyncio.ensure_future(client.declare(shape("foo"), timeout_seconds=30))
+        declaration = asyncio.ensure_future(client.declare(shape("foo"), timeout_seconds=30))
         async with asyncio.timeout(20):
-            while await client.observation_time() == 0:  # noqa: ASYNC110 - asks a server
+            while await client.observation_time() == 0:  # noqa: ASYNC110 - polls a server
                 await asyncio.sleep(0.01)
         port, folder = bus.port, bus.data_dir
         await bus.kill()
         await bus.start(folder, port=port)
         async with open_connection(bus.url) as nc, run_roles(nc, ["decider"]):
-            answer = await asking
+            reply = await declaration
         declared = [each for each in await client.history("default/Shape/foo") if each]
 
-    assert answer.generation == 1
+    assert reply.generation == 1
     assert [each.event.data.__class__.__name__ for each in declared].count("SpecDeclared") == 1
 
 
@@ -131,12 +131,12 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
     """A row that is written again moves to the end of its stream."""
     names = [f"status.default.Shape.foo-{number}" for number in range(5_000)]
 
-    async def write_again_and_again(rows: JetStreamRows, revision: int) -> None:
+    async def rewrite_repeatedly(rows: JetStreamRows, revision: int) -> None:
         for count in itertools.count():
             some = random.sample(names, 300)
             changes = dict.fromkeys(some, b"%d" % count) | {"checkpoint": b"1"}
             revision = await rows.save(changes, revision)
-            await asyncio.sleep(0.01)  # as the projector does, which gathers for longer
+            await asyncio.sleep(0.01)  # like the projector, which collects changes for longer
 
     async with open_connection(bus.url) as nc, open_connection(bus.url) as other_client:
         writer = JetStreamRows(nc)
@@ -144,7 +144,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
         for start in range(0, len(names), 500):
             rows = dict.fromkeys(names[start : start + 500], b"0")
             revision = await writer.save(rows | {"checkpoint": b"0"}, revision)
-        writing = asyncio.ensure_future(write_again_and_again(writer, revision))
+        writing = asyncio.ensure_future(rewrite_repeatedly(writer, revision))
         async with asyncio.timeout(30):
             for _ in range(15):
                 found = await JetStreamRows(other_client).read_matching("status.>")
@@ -153,7 +153,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
         await asyncio.gather(writing, return_exceptions=True)
 
 
-def test_repetitions_of_many_messages_are_logged_once_a_second() -> None:
+def test_retries_of_many_messages_are_logged_once_per_second() -> None:
     log = RetryLog()
     with capture_logs() as logs:
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""The past of a resource through the `eventsourcing` library: what our own fold of the log says."""
+"""The past of a resource through the `eventsourcing` library equals our own fold of the log."""
 
 import asyncio
 
@@ -17,20 +17,20 @@ from tests.sdk.conftest import Stack, shape
 async def create_history(client: Client, name: str) -> None:
     """Create, change and withdraw a resource."""
     for color in ("Red", "Blue"):
-        answer = await client.declare(shape(name, color))
-        await client.wait_for(shape(name).key, generation=answer.generation)
-    answer = await client.withdraw(shape(name).key)
-    await client.wait_for(shape(name).key, generation=answer.generation)
+        reply = await client.declare(shape(name, color))
+        await client.wait_for(shape(name).key, generation=reply.generation)
+    reply = await client.withdraw(shape(name).key)
+    await client.wait_for(shape(name).key, generation=reply.generation)
 
 
-async def test_every_version_of_the_repository_is_our_fold_up_to_it(
+async def test_every_version_in_the_repository_equals_our_fold_up_to_it(
     stack: Stack, client: Client, name: str
 ) -> None:
     await create_history(client, name)
     history = await client.history(shape(name).key)
     expected = [fold([each.event for each in history[:end]]) for end in range(1, len(history) + 1)]
 
-    def every_version() -> list[object]:
+    def read_every_version() -> list[object]:
         log = ResourceLog(env={"NATS_URL": stack.bus_url})
         with pytest.raises(AggregateNotFoundError):
             log.repository.get("default/Shape/never", projector_func=project)
@@ -49,11 +49,11 @@ async def test_every_version_of_the_repository_is_our_fold_up_to_it(
         ]
         return [past.state for past in states]
 
-    assert await asyncio.to_thread(every_version) == expected
+    assert await asyncio.to_thread(read_every_version) == expected
     assert len(expected) > 6
 
 
-async def test_a_program_that_is_connected_reads_over_its_own_connection(
+async def test_a_connected_program_reads_over_its_own_connection(
     stack: Stack, client: Client, name: str
 ) -> None:
     await create_history(client, name)

@@ -12,19 +12,19 @@ from events.log import SpecDeclared
 from reconciler.sdk import Client, InvalidNameError, PositionNotFoundError, StatusRow, StoredEvent
 from tests.sdk.conftest import shape
 
-PATIENCE_SECONDS = 90
+TIMEOUT_SECONDS = 90
 T = TypeVar("T")
 
 
-async def until(read: Callable[[], Awaitable[T]], is_right: Callable[[T], object]) -> T:
+async def until(read: Callable[[], Awaitable[T]], is_expected: Callable[[T], object]) -> T:
     """Read until the value is as expected, because read models lag behind the log."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not is_right(value := await read()):  # noqa: ASYNC110 - asks a server
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not is_expected(value := await read()):  # noqa: ASYNC110 - polls a server
             await asyncio.sleep(0.02)
         return value
 
 
-async def replayed(client: Client, *, after: int = 0, name: str = "*") -> list[StoredEvent]:
+async def collect_replay(client: Client, *, after: int = 0, name: str = "*") -> list[StoredEvent]:
     return [each async for batch in client.replay(after=after, name=name) for each in batch]
 
 
@@ -43,8 +43,8 @@ async def test_an_earlier_state_is_read_at_any_position_and_time(client: Client,
     key = shape(name).key
     rows: list[StatusRow] = []
     for color in ("Red", "Blue"):
-        answer = await client.declare(shape(name, color))
-        await client.wait_for(key, generation=answer.generation)
+        reply = await client.declare(shape(name, color))
+        await client.wait_for(key, generation=reply.generation)
         position = (await client.history(key))[-1].position
 
         found = await until(
@@ -70,9 +70,7 @@ async def test_an_earlier_state_is_read_at_any_position_and_time(client: Client,
             await client.statuses(at=when)
 
 
-async def test_events_of_the_fleet_are_filtered_and_the_newest_are_last(
-    client: Client, name: str
-) -> None:
+async def test_fleet_events_are_filtered_and_the_newest_are_last(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
     history = await client.history(shape(name).key)
@@ -90,13 +88,13 @@ async def test_events_of_the_fleet_are_filtered_and_the_newest_are_last(
 async def test_replay_ends_when_caught_up(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
-    whole = await replayed(client)
-    mine = await replayed(client, name=name)
+    whole = await collect_replay(client)
+    own_events = await collect_replay(client, name=name)
 
-    assert [each for each in whole if each.event.key.name == name] == mine
-    assert mine == await client.history(shape(name).key)
-    assert await replayed(client, after=mine[0].position, name=name) == mine[1:]
-    assert await replayed(client, name="never") == []
+    assert [each for each in whole if each.event.key.name == name] == own_events
+    assert own_events == await client.history(shape(name).key)
+    assert await collect_replay(client, after=own_events[0].position, name=name) == own_events[1:]
+    assert await collect_replay(client, name="never") == []
 
 
 async def test_replay_that_follows_continues(client: Client, name: str) -> None:
@@ -105,12 +103,12 @@ async def test_replay_that_follows_continues(client: Client, name: str) -> None:
             for each in batch:
                 if isinstance(each.event.data, SpecDeclared) and each.event.data.generation == 2:
                     return each
-        raise AssertionError("it ended")
+        raise AssertionError("the replay ended")
 
     following = asyncio.ensure_future(first_of_generation_2())
     await client.declare(shape(name))
     await client.declare(shape(name, "Blue"))
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         assert (await following).event.key == shape(name).key
 
 
@@ -136,8 +134,8 @@ async def test_status_and_ownership_follow_the_log(client: Client, name: str) ->
 async def test_nothing_is_left_after_a_deletion(client: Client, name: str) -> None:
     key = shape(name).key
     await client.declare(shape(name))
-    answer = await client.withdraw(key)
-    await client.wait_for(key, generation=answer.generation)
+    reply = await client.withdraw(key)
+    await client.wait_for(key, generation=reply.generation)
 
     assert await until(lambda: client.status(key), lambda row: row is None) is None
     assert await client.ownership(key) is None

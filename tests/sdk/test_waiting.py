@@ -1,4 +1,4 @@
-"""Waiting for outcomes: present and later ones count, and a timeout names the received ones."""
+"""Waiting for outcomes: current and later ones count, and a timeout names those received."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -20,14 +20,14 @@ from tests.sdk.conftest import shape
 KEY = ResourceKey("default", "Shape", "foo")
 
 
-async def test_a_present_outcome_ends_the_wait_immediately(client: Client, name: str) -> None:
+async def test_a_current_outcome_ends_the_wait_immediately(client: Client, name: str) -> None:
     key = shape(name).key
     await client.declare(shape(name))
     first = await client.wait_for(key, generation=1)
-    again = await client.wait_for(str(key), generation=1, timeout_seconds=2)
+    repeated = await client.wait_for(str(key), generation=1, timeout_seconds=2)
 
-    assert again.event_id == first.event_id
-    assert again.position == first.position > 0
+    assert repeated.event_id == first.event_id
+    assert repeated.position == first.position > 0
 
 
 async def test_the_newest_of_several_past_outcomes_ends_the_wait(client: Client, name: str) -> None:
@@ -37,13 +37,13 @@ async def test_the_newest_of_several_past_outcomes_ends_the_wait(client: Client,
     await client.withdraw(key)
     deleted_outcome = await client.wait_for(key, generation=2)
 
-    again = await client.wait_for(key, generation=2, timeout_seconds=2)
+    repeated = await client.wait_for(key, generation=2, timeout_seconds=2)
 
-    assert again == deleted_outcome
-    assert again.outcome == "Deleted"
+    assert repeated == deleted_outcome
+    assert repeated.outcome == "Deleted"
 
 
-async def test_a_past_outcome_is_a_place_to_continue_from(client: Client, name: str) -> None:
+async def test_a_subscription_can_continue_from_a_past_outcome(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
     with pytest.raises(DeclarationRefusedError):
@@ -59,7 +59,7 @@ async def test_a_past_outcome_is_a_place_to_continue_from(client: Client, name: 
         assert await anext(outcomes) == reported_outcomes[1]
 
 
-async def test_wait_begins_before_the_declaration(client: Client, name: str) -> None:
+async def test_a_wait_may_begin_before_the_declaration(client: Client, name: str) -> None:
     key = shape(name).key
     waiting = asyncio.ensure_future(client.wait_for(key, generation=2))
     await client.declare(shape(name))
@@ -153,7 +153,7 @@ def test_a_wait_continues_until_the_object_is_ready() -> None:
     assert waiting.accepted[KEY].not_ready is None
 
 
-def test_a_wait_may_end_when_it_is_only_as_declared() -> None:
+def test_a_wait_may_end_when_the_object_is_as_declared_but_not_ready() -> None:
     waiting = Waiting({KEY: 1}, SETTLED, ready=False)
     waiting.record(_outcome(1, ready=False))
     assert waiting.is_over

@@ -21,8 +21,8 @@ def history(story: Story) -> list[StoredEvent]:
 
 
 def chain_types(story: Story, field: str = "") -> list[str]:
-    answer = explain("default/Block/Foo", history(story), field)
-    return [type(story.log[version - 1].data).__name__ for version in answer.chain]
+    explanation = explain("default/Block/Foo", history(story), field)
+    return [type(story.log[version - 1].data).__name__ for version in explanation.chain]
 
 
 def test_an_outcome_leads_back_to_the_declaration():
@@ -82,16 +82,16 @@ def test_each_value_of_a_field_has_its_cause():
     story.succeed()
     story.observe(repaint(story.existing, color="Blue"))
     story.succeed()
-    answer = explain("x", history(story), "color")
-    assert [each.value for each in answer.wanted] == ["Red", "Green"]
-    assert [each.value for each in answer.applied] == ["Red", "Green"]
-    assert [(each.value, each.event) for each in answer.observed] == [
+    explanation = explain("x", history(story), "color")
+    assert [each.value for each in explanation.wanted] == ["Red", "Green"]
+    assert [each.value for each in explanation.applied] == ["Red", "Green"]
+    assert [(each.value, each.event) for each in explanation.observed] == [
         ("Red", "ActionSucceeded"),
         ("Green", "ActionSucceeded"),
         ("Blue", "ExternalObserved"),
         ("Green", "ActionSucceeded"),
     ]
-    assert answer.wanted[-1].actor == "tests"
+    assert explanation.wanted[-1].actor == "tests"
     assert explain("x", history(story), "colour").wanted == ()
 
 
@@ -110,7 +110,7 @@ def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
     assert not explain("x", history(story), "type").repeated_drifts
 
 
-def test_old_changes_are_no_contention():
+def test_old_changes_are_not_contention():
     story = converged_story()
     for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
@@ -119,7 +119,7 @@ def test_old_changes_are_no_contention():
     assert not explain("x", history(story)).repeated_drifts
 
 
-# --- of a part: the causes go on with its parents
+# --- parts: the causes continue with the parents
 
 
 def block(name: str) -> ResourceKey:
@@ -127,7 +127,7 @@ def block(name: str) -> ResourceKey:
 
 
 def declare_by(parent: Story | None, name: str, *, part_of: str = "", reason: str = "") -> Story:
-    """Declare a block, by another one's newest action or by a person."""
+    """Declare a block, by another block's newest action or by a client."""
     story = Story(key=block(name))
     labels = {PART_OF_LABEL: part_of} if part_of else {}
     declaration = Declared(manifest(key=story.key, labels=labels), reason=reason)
@@ -163,7 +163,7 @@ async def test_33_the_chain_of_a_part_includes_the_declaration_of_each_parent():
     assert await parents(source, web) == []
 
 
-async def test_33_the_step_that_declared_a_part_counts_and_no_later_one():
+async def test_33_the_step_that_declared_a_part_counts_and_later_ones_do_not():
     web = declare_by(None, "web")
     box = declare_by(web, "box", part_of="default.Block.web", reason="part of it")
     first_action_id = web.action.action_id
@@ -173,31 +173,31 @@ async def test_33_the_step_that_declared_a_part_counts_and_no_later_one():
     [parent] = await parents(box, web)
     assert f"default/Block/web@{parent.chain[-1]}" == first_action_id
 
-    # A reason of another client is not its parent's. A withdrawal by that client is.
+    # A reason given by another client is not the parent's; that of the parent's withdrawal is.
     box.turn(
         Declared(manifest({"color": "Blue"}, key=box.key, labels={PART_OF_LABEL: web.key.tokens}))
     )
     assert await parents(box, web) == [parent]
     message_id = f"{web.action.idempotency_key}.0123.withdrawn"
-    box.process([box.command(Withdrawn(reason="no part of it any more"), message_id=message_id)])
+    box.process([box.command(Withdrawn(reason="no longer a part of it"), message_id=message_id)])
     [newer] = await parents(box, web)
-    assert newer.reason == "no part of it any more"
+    assert newer.reason == "no longer a part of it"
     assert f"default/Block/web@{newer.chain[-1]}" == web.action.action_id
 
 
-async def test_a_parent_of_unknown_step_shows_its_newest_declaration():
+async def test_a_parent_with_an_unknown_step_shows_its_newest_declaration():
     web = declare_by(None, "web")
     [parent] = await parents(declare_by(None, "box", part_of="default.Block.web"), web)
     assert kinds(web, parent) == ["SpecDeclared"]
 
 
-async def test_a_walk_ends_at_a_circle_and_at_a_parent_that_nobody_knows():
+async def test_a_walk_ends_at_a_cycle_and_at_an_unknown_parent():
     one = declare_by(None, "one", part_of="default.Block.two")
     two = declare_by(one, "two", part_of="default.Block.one")
     assert [each.resource for each in await parents(one, two)] == ["default/Block/two"]
     alone = declare_by(None, "alone", part_of="default.Block.alone")
     assert await parents(alone) == []
-    assert await parents(declare_by(None, "box", part_of="default.Block.nobody")) == []
+    assert await parents(declare_by(None, "box", part_of="default.Block.unknown")) == []
 
 
 async def test_the_number_of_parents_is_limited():

@@ -45,7 +45,7 @@ def row(observed_object: ExternalObject | None = None, **more: Any) -> StatusRow
     )
 
 
-async def observed(
+async def observe(
     observed_object: ExternalObject, *rows: StatusRow, secrecy: Secrecy | None = None
 ) -> list[Observed]:
     listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
@@ -84,8 +84,8 @@ def test_an_object_without_a_secret_stays_the_same_object() -> None:
     observed_object = shape(text='a "quoted" 100 % & more')
     assert complete(hide_secrets(shape(), Secrecy(TOKEN))) == shape()
     assert complete(hide_secrets(observed_object, Secrecy(TOKEN))) == observed_object
-    strange = shape(number=10**400, what=object())
-    assert complete(hide_secrets(strange, Secrecy(TOKEN))) == strange
+    odd = shape(number=10**400, what=object())
+    assert complete(hide_secrets(odd, Secrecy(TOKEN))) == odd
 
 
 @pytest.mark.parametrize(
@@ -96,33 +96,33 @@ async def test_an_object_whose_identity_contains_a_secret_is_not_recorded(
 ) -> None:
     assert complete(hide_secrets(observed_object, Secrecy(TOKEN))) is None
     assert complete(hide_and_digest(observed_object, Secrecy(TOKEN), [row()])) is None
-    assert await observed(observed_object) == []
+    assert await observe(observed_object) == []
 
 
-@pytest.mark.parametrize("between", [".", "/", " ", "~~", "\u00e9"])
-async def test_an_object_is_not_recorded_if_its_resource_would_be_named_as_a_secret(
-    between: str,
+@pytest.mark.parametrize("separator", [".", "/", " ", "~~", "\u00e9"])
+async def test_an_object_is_not_recorded_if_its_resource_would_be_named_like_a_secret(
+    separator: str,
 ) -> None:
-    """A resource name has "-" in the place of characters that it cannot have."""
+    """A resource name has "-" in place of characters that it cannot contain."""
     secrecy = Secrecy("3f2b1c77-1111-4222-8333-abcdef012345")
-    observed_object = shape("3f2b1c77-1111-4222-8333-abcdef012345".replace("-", between))
-    assert await observed(observed_object, secrecy=secrecy) == []
+    observed_object = shape("3f2b1c77-1111-4222-8333-abcdef012345".replace("-", separator))
+    assert await observe(observed_object, secrecy=secrecy) == []
     declared = replace(row(), external_name=observed_object.name)
-    assert [each.object for each in await observed(observed_object, declared, secrecy=secrecy)] == [
+    assert [each.object for each in await observe(observed_object, declared, secrecy=secrecy)] == [
         observed_object
     ]
 
 
-async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -> None:
+async def test_our_object_with_a_secret_id_is_neither_changed_nor_missing() -> None:
     known_row = row(shape())
-    assert await observed(shape(uid=TOKEN), known_row) == []
+    assert await observe(shape(uid=TOKEN), known_row) == []
 
 
 async def test_an_object_that_is_too_large_to_search_is_not_shown() -> None:
     """A search takes up to two seconds per MiB, so one response would slow all other work."""
     secrecy = Secrecy(TOKEN)
     huge = shape(text="%2561" * (MAX_SEARCHED_BYTES // 5) + TOKEN)
-    [observation] = await observed(huge, row(shape()), secrecy=secrecy)
+    [observation] = await observe(huge, row(shape()), secrecy=secrecy)
     assert sum(hide_and_digest(huge, secrecy, [row(shape())])) < 1_000
     assert is_too_large(observation.object), "the observer publishes none of it"
     letter = build_size_letter(ResourceKey("default", "Shape", "foo"), observation)
@@ -140,7 +140,7 @@ async def test_an_object_whose_identity_is_too_long_to_search_is_not_recorded(
     assert sum(hide_secrets(observed_object, Secrecy(TOKEN))) < 1_000
 
 
-async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
+async def test_a_search_of_many_objects_yields_to_other_work() -> None:
     turns = 0
 
     async def count() -> None:
@@ -151,10 +151,10 @@ async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
 
     listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
     listing.add([shape(f"n{number}", text="%61" * 30_000) for number in range(20)])
-    counting = asyncio.create_task(count())
+    counter = asyncio.create_task(count())
     searches = SearchTurns(Secrecy(TOKEN))
     await compare_listing(listing, listing.complete(20), {}, CONFIG, "log", searches=searches)
-    counting.cancel()
+    counter.cancel()
     assert turns >= 8
 
 
@@ -179,25 +179,25 @@ def test_content_of_the_action_itself_is_not_hidden() -> None:
 
 async def test_an_object_that_repeats_a_secret_is_reported_once() -> None:
     observed_object = shape(note=f"Bearer {TOKEN}")
-    [first] = await observed(observed_object, row(shape()))
+    [first] = await observe(observed_object, row(shape()))
     assert first.object == shape(note=f"Bearer {HIDDEN}")
-    assert await observed(observed_object, row(first.object)) == []
+    assert await observe(observed_object, row(first.object)) == []
     changed = shape(note=f"Bearer {TOKEN}", size=2)
-    [second] = await observed(changed, row(first.object))
+    [second] = await observe(changed, row(first.object))
     assert second.object == shape(note=f"Bearer {HIDDEN}", size=2)
 
 
-async def test_a_weak_secret_is_no_drift_of_what_was_written_with_it() -> None:
+async def test_a_weak_secret_does_not_cause_drift_in_what_was_written_with_it() -> None:
     observed_object = shape(owner="postgres")
-    assert await observed(observed_object, row(observed_object), secrecy=Secrecy("postgres")) == []
+    assert await observe(observed_object, row(observed_object), secrecy=Secrecy("postgres")) == []
 
 
-async def test_our_own_mark_on_an_object_stays_and_a_forged_one_is_hidden() -> None:
+async def test_our_own_mark_on_an_object_is_kept_and_a_forged_one_is_hidden() -> None:
     known_row = row(shape())
     for log_id, secret in (("log", "default"), ("log", "Shape.foo"), (TOKEN, TOKEN)):
         mark = owner(log_id, known_row.key)
         observed_object = replace(shape(size=2), labels={OWNER_LABEL: mark})
-        [observation] = await observed(observed_object, known_row, secrecy=Secrecy(secret))
+        [observation] = await observe(observed_object, known_row, secrecy=Secrecy(secret))
         assert observation.object is not None
         assert (observation.object.labels[OWNER_LABEL] == mark) == (secret != TOKEN)
 
@@ -212,7 +212,7 @@ def test_a_secret_in_a_list_of_bytes_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("part", ["version", "written_by"])
-def test_a_secret_is_hidden_in_what_the_digest_of_a_known_object_leaves_out(part: str) -> None:
+def test_a_secret_is_hidden_in_parts_that_a_known_objects_digest_omits(part: str) -> None:
     known_object = replace(shape(), version="1", written_by="key")
     observed_object = replace(known_object, **{part: TOKEN})
     recorded = complete(hide_and_digest(observed_object, Secrecy(TOKEN), [row(known_object)]))

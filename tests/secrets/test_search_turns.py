@@ -22,14 +22,14 @@ async def test_a_short_search_waits_for_one_turn_of_each_long_one() -> None:
         yield 1_000
         return "found"
 
-    long = [asyncio.create_task(turns.complete(long_search())) for _ in range(5)]
+    long_searches = [asyncio.create_task(turns.complete(long_search())) for _ in range(5)]
     await asyncio.sleep(0)
     pieces_before = pieces
     assert await turns.complete(short_search()) == "found"
     assert pieces - pieces_before <= 6 * 5
-    for each in long:
+    for each in long_searches:
         each.cancel()
-    await asyncio.wait(long)
+    await asyncio.wait(long_searches)
 
 
 async def test_other_work_runs_between_the_turns_of_a_long_search() -> None:
@@ -54,12 +54,12 @@ async def test_other_work_runs_between_the_turns_of_a_long_search() -> None:
             pieces += 1
             yield TURN_BYTES + 1
 
-    searching = asyncio.create_task(search())
+    search_task = asyncio.create_task(search())
     await asyncio.sleep(0)
     await declare()
     assert pieces <= 20
-    searching.cancel()
-    await asyncio.wait([searching])
+    search_task.cancel()
+    await asyncio.wait([search_task])
 
 
 async def test_small_objects_are_searched_without_a_pause() -> None:
@@ -71,10 +71,10 @@ async def test_small_objects_are_searched_without_a_pause() -> None:
     await other_task
 
 
-async def test_a_failed_or_canceled_search_keeps_no_other_one_waiting() -> None:
+async def test_a_failed_or_canceled_search_does_not_keep_others_waiting() -> None:
     turns = SearchTurns(Secrecy())
 
-    def failing() -> Search[None]:
+    def fail() -> Search[None]:
         yield TURN_BYTES * 2
         raise ValueError("no text")
 
@@ -83,8 +83,8 @@ async def test_a_failed_or_canceled_search_keeps_no_other_one_waiting() -> None:
         return "found"
 
     async with asyncio.timeout(10):
-        first = asyncio.create_task(turns.complete(failing()))
-        second = asyncio.create_task(turns.complete(failing()))
+        first = asyncio.create_task(turns.complete(fail()))
+        second = asyncio.create_task(turns.complete(fail()))
         await asyncio.sleep(0)
         second.cancel()
         results = await asyncio.gather(first, second, return_exceptions=True)

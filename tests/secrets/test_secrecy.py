@@ -1,4 +1,4 @@
-"""How secrets are hidden in text: in every encoding, cut, in lines, and after a rotation."""
+"""How secrets are hidden in text: in every encoding, truncated, in lines, and after a rotation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.security.encodings import (
     ESCAPES,
     Encoding,
     base64_between,
-    dump_of_xxd,
+    dump_like_xxd,
     encode_in_every_way,
 )
 
@@ -61,7 +61,7 @@ def test_a_secret_is_hidden_in_every_encoding() -> None:
 
 
 @pytest.mark.parametrize("inner", list(ESCAPES))
-def test_a_soft_line_break_of_mail_within_an_escape_hides_no_secret(inner: str) -> None:
+def test_a_soft_line_break_of_mail_within_an_escape_does_not_reveal_a_secret(inner: str) -> None:
     secrecy = Secrecy(f"a&b<c{TOKEN}😀")
     for before in range(76):
         text = "x" * before + ESCAPES[inner](f"a&b<c{TOKEN}😀")
@@ -82,7 +82,7 @@ def test_any_secret_is_completely_hidden_in_nested_escapes(
     after=st.binary(max_size=5),
     url=st.booleans(),
 )
-def test_any_secret_is_hidden_in_base64_at_any_place(
+def test_any_secret_is_hidden_in_base64_at_any_position(
     secret: str, outer: Encoding, before: bytes, after: bytes, url: bool
 ) -> None:
     encoded = base64_between(before, after, url=url)(secret)
@@ -100,7 +100,7 @@ def test_any_secret_is_hidden_in_base64_at_any_place(
     after=st.binary(max_size=40),
     is_json=st.booleans(),
 )
-def test_any_secret_is_hidden_in_a_dump_of_bytes_at_any_place(
+def test_any_secret_is_hidden_in_a_byte_dump_at_any_position(
     secret: str, dump: str, before: bytes, after: bytes, is_json: bool
 ) -> None:
     text = f"bad request 400:\n{DUMPS[dump](before + secret.encode() + after)}"
@@ -114,12 +114,12 @@ def test_any_secret_is_hidden_in_a_dump_of_bytes_at_any_place(
 
 @settings(max_examples=2_000)
 @given(st.text("09afx \n:-|,uzU+", max_size=60))
-def test_each_decoded_byte_of_a_dump_has_a_place(text: str) -> None:
+def test_each_decoded_byte_of_a_dump_has_a_position(text: str) -> None:
     content = text.encode()
     for dump in complete(dumps_in(content)):
-        places = complete(dump.spans())
-        assert len(places) == len(dump.content)
-        assert all(0 <= start < end <= len(content) for start, end in places)
+        spans = complete(dump.spans())
+        assert len(spans) == len(dump.content)
+        assert all(0 <= start < end <= len(content) for start, end in spans)
 
 
 _SLOW_TEXTS = [
@@ -135,9 +135,9 @@ def test_the_time_of_a_search_is_proportional_to_the_text(text: str) -> None:
     secrecy = Secrecy("0123456789abcdefghij")
 
     def seconds(length: int) -> float:
-        began = time.process_time()
+        started_at = time.process_time()
         secrecy.hide((text * length)[:length])
-        return time.process_time() - began
+        return time.process_time() - started_at
 
     seconds(1_000)
     short = max(0.001, min(seconds(30_000) for _ in range(3)))
@@ -145,54 +145,56 @@ def test_the_time_of_a_search_is_proportional_to_the_text(text: str) -> None:
 
 
 def _longest_piece(search: Search[Any]) -> tuple[float, float]:
-    """Return the CPU time of the longest piece of a search, and of all."""
-    began = now = time.process_time()
+    """Return the CPU time of the longest piece of a search, and of the whole search."""
+    started_at = now = time.process_time()
     longest = 0.0
     for _ in search:
         now, cpu_before = time.process_time(), now
         longest = max(longest, now - cpu_before)
-    return max(longest, time.process_time() - now), time.process_time() - began
+    return max(longest, time.process_time() - now), time.process_time() - started_at
 
 
 @pytest.mark.parametrize("text", _SLOW_TEXTS)
 def test_a_search_lets_other_work_run_every_few_milliseconds(text: str) -> None:
     secrecy = Secrecy("0123456789abcdefghij")
     plain = b"hello world, " * 19_000
-    once = min(_longest_piece(secrecy.search_json(plain))[1] for _ in range(5))
+    baseline = min(_longest_piece(secrecy.search_json(plain))[1] for _ in range(5))
     hostile = json.dumps((text * 250_000)[:250_000]).encode()
     longest = min(_longest_piece(secrecy.search_json(hostile))[0] for _ in range(3))
-    assert longest < 40 * once  # a whole one takes 100 to 500
+    assert longest < 40 * baseline  # a whole search takes 100 to 500 times as long
 
 
-@pytest.mark.parametrize("encoding", ["as it is", "percent of every byte", "a hexadecimal dump"])
+@pytest.mark.parametrize("encoding", ["as it is", "percent for every byte", "a hexadecimal dump"])
 def test_hiding_a_secret_lets_other_work_run_every_few_milliseconds(encoding: str) -> None:
     secret = "kQ7vTz0mXw3pLr9bNc5hJd2gSf8yWe4u"
     secrecy = Secrecy(secret)
-    once = min(_longest_piece(secrecy.search("hello world, " * 19_000))[1] for _ in range(5))
+    baseline = min(_longest_piece(secrecy.search("hello world, " * 19_000))[1] for _ in range(5))
     text = (f"{ESCAPES[encoding](secret)} " * 8_000)[:250_000]
     longest = min(_longest_piece(secrecy.search_and_hide({"a": text}))[0] for _ in range(3))
-    assert longest < 40 * once
+    assert longest < 40 * baseline
 
 
 def test_an_offset_of_any_size_is_searched() -> None:
     """The next offset shows how many bytes a line has."""
     secrecy = Secrecy("planted-token")
-    lines = dump_of_xxd(b"planted-token").replace("00000000", f"{0:016}").rstrip()
+    lines = dump_like_xxd(b"planted-token").replace("00000000", f"{0:016}").rstrip()
     assert HIDDEN in secrecy.hide(f"{lines}\n{'f' * 16}: 6162 6364  abcd")
 
 
-@given(secret=_SECRETS, encode=_ESCAPES, left_out=st.integers(0, 30))
-def test_a_secret_that_was_cut_is_hidden(secret: str, encode: Encoding, left_out: int) -> None:
-    left_out = max(0, min(left_out, len(secret) - 12, len(secret) - len(secret.encode()) // 2 - 1))
-    truncated = secret[: len(secret) - left_out]
+@given(secret=_SECRETS, encode=_ESCAPES, cut_length=st.integers(0, 30))
+def test_a_truncated_secret_is_hidden(secret: str, encode: Encoding, cut_length: int) -> None:
+    cut_length = max(
+        0, min(cut_length, len(secret) - 12, len(secret) - len(secret.encode()) // 2 - 1)
+    )
+    truncated = secret[: len(secret) - cut_length]
     hidden = Secrecy(secret).hide(f"«{encode(truncated)}")
     assert hidden == f"«{HIDDEN}"
 
 
-@given(encode=_ESCAPES, left_out=st.integers(0, 10))
-def test_a_secret_that_was_cut_within_an_escape_is_hidden(encode: Encoding, left_out: int) -> None:
+@given(encode=_ESCAPES, cut_length=st.integers(0, 10))
+def test_a_secret_truncated_within_an_escape_is_hidden(encode: Encoding, cut_length: int) -> None:
     encoded = encode(TOKEN)
-    hidden = Secrecy(TOKEN).hide(f"«{encoded[: len(encoded) - left_out]}")
+    hidden = Secrecy(TOKEN).hide(f"«{encoded[: len(encoded) - cut_length]}")
     assert hidden.startswith(f"«{HIDDEN}")
     assert len(hidden) <= len(f"«{HIDDEN},\n  0X6")
 
@@ -227,10 +229,10 @@ def test_many_secrets_with_a_common_prefix_cost_no_more_than_one() -> None:
     secrecy = Secrecy()
     for number in range(50):
         secrecy.add(PEM.replace("\n", f"\n{number:08}", 1))
-    began = time.process_time()
+    started_at = time.process_time()
     for text in ("-" * 100_000, PEM[:27] * 4_000):
         assert secrecy.hide(text) is text
-    assert time.process_time() - began < 2  # 100 s with an index of their first bytes
+    assert time.process_time() - started_at < 2  # 100 s with an index of their first bytes
 
 
 def test_the_password_of_a_login_is_hidden_without_its_user() -> None:
@@ -265,11 +267,11 @@ def test_the_password_that_a_provider_uses_is_hidden_whatever_its_user(
         f"# the databases\nURL=postgresql://app:{quote(_PASSWORD, safe='')}@db/a\nTIMEOUT=1\n",
     ],
 )
-def test_a_password_is_a_secret_of_its_own_in_every_encoding(secret: str) -> None:
+def test_a_password_is_hidden_on_its_own_in_every_encoding(secret: str) -> None:
     secrecy = Secrecy(secret)
-    ways = encode_in_every_way(_PASSWORD)
+    encodings = encode_in_every_way(_PASSWORD)
     unhidden = [
-        name for name, encoding in ways.items() if HIDDEN not in secrecy.hide(f"«{encoding}»")
+        name for name, encoding in encodings.items() if HIDDEN not in secrecy.hide(f"«{encoding}»")
     ]
     assert unhidden == []
 
@@ -293,7 +295,7 @@ def test_a_secret_of_fewer_than_six_characters_is_not_searched(
     assert Secrecy(None).hide(text) is text
 
 
-def test_many_secrets_are_hidden_at_once() -> None:
+def test_many_secrets_are_hidden_together() -> None:
     secrecy = Secrecy()
     tokens = [f"{number:04}-token-{number:04}" for number in range(500)]
     for token in tokens:
@@ -317,7 +319,7 @@ def test_data_is_searched_in_values_keys_and_numbers() -> None:
 
 
 @given(secret=_SECRETS, encode=st.sampled_from([*ESCAPES.values(), *BASE64.values()]))
-def test_a_secret_is_found_in_json_as_it_is_in_its_strings(secret: str, encode: Encoding) -> None:
+def test_a_secret_is_found_in_json_as_in_its_strings(secret: str, encode: Encoding) -> None:
     secrecy = Secrecy(secret)
     for ensure_ascii in (True, False):
         content = json.dumps({"a": [1, encode(secret)]}, ensure_ascii=ensure_ascii).encode()
@@ -325,11 +327,11 @@ def test_a_secret_is_found_in_json_as_it_is_in_its_strings(secret: str, encode: 
     assert not secrecy.is_in_json(b'{"a": 1, "b": "100 % & more\\n"}')
 
 
-# --- what is remembered
+# --- remembered secrets
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrecy_module, "MAX_REMEMBERED", 3)
 
 
@@ -344,7 +346,7 @@ def test_a_replaced_secret_stays_hidden() -> None:
     assert secrecy.hide("first-token, second-token") == f"{HIDDEN}, {HIDDEN}"
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_limit")
 def test_no_secret_is_dropped_within_its_grace_period() -> None:
     now, clock = _clock()
     secrecy = Secrecy(clock=clock)
@@ -355,8 +357,8 @@ def test_no_secret_is_dropped_within_its_grace_period() -> None:
     assert all(secrecy.is_in(f"{number}-token") for number in range(11))
 
 
-@pytest.mark.usefixtures("small")
-def test_above_the_bound_the_secrets_that_were_replaced_long_ago_are_dropped() -> None:
+@pytest.mark.usefixtures("small_limit")
+def test_above_the_limit_secrets_that_were_replaced_long_ago_are_dropped() -> None:
     now, clock = _clock()
     secrecy = Secrecy("old-token", clock=clock)
     secrecy.add("used-token")
@@ -374,7 +376,7 @@ def test_above_the_bound_the_secrets_that_were_replaced_long_ago_are_dropped() -
 
 
 def test_the_time_to_add_a_secret_is_proportional_to_its_lines() -> None:
-    """A bundle of certificates or a dump of a database may be a secret, of up to 1 MiB."""
+    """A certificate bundle or a database dump of up to 1 MiB may be a secret."""
 
     def seconds(lines: int) -> float:
         secret = "\n".join(f"line {number} of a long secret" for number in range(lines))
@@ -383,17 +385,17 @@ def test_the_time_to_add_a_secret_is_proportional_to_its_lines() -> None:
         return time.process_time() - start
 
     few, many = (min(seconds(lines) for _ in range(3)) for lines in (300, 3_000))
-    assert many < 30 * few  # it was 100 times as long
+    assert many < 30 * few  # before the fix: 100 times as long
 
 
 @pytest.mark.parametrize("length", [40, 1_000, 5_000])
-def test_where_many_secrets_are_hidden_the_one_at_the_cut_does_not_move_to_the_front(
+def test_a_secret_at_the_cut_is_hidden_although_hiding_shortens_the_text(
     length: int,
 ) -> None:
     secret = "".join(chr(ord("a") + number * number % 26) for number in range(length))
     secrecy = Secrecy(secret)
-    for most in (100, 16_384):
-        for text in (secret * 500, f" {secret}" * 500, "x" * (most - 5) + secret * 500):
-            hidden = secrecy.hide_start(text, most)
-            assert len(hidden) <= most
+    for limit in (100, 16_384):
+        for text in (secret * 500, f" {secret}" * 500, "x" * (limit - 5) + secret * 500):
+            hidden = secrecy.hide_start(text, limit)
+            assert len(hidden) <= limit
             assert secret[:20] not in hidden

@@ -48,20 +48,20 @@ async def test_a_generated_secret_is_a_file_that_only_its_owner_may_read(folder:
     await secrets(folder).remove(reference, "billing")
 
 
-async def test_a_digest_is_the_same_in_each_process_and_another_in_each_folder(
+async def test_a_digest_is_the_same_in_each_process_and_different_in_each_folder(
     folder: Path, tmp_path: Path
 ) -> None:
-    one = await secrets(folder).store(SecretRef("db"), "s3cr3t-value", "billing")
-    again = await secrets(folder).find(SecretRef("db"), "billing")
-    assert again == one
+    first = await secrets(folder).store(SecretRef("db"), "s3cr3t-value", "billing")
+    second = await secrets(folder).find(SecretRef("db"), "billing")
+    assert second == first
     other_reference = await secrets(tmp_path / "other").store(
         SecretRef("db"), "s3cr3t-value", "billing"
     )
-    assert other_reference.digest != one.digest, (
-        "without the key nobody can try passwords against it"
+    assert other_reference.digest != first.digest, (
+        "without the key, no client can test guesses against it"
     )
     rotated = await secrets(folder).store(SecretRef("db"), "another-value", "billing")
-    assert rotated.digest != one.digest
+    assert rotated.digest != first.digest
 
 
 async def test_a_file_that_others_may_read_is_refused(folder: Path) -> None:
@@ -135,7 +135,7 @@ async def test_without_a_list_the_env_store_does_not_exist(
         "VAULT_TOKEN",
     ],
 )
-def test_variables_of_the_process_and_of_clouds_cannot_be_listed(
+def test_process_and_cloud_variables_cannot_be_listed(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"'billing/{name}' is refused"):
@@ -194,7 +194,7 @@ def test_a_short_value_is_replaced_without_a_copy(folder: Path) -> None:
 # --- namespaces
 
 
-async def test_a_namespace_reads_its_own_secrets_and_those_that_are_granted(folder: Path) -> None:
+async def test_a_namespace_reads_its_own_secrets_and_granted_ones(folder: Path) -> None:
     store = FileSecrets(folder)
     store.put(DB, "s3cr3t-value")
     foreign = SecretRef("db", namespace="billing")
@@ -219,7 +219,7 @@ async def test_not_even_the_system_reads_without_a_grant(folder: Path) -> None:
     assert await secrets(folder).find(SecretRef("db", namespace="billing"), "system") is None
 
 
-async def test_a_damaged_file_of_grants_grants_nothing(folder: Path) -> None:
+async def test_a_damaged_grants_file_grants_nothing(folder: Path) -> None:
     store = FileSecrets(folder)
     store.put(DB, "s3cr3t-value")
     store.grants.add(DB, "shop")
@@ -229,7 +229,7 @@ async def test_a_damaged_file_of_grants_grants_nothing(folder: Path) -> None:
     assert await secrets(folder).value(SecretRef("db"), "billing") == "s3cr3t-value"
 
 
-async def test_a_secret_that_is_created_again_is_not_granted(folder: Path) -> None:
+async def test_a_recreated_secret_is_not_granted(folder: Path) -> None:
     store = FileSecrets(folder)
     store.put(DB, "s3cr3t-value")
     store.grants.add(DB, "shop")
@@ -238,7 +238,7 @@ async def test_a_secret_that_is_created_again_is_not_granted(folder: Path) -> No
     assert await secrets(folder).find(SecretRef("db", namespace="billing"), "shop") is None
 
 
-async def test_no_namespace_writes_or_removes_a_secret_of_another(folder: Path) -> None:
+async def test_a_namespace_cannot_write_or_remove_another_namespaces_secret(folder: Path) -> None:
     store = FileSecrets(folder)
     store.put(DB, "s3cr3t-value")
     store.grants.add(DB, "shop")
@@ -250,7 +250,7 @@ async def test_no_namespace_writes_or_removes_a_secret_of_another(folder: Path) 
     assert await secrets(folder).value(foreign, "billing") == "s3cr3t-value"
 
 
-def test_grants_that_are_added_at_the_same_time_are_all_kept(folder: Path) -> None:
+def test_grants_added_concurrently_are_all_kept(folder: Path) -> None:
     FileSecrets(folder).put(DB, "s3cr3t-value")
     readers = [f"reader-{number}" for number in range(20)]
 
@@ -263,7 +263,7 @@ def test_grants_that_are_added_at_the_same_time_are_all_kept(folder: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "/etc/passwd", "x\0", ".grants.json", "x\n"])
-async def test_no_name_leaves_the_directory_of_its_namespace(folder: Path, name: str) -> None:
+async def test_a_name_cannot_leave_its_namespaces_directory(folder: Path, name: str) -> None:
     store = FileSecrets(folder)
     for key in (SecretKey("billing", name), SecretKey(name, "x")):
         with pytest.raises((ConfigurationError, InvalidNameError)):
@@ -299,7 +299,7 @@ def test_an_invalid_name_is_refused(name: str) -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
-async def test_an_error_never_repeats_the_content_of_a_file(folder: Path) -> None:
+async def test_an_error_never_contains_the_content_of_a_file(folder: Path) -> None:
     stores = secrets(folder)
     await stores.store(SecretRef("db"), "s3cr3t-value", "billing")
     assert stores.secrecy.hide("refused: s3cr3t-value") == "refused: ***"

@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from tests.security.encodings import encode_in_every_way, json_of_go
+from tests.security.encodings import encode_in_every_way, escape_like_go
 
 
 class CanaryApi:
     """Refuses the first write of each shape under each token.
 
-    Shapes of even numbers are refused permanently. A listing shows a foreign shape whose labels
+    Shapes with even numbers are refused permanently. A listing shows a foreign shape whose labels
     contain everything. ``secrets``: secrets that the API received or a test added.
     ``newest``: secrets that it repeats to `doctor`, a new process.
     """
@@ -61,7 +61,7 @@ class CanaryApi:
 
     async def _list(self, request: web.Request) -> web.Response:
         self._record_token(request)
-        if request.query.get("limit") == "1":  # as `doctor` asks
+        if request.query.get("limit") == "1":  # as `doctor` requests it
             encodings = [
                 encoded
                 for secret in self.newest
@@ -129,6 +129,6 @@ def _json(content: object) -> str:
         case list():
             return f"[{', '.join(map(_json, content))}]"  # pyright: ignore
         case str():
-            return f'"{json_of_go(content)}"'
+            return f'"{escape_like_go(content)}"'
         case _:
             return json.dumps(content)

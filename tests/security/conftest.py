@@ -13,7 +13,7 @@ from tests.security.guarded import PATIENCE_SECONDS, Guarded
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Run one for all tests, with the roles on their own event loop; tests use unique names."""
+    """Run one instance for all tests, roles on their own event loop; tests use unique names."""
     guarded = Guarded(tmp_path_factory.mktemp("guarded"))
     loop = asyncio.new_event_loop()
     asyncio.run(guarded.start())

@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus
 Encoding = Callable[[str], str]
 
 
-def json_of_go(text: str) -> str:
+def escape_like_go(text: str) -> str:
     """Escape a string as Go's encoding/json does."""
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     for each in "<>&\u2028\u2029":
@@ -22,12 +22,12 @@ def json_of_go(text: str) -> str:
     return escaped
 
 
-def json_of_python(text: str) -> str:
+def escape_like_python(text: str) -> str:
     """Escape a string as ``json.dumps`` does."""
     return json.dumps(text)[1:-1]
 
 
-def every_unit_escaped(text: str) -> str:
+def escape_every_unit(text: str) -> str:
     """Escape each UTF-16 code unit."""
     units = text.encode("utf-16-be").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
@@ -52,14 +52,14 @@ def _percent(content: bytes) -> str:
 
 ESCAPES: Final[Mapping[str, Encoding]] = {
     "as it is": str,
-    "Go's JSON": json_of_go,
-    "Python's JSON": json_of_python,
-    "JSON with a slash escaped": lambda text: json_of_python(text).replace("/", "\\/"),
-    "JSON with every unit escaped": every_unit_escaped,
+    "Go's JSON": escape_like_go,
+    "Python's JSON": escape_like_python,
+    "JSON with a slash escaped": lambda text: escape_like_python(text).replace("/", "\\/"),
+    "JSON with every unit escaped": escape_every_unit,
     "percent": lambda text: quote(text, safe=""),
-    "percent of a path": quote,
+    "percent in a path": quote,
     "percent in lower case": percent_lower,
-    "percent of every byte": lambda text: _percent(text.encode()),
+    "percent for every byte": lambda text: _percent(text.encode()),
     "a form": quote_plus,
     "HTML": html.escape,
     "HTML in decimal": lambda text: "".join(f"&#{ord(each)};" for each in text),
@@ -71,7 +71,7 @@ ESCAPES: Final[Mapping[str, Encoding]] = {
     "hexadecimal": lambda text: text.encode().hex(),
     "HEXADECIMAL": lambda text: text.encode().hex().upper(),
     "quoted-printable": lambda text: quopri.encodestring(text.encode()).decode(),
-    "percent of UTF-16": _percent_u,
+    "percent in UTF-16": _percent_u,
     "a hexadecimal dump": lambda text: text.encode().hex(" "),
     "hexadecimal with colons": lambda text: text.encode().hex(":").upper(),
     "hexadecimal in capitals with 0x": lambda text: ", ".join(
@@ -106,7 +106,7 @@ ENCODED_ONCE: Final = frozenset(
         "Python's list of bytes",
     }
 )
-"""Encodings that are found around a secret, but not around another encoding of it."""
+"""Encodings that are recognized for a secret, but not for another encoding of it."""
 
 
 def base64_between(before: bytes, after: bytes, *, url: bool = False) -> Encoding:
@@ -118,8 +118,8 @@ def base64_between(before: bytes, after: bytes, *, url: bool = False) -> Encodin
 BASE64: Final[Mapping[str, Encoding]] = {
     "Base64": base64_between(b"", b""),
     "Base64 of a login": base64_between(b"user:", b""),
-    "Base64 behind one byte": base64_between(b"u", b"s"),
-    "Base64 behind two bytes": base64_between(b"u:", b"ss"),
+    "Base64 after one byte": base64_between(b"u", b"s"),
+    "Base64 after two bytes": base64_between(b"u:", b"ss"),
     "Base64 in JSON": base64_between(b'{"sub": "', b'"}'),
     "Base64 for URLs": base64_between(b"user:", b" and more", url=True),
     "Base64 without padding": lambda text: base64_between(b"", b"x")(text).rstrip("="),
@@ -141,7 +141,7 @@ def _split_lines(content: bytes) -> list[tuple[int, bytes, str]]:
     ]
 
 
-def dump_of_go(content: bytes) -> str:
+def dump_like_go(content: bytes) -> str:
     """Dump bytes as Go's ``hex.Dump`` and ``hexdump -C`` do."""
     return "".join(
         f"{start:08x}  {line[:8].hex(' '):23}  {line[8:].hex(' '):23}  |{text}|\n"
@@ -149,7 +149,7 @@ def dump_of_go(content: bytes) -> str:
     )
 
 
-def dump_of_xxd(content: bytes, *, group: int = 2) -> str:
+def dump_like_xxd(content: bytes, *, group: int = 2) -> str:
     """Dump bytes as ``xxd`` does, with ``-g``."""
     width = 2 * _DUMP_BYTES + _DUMP_BYTES // group
     return "".join(
@@ -159,10 +159,10 @@ def dump_of_xxd(content: bytes, *, group: int = 2) -> str:
 
 
 DUMPS: Final[Mapping[str, Callable[[bytes], str]]] = {
-    "hex.Dump of Go": dump_of_go,
-    "xxd": dump_of_xxd,
-    "xxd of single bytes": lambda content: dump_of_xxd(content, group=1),
-    "xxd of words": lambda content: dump_of_xxd(content, group=4),
+    "Go's hex.Dump": dump_like_go,
+    "xxd": dump_like_xxd,
+    "xxd in bytes": lambda content: dump_like_xxd(content, group=1),
+    "xxd in words": lambda content: dump_like_xxd(content, group=4),
     "xxd -i": lambda content: "\n".join(
         "  " + ", ".join(f"0x{each:02x}" for each in content[start : start + 12]) + ","
         for start in range(0, len(content), 12)
@@ -180,7 +180,7 @@ DUMPS: Final[Mapping[str, Callable[[bytes], str]]] = {
     "od -An -t x1": lambda content: "".join(
         f" {line.hex(' ')}\n" for _, line, _ in _split_lines(content)
     ),
-    "hex.Dump in capitals": lambda content: dump_of_go(content).upper(),
+    "hex.Dump in capitals": lambda content: dump_like_go(content).upper(),
     "code points": lambda content: " ".join(f"U+{each:04X}" for each in content),
     "indented JSON": lambda content: json.dumps(list(content), indent=4),
     "HTML without semicolons": lambda content: "".join(f"&#{each}" for each in content),
@@ -196,11 +196,11 @@ def encode_in_every_way(secret: str) -> dict[str, str]:
     ways = {name: encode(secret) for name, encode in {**ESCAPES, **BASE64}.items()}
     request = f"Authorization: Bearer {secret}\r\nfee: be ef\r\n".encode()
     ways |= {f"a request in {name}": dump(request) for name, dump in DUMPS.items()}
-    ways["JSON in JSON"] = json_of_go(json_of_go(f'"{secret}"'))
-    ways["a URL in JSON"] = json_of_go(f"https://h/?key={quote(secret, safe='')}")
+    ways["JSON in JSON"] = escape_like_go(escape_like_go(f'"{secret}"'))
+    ways["a URL in JSON"] = escape_like_go(f"https://h/?key={quote(secret, safe='')}")
     ways["Base64 in a URL"] = quote(base64_between(b"user:", b"")(secret), safe="")
-    ways["HTML in JSON"] = json_of_go(html.escape(f"<b>{secret}</b>"))
-    ways["cut at its end"] = secret[: len(secret) * 3 // 4]
+    ways["HTML in JSON"] = escape_like_go(html.escape(f"<b>{secret}</b>"))
+    ways["cut off at the end"] = secret[: len(secret) * 3 // 4]
     ways["lower case"] = secret.lower()
     ways["upper case"] = secret.upper()
     ways["swapped case"] = secret.swapcase()

@@ -43,7 +43,7 @@ class Pair:
 
 
 def sign_jwt(issuer: Pair, subject: Pair, name: str, claims: dict[str, Any], *, seconds: int = 0):
-    """Sign a JWT, which is valid for ``seconds`` (0: without expiry)."""
+    """Sign a JWT, which is valid for ``seconds`` (0: no expiry)."""
     body: dict[str, Any] = {
         "iat": int(time.time()),
         "iss": issuer.public,

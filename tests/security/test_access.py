@@ -76,7 +76,7 @@ async def wait_until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
     jwt_bus: JwtBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All principals and a service use `.creds` files, and that of the worker expires."""
+    """All principals and a service use `.creds` files, and the worker's expires."""
     caplog.set_level(logging.WARNING)
     url = jwt_bus.bus.url
     async with AsyncExitStack() as stack:
@@ -96,8 +96,8 @@ async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
             await operator.declare(provider_config(jwt_bus.api.url))
         await wait_until(lambda: not connections["worker"].is_connected)
 
-        answer = await client.declare(shape("acme", "waiting"))
-        assert answer.accepted  # decided, although no worker may call the API
+        reply = await client.declare(shape("acme", "waiting"))
+        assert reply.accepted  # decided, although no worker is connected
         await wait_until(lambda: caplog.text.count("rejects user worker from") > 0)
         assert f"rejects user worker from {jwt_bus.folder / 'worker.creds'}" in caplog.text
         assert not connections["worker"].is_closed
@@ -143,7 +143,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
         await bus.stop()
 
 
-def test_the_jwt_of_every_principal_fits_into_a_protocol_line(tmp_path: Path) -> None:
+def test_every_principals_jwt_fits_in_a_protocol_line(tmp_path: Path) -> None:
     """`max_control_line` is 4,096 bytes by default, and the JWT is part of a line."""
     users = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     users.append(User("accounting", "service", namespace="accounting"))

@@ -1,4 +1,4 @@
-"""Backup and restore, each under a user that has only the required permissions."""
+"""Backup and restore, each as a user that has only the required permissions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def violations(server: EmbeddedServer) -> list[str]:
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
+def empty_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """Run a server without a log that accepts only these users."""
     users_with_keys: list[User] = []
     for user in USERS:
@@ -47,12 +47,12 @@ def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def run_as(empty: EmbeddedServer, tmp_path: Path) -> Run:
+def run_as(empty_server: EmbeddedServer, tmp_path: Path) -> Run:
     """Run a command on the empty server as one of its users."""
 
     def run(user: str, *arguments: str) -> CommandResult:
         key = str(tmp_path / f"{user}.nk")
-        return InProcessCli(tmp_path).run(*arguments, "--nkey", key, "--nats-url", empty.url)
+        return InProcessCli(tmp_path).run(*arguments, "--nkey", key, "--nats-url", empty_server.url)
 
     return run
 
@@ -79,7 +79,7 @@ async def _declare(guarded: Guarded, name: str) -> None:
 
 
 def test_a_backup_is_restored_to_an_empty_server_without_denials(
-    backup_file: str, run_as: Run, empty: EmbeddedServer, name: str
+    backup_file: str, run_as: Run, empty_server: EmbeddedServer, name: str
 ) -> None:
     result = run_as("restore", "restore", backup_file)
     assert result.status == 0, result
@@ -87,11 +87,11 @@ def test_a_backup_is_restored_to_an_empty_server_without_denials(
     history = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
     assert " is Converged" in history[-1]["what"]
     assert run_as("backup", "backup", f"{backup_file}.again").status == 0
-    assert violations(empty) == []
+    assert violations(empty_server) == []
 
 
 def test_a_restored_service_reads_its_outcomes_from_the_beginning(
-    backup_file: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path, name: str
+    backup_file: str, run_as: Run, empty_server: EmbeddedServer, tmp_path: Path, name: str
 ) -> None:
     """Its consumers were deleted with the log, and a service cannot create any."""
     assert run_as("restore", "restore", backup_file).status == 0
@@ -99,7 +99,7 @@ def test_a_restored_service_reads_its_outcomes_from_the_beginning(
     async def first_outcome() -> str:
         access = Access(nkey=tmp_path / "acme.nk")
         async with (
-            connect(empty.url, source="acme", access=access) as client,
+            connect(empty_server.url, source="acme", access=access) as client,
             client.outcomes("acme", durable="acme") as outcomes,
             asyncio.timeout(10),
         ):
@@ -109,12 +109,14 @@ def test_a_restored_service_reads_its_outcomes_from_the_beginning(
         raise AssertionError("no outcome")
 
     assert asyncio.run(first_outcome()) == "Converged"
-    # A service may not read the format of the log, which its client tries once.
-    assert [line for line in violations(empty) if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
+    # A service may not read the log's format, but its client tries to once.
+    assert [
+        line for line in violations(empty_server) if "$JS.API.STREAM.INFO.LOG_1" not in line
+    ] == []
 
 
 def test_the_restore_role_cannot_replace_a_log(
-    backup_file: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path
+    backup_file: str, run_as: Run, empty_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     assert run_as("installer", "init").status == 0
     result = run_as("restore", "restore", backup_file)
@@ -122,9 +124,9 @@ def test_the_restore_role_cannot_replace_a_log(
     bus, lines = result.err.splitlines()
     assert bus.startswith("bus: ")
     assert "permission denied: user" in lines
-    assert violations(empty) != []
+    assert violations(empty_server) != []
     assert run_as("operator", "get", "-A").err == "no resources\n"
-    assert run_as("installer", "init").status == 0  # nothing is half restored
+    assert run_as("installer", "init").status == 0  # nothing was partially restored
     assert not list(tmp_path.glob("*.partial"))
 
 

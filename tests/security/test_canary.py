@@ -1,6 +1,6 @@
 """An API repeats every secret before and after a rotation, and no secret leaks.
 
-Searched are the bus's files, the output of `up` and of all reading commands, and a backup.
+The search covers the bus's files, the output of `up` and of all commands that read, and a backup.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPE_COUNT = len(encode_in_every_way(TOKENS[0]))
 ROOT_MARKER = ".reconciler-root"
 
 
-async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: Cli) -> None:
+async def test_47_no_secret_is_written_anywhere(tmp_path: Path, cli: Cli) -> None:
     root, token = tmp_path / "files", tmp_path / "token"
     root.mkdir()
     (root / ROOT_MARKER).touch()
@@ -44,7 +44,7 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
         cli.write("story.yaml", _manifests(api.url, token, root, "Red"))
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
         await _wait_until(lambda: _read_password(root) == PASSWORDS[0])
-        api.secrets.append(PASSWORDS[0])  # `up` has read it, as if it had sent it to the API
+        api.secrets.append(PASSWORDS[0])  # as if `up`, which has read it, had sent it
         await _wait_until(lambda: _has_repeated_all(api, TOKENS[0]))
 
         await store.write(SecretKey("default", "password"), PASSWORDS[1])
@@ -61,10 +61,10 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
     outputs |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_DIRECTORY)}
     outputs |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
     leaks = [
-        f"{where}: {name} of {secret}"
+        f"{source}: {name} of {secret}"
         for secret in (*TOKENS, *PASSWORDS)
         for name, needle in _needles(secret).items()
-        for where, content in outputs.items()
+        for source, content in outputs.items()
         if needle in content
     ]
     assert leaks == []
@@ -83,7 +83,7 @@ def _read_password(root: Path) -> str:
 
 
 def _has_repeated_all(api: CanaryApi, token: str) -> bool:
-    """Whether the API has repeated all secrets, after each shape was written under a token."""
+    """Return whether the API has repeated all secrets after writing each shape under a token."""
     writes = [api.refused[token, f"s{number}"] for number in range(SHAPE_COUNT)]
     is_written = all(count > number % 2 for number, count in enumerate(writes))
     return is_written and api.listings[len(api.secrets)] > 2
@@ -120,7 +120,7 @@ async def _up(cli: Cli) -> AsyncGenerator[None]:
     """Run all roles, and write their output to files."""
     command = [*COMMAND, "up", "--port", "0", "--no-api", "--log-level", "debug"]
     with (cli.folder / "up.out").open("wb") as out, (cli.folder / "up.err").open("wb") as err:
-        process = subprocess.Popen(  # noqa: ASYNC220 - it only starts
+        process = subprocess.Popen(  # noqa: ASYNC220 - only starts the process
             command, cwd=cli.folder, stdout=out, stderr=err, env=cli.environment()
         )
     try:

@@ -1,4 +1,4 @@
-"""The page about security agrees with the code."""
+"""The security page agrees with the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _row(principal: Principal) -> list[str]:
 
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
-def test_the_table_names_every_subject_that_a_role_may_write(principal: Principal) -> None:
+def test_the_table_names_every_subject_that_a_role_may_publish_to(principal: Principal) -> None:
     if principal == "service":
         published = service_permissions("namespace", ["user"]).publish
     else:
@@ -44,7 +44,7 @@ def test_every_option_and_variable_is_documented() -> None:
     assert len(Tls.__struct_fields__) == 3
 
 
-def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None:
+def test_the_commands_on_the_page_print_the_output_shown(tmp_path: Path) -> None:
     cli: Cli = InProcessCli(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if "reconciler" in line]
@@ -74,7 +74,7 @@ def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None
         ),
     ],
 )
-def test_impossible_options_are_refused_in_one_line(
+def test_invalid_options_are_refused_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     result = InProcessCli(tmp_path).run("permissions", *arguments)

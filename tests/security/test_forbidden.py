@@ -212,7 +212,7 @@ def _never(_message: object) -> None:
 
 @pytest.mark.parametrize("consumer", ["acme", "=acme=0"])
 @pytest.mark.parametrize("target", TARGETS)
-async def test_a_consumer_of_a_service_cannot_deliver_to_another_subject(
+async def test_a_services_consumer_cannot_deliver_to_another_subject(
     guarded: Guarded, consumer: str, target: str
 ) -> None:
     """A pull request that the server itself publishes would take another user's actions."""
@@ -286,7 +286,7 @@ async def test_the_servers_response_cannot_be_sent_to_another_client(
     assert (await stream_state(admin, INTAKE)).first_seq == first
 
 
-async def test_only_the_denied_messages_of_a_batch_fail(guarded: Guarded, name: str) -> None:
+async def test_only_the_denied_messages_in_a_batch_fail(guarded: Guarded, name: str) -> None:
     own_message = OutgoingMessage(f"rec.desired=acme.acme.Shape.{name}", b"{}")
     foreign_message = OutgoingMessage(f"rec.desired.other.Shape.{name}", b"{}")
     async with guarded.bus_as("acme") as nc:
@@ -297,7 +297,7 @@ async def test_only_the_denied_messages_of_a_batch_fail(guarded: Guarded, name: 
             assert not isinstance(last, Exception)
 
 
-async def test_without_its_own_inbox_a_user_gets_a_clear_error(guarded: Guarded) -> None:
+async def test_a_user_without_its_own_inbox_gets_a_clear_error(guarded: Guarded) -> None:
 
     access = Access(nkey=guarded.key("acme"), inbox_prefix="_INBOX.mistaken")
     nc = await connect(guarded.bus.url, name="mistaken", access=access)
@@ -335,7 +335,7 @@ async def test_a_service_cannot_declare_a_composed_kind(
             await publish(nc, f"rec.desired=acme.acme.{kind}.Deployment-{name}", b"{}")
 
 
-async def test_forged_results_of_an_admitted_worker_name_no_action(
+async def test_forged_results_from_an_admitted_worker_are_ignored(
     guarded: Guarded, admin: Client, name: str
 ) -> None:
     """Defense in depth: the aggregate also checks the messages that the server accepts."""
@@ -355,7 +355,7 @@ async def test_forged_results_of_an_admitted_worker_name_no_action(
     assert newest_after == newest_before
 
 
-async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
+async def test_a_cloudevent_about_another_resource_becomes_a_dead_letter(
     guarded: Guarded, admin: Client, name: str
 ) -> None:
     manifest = {

@@ -72,7 +72,11 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     (CONTAINER, container(user="0"), "spec.user: users 0"),
     (CONTAINER, container(user="00"), "spec.user: users 00"),
     (CONTAINER, container(user="root"), "spec.user: users root"),
-    (CONTAINER, container(user="app"), "spec.user: users app"),  # the image may give it any number
+    (
+        CONTAINER,
+        container(user="app"),
+        "spec.user: users app",
+    ),  # the image may map it to any number
     (CONTAINER, container(user="1000:0"), "spec.user: users 1000:0"),
     # The Engine reads these from the image's /etc/passwd and passes on 32 bits of them: 0.
     (CONTAINER, container(user="4294967296"), "spec.user: users 4294967296"),
@@ -336,7 +340,7 @@ def test_a_bind_must_not_contain_parent_directories(source: str):
         ("/srv/da", "/srv/data", False),
     ],
 )
-def test_patterns_match_a_value_as_a_whole(pattern: str, path: str, allowed: bool):
+def test_patterns_match_whole_values(pattern: str, path: str, allowed: bool):
     assert Allow(binds=(pattern,)).permits("binds", path) is allowed
 
 

@@ -40,10 +40,10 @@ async def test_46_services_may_use_the_same_id(guarded: Guarded, name: str) -> N
             assert outcome.outcome == "Converged"
 
 
-async def test_46_a_service_cannot_suppress_a_result_of_another_service(
+async def test_46_a_service_cannot_suppress_another_services_result(
     guarded: Guarded, name: str
 ) -> None:
-    """Ids of results are predictable: they consist of the action, the attempt and the worker."""
+    """Result ids are predictable: they consist of the action, the attempt and the worker."""
     victim = f"other/Shape/{name}"
     async with guarded.sdk_as("other") as service, guarded.sdk_as("operator") as operator:
         await service.declare(shape("other", name))

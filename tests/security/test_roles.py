@@ -1,4 +1,4 @@
-"""The main workflow, with each role under a user that has only the required permissions."""
+"""The main workflow, with each role run as a user that has only the required permissions."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ async def test_a_service_declares_and_withdraws_without_denials(
     violations_before = guarded.violations()
     key = f"acme/Shape/{name}"
     async with guarded.sdk_as("acme") as client, httpx.AsyncClient(base_url=guarded.api.url) as api:
-        answer = await client.declare(shape("acme", name))
-        assert (answer.reason, answer.generation) == ("Accepted", 1)
+        reply = await client.declare(shape("acme", name))
+        assert (reply.reason, reply.generation) == ("Accepted", 1)
         outcome = await client.wait_for(key, generation=1)
         assert outcome.outcome == "Converged"
 
         (await api.delete(f"/shapes/{name}")).raise_for_status()
         await _wait_until_exists(api, name)
 
-        answer = await client.withdraw(key)
-        deleted_outcome = await client.wait_for(key, generation=answer.generation)
+        reply = await client.withdraw(key)
+        deleted_outcome = await client.wait_for(key, generation=reply.generation)
         assert deleted_outcome.outcome == "Deleted"
         assert (await api.get(f"/shapes/{name}")).status_code == 404
-    # The client tries once to read the format of the log, and once to follow it freely.
+    # The client requests the log's stream information twice: for its format, and to follow it.
     requests = [line for line in guarded.violations() if line not in violations_before]
     assert [line for line in requests if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
     assert len(requests) == 2
@@ -92,16 +92,16 @@ async def _wait_until_converged(outcomes: OutcomeStream, key: str) -> None:
 
 
 async def test_the_examples_run_as_a_service(guarded: Guarded, name: str) -> None:
-    assert await _example(guarded, "declare_and_wait.py", name) == [
+    assert await _run_example(guarded, "declare_and_wait.py", name) == [
         f"default/Shape/{name} Red: Converged, generation 1",
         f"default/Shape/{name} Purple: Converged, generation 2",
         f"default/Shape/{name} withdrawn: Deleted, generation 3",
     ]
-    output_lines = await _example(guarded, "plain_service.py", f"{name}-plain")
+    output_lines = await _run_example(guarded, "plain_service.py", f"{name}-plain")
     assert output_lines[-1] == f"default/Shape/{name}-plain: Converged, generation 1"
 
 
-async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]:
+async def _run_example(guarded: Guarded, program: str, *arguments: str) -> list[str]:
     """Run a program as a user does, with only a key in its environment."""
     key_variables = {
         "RECONCILER_NATS_URL": guarded.bus.url,
@@ -180,8 +180,8 @@ async def test_services_do_not_receive_the_outcomes_of_other_services(
 
 
 async def _declare_and_wait(client: Client, namespace: str, name: str) -> None:
-    answer = await client.declare(shape(namespace, name))
-    await client.wait_for(f"{namespace}/Shape/{name}", generation=answer.generation)
+    reply = await client.declare(shape(namespace, name))
+    await client.wait_for(f"{namespace}/Shape/{name}", generation=reply.generation)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
     commands("operator", "delete", "Shape", name, "--wait")
 
 
-def test_an_operator_decides_about_held_resources(commands: Run, name: str) -> None:
+def test_an_operator_approves_and_releases_held_resources(commands: Run, name: str) -> None:
     commands("operator", "apply", "-f", "-", "--wait", text=circle(name))
     commands("operator", "finalizer", "add", "Shape", name, "billing/last-invoice")
     commands("operator", "delete", "Shape", name, "--wait", status=1)
@@ -373,7 +373,7 @@ def test_checks_that_an_auditor_may_not_read_are_skipped_by_doctor(
     assert all("may not" in check["details"] for check in skipped)
     assert "log" in {check["check"] for check in checks if check["status"] == "ok"}
     unreadable = {"streams", "replicas", "stream limits", "stages", "dead letters", "discarded"}
-    assert {check["check"] for check in skipped} == unreadable, "as docs/how-to/operate.md says"
+    assert {check["check"] for check in skipped} == unreadable, "as docs/how-to/operate.md states"
 
 
 def test_a_service_that_applies_a_set_learns_which_role_it_needs(

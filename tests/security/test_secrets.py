@@ -34,10 +34,10 @@ from tests.security.echo_api import EchoApi
 from tests.security.guarded import PATIENCE_SECONDS, Guarded
 from tests.security.keys import Pair
 
-FROM_VARIABLE = "planted-in/a+variable=7f3a"
-FROM_FILE = "planted-in-a-file-91c2"
+VARIABLE_SECRET = "planted-in/a+variable=7f3a"
+FILE_SECRET = "planted-in-a-file-91c2"
 PASSWORD = "planted-in-the-url-55d0"
-SECRETS = (FROM_VARIABLE, FROM_FILE, PASSWORD)
+SECRETS = (VARIABLE_SECRET, FILE_SECRET, PASSWORD)
 
 
 def _config(name: str, endpoint: str, reference: dict[str, str]) -> Manifest:
@@ -69,8 +69,8 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 async def test_a_secret_that_an_api_repeats_appears_nowhere(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PLANTED_TOKEN", FROM_VARIABLE)
-    (tmp_path / "token").write_text(f"{FROM_FILE}\n")
+    monkeypatch.setenv("PLANTED_TOKEN", VARIABLE_SECRET)
+    (tmp_path / "token").write_text(f"{FILE_SECRET}\n")
     references = {400: {"env": "PLANTED_TOKEN"}, 409: {"env": "PLANTED_TOKEN"}}
     references[500] = {"file": str(tmp_path / "token")}
     logged = _log_everything()
@@ -87,16 +87,16 @@ async def test_a_secret_that_an_api_repeats_appears_nowhere(
                 await _wait_for_failure(client, f"default/Shape/s{status}")
             await _wait_for_listing(client)
         received_headers = {header for api in apis.values() for header in api.received}
-        assert received_headers == {f"Bearer {FROM_VARIABLE}", f"Bearer {FROM_FILE}"}
+        assert received_headers == {f"Bearer {VARIABLE_SECRET}", f"Bearer {FILE_SECRET}"}
         stored = await _read_all_streams(nc)
         output_lines = await asyncio.to_thread(_run_commands, tmp_path, url)
     assert b"you sent Bearer ***" in stored  # the API's message is stored without the secret
     logs = "\n".join(logged) + "".join(capfd.readouterr())
     for secret in SECRETS:
-        for form in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
-            assert form.encode() not in stored
-            assert form not in logs
-            assert form not in output_lines
+        for encoded in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
+            assert encoded.encode() not in stored
+            assert encoded not in logs
+            assert encoded not in output_lines
 
 
 def _log_everything() -> list[str]:
@@ -147,7 +147,7 @@ def _run_commands(folder: Path, url: str) -> str:
     outputs: list[str] = []
     for arguments in (("describe", "Shape/s400"), ("history", "Shape/s500"), ("doctor",)):
         result = cli.run(
-            *arguments, "--nats-url", url, "--log-level", "debug", PLANTED_TOKEN=FROM_VARIABLE
+            *arguments, "--nats-url", url, "--log-level", "debug", PLANTED_TOKEN=VARIABLE_SECRET
         )
         outputs += [result.out, result.err]
     failed = cli.run("get", "--nats-url", url.replace(PASSWORD, f"{PASSWORD}x"), "--debug")
@@ -178,7 +178,7 @@ async def test_no_error_and_no_log_line_shows_a_seed(
     stranger = Pair.of_user()
     key = stranger.write(tmp_path / "stranger.nk")
     outputs: list[str] = []
-    for path in (key, _write_damaged(tmp_path, stranger), _write_half(tmp_path, stranger)):
+    for path in (key, _write_damaged(tmp_path, stranger), _write_truncated(tmp_path, stranger)):
         with pytest.raises(BusAccessError) as refused:
             await connect(guarded.bus.url, name="stranger", access=Access(nkey=path))
         outputs += traceback.format_exception(refused.value)
@@ -191,7 +191,7 @@ def _write_damaged(folder: Path, pair: Pair) -> Path:
     return path
 
 
-def _write_half(folder: Path, pair: Pair) -> Path:
+def _write_truncated(folder: Path, pair: Pair) -> Path:
     path = folder / "halved.nk"
     path.write_text(pair.seed[:30])
     return path
@@ -215,60 +215,62 @@ async def test_an_unreachable_server_is_named_without_the_password() -> None:
 
 
 def test_an_unexpected_error_is_reported_without_the_secret() -> None:
-    secrecy = Secrecy(FROM_FILE)
+    secrecy = Secrecy(FILE_SECRET)
     with pytest.raises(ProviderError) as raised, mask_secrets(secrecy):
-        _fail_with(FROM_FILE)
+        _raise_key_error(FILE_SECRET)
     assert "***" in str(raised.value)
     chain: BaseException | None = raised.value
     while chain is not None and not (
         chain is not raised.value and raised.value.__suppress_context__
     ):
-        assert FROM_FILE not in repr(chain)
+        assert FILE_SECRET not in repr(chain)
         chain = chain.__cause__
     assert raised.value.__suppress_context__
 
 
-def test_a_long_error_is_cut_before_it_is_searched() -> None:
+def test_a_long_error_is_truncated_before_it_is_searched() -> None:
     """An API may repeat megabytes in its response; searching them would block the event loop."""
-    secrecy = Secrecy(FROM_VARIABLE)
+    secrecy = Secrecy(VARIABLE_SECRET)
     long = "\\u1234" * 500_000
     began = time.process_time()
     assert not secrecy.is_in(long[:MAX_ERROR_CHARACTERS])
     search_seconds, began = time.process_time() - began, time.process_time()
     for error in (ProviderError(long), ConfigurationError(long), ValueError(long)):
         with pytest.raises(Exception, match="u1234") as caught, mask_secrets(secrecy):
-            raise error from ProviderError(f"{long} {FROM_VARIABLE}")
+            raise error from ProviderError(f"{long} {VARIABLE_SECRET}")
         assert len(str(caught.value)) <= MAX_ERROR_CHARACTERS + len("ValueError: ")
         assert caught.value.__cause__ is None
-    assert time.process_time() - began < 100 * search_seconds  # without the cut 180 times
+    assert time.process_time() - began < 100 * search_seconds  # 180 times without truncation
 
 
-def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
-    secrecy = Secrecy(FROM_VARIABLE)
-    prefix = "." * (MAX_ERROR_CHARACTERS - len(FROM_VARIABLE) // 3)
+def test_a_secret_at_the_end_of_a_truncated_error_is_hidden() -> None:
+    secrecy = Secrecy(VARIABLE_SECRET)
+    prefix = "." * (MAX_ERROR_CHARACTERS - len(VARIABLE_SECRET) // 3)
     with pytest.raises(ProviderError) as caught, mask_secrets(secrecy):
-        raise ProviderError(f"{prefix}{FROM_VARIABLE}{prefix}")
+        raise ProviderError(f"{prefix}{VARIABLE_SECRET}{prefix}")
     assert caught.value.message.startswith(prefix)
     assert caught.value.message.strip(".*") == ""
 
 
 def test_an_error_that_is_its_own_cause_is_reported_like_any_other() -> None:
-    error = ProviderError(FROM_FILE)
-    with pytest.raises(ProviderError) as raised, mask_secrets(Secrecy(FROM_FILE)):
+    error = ProviderError(FILE_SECRET)
+    with pytest.raises(ProviderError) as raised, mask_secrets(Secrecy(FILE_SECRET)):
         raise error from error
     assert str(raised.value) == "***"
 
 
-def _fail_with(text: str) -> None:
+def _raise_key_error(text: str) -> None:
     raise KeyError(f"header {text}")
 
 
 def test_a_secret_is_hidden_in_every_encoding() -> None:
-    secrecy = Secrecy(FROM_VARIABLE)
-    text = f"{FROM_VARIABLE} {json.dumps({'a': FROM_VARIABLE})} planted-in%2Fa%2Bvariable%3D7f3a"
+    secrecy = Secrecy(VARIABLE_SECRET)
+    text = (
+        f"{VARIABLE_SECRET} {json.dumps({'a': VARIABLE_SECRET})} planted-in%2Fa%2Bvariable%3D7f3a"
+    )
     hidden = secrecy.hide(f"{text} cGxhbnRlZC1pbi9hK3ZhcmlhYmxlPTdmM2E=")
     assert "planted" not in hidden
     assert "cGxhbnRlZC" not in hidden
     assert Secrecy(None).hide("nothing") == "nothing"
     assert Secrecy("ab").hide("abc") == "abc"
-    assert FROM_VARIABLE not in repr(secrecy)
+    assert VARIABLE_SECRET not in repr(secrecy)

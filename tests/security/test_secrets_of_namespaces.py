@@ -74,7 +74,7 @@ def key_of(manifest: Manifest) -> ResourceKey:
     return ResourceKey(manifest.metadata.namespace, manifest.kind, manifest.metadata.name)
 
 
-async def test_no_declaration_reads_the_environment_of_the_roles(world: World, root: Path) -> None:
+async def test_no_declaration_can_read_the_roles_environment(world: World, root: Path) -> None:
     hostile = [
         file("shop", "url", secret="RECONCILER_PLANTED_URL", store="env"),
         file("shop", "cloud", secret="AWS_SECRET_ACCESS_KEY", store="env"),

@@ -178,7 +178,7 @@ async def test_a_server_that_requires_a_certificate_refuses_clients_without_one(
 async def test_a_failing_connection_ends_after_its_timeout(
     certificates: Certificates, bus: str
 ) -> None:
-    """At any step of nats-py at the timeout, although it may swallow the cancellation."""
+    """Whichever step nats-py has reached, although it may swallow the cancellation."""
 
     async def fail_to_connect(seconds: float) -> None:
         with pytest.raises((BusUnavailableError, BusAccessError)):
@@ -190,10 +190,10 @@ async def test_a_failing_connection_ends_after_its_timeout(
 
 
 @pytest.mark.parametrize("required_by", ["url", "ca"])
-async def test_no_password_goes_to_a_server_without_tls(
+async def test_no_password_is_sent_to_a_server_without_tls(
     certificates: Certificates, tmp_path: Path, required_by: str
 ) -> None:
-    """An attacker in between who hides the server's TLS does not receive the password."""
+    """A man in the middle who hides the server's TLS does not receive the password."""
     server = EmbeddedServer()
     url = await server.start(tmp_path / "plain")
     with_password = url.replace("//", "//u:secret@")
@@ -257,7 +257,7 @@ def _build_provider(endpoint: str, tls: Tls | None) -> ShapesProvider:
     return ShapesProvider(config, Secrets("a-token-for-nobody"), CallPermit())
 
 
-async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
+async def test_an_api_with_an_untrusted_certificate_is_not_called(
     certificates: Certificates, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

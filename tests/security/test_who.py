@@ -38,7 +38,7 @@ async def test_a_user_finds_its_name_with_its_own_permissions(guarded: Guarded) 
         assert await user_of_connection(nc) == ""
 
 
-async def test_without_authentication_no_name_is_accepted(tmp_path: Path) -> None:
+async def test_no_name_is_accepted_without_authentication(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
     nc: Client = await connect(server.url, name="test")

@@ -407,7 +407,7 @@ def _every_observation_is_reported(patch: Patch) -> None:
     """An observer does not compare objects with the log."""
 
     def find_affected(
-        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, _guard: Any, **_: Any
+        _listing: Any, _recorded: Any, *, rows: Sequence[StatusRow], **_: Any
     ) -> list[tuple[StatusRow, str]]:
         return [(row, "") for row in rows]
 

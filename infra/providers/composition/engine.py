@@ -7,6 +7,7 @@ contains the result, so neither a replay nor a withdrawal evaluates an expressio
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,9 @@ PROBLEM: Final = "problem"
 _INPUTS: Final = "given"
 _CHILDREN: Final = "children"
 _MAX_SET_NAME: Final = 63
-_MAX_EVALUATED: Final = 10_000
+_MAX_OUTPUT_BYTES: Final = 16 * 1024
+_MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
+_ENTRY_BYTES: Final = 256  # of memory, in addition to the values
 _LOCATION: Final = "spec.composition"
 _encoder = msgspec.json.Encoder()
 
@@ -160,6 +163,33 @@ class _Composer:
         return content
 
 
+class _KeptValues:
+    """Encoded values by the digest of their inputs, up to a total size.
+
+    A random entry gives way to a new one. Listings read all objects in turn, so if the oldest gave
+    way, none would be found again once there are too many.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._digests: list[bytes] = []
+        self._bytes = 0
+
+    def get(self, digest: bytes) -> Fields | None:
+        encoded = self._values.get(digest)
+        return None if encoded is None else msgspec.json.decode(encoded, type=Fields)
+
+    def add(self, digest: bytes, values: Fields) -> None:
+        encoded = _encoder.encode(values)
+        self._values[digest] = encoded
+        self._digests.append(digest)
+        self._bytes += len(encoded) + _ENTRY_BYTES
+        while self._bytes > _MAX_KEPT_BYTES:
+            at = random.randrange(len(self._digests))  # noqa: S311 - a guess gains nothing
+            self._digests[at], self._digests[-1] = self._digests[-1], self._digests[at]
+            self._bytes -= len(self._values.pop(self._digests.pop())) + _ENTRY_BYTES
+
+
 class _DefinedOutputs:
     """The outputs in a definition, computed by the provider and recorded with the object.
 
@@ -188,7 +218,7 @@ class _DefinedOutputs:
         used_variables += [] if self._ready is None else [self._ready.variables]
         self.input_names = frozenset(RESOURCE_VARIABLES) & frozenset[str]().union(*used_variables)
         self.outputs = _struct(name, spec.outputs)
-        self._evaluated: dict[bytes, Fields] = {}  # by digest of the inputs, oldest first
+        self._evaluated = _KeptValues()
 
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
         """Return the status of the components, and the values of the definition's expressions."""
@@ -200,9 +230,7 @@ class _DefinedOutputs:
         values = self._evaluated.get(digest)
         if values is None:
             values = self._evaluate(variables)
-            if len(self._evaluated) >= _MAX_EVALUATED:
-                del self._evaluated[next(iter(self._evaluated))]
-            self._evaluated[digest] = values
+            self._evaluated.add(digest, values)
         return {**components.summary(fields, children), **values}
 
     def _evaluate(self, variables: Fields) -> Fields:
@@ -215,6 +243,13 @@ class _DefinedOutputs:
                 result[name] = msgspec.convert(value, OUTPUT_TYPES[output.type])
             except (ExpressionError, msgspec.ValidationError) as error:
                 problems.append(f"{_LOCATION}.outputs.{name}: {error}")
+        size = len(_encoder.encode(result))
+        if size > _MAX_OUTPUT_BYTES:
+            result = {}
+            problems = [
+                f"{_LOCATION}.outputs: their values take up {size} bytes, more than the limit of "
+                f"{_MAX_OUTPUT_BYTES}; shorten them"
+            ]
         if self._ready is not None:
             result[READY] = False
             try:

@@ -70,12 +70,12 @@ def check_storage(account: dict[str, Any]) -> Finding:
     text = f"{int(account.get('storage', 0)) / 1e6:.1f} MB stored"
     limited = [
         (int(each.get("storage", 0)), limit)
-        for each in (account, *tiers.values())
-        if (limit := int(each.get("limits", {}).get("max_storage", -1))) > 0
+        for each in tiers.values() or (account,)  # with tiers, the account itself has no limits
+        if (limit := int(each.get("limits", {}).get("max_storage", -1))) >= 0
     ]
     if not limited:
         return Finding("storage", "ok", f"{text}, no limit for this account")
-    percent = max(100 * used // limit for used, limit in limited)
+    percent = max(100 * used // limit if limit else 100 for used, limit in limited)
     verdict: Verdict = "ok"
     if percent >= _FULL_PERCENT:
         is_full = any(limit - used < LONG_MESSAGE_BYTES for used, limit in limited)

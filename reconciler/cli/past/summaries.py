@@ -447,7 +447,7 @@ def _describe_success(data: ActionSucceeded) -> str:
         evidence = _EVIDENCE[data.found_by]
         text = f"The worker found {target} already {past_tense}, as shown by {evidence}"
     elif data.replayed:
-        text = f"An earlier call {past_tense} {target}: the API returned its stored response"
+        text = f"An earlier call {past_tense} {target}"
     else:
         text = f"The worker {past_tense} {target}"
     if data.attempt > 1:

@@ -173,7 +173,7 @@ class _Decision:
     @property
     def commit(self) -> Commit:
         """The turn in the format that the repository stores."""
-        return Commit(self.key, self.base, self.turn.state, self.turn.events)
+        return Commit(self.key, self.base, self.turn.state, self.turn.events, self.work.size)
 
 
 class Decider:

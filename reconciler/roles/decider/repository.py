@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import structlog
 
+from events.envelope import MAX_MESSAGE_BYTES
 from events.integrity import LogDamage, LogDamagedError
 from events.log import LogEvent
 from events.names import ResourceKey
@@ -29,14 +30,17 @@ _FEW_RESOURCES = 4
 """Up to this number, resources are appended concurrently. Above it, one batch is faster."""
 
 _CACHED_RESOURCES = 50_000
+_CACHED_BYTES = 256 * 1024 * 1024
+"""Maximum encoded size of the cached states, which take up about four times as much memory."""
 
 
 class FoldedResource(msgspec.Struct, frozen=True, gc=False):
-    """A resource's state, and its last position in the log."""
+    """A resource's state, and its last position in the log. ``size``: about its encoded bytes."""
 
     state: ResourceState
     position: int
     cached_version: int = 0
+    size: int = 0
 
 
 class _CachedState(msgspec.Struct, frozen=True, gc=False):
@@ -45,12 +49,16 @@ class _CachedState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """A turn to store: the resource before it, the state after it, and its events."""
+    """A turn to store: the resource before it, the state after it, and its events.
+
+    ``size``: bytes of the messages that the turn processed.
+    """
 
     key: ResourceKey
     base: FoldedResource
     after: ResourceState
     events: Sequence[LogEvent]
+    size: int = 0
 
 
 _logger = structlog.get_logger(__name__)
@@ -66,10 +74,18 @@ class ResourceRepository:
     a stale state may lead to a decision, but never to a write.
     """
 
-    def __init__(self, log: EventLog, *, cached_resources: int = _CACHED_RESOURCES) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        cached_resources: int = _CACHED_RESOURCES,
+        cached_bytes: int = _CACHED_BYTES,
+    ) -> None:
         self._log = log
         self._resources: OrderedDict[ResourceKey, FoldedResource] = OrderedDict()
+        self._size = 0
         self._max_cached = cached_resources
+        self._max_size = cached_bytes
         self.errors: dict[ResourceKey, ValueError] = {}
         self._held_keys: set[ResourceKey] = set()
 
@@ -81,7 +97,9 @@ class ResourceRepository:
         missing = [key for key in keys if key not in self._resources and key not in self._held_keys]
         if missing:
             await self._load(missing)
-        return {key: self._resources[key] for key in keys if key in self._resources}
+        resources = {key: self._resources[key] for key in keys if key in self._resources}
+        self._trim()
+        return resources
 
     async def get_newest(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, FoldedResource]:
         """Return the current states, even if another decider has written since they were cached."""
@@ -99,13 +117,14 @@ class ResourceRepository:
         """Exclude a resource permanently, because its newest events are lost."""
         key = ResourceKey.parse(damage.resource)
         self._held_keys.add(key)
-        self._resources.pop(key, None)
+        self.evict([key])
         self.errors[key] = LogDamagedError(damage)
 
     def evict(self, keys: Sequence[ResourceKey]) -> None:
         """Drop cached states that may differ from the log."""
         for key in keys:
-            self._resources.pop(key, None)
+            if (resource := self._resources.pop(key, None)) is not None:
+                self._size -= resource.size
 
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
         """Append turns together. Return those that conflict with another writer.
@@ -161,8 +180,8 @@ class ResourceRepository:
                 version = each.after.version
                 if (cached := _try_to_encode(each.after)) is not None:
                     states[each.key] = (position, cached)
-            self._resources[each.key] = FoldedResource(each.after, position, version)
-            self._resources.move_to_end(each.key)
+            size = max(each.base.size, each.size)
+            self._put(each.key, FoldedResource(each.after, position, version, size))
         if states:
             await self._log.save_states(states)
 
@@ -209,12 +228,19 @@ class ResourceRepository:
                 self.errors[key] = gap
                 continue
             self.errors.pop(key, None)
-            self._resources[key] = FoldedResource(folded, resource.last_position, state.version)
+            size = _estimate_size(folded)
+            self._put(key, FoldedResource(folded, resource.last_position, state.version, size))
         return stale
 
+    def _put(self, key: ResourceKey, resource: FoldedResource) -> None:
+        """Cache a resource as the newest one."""
+        self.evict([key])
+        self._resources[key] = resource
+        self._size += resource.size
+
     def _trim(self) -> None:
-        while len(self._resources) > self._max_cached:
-            self._resources.popitem(last=False)
+        while len(self._resources) > self._max_cached or self._size > self._max_size:
+            self._size -= self._resources.popitem(last=False)[1].size
 
 
 def _try_to_encode(state: ResourceState) -> bytes | None:
@@ -227,6 +253,13 @@ def _try_to_encode(state: ResourceState) -> bytes | None:
     except (OverflowError, RecursionError) as error:
         _logger.warning("failed to cache a state", error=str(error))
         return None
+
+
+def _estimate_size(state: ResourceState) -> int:
+    try:
+        return len(_encoder.encode(state))
+    except (OverflowError, RecursionError):
+        return MAX_MESSAGE_BYTES
 
 
 def encode_state(state: ResourceState) -> bytes:

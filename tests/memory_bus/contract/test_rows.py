@@ -10,7 +10,7 @@ from tests.memory_bus.contract.buses import Bus
 MANY = 900
 
 
-async def test_rows_come_back_as_they_were_written(bus: Bus) -> None:
+async def test_rows_are_read_as_they_were_written(bus: Bus) -> None:
     store = bus.rows()
     rows: dict[str, bytes | None] = {
         f"status.a.b.s{number}": b"%d" % number for number in range(2 * MANY)

@@ -49,7 +49,7 @@ def test_the_next_read_is_recorded_even_if_nothing_has_changed():
     assert story.observe(story.existing) == [], "only one read was requested"
 
 
-def test_a_read_from_before_the_request_does_not_fulfill_it():
+def test_a_read_that_began_before_the_request_does_not_fulfill_it():
     story = converged_story()
     position_before = story.state.observed.position
     request_reconciliation(story)

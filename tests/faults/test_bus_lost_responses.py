@@ -34,7 +34,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 async def test_fault_6_an_append_whose_response_is_lost_is_found_and_not_repeated(
     bus: EmbeddedServer, count: int
 ) -> None:
-    """The decider appends again, gets a conflict, and finds that the winner was itself."""
+    """The decider appends again, gets a conflict, and detects that its own append won."""
     async with (
         proxied(bus.port, by_frames=True) as proxy,
         open_connection(proxy.url) as proxied_nc,
@@ -43,15 +43,15 @@ async def test_fault_6_an_append_whose_response_is_lost_is_found_and_not_repeate
     ):
         _swallow_an_acknowledgement(proxy)
         manifests = [manifest(f"s{number}") for number in range(count)]
-        answers = await client.declare_many(manifests, timeout_seconds=TIMEOUT_SECONDS)
+        replies = await client.declare_many(manifests, timeout_seconds=TIMEOUT_SECONDS)
         assert len(proxy.swallowed) == 1
-        assert [getattr(answer, "generation", answer) for answer in answers] == [1] * count
+        assert [getattr(reply, "generation", reply) for reply in replies] == [1] * count
         for number in range(count):
             await _assert_declared_once(client, f"default/Shape/s{number}")
 
 
 def _swallow_an_acknowledgement(proxy: TcpProxy) -> None:
-    """Drop the next acknowledgement by the log, and nothing else."""
+    """Drop the next acknowledgement from the log, and nothing else."""
     proxy.swallow_one(lambda frame: b'"stream":"LOG_1"' in frame and b'"seq"' in frame)
 
 
@@ -75,12 +75,12 @@ async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_one_genera
             await client.publish([manifest("foo")], timeout_seconds=TIMEOUT_SECONDS)
         assert len(proxy.swallowed) == 1
         assert await client.observation_time() == 2, "the intake must contain the repeat as well"
-        answer = await client.declare(manifest("foo"))
-        assert answer.generation == 1
+        reply = await client.declare(manifest("foo"))
+        assert reply.generation == 1
         await _assert_declared_once(client, "default/Shape/foo")
 
 
-async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
+async def test_fault_6_a_lost_read_from_a_cluster_is_repeated(
     bus: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another server of the cluster may respond."""
@@ -94,13 +94,15 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
         await append(proxied_nc, [OutgoingMessage(each, each.encode()) for each in subjects])
         proxy.swallow_one(lambda frame: b"NATS/1.0 204" in frame)
         starts = await read_starts(proxied_nc, LOG, [SubjectStart(each, 5) for each in subjects])
-        assert [[one.subject for one in each] for each in starts] == [[one] for one in subjects]
+        assert [[message.subject for message in each] for each in starts] == [
+            [each] for each in subjects
+        ]
         proxy.swallow_one(lambda frame: b"s9.fact" in frame)
         assert len(await last_by_subject(proxied_nc, LOG, subjects)) == len(subjects)
         assert len(proxy.swallowed) == 2
 
 
-async def test_fault_6_a_lost_response_about_a_stream_of_a_cluster_is_requested_again(
+async def test_fault_6_a_lost_response_about_a_clusters_stream_is_requested_again(
     bus: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request to a leader that has just died gets no response, but its successor responds."""

@@ -27,7 +27,7 @@ async def nothing_new(_seconds: float) -> None: ...
 
 
 def waiting_stage(capabilities: Capabilities = CAPABILITIES, **scope: Any) -> Stage:
-    """Return a resource that awaits the first listing of an API that lists another object."""
+    """Return a stage with a resource awaiting the first listing of an API with another object."""
     stage = Stage(Api("other"), nothing_new, capabilities)
     stage.configurations.by_name["default"] = replace(EXCLUSIVE, scope=Scope(**scope))
     policy = Policy(mode="Absent")
@@ -56,7 +56,7 @@ async def test_the_first_listing_reports_that_the_object_is_missing(
     assert await list_once(stage) == [(None, "CompleteListing")]
     apply(stage, 3, ExternalObserved("default", "wanted", None, "CompleteListing", 1))
     apply(stage, 4, OutcomeRecorded("Converged", 1, "Absent"))
-    assert await list_once(stage) == [], "an idle fleet costs no message"
+    assert await list_once(stage) == [], "an idle fleet causes no messages"
 
 
 @pytest.mark.parametrize("scope", [{"prefix": "other"}, {"labels": {"team": "a"}}])
@@ -67,7 +67,7 @@ async def test_an_object_outside_of_the_scope_is_read(scope: dict[str, Any]) -> 
     assert stage.api.reads == [None]
 
 
-async def test_an_object_of_an_api_without_listings_is_read() -> None:
+async def test_an_object_in_an_api_without_listings_is_read() -> None:
     stage = waiting_stage(BLIND)
     assert await list_once(stage) == [(None, "Read")]
     apply(stage, 3, ExternalObserved("default", "wanted", None, "Read", 1))

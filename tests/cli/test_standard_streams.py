@@ -34,13 +34,13 @@ def run_in_shell(cli: Cli, line: str) -> CommandResult:
 @pytest.mark.parametrize(
     ("command", "redirection"), [("get -A", ">&-"), ("get -A", "<&- >&- 2>&-"), ("--help", ">&-")]
 )
-def test_closed_streams_are_no_error(live: Cli, command: str, redirection: str) -> None:
+def test_closed_streams_are_not_an_error(live: Cli, command: str, redirection: str) -> None:
     result = run_in_shell(live, f"reconciler {command} {redirection}")
     assert (result.status, result.err) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["get -A", "--help"])
-def test_a_full_disk_under_the_output_is_reported_in_one_line(live: Cli, command: str) -> None:
+def test_output_to_a_full_disk_is_reported_in_one_line(live: Cli, command: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
     result = run_in_shell(live, f"reconciler {command} > /dev/full")
@@ -50,7 +50,7 @@ def test_a_full_disk_under_the_output_is_reported_in_one_line(live: Cli, command
     assert result.err.count("\n") == 1
 
 
-def test_the_exit_status_is_correct_although_the_output_is_not_read(live: Cli) -> None:
+def test_the_exit_status_is_correct_even_if_the_output_is_not_read(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("unread"))
     live.ok("apply", "-f", "-", "--wait", text=shape("unread", color="Blue"))
     live.write("unread.yaml", shape("unread", color="Green"))
@@ -71,7 +71,7 @@ def test_the_exit_status_is_correct_although_the_output_is_not_read(live: Cli) -
 
 @pytest.mark.parametrize("output", ["2>&1 | exec true", "> /dev/null 2> /dev/full"])
 @pytest.mark.parametrize("command", ["apply -f unread.yaml", "apply -f unread.yaml --set unread"])
-def test_a_declaration_succeeds_although_the_output_is_not_read(
+def test_a_declaration_succeeds_even_if_the_output_is_not_read(
     live: Cli, command: str, output: str, unique: str
 ) -> None:
     if not Path("/dev/full").exists():
@@ -96,7 +96,7 @@ def test_help_works_on_a_narrow_terminal(local_cli: Cli, columns: str) -> None:
     assert "Usage" in result.out
 
 
-def test_control_characters_of_other_users_are_escaped(
+def test_control_characters_from_other_users_are_escaped(
     live: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("escaped"))

@@ -43,7 +43,7 @@ def test_nothing_is_reported_about_the_object_before_the_first_read(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_read_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
+def test_one_read_is_recorded_and_an_idle_resource_causes_no_events(mode: str):
     story = declared_story(mode)
     story.observe(None)
     assert story.observe(None) == []

@@ -36,7 +36,7 @@ async def test_the_next_init_completes_one_that_was_killed_at_any_step(tmp_path:
         if step > 1:  # the first step creates what the log's format requires
             log_ids.add(await find_log_id(nc))
     last = RoleProcess.fork(url, tmp_path / "last.log", roles=INIT)
-    assert await last.wait_until_ended() == 0
+    assert await last.wait_for_exit() == 0
     assert {
         name for name, differences in (await topology_differences(nc)).items() if differences
     } == set()
@@ -54,13 +54,13 @@ async def test_a_dead_letter_is_stored_once_if_the_decider_dies_before_the_ack(
     await publish(lane.nc, intake("desired", key(name)), b"not a declaration", headers=header)
     dying = lane.fork(Failpoint.DECIDER_DEAD_LETTERED)
     await dying.wait_until_killed_at(Failpoint.DECIDER_DEAD_LETTERED)
-    following = lane.fork()
-    await following.wait_until_ready()
+    next_process = lane.fork()
+    await next_process.wait_until_ready()
     await lane.wait_until_idle()
     messages = await read_subject(lane.nc, DEADLETTERS, "deadletter.>")
     assert [letter.subject.split(".")[1] for letter in messages] == ["intake"]
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()
 
 
 @pytest.mark.tier("ci")
@@ -96,11 +96,11 @@ async def test_a_worker_bug_ends_the_process_with_one_line_and_the_next_process_
 ) -> None:
     await lane.declare(name)
     failing = lane.fork(f"{Failpoint.WORKER_CALLED}=error")
-    assert await failing.wait_until_ended() == 1
+    assert await failing.wait_for_exit() == 1
     assert failing.error_output.splitlines()[-1] == "error: failpoint worker.called"
-    following = lane.fork()
+    next_process = lane.fork()
     await lane.wait_for_outcome(name, "Converged")
     await lane.wait_until_idle()
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
-    await following.stop()
+    await next_process.stop()

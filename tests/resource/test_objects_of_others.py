@@ -57,7 +57,7 @@ def test_an_object_that_another_resource_declares_is_not_unmanaged():
     assert names(events) == ["ExternalObserved"]
 
 
-def test_an_object_that_no_resource_has_is_unmanaged():
+def test_an_object_that_belongs_to_no_resource_is_unmanaged():
     story = Story(configs={CONFIG: EXCLUSIVE})
     existing = api_object(uid="h1")
     story.observe(existing, unmanaged=(0, 60), belongs_to=ANOTHER)
@@ -119,7 +119,7 @@ def test_a_held_unmanaged_object_is_released_to_the_resource_that_declares_it():
     assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
 
 
-def test_a_label_of_another_resource_that_has_the_object_is_no_dispute():
+def test_the_label_of_the_resource_that_has_the_object_is_not_a_dispute():
     story = Story(configs={CONFIG: EXCLUSIVE})
     labels = owned_labels()
     labels = {name: value.replace("Foo", "y") for name, value in labels.items()}
@@ -141,12 +141,12 @@ def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
     assert names(story.turn(*listings)) == ["ExternalObserved", "OutcomeRecorded"]
 
 
-@pytest.mark.parametrize("still", [ANOTHER, ""])
-def test_an_object_of_another_resource_was_not_deleted_by_another_client(still: str):
+@pytest.mark.parametrize("remaining_owner", [ANOTHER, ""])
+def test_an_object_of_another_resource_was_not_deleted_by_another_client(remaining_owner: str):
     """That resource may be withdrawn and deleted when the listing is compared."""
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.observe(api_object(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
-    story.observe(None, belongs_to=still)
+    story.observe(None, belongs_to=remaining_owner)
     assert (story.outcome, story.reason) == ("Deleted", "Gone")
 
 
@@ -205,12 +205,12 @@ def test_an_object_of_two_resources_is_not_deleted_by_either():
 
 
 def story_with_replaced_object() -> Story:
-    """Return a story whose update found an object that a person created with the same name."""
+    """Return a story whose update found another client's object with the same name."""
     story = converged_story({"color": "Red"})
     story.declare({"color": "Blue"})
     assert story.action.uid is not None
     painted_object = relabel(repaint(story.existing, color="Blue"), owned_labels())
-    events = story.report(existing=replace(painted_object, uid="persons"))
+    events = story.report(existing=replace(painted_object, uid="other"))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert not every(DriftDetected, events)
     return story
@@ -229,7 +229,7 @@ def test_a_withdrawal_does_not_delete_an_object_that_was_only_written_by_name():
 
 
 @pytest.mark.parametrize("evidence", ["another resource has it", "its label"])
-def test_an_observed_resource_shows_nothing_of_another_namespace(evidence: str):
+def test_an_observed_resource_shows_nothing_from_another_namespace(evidence: str):
     story = Story(configs={CONFIG: SHARED})
     story.declare({"color": "Red"}, policy={"mode": "ObserveOnly"})
     label = owner(LOG_ID, ResourceKey.parse(ANOTHER))
@@ -242,7 +242,7 @@ def test_an_observed_resource_shows_nothing_of_another_namespace(evidence: str):
     assert not {"Red", ANOTHER} & set(story.outcome_message.replace(";", "").split())
 
 
-def test_an_observed_object_of_the_same_namespace_is_compared():
+def test_an_observed_object_in_the_same_namespace_is_compared():
     story = Story(configs={CONFIG: SHARED})
     story.declare({"color": "Purple"}, policy={"mode": "ObserveOnly"})
     story.observe(api_object(uid="h1"), belongs_to=f"{story.key.namespace}/Shape/y")
@@ -260,7 +260,7 @@ def test_an_observed_object_of_the_same_namespace_is_compared():
 def test_an_undeclared_object_is_attributed_to_the_resource_that_has_it(
     named: str, expected: str, evidence: str
 ):
-    """A kind that is defined over another one has its objects in the listings of both."""
+    """The objects of a kind that is defined over another one appear in the listings of both."""
     story = Story(configs={CONFIG: SHARED})
     if evidence == "its label":
         label = owner(LOG_ID, ResourceKey.parse(named))
@@ -274,7 +274,7 @@ def test_an_undeclared_object_is_attributed_to_the_resource_that_has_it(
     assert (named in story.outcome_message) == (named == expected)
 
 
-def test_the_label_of_another_log_names_no_resource_of_this_one():
+def test_the_label_of_another_log_does_not_name_a_resource_of_this_one():
     story = Story(configs={CONFIG: SHARED})
     story.observe(api_object(uid="h1", labels={OWNER_LABEL: "another.default.Badge.Foo"}))
     assert (story.outcome, story.reason) == ("Unowned", "NotDeclared")
@@ -300,7 +300,7 @@ def test_an_unlabeled_object_in_the_way_of_a_creation_is_adopted_after_a_listing
     assert not every(ActionDecided, events)
 
 
-def test_an_unlabeled_object_that_no_resource_has_is_adopted():
+def test_an_unlabeled_object_that_belongs_to_no_resource_is_adopted():
     story = Story(kind=UNLABELED)
     story.declare(policy={"adoption": "Adopt"})
     story.fail("Conflict", existing=api_object(uid="nobodys"))
@@ -325,7 +325,7 @@ def test_adoption_after_an_unknown_creation_waits_only_for_a_listing():
     assert only(OwnershipClaimed, events).uid == "nobodys"
 
 
-def test_a_message_names_no_resource_of_another_namespace():
+def test_a_message_does_not_name_resources_in_another_namespace():
     foreign_object = api_object(
         uid="theirs", labels={OWNER_LABEL: owner(LOG_ID, ResourceKey("team", "Block", "y"))}
     )

@@ -1,4 +1,4 @@
-"""The object of a creation of several calls is ours even if a later call is refused."""
+"""The object of a creation in several calls is ours even if a later call is refused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.resource.building import BLOCK, UNLABELED, Story, api_object, every, 
 from tests.resource.test_replacement import BESIDE, check_rows, created_story, decided_actions
 
 RED: Fields = {"type": "Square", "color": "Red"}
-HALF: Fields = {"type": "Square"}
+PARTIAL: Fields = {"type": "Square"}
 
 
 def partial_object(story: Story) -> ExternalObject:
     """Return the object that the first call creates."""
     action = story.action
-    observed_object = msgspec.structs.replace(story.object_after(action), fields=HALF)
+    observed_object = msgspec.structs.replace(story.object_after(action), fields=PARTIAL)
     return msgspec.structs.replace(observed_object, written_by=action.idempotency_key)
 
 
@@ -87,7 +87,7 @@ def test_a_withdrawal_before_the_refusal_deletes_a_partial_object():
     assert story.outcome == "Deleted"
 
 
-def test_an_observation_of_a_partial_object_is_no_drift_and_causes_no_call():
+def test_an_observation_of_a_partial_object_is_not_drift_and_does_not_cause_a_call():
     story = refused_story()
     assert story.observe(story.existing) == []
     story.observe(msgspec.structs.replace(story.existing, outputs={"port": 1}))
@@ -116,7 +116,7 @@ def test_a_refusal_without_an_object_is_a_plain_failure():
 def test_an_object_with_neither_the_key_nor_our_label_is_not_ours(labels: dict[str, str]):
     story = Story()
     story.declare(RED)
-    story.fail("Refused", existing=api_object(HALF, labels=labels))
+    story.fail("Refused", existing=api_object(PARTIAL, labels=labels))
     assert story.state.owned is None
     story.withdraw()
     assert story.idle
@@ -181,7 +181,7 @@ def test_a_conflict_without_an_object_does_not_end_a_creation_in_doubt():
 
 
 def test_a_conflict_without_an_object_ends_a_creation_after_a_lookup():
-    """The API may store its first response, a 409, with the key: a repeat would never end."""
+    """The API may store its first response, a 409, with the key and return it to every repeat."""
     story = Story()
     story.declare(RED)
     first = story.action
@@ -191,5 +191,5 @@ def test_a_conflict_without_an_object_ends_a_creation_after_a_lookup():
         story.fail("Conflict")
     assert every(LookupDecided, story.wake(3600))
     assert every(ActionNotDone, story.report_lookup(None))
-    again = only(ActionDecided, story.fail("Conflict")).action
-    assert again.idempotency_key != first.idempotency_key
+    recreation = only(ActionDecided, story.fail("Conflict")).action
+    assert recreation.idempotency_key != first.idempotency_key
