@@ -35,6 +35,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import store_all
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import (
+    MAX_INDEX_BYTES,
     StoredMessage,
     SubjectCounts,
     last_for_subjects,
@@ -61,6 +62,7 @@ This is enough to reach the messages of other namespaces behind a flood (ADR 006
 """
 
 _MAX_SINGLE_COUNTS: Final = 8  # above this, one response with all subjects is cheaper
+_MAX_COUNTED_BYTES: Final = MAX_INDEX_BYTES - 8 * 1024 * 1024  # more may arrive meanwhile
 
 
 class _DeclarationCounts:
@@ -230,17 +232,21 @@ class JetStreamIntakeReader:
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[str]]:
         """Return the declarations' subjects for each resource that has unknown declarations."""
-        if len(known) > _MAX_SINGLE_COUNTS:
-            newest = max(max(positions, default=0) for positions in known.values())
-            declared = await self._count_all_declarations(up_to=newest)
-        else:
-            self._flood_counts = None  # the flood is over
-            filters = [stored_intake(key) for key in known]
-            declared = _DeclarationCounts(
-                await asyncio.gather(
-                    *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
+        newest = max((max(positions, default=0) for positions in known.values()), default=0)
+        declared = (
+            await self._count_all_declarations(up_to=newest)
+            if len(known) > _MAX_SINGLE_COUNTS
+            else None
+        )
+        if declared is None:
+            self._flood_counts = None  # the flood is over, or too large
+            filters, responses = [stored_intake(key) for key in known], list[SubjectCounts]()
+            for start in range(0, len(filters), _CONCURRENT_READS):
+                batch = filters[start : start + _CONCURRENT_READS]
+                responses += await asyncio.gather(
+                    *(subject_counts(self._nc, INTAKE, subjects) for subjects in batch)
                 )
-            )
+            declared = _DeclarationCounts(responses)
         return {
             # If a page of a very long response missed the resource, its subjects are unknown.
             key: declared.subjects.get(key.tokens) or [stored_intake(key)]
@@ -251,13 +257,15 @@ class JetStreamIntakeReader:
             != sum(each >= declared.first_seq for each in set(positions))
         }
 
-    async def _count_all_declarations(self, *, up_to: int) -> _DeclarationCounts:
+    async def _count_all_declarations(self, *, up_to: int) -> _DeclarationCounts | None:
         """Count the declarations of every resource, at least those up to a position.
 
         A flood is counted only once, because both the cost of a count and the number of turns grow
-        with it.
+        with it. Returns None if the subjects may be too large to read, which any tenant can cause.
         """
         if self._flood_counts is None or self._flood_counts.last_seq < up_to:
+            if (await stream_state(self._nc, INTAKE)).bytes > _MAX_COUNTED_BYTES:
+                return None
             self._flood_counts = _DeclarationCounts(
                 [await subject_counts(self._nc, INTAKE, ALL_STORED_INTAKE)]
             )

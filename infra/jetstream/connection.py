@@ -610,6 +610,8 @@ async def api_request(
     subject_suffix: str,
     body: dict[str, Any] | None,
     timeout: float = API_TIMEOUT_SECONDS,  # noqa: ASYNC109 - passed on to nats-py
+    *,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
 ) -> dict[str, Any]:
     """Send a request to `$JS.API.<subject_suffix>`, and return the response's JSON object.
 
@@ -626,10 +628,10 @@ async def api_request(
     if _lacks_leader(message) and subject_suffix.startswith(_LEADER_READS):
         message = await _await_conclusive_response(nc, message, subject, payload)
     size = len(message.data)
-    if size > MAX_RESPONSE_BYTES:
+    if size > max_response_bytes:
         raise ResponseTooLargeError(
             f"{subject_suffix}: the response is {size} bytes long, more than the limit of "
-            f"{MAX_RESPONSE_BYTES // 1024**2} MiB"
+            f"{max_response_bytes // 1024**2} MiB"
         )
     try:
         error = _response.decode(message.data).error

@@ -36,6 +36,10 @@ MESSAGES_PER_REQUEST: Final = 1_000
 _CONCURRENT_READS: Final = 32
 _MAX_REQUESTS_IN_FLIGHT: Final = 256
 _MAX_MESSAGES_IN_FLIGHT: Final = 4_000
+# The server disconnects a client with 64 MiB of unread bytes (its `max_pending`).
+_MAX_BYTES_IN_FLIGHT: Final = 16 * 1024 * 1024
+MAX_INDEX_BYTES: Final = 48 * 1024 * 1024
+"""Largest page of an index: 100,000 subjects. Those of the log have at most 24 MiB."""
 _TOO_MANY: Final = 413
 _NOT_FOUND: Final = 404
 # For a subject without messages, the description is "No Results".
@@ -115,8 +119,8 @@ async def last_for_subjects(
 ) -> list[StoredMessage]:
     """Return the last message of every subject that the filters match, in any order.
 
-    The number of filters is unlimited, but each must match at most 1,024 subjects. A follower may
-    respond, so the newest messages may be missing.
+    The number of filters and of their subjects is unlimited. A follower may respond, so the newest
+    messages may be missing.
 
     Args:
         up_to: ignore messages after this stream sequence.
@@ -124,7 +128,6 @@ async def last_for_subjects(
     Raises:
         BusUnavailableError: no response, or the stream does not exist or does not allow direct
             reads.
-        BusRefusedError: one filter matches more than 1,024 subjects (413).
     """
     messages: list[StoredMessage] = []
     for start in range(0, len(filters), FILTERS_PER_REQUEST):
@@ -139,31 +142,30 @@ async def _last_of(
     if up_to is not None:
         body["up_to_seq"] = up_to
     try:
-        [(messages, _)] = await _direct_gets(nc, stream, [body])
+        [(messages, is_truncated)] = await _direct_gets(nc, stream, [body])
+        if not is_truncated:
+            return messages
     except BusRefusedError as error:
-        if error.code == _NOT_FOUND and len(filters) == 1:
-            return await _last_readable(nc, stream, filters[0], up_to)
-        if error.code not in (_TOO_MANY, _NOT_FOUND) or len(filters) == 1:
+        if error.code not in (_TOO_MANY, _NOT_FOUND):
             raise
-        # Retry with fewer filters, to stay below the limit or to isolate an unreadable message.
+    # Read fewer subjects per request, to stay below the server's limits on subjects and bytes, or
+    # to isolate an unreadable message.
+    if len(filters) > 1:
         half = len(filters) // 2
         first = await _last_of(nc, stream, filters[:half], up_to)
         return first + await _last_of(nc, stream, filters[half:], up_to)
-    return messages
+    if "*" not in filters[0] and not filters[0].endswith(">"):
+        return await _last_readable(nc, stream, filters[0], up_to)
+    counts = (await subject_counts(nc, stream, filters[0])).counts
+    return await last_for_subjects(nc, stream, list(counts), up_to=up_to)
 
 
 async def _last_readable(
-    nc: Client, stream: str, subject_filter: str, up_to: int | None
+    nc: Client, stream: str, subject: str, up_to: int | None
 ) -> list[StoredMessage]:
-    """Return the last readable message of every subject that a filter matches."""
-    messages = await read_subject(nc, stream, subject_filter)
-    return list(
-        {
-            message.subject: message
-            for message in messages
-            if up_to is None or message.seq <= up_to
-        }.values()
-    )
+    """Return the last readable message of a subject, if it has any."""
+    messages = await read_subject(nc, stream, subject)
+    return [each for each in messages if up_to is None or each.seq <= up_to][-1:]
 
 
 async def last_by_subject(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
@@ -326,12 +328,7 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
         BusUnavailableError: no response, or the stream has no leader. Without a leader, a server
             would report an empty stream.
     """
-    info = await api_request(nc, f"STREAM.INFO.{stream}", None)
-    # A standalone server does not report a cluster.
-    if not info.get("cluster", {"leader": "the only server"}).get("leader"):
-        raise BusUnavailableError(
-            f"stream {stream} has no leader at the moment, so its content is unknown"
-        )
+    info = await _stream_info(nc, stream, None)
     state = info["state"]
     return StreamState(
         first_seq=state["first_seq"],
@@ -343,19 +340,30 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
     )
 
 
+async def _stream_info(nc: Client, stream: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    info = await api_request(nc, f"STREAM.INFO.{stream}", body, max_response_bytes=MAX_INDEX_BYTES)
+    # A standalone server does not report a cluster.
+    if not info.get("cluster", {"leader": "the only server"}).get("leader"):
+        raise BusUnavailableError(
+            f"stream {stream} has no leader at the moment, so its content is unknown"
+        )
+    return info
+
+
 async def subject_counts(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
-    """Count the messages of each subject that a filter matches, from the server's index.
+    """Count the messages of each subject that a filter matches, from the leader's index.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
-        BusUnavailableError: no response.
+        BusUnavailableError: no response, or the stream has no leader.
+        ResponseTooLargeError: 100,000 subjects, one page, have more than 48 MiB.
     """
     counts: dict[str, int] = {}
     offset, total, first_seq, last_seq = 0, 1, 0, 0
     # Not `len(counts)`, because a page may repeat a subject when new messages arrive.
     while offset < total:
         body = {"subjects_filter": subject_filter, "offset": offset}
-        info = await api_request(nc, f"STREAM.INFO.{stream}", body)
+        info = await _stream_info(nc, stream, body)
         first_seq = first_seq or info["state"]["first_seq"]
         last_seq = last_seq or info["state"]["last_seq"]
         page: dict[str, int] = info["state"].get("subjects") or {}
@@ -454,11 +462,15 @@ def _attempts_for(nc: Client) -> list[tuple[float, int]]:
 async def _direct_gets(
     nc: Client, stream: str, bodies: Sequence[dict[str, Any]]
 ) -> list[tuple[list[StoredMessage], bool]]:
-    """Send several direct reads. For each, return the messages, and whether more exist."""
+    """Send several direct reads. For each, return the messages, and whether more exist.
+
+    A response contains at least one message, unless none exists.
+    """
     inbox = nc.new_inbox()
     requests = _Requests(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
-    encoded = [msgspec.json.encode(body) for body in bodies]
+    limit = {"max_bytes": _MAX_BYTES_IN_FLIGHT // max(1, len(bodies))}
+    encoded = [msgspec.json.encode(body | limit) for body in bodies]
     subscription = await subscribe(nc, f"{inbox}.*", requests.receive)
     try:
         async with fail_on_denial(nc, (subject,)):
@@ -492,8 +504,10 @@ def _check_response(
     is_truncated = "multi_last" in body and status == "404" and description == _UNREADABLE
     if is_truncated or status not in ("204", "404"):  # end of the batch, or no such message
         raise _to_error(subject, status, description)
-    pending = headers.get(_PENDING)
-    return response.messages, (response.pending if pending is None else int(pending)) > 0
+    # Older servers count one pending message too few at the end of a response of last messages.
+    if "multi_last" in body or (pending := headers.get(_PENDING)) is None:
+        return response.messages, response.pending > 0
+    return response.messages, int(pending) > 0
 
 
 def _to_error(subject: str, status: str, description: str) -> BusError:

@@ -19,7 +19,8 @@ from infra.bus.intake_trim import trim
 from infra.bus.streams import INTAKE, PARTITIONS, end_restoration, find_log
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import MessageTooLargeError, StreamFullError, StreamReplacedError
-from infra.jetstream.publish import publish
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish, store_all
 from infra.jetstream.reads import SubjectCounts, read_subject, stream_state, subject_counts
 from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 from tests.bus.histories import new_key
@@ -193,6 +194,27 @@ async def test_a_flood_of_declarations_is_counted_once(
     second = await declare("second")
     assert set(await reader.declarations_of({key: {second} for key in keys})) == set(keys)
     assert len(requests) == 2, "a later message is not in the first count"
+
+
+@pytest.mark.slow
+async def test_long_subjects_do_not_prevent_the_count_of_declarations(
+    bus: Client, reader: JetStreamIntakeReader
+) -> None:
+    """A tenant chooses the subjects, and the server disconnects a client at 64 MiB of them."""
+    writer, keys, name = (
+        JetStreamIntakeWriter(bus, "test"),
+        [new_key() for _ in range(20)],
+        "x" * 2_900,
+    )
+    flood = [OutgoingMessage(f"rec.desired.mallory.Shape.{name}{i}", b"{}") for i in range(24_000)]
+    for start in range(0, len(flood), 4_000):
+        await store_all(bus, flood[start : start + 4_000])
+    await writer.publish(
+        [IntakeMessageOut("desired", keys[0], Withdrawn(), message_id) for message_id in "ab"]
+    )
+    known_positions = {key: set[int]() for key in keys} | {keys[0]: {await writer.last_position()}}
+    declared = await reader.declarations_of(known_positions)
+    assert {key: len(messages) for key, messages in declared.items()} == {keys[0]: 2}
 
 
 @pytest.mark.parametrize(

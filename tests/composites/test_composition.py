@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 import pytest
+from nats.aio.client import Client
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
-from events.intake import FinalizerReleased, FinalizerRequested, ReconcileRequested, Withdrawn
+from events.intake import (
+    FinalizerReleased,
+    FinalizerRequested,
+    ReconcileRequested,
+    Reply,
+    Withdrawn,
+)
 from events.log import (
     ActionDecided,
     ActionRetried,
@@ -21,9 +29,12 @@ from events.log import (
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Limits, Retry, config_key
+from events.stored_content import COMPOSED_CONTENT_KIND
 from infra.bus.streams import INTAKE
 from infra.jetstream.reads import read_subject
-from infra.providers.composition.state_reader import Declaration, set_of
+from infra.providers.composition.contents import Contents
+from infra.providers.composition.state_reader import Declaration, StateReader, set_of
+from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import COMPOSED_SET
 from reconciler.wiring import ROLES
 from tests.composites.conftest import WARM, colors, until_ready
@@ -435,6 +446,93 @@ async def test_a_set_written_by_another_client_does_not_hide_other_objects(
         return await colors(world) == {"warm-red": "Red"}
 
     await world.until(is_restored, "drift is still detected")
+
+
+def many_sets(namespace: str, count: int) -> list[Manifest]:
+    return [
+        Manifest(
+            "reconciler/v1",
+            COMPOSED_SET_KIND,
+            Metadata(f"{KIND}-many{number}", namespace),
+            {"parent": f"{namespace}/{KIND}/many{number}", "uid": "u", "key": "k"},
+        )
+        for number in range(count)
+    ]
+
+
+async def test_the_sets_of_one_tenant_do_not_hide_those_of_another(world: World):
+    """The server returns the last messages of at most 1,024 subjects."""
+    await world.declare_all([palette("warm", "Red")])
+    await until_ready(world, WARM)
+    sets = many_sets("mallory", 1_100)
+    await world.declare_all(sets)
+    for each in sets[:-10]:  # the log keeps the subjects
+        await world.publish(each.key, Withdrawn())
+    await world.until_settled()
+    await world.withdraw("warm-red")  # only a listing of the sets detects it
+    await world.until_outcome("warm-red", "Deleted")
+
+    async def is_restored() -> bool:
+        return await colors(world) == {"warm-red": "Red"}
+
+    await world.until(is_restored, "drift is detected")
+
+
+class Bus:
+    """The connection of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def connection(self) -> Client:
+        return self._world.nc
+
+
+async def test_sets_are_read_in_pages_by_kind_and_prefix(world: World):
+    await world.declare_all(many_sets("acme", 250) + many_sets("other", 3))
+    await world.publish(ResourceKey("acme", COMPOSED_SET_KIND, f"{KIND}-many7"), Withdrawn())
+    await world.until_settled()
+    reader = StateReader(Bus(world))
+
+    async def names(kind: str, prefix: str) -> list[list[str]]:
+        pages = [page async for page in reader.sets(kind, prefix)]
+        assert all(each.spec is not None for page in pages for each in page)
+        return [[str(each.key) for each in page] for page in pages]
+
+    everything = await names(KIND, "")
+    assert sum(map(len, everything)) == 252
+    assert max(map(len, everything)) <= 100
+    assert sum(map(len, await names(KIND, "acme."))) == 249
+    assert sum(map(len, await names(KIND, "ac"))) == 249
+    [ones] = await names(KIND, "other.many1")
+    assert ones == [f"other/{COMPOSED_SET_KIND}/{KIND}-many1"]
+    for kind, prefix in (("Pal", ""), (KIND, "*."), (KIND, ">."), (KIND, "."), (KIND, "none.")):
+        assert await names(kind, prefix) == []
+
+
+async def test_the_former_contents_of_a_namespace_may_be_many(world: World):
+    """Each commit of a GitSource stores contents, and the log keeps their subjects."""
+    contents = [
+        Manifest(
+            "reconciler/v1",
+            COMPOSED_CONTENT_KIND,
+            Metadata(f"{number:x}"),
+            {"parent": f"default/{KIND}/{'warm' if number < 3 else 'cold'}"}
+            | ({"chunks": ["1"]} if number == 0 else {}),
+        )
+        for number in range(1_030)
+    ]
+    await world.declare_all(contents)
+    await world.until_settled()
+    withdrawn: list[str] = []
+
+    async def publish(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
+        withdrawn.extend(each.key.name for each in messages)
+        return []
+
+    storage = Contents(StateReader(Bus(world)), publish)
+    await storage.withdraw_others(f"default/{KIND}/warm", "default", ["0"])
+    assert withdrawn == ["2"]
 
 
 async def test_a_removed_part_that_a_user_declares_again_belongs_to_the_user(world: World):

@@ -2,13 +2,16 @@ import pytest
 from nats.aio.client import Client
 
 from infra.jetstream.append import append
-from infra.jetstream.errors import BusRefusedError, BusUnavailableError, NotFoundOnBusError
+from infra.jetstream.errors import BusUnavailableError, NotFoundOnBusError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import (
+    SubjectStart,
     last_for_subjects,
     last_from_leader,
+    read_starts,
     read_subject,
     stream_state,
+    subject_counts,
 )
 from tests.jetstream.helpers import message
 
@@ -34,13 +37,43 @@ async def test_last_messages_of_more_subjects_than_one_request_may_name(
     assert [message_.payload for message_ in previous_messages] == [b"7"]
 
 
-async def test_wildcards_are_split_until_they_fit(nc: Client, stream: str) -> None:
+async def test_wildcards_may_match_more_subjects_than_one_request_returns(
+    nc: Client, stream: str
+) -> None:
     await fill(nc, stream, 2_500)
     filters = [f"{stream}.{i}.>" for i in range(10)]
     assert len(await last_for_subjects(nc, stream, filters)) == 2_500
-    with pytest.raises(BusRefusedError) as caught:
-        await last_for_subjects(nc, stream, [f"{stream}.>"])
-    assert caught.value.code == 413
+    await append(nc, [message(f"{stream}.7.7", b"new")])
+    for wildcard in (f"{stream}.>", f"{stream}.*.*"):
+        read = await last_for_subjects(nc, stream, [wildcard, f"{stream}.none"])
+        assert len({each.subject for each in read}) == len(read) == 2_500
+        assert [each.payload for each in read if each.subject == f"{stream}.7.7"] == [b"new"]
+    previous = await last_for_subjects(nc, stream, [f"{stream}.>"], up_to=2_000)
+    assert len(previous) == 2_000
+
+
+@pytest.mark.parametrize("subjects", [18, 40])
+async def test_last_messages_of_more_bytes_than_one_response_has_are_complete(
+    nc: Client, stream: str, subjects: int
+) -> None:
+    """Of 18 messages of this size, a response lacks only the last one."""
+    names = [f"{stream}.{i}" for i in range(subjects)]
+    for name in names:
+        await append(nc, [message(name, b"x" * 1_000_000)])
+    for filters in (names, [f"{stream}.*"]):
+        read = await last_for_subjects(nc, stream, filters)
+        assert sorted(each.subject for each in read) == sorted(names)
+    starts = await read_starts(nc, stream, [SubjectStart(name, 2) for name in names])
+    assert [[each.subject for each in read] for read in starts] == [[name] for name in names]
+    assert len(await read_subject(nc, stream, f"{stream}.*")) == subjects
+
+
+async def test_the_counts_of_long_subjects_are_complete(nc: Client, stream: str) -> None:
+    """Their index is larger than the limit for responses of other servers."""
+    long, count = "x" * 400, 21_000
+    for start in range(0, count, 1_000):
+        await append(nc, [message(f"{stream}.{long}.{i}") for i in range(start, start + 1_000)])
+    assert len((await subject_counts(nc, stream, f"{stream}.{long}.*")).counts) == count
 
 
 async def test_reads_without_a_match_return_nothing(nc: Client, stream: str) -> None:

@@ -78,20 +78,18 @@ class Contents:
 
     async def withdraw_others(self, parent: str, namespace: str, retained: Collection[str]) -> None:
         """Withdraw all contents of a set except those in ``retained``."""
-        contents = await self._state_reader.contents(namespace)
-        chunks = {
-            each
-            for digest in retained
-            if (entry := contents.get(digest)) is not None
-            for each in entry[1].chunks
-        }
+        indexes = await self._specs(namespace, retained, is_withdrawn=False)
+        kept = {*retained, *(chunk for index in indexes.values() for chunk in index.chunks)}
         messages: list[IntakeMessageOut] = []
-        for digest, (generation, spec) in contents.items():
-            if spec.parent != parent or digest in retained or digest in chunks:
-                continue
-            key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
-            data = Withdrawn(generation, reason=f"{parent} has different content")
-            messages.append(IntakeMessageOut("desired", key, data, f"{digest}.{generation}.gone"))
+        async for page in self._state_reader.contents(namespace):
+            for digest, (generation, spec) in page.items():
+                if spec.parent != parent or digest in kept:
+                    continue
+                key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
+                data = Withdrawn(generation, reason=f"{parent} has different content")
+                messages.append(
+                    IntakeMessageOut("desired", key, data, f"{digest}.{generation}.gone")
+                )
         if messages:
             await self._publish(messages)
 

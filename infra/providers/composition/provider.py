@@ -359,9 +359,10 @@ class CompositionProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the sets of this kind."""
         await self._api.permit.before_request()
-        sets = [each for each in await self._state_reader.sets() if self._is_in(scope, each)]
-        for start in range(0, len(sets), page_size):
-            yield await self._as_objects(sets[start : start + page_size], "Listing")
+        async for page in self._state_reader.sets(self.kind, scope.prefix or ""):
+            sets = [each for each in page if self._is_in(scope, each)]
+            for start in range(0, len(sets), page_size):
+                yield await self._as_objects(sets[start : start + page_size], "Listing")
 
     async def changes(self, after: str | None) -> str:
         """Return the position of the newest outcome, which may be a child's.

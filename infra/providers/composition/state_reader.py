@@ -5,7 +5,7 @@ Rows lag slightly behind the log. If a row is older than required, the log is re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -15,17 +15,21 @@ from events.composition import COMPOSED_SET_KIND, Child, ComposedSetSpec
 from events.envelope import decode_log
 from events.log import Condition, LogEvent, OutcomeRecorded, SpecDeclared, SpecWithdrawn
 from events.manifest import Fields
-from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, is_token
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
+from events.subjects import parse_log
 from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
-from infra.jetstream.reads import last_for_subjects
+from infra.jetstream.reads import last_for_subjects, subject_counts
 from infra.providers.jetstream.api import classify_error
 
 _REMOVED_OUTCOMES: Final = ("Deleted", "Released", "Unowned")
 """Final outcomes of a withdrawn resource, including one whose policy keeps the object."""
+
+_PAGE_DECLARATIONS: Final = 100
+"""Number of declarations that are read and held at the same time. One has up to 256 KiB."""
 
 
 class Declaration(NamedTuple):
@@ -184,39 +188,64 @@ class StateReader:
         declarations = await self.declarations([str(key)])
         return set_of(key, declarations[str(key)])
 
-    async def sets(self) -> list[ComposedSet]:
-        """Return every declared set."""
-        declarations = await self._read_declarations(f"log.*.{COMPOSED_SET_KIND}.*.fact")
-        return [set_of(key, each) for key, each in declarations.items()]
+    async def sets(self, kind: str, prefix: str = "") -> AsyncIterator[Sequence[ComposedSet]]:
+        """Return the declared sets of a kind whose external names have a prefix, in pages."""
 
-    async def contents(self, namespace: str) -> dict[str, tuple[int, ComposedContentSpec]]:
-        """Return all stored contents of a namespace, with their generations, by digest."""
-        declarations = await self._read_declarations(
-            f"log.{namespace}.{COMPOSED_CONTENT_KIND}.*.fact"
-        )
-        return {
-            key.name: (each.generation, spec)
-            for key, each in declarations.items()
-            if (spec := convert_fields(each.fields, ComposedContentSpec)) is not None
-        }
+        def is_wanted(key: ResourceKey) -> bool:
+            name = key.name.removeprefix(f"{kind}-")
+            return name != key.name and f"{key.namespace}.{name}".startswith(prefix)
+
+        namespace, dot, _ = prefix.partition(".")
+        namespace = namespace if dot and is_token(namespace) else "*"
+        async for page in self._pages(namespace, COMPOSED_SET_KIND, is_wanted):
+            yield [set_of(key, each) for key, each in page.items()]
+
+    async def contents(
+        self, namespace: str
+    ) -> AsyncIterator[Mapping[str, tuple[int, ComposedContentSpec]]]:
+        """Return pages of the stored contents of a namespace: generation and content by digest."""
+        async for page in self._pages(namespace, COMPOSED_CONTENT_KIND):
+            yield {
+                key.name: (each.generation, spec)
+                for key, each in page.items()
+                if (spec := convert_fields(each.fields, ComposedContentSpec)) is not None
+            }
 
     async def definitions(self) -> dict[str, tuple[int, Fields]]:
         """Return every defined kind by name, with its generation."""
-        declarations = await self._read_declarations(
-            f"log.{SYSTEM_NAMESPACE}.{KIND_DEFINITION_KIND}.*.fact"
-        )
         return {
-            key.name: (each.generation, each.fields or {}) for key, each in declarations.items()
+            key.name: (each.generation, each.fields or {})
+            async for page in self._pages(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND)
+            for key, each in page.items()
         }
 
-    async def _read_declarations(self, subjects: str) -> dict[ResourceKey, Declaration]:
-        """Return all declarations. For most resources, the newest event is enough."""
+    async def _pages(
+        self,
+        namespace: str,
+        kind: str,
+        is_wanted: Callable[[ResourceKey], bool] = lambda _: True,
+    ) -> AsyncIterator[Mapping[ResourceKey, Declaration]]:
+        """Return the declarations of a kind in pages, which limit the memory that they use.
+
+        The subjects come from the leader, so a page lacks only what was declared since.
+        """
         nc = await self._api.connection()
         try:
-            newest = await last_for_subjects(nc, LOG, [subjects])
+            facts = await subject_counts(nc, LOG, f"log.{namespace}.{kind}.*.fact")
+            subjects = [each for each in sorted(facts.counts) if is_wanted(parse_log(each))]
+            for start in range(0, len(subjects), _PAGE_DECLARATIONS):
+                page = subjects[start : start + _PAGE_DECLARATIONS]
+                newest = await last_for_subjects(nc, LOG, page)
+                yield await self._read_declared([decode_log(each.payload) for each in newest])
         except BusError as error:
             raise classify_error(error, is_read=True) from error
-        events = {str(event.key): event for event in (decode_log(each.payload) for each in newest)}
+
+    async def _read_declared(self, newest: Sequence[LogEvent]) -> Mapping[ResourceKey, Declaration]:
+        """Return the declared resources among those of these newest facts.
+
+        For most resources, the newest fact is enough.
+        """
+        events = {str(event.key): event for event in newest}
         declarations = {
             name: _declaration([event])
             for name, event in events.items()
