@@ -158,7 +158,7 @@ OnWithdrawal = Literal["Keep", "Release", "Ignore"]
 WithdrawalEffect = Annotated[
     OnWithdrawal,
     description(
-        "Effect of the reference on the withdrawal of this resource. Keep: the object stays "
+        "Effect of the reference when this resource is withdrawn. Keep: the object stays "
         "until the reference is removed. Release: Reconciler releases the object without "
         "deleting it. Ignore: no effect."
     ),

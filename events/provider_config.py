@@ -64,7 +64,7 @@ class CredentialsRef(ManifestStruct, frozen=True):
     ] = None
     file: Annotated[
         str | None,
-        msgspec.Meta(description="Path of a file on the machines of the workers and observers."),
+        msgspec.Meta(description="Path to a file on the machines of the workers and observers."),
     ] = None
 
 
@@ -78,16 +78,16 @@ class Tls(ManifestStruct, frozen=True):
     ca_file: Annotated[
         str | None,
         msgspec.Meta(
-            description="Path of the CA certificates (PEM) to trust instead of the system's."
+            description="Path to the CA certificates (PEM) to trust instead of the system's."
         ),
     ] = None
     certificate_file: Annotated[
         str | None,
-        msgspec.Meta(description="Path of the client certificate (PEM), if the API requires one."),
+        msgspec.Meta(description="Path to the client certificate (PEM), if the API requires one."),
     ] = None
     key_file: Annotated[
         str | None,
-        msgspec.Meta(description="Path of the private key (PEM) of the client certificate."),
+        msgspec.Meta(description="Path to the private key (PEM) for the client certificate."),
     ] = None
 
 
@@ -287,12 +287,12 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     ] = None
     resync_seconds: Annotated[
         _Seconds,
-        msgspec.Meta(description="Seconds between two listings, with jitter of 10 percent."),
+        msgspec.Meta(description="Seconds between listings, with 10 percent jitter."),
     ] = 30.0
     least_resync_seconds: Annotated[
         _Seconds,
         msgspec.Meta(
-            description="Minimum time between two listings when the API reports changes, in "
+            description="Minimum time between listings when the API reports changes, in "
             "seconds. If it is not less than resyncSeconds, Reconciler does not follow "
             "those reports."
         ),

@@ -33,14 +33,14 @@ _OUTPUTS: Final = "outputs."
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """A reference to a resource or its fields, with the effect on a withdrawal of that resource."""
+    """A reference to a resource or its fields, and what happens when that resource is withdrawn."""
 
     target: Target
     fields: Annotated[tuple[str, ...], description("Fields whose values the spec uses.")] = ()
     on_withdrawal: Annotated[
         OnWithdrawal,
         description(
-            "Effect on the withdrawal of the referenced resource. Keep: its object stays. Release: "
+            "Effect when the referenced resource is withdrawn. Keep: its object stays. Release: "
             "Reconciler releases it. Ignore: no effect."
         ),
     ] = "Keep"

@@ -143,7 +143,7 @@ async def measure_repair(systems: Systems, times: int) -> float:
 
     durations: list[float] = []
     for number in range(times):
-        await asyncio.sleep(REST_SECONDS + number / times)  # anywhere between two listings
+        await asyncio.sleep(REST_SECONDS + number / times)  # at any time between listings
         await systems.execute_sql(f"REVOKE CONNECT ON DATABASE {_DATABASE} FROM {{}}", name)
         durations.append(await wait_until(is_restored, "the grant is restored"))
     await systems.configure(_CONFIG, "postgres", _PREFIX)

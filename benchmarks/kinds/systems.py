@@ -63,7 +63,7 @@ class Systems:
     async def configure(
         self, name: str, provider: str, prefix: str, resync_seconds: float = LONG_RESYNC_SECONDS
     ) -> None:
-        """Declare a configuration for a prefix, otherwise as `up --with` declares it."""
+        """Declare a configuration like that of `up --with`, but for a prefix."""
         system = self.engine if provider == "docker" else self.postgres
         scope = Scope(prefix=prefix)
         spec = ProviderConfigSpec(

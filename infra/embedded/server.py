@@ -60,7 +60,7 @@ class _Ports(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings for a start, except the port and directory."""
+    """Settings to start the server with, except the port and directory."""
 
     http_port: int | None
     sync_always: bool
@@ -290,7 +290,7 @@ def memory_limit(memory: int | None = None) -> int:
     the environment overrides the result.
     """
     available = _read_available_memory() if memory is None else memory
-    # It must far exceed the live memory, or the collector runs permanently. Withdrawing 20,000
+    # It must far exceed the live memory, or the collector runs constantly. Withdrawing 20,000
     # resources took 40 s of CPU time with 192 MiB, and 11 to 12 s with 512 MiB or more.
     return min(max(_MIN_MEMORY_LIMIT, available // _MEMORY_DIVISOR), available // 2)
 

@@ -54,7 +54,7 @@ For example:
     reconciler deadletters list
     reconciler deadletters show 12
     reconciler deadletters retry 12
-    reconciler deadletters dismiss 12 --note "sent again correctly"
+    reconciler deadletters dismiss 12 --note "fixed and resent"
 """,
 )
 
@@ -177,7 +177,9 @@ def retry(
         Maximum time to wait for the decider's response to a declaration.
     """
     if file is not None and len(numbers) != 1:
-        raise UsageError("--file: contains the payload of one dead letter; name exactly one number")
+        raise UsageError(
+            "--file: contains the payload of one dead letter; specify exactly one number"
+        )
     payload = None if file is None else _payload(file)
     selection = LetterSelection(numbers, stage, resource, all_letters, count)
 
@@ -208,7 +210,7 @@ def dismiss(
 
     For example:
 
-        reconciler deadletters dismiss 12 --note "a typo, sent again correctly"
+        reconciler deadletters dismiss 12 --note "typo, fixed and resent"
         reconciler deadletters dismiss --stage listing --count 3
 
     Parameters

@@ -141,7 +141,7 @@ def test_an_unreadable_message_cannot_be_retried_but_can_be_dismissed(
     [
         (["retry"], 2, "no dead letter selected; use numbers, --stage, --resource or --all"),
         (["retry", "1", "--all"], 2, "use either numbers, or --stage, --resource and --all"),
-        (["retry", "1", "2", "--file", "x"], 2, "name exactly one number"),
+        (["retry", "1", "2", "--file", "x"], 2, "specify exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
         (["show", "99999"], 1, "dead letter 99999 does not exist"),
         (["list", "--resource", "foo"], 2, "expected namespace/kind/name"),

@@ -52,19 +52,19 @@ async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str)
     shape = f"log{unique}.Shape.ns.a"
     batch = [
         message(f"{shape}.decided", b"1", f"{shape}.>", 0),
-        OutgoingMessage(f"{shape}.outcome", b"2", {"Own": "kept"}),
+        OutgoingMessage(f"{shape}.outcome", b"2", {"Custom": "kept"}),
     ]
     assert await append(nc, batch) == [1_000, 1_001]  # the log starts at first_seq
-    await publish(nc, f"outcome{unique}.Shape.ns.b", b"own")
+    await publish(nc, f"outcome{unique}.Shape.ns.b", b"direct")
     async with follow(nc, outcomes) as follower:
         messages = {message.subject: message for message in await collect(follower, 2)}
     sourced = messages[f"outcome{unique}.Shape.ns.a"]
     assert sourced.payload == b"2"
     assert sourced.headers is not None
-    assert sourced.headers["Own"] == "kept"
+    assert sourced.headers["Custom"] == "kept"
     assert sourced.headers["Nats-Stream-Source"].startswith(f"{log} 1001 ")
     assert "Nats-Batch-Id" not in sourced.headers
-    assert messages[f"outcome{unique}.Shape.ns.b"].payload == b"own"
+    assert messages[f"outcome{unique}.Shape.ns.b"].payload == b"direct"
     await delete_stream(nc, outcomes)
     await delete_stream(nc, log)
 

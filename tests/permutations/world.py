@@ -1,6 +1,6 @@
-"""The scenarios' world in memory: the roles, the bus and the API's application in one virtual loop.
+"""An in-memory world for the scenarios: roles, bus and the API's application in one virtual loop.
 
-The provider speaks HTTP with the API over connections in memory, so that requests, faults and
+The provider speaks HTTP with the API over in-memory connections, so that requests, faults and
 responses are those of the real scenarios.
 """
 

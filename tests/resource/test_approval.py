@@ -172,7 +172,7 @@ def test_an_approval_names_its_plan():
     assert story.idle
 
 
-def test_an_approval_is_valid_once():
+def test_an_approval_is_valid_only_once():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)

@@ -1,4 +1,4 @@
-"""The past of a resource through the `eventsourcing` library equals our own fold of the log."""
+"""A history that the `eventsourcing` library reads matches our own fold of the log."""
 
 import asyncio
 

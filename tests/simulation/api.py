@@ -90,7 +90,7 @@ class Api:
         """Whether every connection is refused."""
         return self._time() < self.away_until
 
-    # --- writes of the reconciler
+    # --- writes by the reconciler
 
     def write(
         self, action: Action, fields: Fields, *, version: str | None = None

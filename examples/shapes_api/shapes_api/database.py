@@ -14,8 +14,8 @@ _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS shapes (
     name TEXT PRIMARY KEY, document BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS kept_answers (
-    key TEXT PRIMARY KEY, kept_at REAL NOT NULL, request BLOB NOT NULL, answer BLOB NOT NULL
+CREATE TABLE IF NOT EXISTS stored_responses (
+    key TEXT PRIMARY KEY, stored_at REAL NOT NULL, request BLOB NOT NULL, response BLOB NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS records (
     zone TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (zone, name)

@@ -117,7 +117,7 @@ class Shapes:
         self._running: set[str] = set()  # idempotency keys of running requests
         self._secret = secrets.token_bytes(32)
         cutoff = time.time() - KEPT_SECONDS
-        database.execute("DELETE FROM kept_answers WHERE kept_at < ?", (cutoff,))
+        database.execute("DELETE FROM stored_responses WHERE stored_at < ?", (cutoff,))
 
     def routes(self) -> list[Route]:
         """Return the contract's routes, each with all its methods."""
@@ -172,7 +172,7 @@ class Shapes:
                     )
                 result = self._build_response(change, request, body, name or "")
                 row = (key, time.time(), digest, msgspec.msgpack.encode(result))
-                self._database.execute("INSERT INTO kept_answers VALUES (?, ?, ?, ?)", row)
+                self._database.execute("INSERT INTO stored_responses VALUES (?, ?, ?, ?)", row)
         return result.response()
 
     def _build_response(
@@ -203,7 +203,7 @@ class Shapes:
             self._running.discard(key)
 
     def _find_response(self, key: str, digest: bytes) -> _StoredResponse | None:
-        query = "SELECT request, answer FROM kept_answers WHERE key = ?"
+        query = "SELECT request, response FROM stored_responses WHERE key = ?"
         row = self._database.execute(query, (key,)).fetchone()
         if row is None:
             return None

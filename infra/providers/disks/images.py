@@ -183,7 +183,7 @@ def describe_missing_space(file: int, more_bytes: int) -> str:
 def reserve_space(file: int, size_bytes: int) -> None:
     """Set the size of an image, and reserve all of its space.
 
-    Raises ``NotDoneError`` if there is not enough space, and then leaves the image unchanged.
+    Raises ``NotDoneError`` if there is not enough space, in which case the image is unchanged.
     """
     old_size = os.fstat(file).st_size
     try:

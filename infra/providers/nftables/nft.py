@@ -1,7 +1,7 @@
 """Runs the nft program: each call is one kernel transaction, and each failure is classified.
 
-It reads its script from a file in memory that is complete before it starts. From a pipe, it would
-execute the half that a killed process had written.
+It reads its script from an in-memory file that is complete before nft starts. If it read from a
+pipe, it could execute a partial script from a killed process.
 """
 
 from __future__ import annotations

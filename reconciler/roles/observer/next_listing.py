@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class NextListing:
-    """The wait between two listings.
+    """The wait between listings.
 
     A changed configuration ends it immediately. A hint also ends it, but only after the minimum
     time, and several hints before that count as one. Hints before the start of a listing are

@@ -39,7 +39,7 @@ _logger = structlog.get_logger(__name__)
 
 
 def is_news(object_digest: str, row: StatusRow) -> bool:
-    """Return whether a read object with this digest is news for a resource."""
+    """Return whether an object with this digest differs from what is recorded or is awaited."""
     is_awaited = row.doubted or row.reason in (AWAITING_READ, AWAITING_LISTING)
     return is_awaited or object_digest != row.observed_digest
 
@@ -139,7 +139,7 @@ class ObjectReads:
             del self._reading[config_name]
 
     async def read(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
-        """Read the objects of resources at one API. Return the number of observations.
+        """Read the objects of resources from one API. Return the number of observations.
 
         A failed read is repeated later. A missing owned object is not reported, because only a
         listing shows whether many are missing. It triggers a listing instead, which the loss guard

@@ -46,7 +46,7 @@ class LogFeed:
         self._subscribers.append(subscriber)
 
     def subscribe_to_damage(self, listener: DamageListener) -> None:
-        """Report damage of the log to `listener`. Call it before ``run``.
+        """Report damage in the log to `listener`. Call it before ``run``.
 
         Damage and events are reported in the order of their positions.
         """
@@ -89,7 +89,7 @@ class LogFeed:
                     await wait_for_room()
 
     async def catch_up(self, seconds: float) -> None:
-        """Wait until all subscribers have received the log's current end; raises `TimeoutError`."""
+        """Wait until all subscribers have caught up with the log; raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             target = await self._log.last_position()
             while self.position < target:

@@ -66,14 +66,14 @@ async def test_an_append_to_several_resources_is_stored_whole_or_not_at_all(bus:
 
 async def test_a_conflict_does_not_block_the_rest_of_the_batch(bus: Bus) -> None:
     keys = [new_key() for _ in range(20)]
-    own_repository = ResourceRepository(bus.log)
-    bases = await own_repository.get(keys)
+    repository = ResourceRepository(bus.log)
+    bases = await repository.get(keys)
     contested = keys[7]
     await bus.log.append([ResourceAppend(contested, events(contested, 1, 4), 0)])
     commits = [Commit(key, bases[key], fold(events(key, 1, 3)), events(key, 1, 3)) for key in keys]
-    conflicts = await own_repository.commit(commits)
+    conflicts = await repository.commit(commits)
     assert [commit.key for commit in conflicts] == [contested]
-    assert (await own_repository.get([contested]))[contested].state.version == 4, (
+    assert (await repository.get([contested]))[contested].state.version == 4, (
         "refolded from the log"
     )
     for key in keys:
@@ -136,11 +136,11 @@ async def test_a_cached_state_newer_than_the_log_is_not_used(bus: Bus) -> None:
 async def test_resources_with_the_same_name_in_two_namespaces_have_separate_cached_states(
     bus: Bus,
 ) -> None:
-    own_key = new_key()
+    key = new_key()
     twins = [
-        own_key,
-        ResourceKey("other", own_key.kind, own_key.name),
-        ResourceKey("default", "Record", own_key.name),
+        key,
+        ResourceKey("other", key.kind, key.name),
+        ResourceKey("default", "Record", key.name),
     ]
     lengths = dict(zip(twins, (50, 60, 70), strict=True))
     states: dict[ResourceKey, tuple[int, bytes]] = {}
