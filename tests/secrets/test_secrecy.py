@@ -108,7 +108,7 @@ def test_any_secret_is_hidden_in_a_byte_dump_at_any_position(
         text = json.dumps(text)
     hidden = Secrecy(secret).hide(text)
     assert HIDDEN in hidden
-    for start in range(len(secret) - 7):  # as text at the end of a line either
+    for start in range(len(secret) - 7):  # nor as text at the end of a line
         assert secret[start : start + 8] not in hidden
 
 
