@@ -220,7 +220,7 @@ def test_each_long_line_of_a_secret_is_hidden() -> None:
     assert secrecy.hide(first + second) == HIDDEN
 
 
-def test_the_marks_of_a_pem_file_stay_in_other_files() -> None:
+def test_the_marks_of_a_pem_file_are_not_hidden_in_other_files() -> None:
     public = PEM.replace(PEM[30:-10], "\nMIIB\n")
     assert Secrecy(PEM).hide(public) == public
 
