@@ -110,7 +110,7 @@ async def update_route(routes: Provider, existing: ExternalObject, **fields: Any
     [
         ({}, "spec.backends: required"),
         (
-            {"backends": ["without_backends"]},
+            {"backends": ["nobody"]},
             "'nobody' must have the form ADDRESS:PORT, such as 10.0.0.7:8080",
         ),
         ({"backends": ["a:0"]}, "'a:0' must have the form ADDRESS:PORT"),
@@ -207,9 +207,7 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_th
     assert message == "route 'first' matches the same host and path, and takes precedence"
     await routes.delete(with_version_of(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
-    without_backends = await create_route(
-        routes, "without_backends", hosts=["c.example.org"], backends=[]
-    )
+    without_backends = await create_route(routes, "nobody", hosts=["c.example.org"], backends=[])
     assert ROUTE.ready(without_backends.fields, without_backends).reason == "NoBackends"
 
 

@@ -877,14 +877,14 @@ async def test_a_delayed_creation_does_not_claim_another_object(case: Case) -> N
     await case.create_disk()
 
     async def recreate_disk() -> None:
-        await case.delete(await case.disk("delayed_call"))
-        await case.create_disk("delayed_call")
+        await case.delete(await case.disk("late"))
+        await case.create_disk("late")
 
     async def recreate_attachment() -> None:
         await case.delete(await case.attachment())
         await case.attach_disk()
 
-    assert await run_delayed(6, recreate_disk, case.disks.create(new_disk("delayed_call"))) is None
+    assert await run_delayed(6, recreate_disk, case.disks.create(new_disk("late"))) is None
     delayed_call = case.attachments.create(new_attachment())
     assert await run_delayed(4, recreate_attachment, delayed_call) is None
 
