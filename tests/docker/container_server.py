@@ -21,7 +21,7 @@ jetstream {{ store_dir: /data, sync_interval: always }}
 max_payload: {DEFAULT_MAX_PAYLOAD_BYTES}
 """
 
-_START_SECONDS = 120  # on a slow disk, reading streams before listening takes long
+_START_SECONDS = 120  # on a slow disk, reading streams before listening is slow
 
 
 class ContainerServer(EmbeddedServer):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:testcontainers"),  # its own module's
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:testcontainers"),  # from its own module
 ]
 
 CONVERGED_SECONDS = 20.0

@@ -70,7 +70,7 @@ __all__ = [
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:testcontainers"),  # its own module's
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:testcontainers"),  # from its own module
 ]
 
 

@@ -20,7 +20,7 @@ async def service_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
 @pytest.fixture
 async def client(service_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of a service without shapes, faults and counts."""
+    """Yield a client for a service without shapes, faults or counts."""
     async with create_client(service_url) as client:
         await client.delete("/_faults")
         for item in (await client.get("/shapes")).json()["items"]:

@@ -56,7 +56,7 @@ async def effects(client: httpx.AsyncClient) -> dict[str, int]:
 
 
 def kind(response: httpx.Response) -> str:
-    """Return the kind of a problem, which distinguishes it from others of its status."""
+    """Return the kind of a problem, which distinguishes it from others with its status."""
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
     assert problem["status"] == response.status_code

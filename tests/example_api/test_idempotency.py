@@ -32,20 +32,20 @@ def key() -> str:
     return str(uuid.uuid4())
 
 
-def assert_replayed(first: httpx.Response, again: httpx.Response) -> None:
+def assert_replayed(first: httpx.Response, repeated: httpx.Response) -> None:
     assert "idempotent-replayed" not in first.headers
-    assert again.headers["idempotent-replayed"] == "true"
-    assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert repeated.headers["idempotent-replayed"] == "true"
+    assert (repeated.status_code, repeated.content) == (first.status_code, first.content)
     for header in ("etag", "location", "content-type"):
-        assert again.headers.get(header) == first.headers.get(header)
+        assert repeated.headers.get(header) == first.headers.get(header)
 
 
 async def test_a_repeated_create_has_one_effect_and_the_same_response(
     client: httpx.AsyncClient, key: str
 ) -> None:
     first = await create(client, "a", key)
-    again = await create(client, "a", key)
-    assert_replayed(first, again)
+    repeated = await create(client, "a", key)
+    assert_replayed(first, repeated)
     assert (await effects(client))["creates"] == 1
 
 
@@ -71,9 +71,9 @@ async def test_a_repeated_deletion_has_one_effect(client: httpx.AsyncClient, key
     await create(client, "a")
     first = await client.delete("/shapes/a", headers=key_header(key))
     await create(client, "a")
-    again = await client.delete("/shapes/a", headers=key_header(key))
-    assert again.status_code == first.status_code == 204
-    assert again.headers["idempotent-replayed"] == "true"
+    repeated = await client.delete("/shapes/a", headers=key_header(key))
+    assert repeated.status_code == first.status_code == 204
+    assert repeated.headers["idempotent-replayed"] == "true"
     assert (await client.get("/shapes/a")).status_code == 200
 
 
@@ -84,8 +84,8 @@ async def test_a_refusal_is_also_replayed(client: httpx.AsyncClient, key: str) -
     await client.delete("/shapes/a")
     assert_replayed(first, await create(client, "a", key))
     invalid = await client.post("/shapes", json={}, headers=key_header(key + "-other"))
-    again = await client.post("/shapes", json={}, headers=key_header(key + "-other"))
-    assert_replayed(invalid, again)
+    repeated = await client.post("/shapes", json={}, headers=key_header(key + "-other"))
+    assert_replayed(invalid, repeated)
 
 
 async def test_another_body_path_or_method_with_the_key_is_refused(

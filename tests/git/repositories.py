@@ -65,9 +65,9 @@ class Repository:
         file.write_bytes(content)
         return self.git("hash-object", "-t", kind, "-w", "--literally", str(file)).strip()
 
-    def git(self, *words: str, stdin: str = "") -> str:
+    def git(self, *arguments: str, stdin: str = "") -> str:
         process = subprocess.run(
-            ["git", *words],
+            ["git", *arguments],
             input=stdin,
             cwd=self.folder,
             env={"PATH": os.environ["PATH"], "HOME": str(self.folder.parent), **_ISOLATED},

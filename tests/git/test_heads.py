@@ -1,4 +1,4 @@
-"""Reads of several tenants' repositories: slow or full tenants do not affect the others."""
+"""Reads of several tenants' repositories: a slow tenant or a full quota does not affect others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 class Contents:
-    """Contents in memory; ``is_full``: the quota of the namespace is exhausted."""
+    """Contents in memory; ``is_full``: the namespace's quota is exhausted."""
 
     is_full = False
 
@@ -108,7 +108,7 @@ async def test_a_listing_shows_the_known_state_of_a_source_that_waits_for_a_slot
 async def test_reads_of_withdrawn_sources_end(
     source_heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise they occupy the slots for a minute each."""
+    """Otherwise each would occupy a slot for a minute."""
     monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.01)
     await asyncio.gather(
         *(

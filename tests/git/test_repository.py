@@ -143,7 +143,7 @@ def test_links_are_omitted_and_ancestors_are_found(repository: Repository):
 
 def test_only_a_signature_by_a_listed_signer_is_accepted(repository: Repository, tmp_path: Path):
     key, signer = signing_key(tmp_path)
-    _, other_signer = signing_key(tmp_path, "other_signer")
+    _, other_signer = signing_key(tmp_path, "another")
     repository.git("config", "gpg.format", "ssh")
     repository.git("config", "user.signingkey", str(key))
     signed = repository.commit("signed", "-S")

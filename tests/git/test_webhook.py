@@ -204,7 +204,7 @@ async def test_unverified_bodies_take_bounded_memory() -> None:
 
 
 async def turns() -> None:
-    """Let all tasks run as far as they can."""
+    """Let every task run until it waits."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -281,7 +281,7 @@ async def test_a_connection_without_a_complete_request_is_closed(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(request_bytes)
-        async with asyncio.timeout(4):  # uvicorn's own limit of an idle connection is 5 s
+        async with asyncio.timeout(4):  # uvicorn's own limit for an idle connection is 5 s
             response = await reader.read()
         assert response.startswith(b"HTTP/1.1 405") is (b"\r\n\r\n" in request_bytes)
         writer.close()

@@ -230,10 +230,10 @@ def test_a_commit_becomes_a_website_that_is_rolled_out_and_withdrawn(website: We
     assert (kinds["Container"], kinds["Certificate"]) == (3, 1)
 
     containers = website.cli.ok("get", "Container", "-o", "json").json
-    why = website.cli.ok("why", f"Container/{containers[0]['metadata']['name']}").out
-    explanation = " ".join(why.split())
+    output = website.cli.ok("why", f"Container/{containers[0]['metadata']['name']}").out
+    explanation = " ".join(output.split())
     for text in (f"commit {first[:12]} by {AUTHOR}", "deploy/website.yaml:2", "Deployment/hello"):
-        assert text in explanation, why
+        assert text in explanation, output
 
     with Visitors(website, website.url()) as visitors:
         website.until(lambda: visitors.responses["version 1"] > 20, "the site is used")

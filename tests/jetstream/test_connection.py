@@ -317,7 +317,7 @@ async def test_a_second_connection_goes_to_another_server(nats_server: EmbeddedS
     await client.close()
 
 
-async def test_a_paused_server_causes_no_reconnections(
+async def test_a_paused_server_does_not_cause_reconnections(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)

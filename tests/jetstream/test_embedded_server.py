@@ -138,7 +138,7 @@ async def test_the_server_exits_with_the_process_that_started_it(tmp_path: Path)
         except ProcessLookupError:
             return True
         status = Path(f"/proc/{server_pid}/stat").read_text().split(")")[1].split()[0]  # noqa: ASYNC240
-        # Ended. In a container without init, no process reaps it. Its other threads keep its files
+        # Exited. In a container without init, no process reaps it. Its other threads keep its files
         # open.
         threads = os.listdir(f"/proc/{server_pid}/task")  # noqa: PTH208
         return status == "Z" and len(threads) == 1

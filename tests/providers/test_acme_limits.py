@@ -436,7 +436,7 @@ async def test_a_certificate_with_names_that_were_not_ordered_is_refused(
 
 
 def certify_names(key: PrivateKey, names: list[str]) -> x509.Certificate:
-    """Sign a certificate for a key with its own key."""
+    """Create a self-signed certificate for a key."""
     now = datetime.now(UTC)
     alternative = x509.SubjectAlternativeName([x509.DNSName(each) for each in names])
     return (
@@ -503,13 +503,13 @@ def test_clients_with_idle_connections_occupy_few_threads(http01_port: int) -> N
 
 
 def test_a_client_that_sends_slowly_is_disconnected(http01_port: int) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     with socket.create_connection(("127.0.0.1", http01_port), 5) as dripping:
         dripping.settimeout(0.1)
         with contextlib.suppress(ConnectionError):
-            while time.monotonic() - began < 10:
+            while time.monotonic() - started_at < 10:
                 dripping.sendall(b"x")
                 with contextlib.suppress(TimeoutError):
                     if not dripping.recv(1):
                         break
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5

@@ -94,9 +94,9 @@ async def read_route(routes: Provider, name: str) -> ExternalObject:
     return existing
 
 
-async def update_route(routes: Provider, thing: ExternalObject, **fields: Any) -> ExternalObject:
+async def update_route(routes: Provider, existing: ExternalObject, **fields: Any) -> ExternalObject:
     effect = await routes.update(
-        with_version_of(action("Update", thing.name, route_fields(**fields)), thing)
+        with_version_of(action("Update", existing.name, route_fields(**fields)), existing)
     )
     assert effect.object is not None
     return effect.object
@@ -110,7 +110,7 @@ async def update_route(routes: Provider, thing: ExternalObject, **fields: Any) -
     [
         ({}, "spec.backends: required"),
         (
-            {"backends": ["without_backends"]},
+            {"backends": ["nobody"]},
             "'nobody' must have the form ADDRESS:PORT, such as 10.0.0.7:8080",
         ),
         ({"backends": ["a:0"]}, "'a:0' must have the form ADDRESS:PORT"),
@@ -207,9 +207,7 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_th
     assert message == "route 'first' matches the same host and path, and takes precedence"
     await routes.delete(with_version_of(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
-    without_backends = await create_route(
-        routes, "without_backends", hosts=["c.example.org"], backends=[]
-    )
+    without_backends = await create_route(routes, "nobody", hosts=["c.example.org"], backends=[])
     assert ROUTE.ready(without_backends.fields, without_backends).reason == "NoBackends"
 
 
@@ -227,7 +225,7 @@ def test_routes_created_in_any_order_end_in_a_valid_order(
     for number, (hosts, paths) in enumerate(expected):
         route = Reach(str(number), hosts, paths)
         order.insert(find_index(route, order), route)
-    for _ in range(len(order) ** 2 + 1):  # each is moved when a listing shows it
+    for _ in range(len(order) ** 2 + 1):  # a misplaced route is moved when it is listed
         standings_in_order = list(positions(order))
         wrong = [at for at, each in enumerate(standings_in_order) if each.is_misplaced]
         if not wrong:
@@ -488,9 +486,9 @@ async def test_calls_wait_for_a_caddy_without_a_configuration(
 async def test_readings_are_caddys_backend_counts(routes: Provider, admin: CaddyAdmin) -> None:
     assert isinstance(routes, MeasuredProvider)
     await create_route(routes, "ours", backends=["127.0.0.1:9001", "127.0.0.1:9002"])
-    read = await routes.readings("ours")
+    readings = await routes.readings("ours")
     no_requests = {"requests": 0, "fails": 0}
-    assert read == {"backends": {"127.0.0.1:9001": no_requests, "127.0.0.1:9002": no_requests}}
+    assert readings == {"backends": {"127.0.0.1:9001": no_requests, "127.0.0.1:9002": no_requests}}
     assert await routes.readings("absent") is None
 
 
@@ -667,7 +665,7 @@ async def test_concurrent_creations_are_one_change_with_separate_results(
     )
     good = [action("Create", f"r{each}", route_fields(hosts=[f"r{each}.org"])) for each in range(5)]
     bad = action("Create", "bad", {**route_fields(), "balancing": "nonesuch"})
-    others = [
+    rejected_actions = [
         action("Create", "taken", route_fields()),
         action("Create", "nested", route_fields()),
         action("Create", "elsewhere", route_fields(server="other")),
@@ -676,7 +674,7 @@ async def test_concurrent_creations_are_one_change_with_separate_results(
         *map(routes.create, [*good, bad]), return_exceptions=True
     )
     results += await asyncio.gather(
-        *map(routes.create, [action("Create", "late", route_fields()), *others]),
+        *map(routes.create, [action("Create", "late", route_fields()), *rejected_actions]),
         return_exceptions=True,
     )
     late = results.pop(5)

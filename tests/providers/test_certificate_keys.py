@@ -17,9 +17,9 @@ def test_a_large_key_is_read_quickly() -> None:
     key = new_key("RSA-4096")
     pem = key_pem(key)
     started_at = time.process_time()
-    read = [read_key(pem) for _ in range(10)]
+    keys = [read_key(pem) for _ in range(10)]
     assert time.process_time() - started_at < 0.5
-    assert {public_digest(each) for each in read if each is not None} == {public_digest(key)}
+    assert {public_digest(each) for each in keys if each is not None} == {public_digest(key)}
 
 
 def test_large_keys_are_generated_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

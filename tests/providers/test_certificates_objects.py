@@ -232,7 +232,7 @@ def test_a_renewal_is_due_a_third_of_the_lifetime_before_the_end_or_as_declared(
     assert issuer.renewal_time({"acme": {}}, certificate_until(9)) is None
 
 
-def test_a_lifetime_shorter_than_renew_before_causes_no_hot_loop() -> None:
+def test_a_lifetime_shorter_than_renew_before_does_not_cause_a_hot_loop() -> None:
     assert certificate.renewal_time(
         {"renewBefore": "30d"}, certificate_until(3)
     ) == NOW + timedelta(hours=1)
@@ -779,9 +779,9 @@ async def test_a_rate_limit_is_obeyed_to_the_second_by_every_later_action(
     request_count = len(gate.order_times)
 
     other_fields = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
-    with pytest.raises(NotCalledError, match="no orders before") as held:
+    with pytest.raises(NotCalledError, match="no orders before") as limited:
         await provider.update(update(previous_certificate, other_fields))
-    assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
+    assert 3590 < (limited.value.retry_after_seconds or 0) <= 3600
     assert len(gate.order_times) == request_count, "no second request was sent"
 
     (root / "web/tls.key").unlink()

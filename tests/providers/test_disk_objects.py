@@ -96,9 +96,11 @@ class Case:
         assert disk is not None
         return disk
 
-    async def update(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
-        provider = self.disks if "sizeBytes" in thing.fields else self.attachments
-        update = with_version_of(action("Update", thing.name, {**thing.fields, **spec}), thing)
+    async def update(self, existing: ExternalObject, **spec: Any) -> ExternalObject:
+        provider = self.disks if "sizeBytes" in existing.fields else self.attachments
+        update = with_version_of(
+            action("Update", existing.name, {**existing.fields, **spec}), existing
+        )
         if provider is self.disks:
             labels = {**update.labels, OWNER_LABEL: OWNER}
             update = msgspec.structs.replace(update, labels=labels)
@@ -106,9 +108,9 @@ class Case:
         assert changed is not None
         return changed
 
-    async def delete(self, thing: ExternalObject) -> None:
-        provider = self.disks if "sizeBytes" in thing.fields else self.attachments
-        await provider.delete(with_version_of(action("Delete", thing.name, {}), thing))
+    async def delete(self, existing: ExternalObject) -> None:
+        provider = self.disks if "sizeBytes" in existing.fields else self.attachments
+        await provider.delete(with_version_of(action("Delete", existing.name, {}), existing))
 
     def put_marker(self, name: str = "data") -> None:
         """Write a marker into an image's filesystem."""
@@ -244,7 +246,7 @@ async def test_an_image_that_grew_without_its_filesystem_is_detected_and_repaire
 ) -> None:
     disk = await case.create_disk()
     os.truncate(case.image(), 16 * MIB)
-    assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "an unfinished growth does not count"
+    assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "an unfinished resize does not count"
     grown = await case.update(disk, sizeBytes=16 * MIB)
     assert grown.fields["sizeBytes"] == 16 * MIB
     assert "Block count:              4096" in run("dumpe2fs", "-h", case.image())
@@ -282,7 +284,7 @@ async def test_a_worker_that_may_not_grow_a_mounted_disk_reports_it_and_grows_it
     assert (await case.update(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
 
 
-async def test_a_growth_refused_halfway_by_the_kernel_is_completed_once_the_disk_is_detached(
+async def test_a_resize_refused_halfway_by_the_kernel_is_completed_once_the_disk_is_detached(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if growth_problem() is None:
@@ -296,7 +298,7 @@ async def test_a_growth_refused_halfway_by_the_kernel_is_completed_once_the_disk
             await case.update(disk, sizeBytes=16 * MIB)
         unfinished = await case.disk()
         assert (case.image().stat().st_size, unfinished) == (16 * MIB, disk), (
-            "an unfinished growth does not count"
+            "an unfinished resize does not count"
         )
 
     await case.delete(attachment)
@@ -875,14 +877,14 @@ async def test_a_delayed_creation_does_not_claim_another_object(case: Case) -> N
     await case.create_disk()
 
     async def recreate_disk() -> None:
-        await case.delete(await case.disk("delayed_call"))
-        await case.create_disk("delayed_call")
+        await case.delete(await case.disk("late"))
+        await case.create_disk("late")
 
     async def recreate_attachment() -> None:
         await case.delete(await case.attachment())
         await case.attach_disk()
 
-    assert await run_delayed(6, recreate_disk, case.disks.create(new_disk("delayed_call"))) is None
+    assert await run_delayed(6, recreate_disk, case.disks.create(new_disk("late"))) is None
     delayed_call = case.attachments.create(new_attachment())
     assert await run_delayed(4, recreate_attachment, delayed_call) is None
 
@@ -970,7 +972,7 @@ async def test_an_attachment_killed_between_any_two_steps_is_mounted_once(
     assert len(mounted) == len(attached)
 
 
-async def test_a_growth_killed_between_any_two_steps_keeps_the_data(case: Case) -> None:
+async def test_a_resize_killed_between_any_two_steps_keeps_the_data(case: Case) -> None:
     for step in range(1, 20):
         disk = await case.create_disk(f"disk-{step:02}")
         case.put_marker(disk.name)
@@ -1056,7 +1058,7 @@ async def test_the_mkfs_of_a_killed_worker_is_waited_for_and_not_run_again(
     run("e2fsck", "-f", "-n", case.image())
 
 
-async def test_the_growth_of_a_killed_worker_is_waited_for_and_completes(
+async def test_the_resize_of_a_killed_worker_is_waited_for_and_completes(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
     disk, resize = await case.create_disk(), slow("resize2fs")
@@ -1076,10 +1078,10 @@ async def test_the_growth_of_a_killed_worker_is_waited_for_and_completes(
 
     await until(is_free)
     assert (case.mount_point() / MARKER).is_dir()
-    assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "the growth completed"
+    assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "the resize completed"
 
 
-async def test_a_growth_that_outlives_its_call_continues(
+async def test_a_resize_that_outlives_its_call_continues(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
     disk, resize = await case.create_disk(), slow("resize2fs")

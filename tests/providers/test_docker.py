@@ -103,8 +103,8 @@ class Case:
         assert effect.object is not None
         return effect.object
 
-    async def update_container(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
-        update = with_version_of(action("Update", thing.name, self.fields(**spec)), thing)
+    async def update_container(self, existing: ExternalObject, **spec: Any) -> ExternalObject:
+        update = with_version_of(action("Update", existing.name, self.fields(**spec)), existing)
         effect = await self.containers.update(update)
         assert effect.object is not None
         return effect.object
@@ -119,10 +119,10 @@ async def case(engine: TestEngine, name: str, tmp_path: Path) -> AsyncIterator[C
     await asyncio.to_thread(engine.admin.remove_all, name)
 
 
-def is_as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
-    assert thing is not None
+def is_as_declared(existing: ExternalObject | None, fields: Fields) -> bool:
+    assert existing is not None
     assert CONTAINER.comparable is not None
-    actual, expected = map(CONTAINER.comparable, (CONTAINER.normalize(thing.fields), fields))
+    actual, expected = map(CONTAINER.comparable, (CONTAINER.normalize(existing.fields), fields))
     return actual == expected
 
 

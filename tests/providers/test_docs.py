@@ -1,4 +1,4 @@
-"""The page ``docs/how-to/add-a-kind.md`` quotes code that exists."""
+"""``docs/how-to/add-a-kind.md`` quotes code that exists."""
 
 from __future__ import annotations
 

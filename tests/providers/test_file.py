@@ -497,7 +497,7 @@ asyncio.run(files.create(action) if action.operation == "Create" else files.upda
 STEPS = [
     (step, when)
     for step in ("write", "setxattr", "fchmod", "fsync", "link", "unlink", "rename")
-    for when in ("before", "status")
+    for when in ("before", "after")
 ]
 
 

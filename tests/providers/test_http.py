@@ -24,7 +24,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Server:
-    """Sends the next planned response to each request; an empty one cuts the connection."""
+    """Sends the next planned response to each request; an empty one closes the connection."""
 
     def __init__(self) -> None:
         self.planned_responses: list[bytes] = []

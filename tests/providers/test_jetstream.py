@@ -1,4 +1,4 @@
-"""The contract suite on JetStream's own objects, each kind on a real server."""
+"""The contract suite for JetStream's own objects, each kind on a real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reconciler.provider.contract import Connect, ProviderContract
 
 
 class JetStreamContract(ProviderContract):
-    """The contract on the session's server, with cases for the change feed."""
+    """The contract with the session's server, with cases for the change feed."""
 
     fresh: ClassVar[Fields] = {"messages": 0, "bytes": 0, "consumers": 0}
     prefix: ClassVar[str] = ""

@@ -122,7 +122,7 @@ async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(cas
 
 
 @pytest.mark.parametrize(
-    ("subjects", "words"),
+    ("subjects", "error_text"),
     [
         ([f"a.{number}" for number in range(33)], "32"),
         ([f"a.{number}.{'x' * 200}" for number in range(21)], "at most 4096 characters in total"),
@@ -130,9 +130,11 @@ async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(cas
     ],
 )
 @pytest.mark.parametrize("kind", [STREAM, CONSUMER], ids=["Stream", "Consumer"])
-def test_the_subjects_of_an_object_are_limited(kind: Kind, subjects: list[str], words: str) -> None:
+def test_the_subjects_of_an_object_are_limited(
+    kind: Kind, subjects: list[str], error_text: str
+) -> None:
     """For each new subject, the server checks the subjects of all streams, and blocks meanwhile."""
-    with pytest.raises(InvalidManifestError, match=words):
+    with pytest.raises(InvalidManifestError, match=error_text):
         kind.check_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
 
 

@@ -122,7 +122,7 @@ def test_the_size_of_a_rendered_file_is_checked_before_it_is_rendered() -> None:
 
 
 def test_a_file_does_not_grow_by_repeating_one_value() -> None:
-    """A declaration of 4 KB would lead to events of a megabyte."""
+    """A 4 KB declaration would cause events of a megabyte."""
     with pytest.raises(InvalidManifestError, match="larger, more than the limit of 65536"):
         FILE.check_declared({"content": "${A}" * 500, "values": {"A": "x" * 1_800}})
     FILE.check_declared({"content": "x" * 300_000 + "${A}" * 30, "values": {"A": "x" * 1_800}})

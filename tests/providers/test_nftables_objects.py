@@ -80,10 +80,10 @@ class Services:
         return effect.object
 
     async def update_service(
-        self, thing: ExternalObject, *backends: tuple[str, int], **spec: Any
+        self, existing: ExternalObject, *backends: tuple[str, int], **spec: Any
     ) -> ExternalObject:
         update = with_version_of(
-            action("Update", thing.name, self.fields(*backends, **spec)), thing
+            action("Update", existing.name, self.fields(*backends, **spec)), existing
         )
         effect = await self.provider.update(update)
         assert effect.object is not None

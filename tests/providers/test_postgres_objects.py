@@ -114,9 +114,9 @@ async def create_object(
     return existing
 
 
-async def update_object(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
-    update = action("Update", thing.name, kind.check_fields(fields))
-    changed = (await provider.update(with_version_of(update, thing))).object
+async def update_object(provider: Provider, kind: Kind, existing: ExternalObject, fields: Fields):
+    update = action("Update", existing.name, kind.check_fields(fields))
+    changed = (await provider.update(with_version_of(update, existing))).object
     assert changed is not None
     return changed
 
@@ -127,9 +127,9 @@ async def read_object(provider: Provider, name: str) -> ExternalObject:
     return existing
 
 
-def drift(kind: Kind, thing: ExternalObject, fields: Fields) -> list[str]:
+def drift(kind: Kind, existing: ExternalObject, fields: Fields) -> list[str]:
     labels = {} if kind is GRANT else LABELS
-    return [difference.path for difference in differences(Wanted(fields, labels), thing, kind)]
+    return [difference.path for difference in differences(Wanted(fields, labels), existing, kind)]
 
 
 async def run(superuser: Superuser, statement: str, *names: str) -> list[tuple[Any, ...]]:
@@ -697,7 +697,7 @@ async def test_two_grants_never_share_a_name_if_names_contain_slashes(
     postgres_server: Postgres,
     unique: str,
 ) -> None:
-    """A listing with two objects with the same name is refused, which affects all tenants."""
+    """A listing that contains two objects with the same name is refused, affecting all tenants."""
     name = unique.lower()
     for database in (name, f"{name}/public"):
         await create_object(databases, DATABASE, database, {})

@@ -98,11 +98,11 @@ def test_a_refusal_names_the_call_and_the_reason() -> None:
         (b"", "no explanation"),
     ],
 )
-def test_the_error_text_of_the_api_is_extracted(body: bytes, text: str) -> None:
+def test_the_apis_error_text_is_extracted(body: bytes, text: str) -> None:
     assert describe_problem(build_api_response(400, body)) == text
 
 
-def test_the_error_text_of_the_api_is_truncated() -> None:
+def test_the_apis_error_text_is_truncated() -> None:
     assert len(describe_problem(build_api_response(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
 
 

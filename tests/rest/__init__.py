@@ -1,1 +1,1 @@
-"""Kinds that a manifest defines on an HTTP API without code, tested on real APIs."""
+"""Kinds that a manifest defines for an HTTP API without code, tested with real APIs."""

@@ -57,7 +57,7 @@ def caddy(folder: Path) -> Generator[str]:
 
 
 class PowerDns:
-    """PowerDNS with one zone; it can be stopped and started again, with its data."""
+    """PowerDNS with one zone; it can be stopped and restarted with its data."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -39,7 +39,7 @@ def address(generation: int = 1, **rest: Any) -> Kind:
     if "size" in rest.get("document", {}):
         spec["fields"]["size"] = {"type": "Integer", "default": 7}
     kind = build_defined_kind(KindRegistry([]), "Address", spec, generation)
-    return replace(kind, provider=BLOCK.provider)  # that of the tests' configuration
+    return replace(kind, provider=BLOCK.provider)  # the provider in the tests' configuration
 
 
 def declared_story() -> Story:

@@ -108,7 +108,7 @@ def test_any_secret_is_hidden_in_a_byte_dump_at_any_position(
         text = json.dumps(text)
     hidden = Secrecy(secret).hide(text)
     assert HIDDEN in hidden
-    for start in range(len(secret) - 7):  # as text at the end of a line either
+    for start in range(len(secret) - 7):  # nor as text at the end of a line
         assert secret[start : start + 8] not in hidden
 
 
@@ -220,7 +220,7 @@ def test_each_long_line_of_a_secret_is_hidden() -> None:
     assert secrecy.hide(first + second) == HIDDEN
 
 
-def test_the_marks_of_a_pem_file_stay_in_other_files() -> None:
+def test_the_marks_of_a_pem_file_are_not_hidden_in_other_files() -> None:
     public = PEM.replace(PEM[30:-10], "\nMIIB\n")
     assert Secrecy(PEM).hide(public) == public
 
