@@ -1,39 +1,53 @@
-"""Concurrent calls to one API are limited, and evenly spread while more calls wait."""
+"""Concurrent calls to one API are limited, shared among namespaces, and evenly spread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from reconciler.roles.worker.call_slots import CallSlots
+from reconciler.roles.worker.call_slots import LONG_WAIT_SECONDS, CallSlots
 from tests.memory_bus.loop import VirtualLoop
 
 MAX_CALLS = 16
+NAMESPACES = 16
 CALL_SECONDS = 2.0
 
 
-def end_times(calls: int, *, seconds: float) -> Sequence[float]:
-    """Make calls of equal duration; return the seconds at which each ended."""
+def start_times(
+    calls: Sequence[tuple[float, str]], seconds: float | Mapping[str, float] = CALL_SECONDS
+) -> Mapping[str, Sequence[float]]:
+    """Make calls at these times; return the seconds at which those of each namespace started.
+
+    ``seconds``: their duration, or that of each namespace.
+    """
     loop = VirtualLoop("call slots")
     slots = CallSlots(MAX_CALLS, loop.time)
-    started_at = loop.time()
-    ends: list[float] = []
+    first = loop.time()
+    starts: dict[str, list[float]] = {}
     active_calls = 0
 
-    async def call() -> None:
+    async def call(at: float, namespace: str) -> None:
         nonlocal active_calls
-        async with slots.slot():
+        await asyncio.sleep(at)
+        async with slots.slot(namespace, lambda: None):
+            starts.setdefault(namespace, []).append(loop.time() - first)
             active_calls += 1
             assert active_calls <= MAX_CALLS
-            await asyncio.sleep(seconds)
+            duration = seconds[namespace] if isinstance(seconds, Mapping) else seconds
+            await asyncio.sleep(duration)
             active_calls -= 1
-        ends.append(loop.time() - started_at)
 
     async def make_calls() -> None:
-        await asyncio.gather(*(call() for _ in range(calls)))
+        await asyncio.gather(*(call(at, namespace) for at, namespace in calls))
 
     loop.run_until_complete(make_calls())
-    return ends
+    return starts
+
+
+def end_times(calls: int, *, seconds: float) -> Sequence[float]:
+    """Make calls of many namespaces together; return the seconds at which each ended."""
+    starts = start_times([(0.0, f"ns{each % NAMESPACES}") for each in range(calls)], seconds)
+    return [start + seconds for times in starts.values() for start in times]
 
 
 def max_ends_within(ends: Sequence[float], seconds: float) -> int:
@@ -59,3 +73,69 @@ def test_a_call_with_a_free_slot_begins_immediately() -> None:
 def test_calls_to_a_fast_api_are_not_spaced() -> None:
     ends = end_times(10 * MAX_CALLS, seconds=0.01)
     assert max(ends) < 0.11
+
+
+def test_one_namespace_may_use_most_slots_and_leaves_some_to_others() -> None:
+    slow = [(0.0, "slow")] * 10 * MAX_CALLS
+    starts = start_times([*slow, (1.0, "second"), (1.0, "third")])
+    assert starts["slow"].count(0.0) == MAX_CALLS * 7 // 8
+    assert starts["second"] == starts["third"] == [1.0]
+
+
+def test_a_few_slots_are_shared_by_two_namespaces() -> None:
+    loop = VirtualLoop("call slots")
+    slots = CallSlots(2, loop.time)
+    starts: list[tuple[str, float]] = []
+
+    async def call(namespace: str) -> None:
+        async with slots.slot(namespace, lambda: None):
+            starts.append((namespace, loop.time() - started_at))
+            await asyncio.sleep(CALL_SECONDS)
+
+    async def make_calls() -> None:
+        await asyncio.gather(call("one"), call("one"), call("two"))
+
+    started_at = loop.time()
+    loop.run_until_complete(make_calls())
+    assert starts[:2] == [("one", 0.0), ("two", 0.0)]
+
+
+def test_a_free_slot_goes_to_the_namespace_with_the_fewest_running_calls() -> None:
+    flood = [(0.0, "flood")] * 10 * MAX_CALLS
+    starts = start_times([*flood, *[(1.0, "late")] * (MAX_CALLS // 2)])
+    # the calls of the other namespace start in the next round, before 146 that came earlier
+    assert max(starts["late"]) <= 2 * CALL_SECONDS
+    assert max(starts["flood"]) > 10 * CALL_SECONDS
+
+
+def test_hanging_calls_of_one_namespace_do_not_delay_the_fast_calls_of_another() -> None:
+    hanging = [(0.0, "hanging")] * 5 * MAX_CALLS
+    fast = [(1 + number / 10, "fast") for number in range(100)]
+    starts = start_times([*hanging, *fast], {"hanging": 10.0, "fast": 0.05})
+    delays = [start - at for start, (at, _) in zip(sorted(starts["fast"]), fast, strict=True)]
+    assert max(delays) < 0.2
+
+
+def test_a_canceled_call_returns_its_slot_or_its_place_in_the_queue() -> None:
+    loop = VirtualLoop("call slots")
+    slots = CallSlots(1, loop.time)
+    long_waits: list[str] = []
+
+    async def hold(namespace: str, seconds: float) -> None:
+        async with slots.slot(namespace, lambda: long_waits.append(namespace)):
+            await asyncio.sleep(seconds)
+
+    async def cancel_calls() -> None:
+        first = asyncio.create_task(hold("one", 1.0))
+        waiting = asyncio.create_task(hold("two", 1.0))
+        granted = asyncio.create_task(hold("three", 1.0))
+        await asyncio.sleep(2 * LONG_WAIT_SECONDS)
+        waiting.cancel()
+        first.cancel()  # grants the slot to the third call, which is canceled before it starts
+        await asyncio.wait([first])
+        granted.cancel()
+        await asyncio.wait([waiting, granted])
+        await asyncio.wait_for(hold("four", 0.0), LONG_WAIT_SECONDS)
+
+    loop.run_until_complete(cancel_calls())
+    assert long_waits == ["two", "three"]

@@ -24,7 +24,14 @@ from events.intake import (
     TimerFired,
     Withdrawn,
 )
-from events.log import Action, ActionDecided, SpecDeclared, SpecResolved, SpecWithdrawn
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    SpecDeclared,
+    SpecResolved,
+    SpecWithdrawn,
+)
 from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import (
     KIND_DEFINITION_KIND,
@@ -49,6 +56,7 @@ from reconciler.provider.kind import installed_kinds
 from reconciler.resource import decide
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.decider.decider import Decider
 from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN
 from reconciler.roles.runtime.configurations import Configurations
@@ -125,6 +133,8 @@ def decider(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     clock: Callable[[], float] = time.monotonic,
     cpu_time: Callable[[], float] = time.thread_time,
+    *,
+    max_actions: int = MAX_ACTIONS,
 ) -> Decider:
     return Decider(
         reader=bus,
@@ -133,6 +143,7 @@ def decider(
         kinds=installed_kinds(),
         configurations=Configurations() if configurations is None else configurations,
         runtime=Runtime(now=now, clock=clock, cpu_time=cpu_time),
+        max_actions=max_actions,
     )
 
 
@@ -371,6 +382,64 @@ async def test_a_decider_with_a_stale_state_handles_a_timer_with_the_current_sta
     )  # held: this decider has no configuration
     await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
     assert [each.operation for each in await read_actions(log, key)] == ["Create", "Update"]
+
+
+class IdleBus(Bus):
+    """A bus on which a decider runs, although it delivers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_acknowledged = asyncio.Event()
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        await super().ack(deliveries)
+        self.has_acknowledged.set()
+
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+        await asyncio.sleep(0.01)
+        return []
+
+
+@pytest.mark.parametrize("what", ["retry", "deletion"])
+async def test_only_a_result_starts_an_action_beyond_the_limit(
+    log: JetStreamLog, what: str
+) -> None:
+    """Otherwise the retries or the deletions of one namespace fill the queue of an API."""
+    configurations, bus, now = Configurations(), IdleBus(), datetime.now(UTC)
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    limited = decider(log, bus, configurations, now=lambda: now, max_actions=1)
+    waiting, running = new_key(), new_key()
+
+    async def end_creation(key: ResourceKey, position: int, error: ActionError | None) -> None:
+        [create] = await read_actions(log, key)
+        created = ExternalObject(key.name, create.fields, key.name, "1", create.labels)
+        existing = created if error is None else None
+        result = Reported(create.action_id, 1, now, now, "w", error=error, object=existing)
+        await limited.handle([delivery("result", key, position, result)])
+
+    async def count_starts() -> int:
+        history = [each.data for each in await history_of(log, waiting)]
+        return sum(isinstance(each, ActionDecided | ActionRetried) for each in history)
+
+    await limited.handle([declaration(waiting, 1, "Red")])
+    error = ActionError("NotDone", "no") if what == "retry" else None
+    await end_creation(waiting, 2, error)
+    await limited.handle([declaration(running, 3, "Red")])
+    now += timedelta(seconds=60)
+    acknowledged = bus.acknowledged
+    if what == "retry":
+        await limited.handle([delivery("timer", waiting, 4, TimerFired("Retry"))])
+    else:
+        await limited.handle([delivery("desired", waiting, 4, Withdrawn())])
+    assert await count_starts() == 1
+    assert bus.acknowledged == acknowledged, "another decider continues after a crash"
+
+    await end_creation(running, 5, None)
+    bus.has_acknowledged.clear()
+    running_decider = asyncio.create_task(limited.run())
+    await asyncio.wait_for(bus.has_acknowledged.wait(), 10)
+    running_decider.cancel()
+    assert await count_starts() == 2
 
 
 class RecordingBus(Bus):

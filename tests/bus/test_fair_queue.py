@@ -15,6 +15,7 @@ from reconciler.ports import IntakeDelivery
 from reconciler.roles.decider.fair_queue import (
     MAX_BYTES_PER_TURN,
     MAX_MESSAGES_PER_TURN,
+    Destination,
     FairQueue,
     Quota,
 )
@@ -194,3 +195,13 @@ def test_messages_that_are_put_back_keep_their_order_and_are_counted_again(data:
     assert sorted(each for positions in decided.values() for each in positions) == sorted(waiting)
     queue.add(message("a", 1_000 + at) for at in range(10))
     assert len(queue.take()) == 10, "no message may still be counted as waiting"
+
+
+def test_parked_messages_of_roles_do_not_fill_the_partition():
+    queue, destination = FairQueue(SMALL), Destination("one", "default")
+    timers = [message("one", position, what="timer") for position in range(SMALL.messages)]
+    assert queue.can_park("one", timers[0])
+    queue.park(destination, timers)
+    assert not queue.can_park("one", message("one", 100, what="timer"))
+    assert queue.can_park("two", message("two", 101, what="timer"))
+    assert queue.can_park("one", message("one", 102)), "declarations within the quota may wait"

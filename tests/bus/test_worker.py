@@ -656,6 +656,58 @@ class HangingApi(Api):
     update = delete
 
 
+class QueueBus(Bus):
+    """A bus that delivers as many actions as the worker permits."""
+
+    def __init__(self, *deliveries: ActionDelivery) -> None:
+        super().__init__(*deliveries)
+        self._limit = asyncio.Semaphore(0)
+        self._has_slot = {id(each) for each in deliveries}
+
+    async def add_queue(self, provider_config: str, limit: int) -> None:
+        for _ in range(limit):
+            self._limit.release()
+
+    def free_slot(self, delivery: ActionDelivery) -> None:
+        if id(delivery) in self._has_slot:
+            self._has_slot.discard(id(delivery))
+            self._limit.release()
+
+    async def next_batch(self) -> Sequence[ActionDelivery]:
+        await self._limit.acquire()
+        return await super().next_batch()
+
+
+class HangingInApi(Api):
+    """An API at which the calls of one namespace hang."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__()
+        self._namespace = namespace
+        self.hanging = 0
+
+    async def update(self, action: Action) -> Effect:
+        if action.namespace == self._namespace:
+            self.hanging += 1
+            await asyncio.Event().wait()
+        return await self.create(action)
+
+
+@pytest.mark.parametrize("hanging", [100, 900])
+async def test_hanging_calls_of_one_namespace_delay_no_action_of_another(
+    log: JetStreamLog, hanging: int
+) -> None:
+    quick = await append_deliveries(log, 3)
+    keys = [ResourceKey("hanging", "Shape", f"s{number}") for number in range(hanging)]
+    position = quick[0].position
+    slow = [ActionDelivery(position, action_event(each), 1, None) for each in keys]
+    api = HangingInApi("hanging")
+    bus = QueueBus(*quick, *slow)  # delivered from the end
+    async with running_worker(log, api, bus):
+        await asyncio.wait_for(bus.acknowledged.wait(), 8)
+    assert api.hanging == 64 * 7 // 8
+
+
 async def test_an_unread_delivery_to_a_suspended_process_is_treated_as_redelivered(
     log: JetStreamLog,
 ) -> None:

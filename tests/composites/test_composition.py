@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -216,6 +217,33 @@ async def test_the_parts_that_a_withdrawn_resource_waits_for_are_named(world: Wo
     await world.publish(shape("warm-red"), FinalizerReleased("billing"), "finalizer")
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {}
+
+
+async def test_deletions_that_wait_for_finalizers_delay_no_other_namespace(world: World):
+    limits = Limits(concurrency=4, request_timeout_seconds=10)
+    retry = Retry(initial_seconds=0.2, max_seconds=5.0)
+    config = api_config(
+        world.server.url, provider="composition", limits=limits, retry=retry, resync=0.5
+    )
+    await world.configure(config, CONFIG)
+    names = [f"set{number}" for number in range(20)]
+    await world.declare_all([palette(name, "Red", namespace="busy") for name in names])
+    for name in names:
+        await world.until_outcome(ResourceKey("busy", KIND, name), "Converged")
+        shape_key = ResourceKey("busy", "Shape", f"{name}-red")
+        await world.publish(shape_key, FinalizerRequested("hold"), "finalizer")
+    for name in names:
+        await world.publish(ResourceKey("busy", KIND, name), Withdrawn())
+    await world.until_outcome(ResourceKey("busy", "Shape", "set19-red"), "Held")
+
+    started_at = asyncio.get_running_loop().time()
+    await world.declare_all([palette("warm", "Yellow")])
+    await until_ready(world, WARM)
+    assert asyncio.get_running_loop().time() - started_at < 4
+
+    blocked = await world.client.status(ResourceKey("busy", KIND, "set0"))
+    assert blocked is not None
+    assert "busy/Shape/set0-red (Held: " in blocked.message
 
 
 async def test_an_invalid_part_prevents_the_creation_of_all_parts(world: World):

@@ -21,8 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from events.manifest import Fields
-from events.provider_config import Limits, ProviderConfigSpec, Tls
+from events.provider_config import ProviderConfigSpec, Tls
 from infra.providers.certificates import acme_transport, http01
 from infra.providers.certificates.acme_client import (
     MAX_CHAIN_BYTES,
@@ -36,20 +35,17 @@ from infra.providers.certificates.acme_client import (
 from infra.providers.certificates.acme_order import AcmeOrder
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
-from infra.providers.certificates.issuer import ISSUER
-from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.certificates.pem import PrivateKey, encode_certificates, key_pem, new_key
 from infra.providers.certificates.spec import MARKER
 from infra.providers.certificates.store import IssuerRecord, Store, read_file, write_file
 from infra.providers.file_root import FileRoot, discard, open_file, stat_of
 from infra.providers.host_guard import HostGuard
 from infra.providers.trust import build_ssl_context
-from reconciler.errors import NotCalledError, NotDoneError, RefusedError, UnknownResultError
-from reconciler.provider import Effect
+from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
-from tests.certificates import OWN_CA, create_root
+from tests.certificates import create_root
 from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     HEAD,
@@ -274,60 +270,6 @@ def test_a_path_that_leaves_its_directory_is_not_a_file_name(tmp_path: Path) -> 
     with pytest.raises(RefusedError), root.open_parent("inner/../../x"):
         pass
     assert outside.read_text() == "a key"
-
-
-async def test_hanging_cas_do_not_delay_other_cas(tmp_path: Path) -> None:
-    """Of 20 concurrent calls, the first namespace may make ten, and the second five."""
-    root = create_root(tmp_path)
-    limits = Limits(concurrency=20, request_timeout_seconds=5)
-    config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
-    provider = IssuersProvider(config, Secrets(), CallPermit())
-    connected = threading.Semaphore(0)
-
-    def count_and_keep_reading(connection: socket.socket) -> None:
-        connected.release()
-        keep_reading(connection)
-
-    async def until_connected(count: int) -> None:
-        for _ in range(count):
-            assert await asyncio.to_thread(connected.acquire, timeout=20)
-
-    with raw_server(count_and_keep_reading) as port:
-        fields: Fields = {
-            "acme": {
-                "directory": f"https://127.0.0.1:{port}/dir",
-                "acceptTerms": True,
-                "http01": {"folder": "x"},
-            }
-        }
-        checked = ISSUER.check_fields(fields)
-
-        def start_creation(namespace: str, name: str) -> asyncio.Task[Effect]:
-            id_ = f"{namespace}/Issuer/{name}@1"
-            creation = msgspec.structs.replace(action("Create", name, checked), action_id=id_)
-            return asyncio.create_task(provider.create(creation))
-
-        hanging = [start_creation("acme", f"hangs-{each}") for each in range(10)]
-        await until_connected(10)
-        with pytest.raises(NotCalledError, match="10 actions of namespace 'acme' are already wait"):
-            await start_creation("acme", "one-more")
-        hanging += [start_creation("other", f"also-{each}") for each in range(5)]
-        await until_connected(5)
-        with pytest.raises(NotCalledError, match="5 actions of namespace 'other' are already"):
-            await start_creation("other", "another-one")
-        async with asyncio.timeout(2):
-            effect = await provider.create(action("Create", "own", ISSUER.check_fields(OWN_CA)))
-            assert await provider.read("own") == effect.object
-        assert not any(each.done() for each in hanging)
-        for each in hanging:
-            each.cancel()
-        await asyncio.gather(*hanging, return_exceptions=True)
-        retry = start_creation("acme", "another-try")
-        await until_connected(1)
-        assert not retry.done()
-        retry.cancel()
-        await asyncio.gather(retry, return_exceptions=True)
-    await provider.close()
 
 
 class ChainClient(AcmeClient):

@@ -186,8 +186,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     ) -> None:
         """Revoke the certificate if so declared, and remove its files, key and record."""
         if existing.native.record.fields.get("revokeOnDelete"):
-            with self._folder.count_call(action):
-                await self._folder.step(lambda: self._revoke(existing.native))
+            await self._folder.step(lambda: self._revoke(existing.native))
         await self._folder.step(lambda: self._remove(action.external_name))
 
     # --- an order
@@ -199,8 +198,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         if "acme" not in issuer.fields:
             await step(lambda: self._sign(action, uid, issuer, pending))
             return
-        with self._folder.count_call(action):
-            chain = await self._chain(action, issuer, pending)
+        chain = await self._chain(action, issuer, pending)
         try:
             await step(lambda: self._store_certificate(action, uid, pending, chain, None))
         except NotDoneError as error:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.acme_client import (
     FAILED_DEPENDENCY,
@@ -29,7 +26,7 @@ from infra.providers.file_errors import to_provider_error
 from infra.providers.file_root import FileRoot
 from infra.providers.file_threads import FileThreads
 from infra.providers.host_guard import HostGuard
-from reconciler.errors import NotCalledError, NotDoneError
+from reconciler.errors import NotDoneError
 from reconciler.provider.call_permit import CallPermit
 
 _T = TypeVar("_T")
@@ -50,8 +47,6 @@ class CertificateFolder:
             config.limits.concurrency, thread_name_prefix="certificates"
         )
         self._reads = FileThreads(self.root.path, self.timeout_seconds, "certificate-reads")
-        self._concurrency = config.limits.concurrency
-        self._calls_by_namespace = Counter[str]()
 
     async def step(self, function: Callable[[], _T], /) -> _T:
         """Execute a blocking step of an action, which has its own timeouts.
@@ -74,30 +69,6 @@ class CertificateFolder:
             return await self._reads.run(function)
         except (NoAccountError, NoOrderError) as error:
             raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
-
-    @contextmanager
-    def count_call(self, action: Action) -> Generator[None]:
-        """Count an action that calls a CA, which a tenant chooses and which may hang.
-
-        Raises ``NotCalledError`` above the namespace's share: half of the calls that the limits
-        allow, divided among the namespaces that have calls.
-        """
-        namespace, calls = action.namespace, self._calls_by_namespace[action.namespace]
-        namespaces = len(self._calls_by_namespace.keys() | {namespace})
-        if calls >= max(1, self._concurrency // (2 * namespaces)):
-            raise NotCalledError(
-                f"{calls} actions of namespace {namespace!r} are already waiting for their ACME "
-                "CAs; this one will be retried",
-                status=FAILED_DEPENDENCY,
-                retry_after_seconds=self.timeout_seconds,
-            )
-        self._calls_by_namespace[namespace] += 1
-        try:
-            yield
-        finally:
-            self._calls_by_namespace[namespace] -= 1
-            if not self._calls_by_namespace[namespace]:
-                del self._calls_by_namespace[namespace]
 
     def close(self) -> None:
         """Stop the threads."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,24 +102,18 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         if await step(lambda: self._read(name)) is not None:
             raise ConflictError(f"issuer {name!r} already exists")
         await step(lambda: self._create_key(action))
-        with self._count_call(action, action.fields):
-            return await step(lambda: self._finish(action))
+        return await step(lambda: self._finish(action))
 
     async def update_object(self, action: Action, existing: ExistingObject[_Issuer]) -> _Issuer:
         """Write the fields that can change. A renewed CA keeps its key."""
-        with self._count_call(action, action.fields):
-            return await self._folder.step(lambda: self._change(action, existing.object))
+        return await self._folder.step(lambda: self._change(action, existing.object))
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Issuer]) -> None:
         """Deactivate the account, and remove the key and the certificate."""
+        del existing
         name = action.external_name
-        with self._count_call(action, existing.object.fields):
-            await self._folder.step(lambda: self._deactivate(name))
+        await self._folder.step(lambda: self._deactivate(name))
         await self._folder.step(lambda: self._remove(name))
-
-    def _count_call(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
-        """Count an action that calls an ACME CA. An action on a private CA does not wait."""
-        return self._folder.count_call(action) if "acme" in fields else nullcontext()
 
     # --- called in a thread
 

@@ -18,13 +18,16 @@ from events.log import Action
 from events.manifest import Manifest
 from events.names import ResourceKey, system_rank
 from events.stored_content import Part
-from infra.providers.composition.state_reader import Row, StateReader
+from infra.providers.composition.state_reader import Declaration, StateReader
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
 MAX_CHILDREN_PER_BATCH: Final = 500
 
 _POLL_SECONDS: Final = 0.1
+_WAIT_SECONDS: Final = 0.5
+"""Time for which a call waits for children whose deletion has not been reported as blocked."""
+
 _MAX_NAMED_CHILDREN: Final = 3
 _MAX_ORIGIN_CHARACTERS: Final = 300
 
@@ -42,14 +45,12 @@ class Children:
         parent: str,
         *,
         source: str,
-        wait_seconds: float,
     ) -> None:
         self._state_reader = state_reader
         self._publish = publish
         self._action = action
         self._parent = parent
         self._source = source
-        self._wait_seconds = wait_seconds
 
     async def check_names_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of unused names. Raises ``NotDoneError`` if a name is in use.
@@ -100,12 +101,23 @@ class Children:
         ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
         for rank in sorted(set(ranks.values()), reverse=True):
             wave = [name for name in names if ranks[name] == rank]
-            await self._withdraw(wave)
-            if rank > min(ranks.values()):
-                await self.wait_until_removed(wave)
+            is_last = rank == min(ranks.values())
+            await (self._withdraw(wave) if is_last else self._remove(wave))
 
-    async def _withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw the children that still belong to the parent."""
+    async def remove(self, names: Sequence[str]) -> None:
+        """Withdraw children. Raises ``NotDoneError`` unless all of them are then deleted."""
+        ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
+        for rank in sorted(set(ranks.values()), reverse=True):
+            await self._remove([name for name in names if ranks[name] == rank])
+
+    async def _remove(self, names: Sequence[str]) -> None:
+        await self._check_removed(names, await self._withdraw(names))
+
+    async def _withdraw(self, names: Sequence[str]) -> Mapping[str, Declaration] | None:
+        """Withdraw the children that still belong to the parent.
+
+        If there are none, return the declarations.
+        """
         part_of = self._parent.replace("/", ".")
         declared = await self._state_reader.declarations(names)
         keys = [
@@ -122,30 +134,38 @@ class Children:
                     for key in batch
                 ]
             )
+        return None if keys else declared
 
-    async def wait_until_removed(self, names: Sequence[str]) -> None:
-        """Wait briefly until all children are deleted.
+    async def _check_removed(
+        self, names: Sequence[str], declared: Mapping[str, Declaration] | None
+    ) -> None:
+        """Raise ``NotDoneError``, which names the children that remain, unless all are deleted.
 
-        Raises ``NotDoneError``, which names those that remain.
+        Most deletions end quickly, so this waits briefly, but not for a child that is blocked. A
+        call that waits would delay those of other resources. ``declared``: the declarations, if
+        they were just read.
         """
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._wait_seconds
+        deadline = clock() + _WAIT_SECONDS
         while True:
-            declared = await self._state_reader.declarations(names)
+            declared = declared or await self._state_reader.declarations(names)
             # Resources that another client has since declared are kept.
-            names = [
-                name for name, each in declared.items() if not (each.is_removed or each.is_declared)
-            ]
-            if not names:
+            remaining = {
+                name: each
+                for name, each in declared.items()
+                if not (each.is_removed or each.is_declared)
+            }
+            if not remaining:
                 return
-            if clock() > deadline:
-                rows = await self._state_reader.rows(names)
-                remaining = [_describe_remaining(name, rows.get(name)) for name in names]
+            if clock() > deadline or any(map(_is_blocked, remaining.values())):
+                blocked_first = sorted(remaining.items(), key=lambda each: not _is_blocked(each[1]))
+                described = [_describe_remaining(*each) for each in blocked_first]
                 raise NotDoneError(
-                    f"waiting for {', '.join(_limit_names(remaining))} to be deleted",
+                    f"waiting for {', '.join(_limit_names(described))} to be deleted",
                     status=HTTPStatus.CONFLICT,
                 )
             await asyncio.sleep(_POLL_SECONDS)
+            declared = None
 
 
 def build_message(
@@ -169,8 +189,17 @@ def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
             yield group[start : start + MAX_CHILDREN_PER_BATCH]
 
 
-def _describe_remaining(name: str, row: Row | None) -> str:
-    return name if row is None else f"{name} ({row.outcome}: {row.message or row.reason})"
+def _is_blocked(withdrawn: Declaration) -> bool:
+    """Return whether the outcome of a withdrawn child is that it cannot be deleted now."""
+    outcome = withdrawn.outcome
+    return outcome is not None and outcome.generation == withdrawn.generation
+
+
+def _describe_remaining(name: str, withdrawn: Declaration) -> str:
+    outcome = withdrawn.outcome
+    if outcome is None or not _is_blocked(withdrawn):
+        return name
+    return f"{name} ({outcome.outcome}: {outcome.message or outcome.reason})"
 
 
 def _limit_names(names: Sequence[str]) -> list[str]:

@@ -125,9 +125,7 @@ class CompositionProvider:
             withdrawn = existing.withdrawn
             # An operator withdrew the set, so its parts are withdrawn, too.
             if withdrawn is not None and action.uid in (None, withdrawn.uid):
-                children = self._children(action)
-                await children.withdraw(_parts_of(withdrawn))
-                await children.wait_until_removed(_parts_of(withdrawn))
+                await self._children(action).remove(_parts_of(withdrawn))
             return Effect(None, absent=True)
         if action.uid is not None and existing.spec.uid != action.uid:
             obstacle = await self._as_object(existing, existing.spec)
@@ -145,9 +143,7 @@ class CompositionProvider:
         )
         if last != existing.spec:
             existing = await self._declare_set(action, existing, last, "leaving")
-        children = self._children(action)
-        await children.withdraw(leaving)
-        await children.wait_until_removed(leaving)
+        await self._children(action).remove(leaving)
         # includes content that was stored for the next set
         await self._contents.withdraw_others(set_spec.parent, existing.key.namespace, ())
         await self._publish_set(action, existing, Withdrawn(existing.generation), "gone")
@@ -287,7 +283,6 @@ class CompositionProvider:
             action,
             parent_of(self.kind, action.external_name),
             source=self.describe_source(action.fields),
-            wait_seconds=self._api.timeout_seconds / 2,
         )
 
     def describe_source(self, fields: Fields) -> str:

@@ -30,7 +30,7 @@ MAX_ACTIONS: Final = 1_000
 _EXPIRY_SECONDS: Final = 60.0
 """Time after which an action counts as ended: another decider may have received its result."""
 
-_START_EVENTS = (ActionDecided, ActionRetried, LookupDecided)
+START_EVENTS = (ActionDecided, ActionRetried, LookupDecided)
 _END_EVENTS = (ActionSucceeded, ActionFailed, ActionAbandoned, ActionHeld)
 
 
@@ -45,7 +45,7 @@ class ActionsInFlight:
 
     def apply(self, key: ResourceKey, event: ResourceEvent) -> None:
         """Count the action that an event starts or ends."""
-        if isinstance(event, _START_EVENTS):
+        if isinstance(event, START_EVENTS):
             self._end(event.action.action_id)
             destination = Destination(key.namespace, event.action.provider_config)
             self._started[event.action.action_id] = (destination, self._clock())

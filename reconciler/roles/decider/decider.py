@@ -24,7 +24,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from events.intake import Declared, DefinitionReported, Reply, Withdrawn
+from events.intake import Declared, DefinitionReported, Reply, Reported, Withdrawn
 from events.integrity import LogDamage
 from events.log import ActionDecided, ActionRetried, LookupDecided, SpecResolved
 from events.manifest import Fields, config_named_in
@@ -46,7 +46,7 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
-from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS, ActionsInFlight
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS, START_EVENTS, ActionsInFlight
 from reconciler.roles.decider.decision_time import DecisionTime
 from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN, Destination, FairQueue, Quota
 from reconciler.roles.decider.postponed import MAX_POSTPONED, PostponedMessages
@@ -602,6 +602,10 @@ class Decider:
             context = self._context(key, now, destination is None)
             with self._time.measure(key.namespace):
                 turn = self._take_turn(key, item, base, context)
+                if turn is not None and destination is None:
+                    destination = self._exceeded_destination(key, item, turn)
+                    if destination is not None:
+                        turn = self._take_turn(key, item, base, self._context(key, now, False))
             if turn is not None:
                 decisions.append(_Decision(key, item, base, turn, destination))
         return decisions
@@ -622,7 +626,31 @@ class Decider:
         if len(declared) < len(item.commands):
             return None
         destination = Destination(key.namespace, config_named_in(declared[-1].manifest.spec))
-        return None if self._actions.remaining(destination) else destination
+        return destination if self._is_full(destination, item) else None
+
+    def _exceeded_destination(
+        self, key: ResourceKey, item: _Work, turn: Turn
+    ) -> Destination | None:
+        """Return the destination of the action that a turn would start without room for it.
+
+        A result ends an action, so it may start another one.
+        """
+        if any(isinstance(each.data, Reported) for each in item.commands):
+            return None
+        for event in turn.events:
+            if isinstance(event.data, START_EVENTS):
+                destination = Destination(key.namespace, event.data.action.provider_config)
+                if self._is_full(destination, item):
+                    return destination
+        return None
+
+    def _is_full(self, destination: Destination, item: _Work) -> bool:
+        """Return whether the work must wait until actions at a destination end."""
+        return (
+            bool(item.deliveries)
+            and not self._actions.remaining(destination)
+            and self._queue.can_park(destination.namespace, item.deliveries[-1])
+        )
 
     def _take_turn(
         self, key: ResourceKey, work: _Work, base: FoldedResource, context: Context
@@ -854,26 +882,34 @@ class _Results:
         handled = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
         for delivery, command, reply in handled:
             self.finished.append(delivery)
-            if reply is None:
-                continue
-            if delivery.reply_to is not None:
-                addressed = replace(reply, resource=str(each.key), id=delivery.message_id)
-                self.replies.append((delivery.reply_to, addressed))
-            is_unusable = reply.reason in _UNUSABLE_REASONS
-            if not reply.accepted:
-                stage = "declaration" if isinstance(command.data, _DECLARATIONS) else "request"
-                letter = DeadLetter(stage, reply.message, delivery)
-                rejection = Rejection(each.key, reply, command.actor, now)
-                self.rejections.append((rejection, letter))
-                self.letters += [letter] if is_unusable else []
-            if is_unusable:
-                continue
-            if each.destination is not None and delivery is each.work.deliveries[-1]:
+            if reply is not None:
+                self._add_reply(each, delivery, command, reply, now)
+            is_unusable = reply is not None and reply.reason in _UNUSABLE_REASONS
+            is_last = delivery is each.work.deliveries[-1]
+            if each.destination is not None and is_last and not is_unusable:
                 # A second delivery is a duplicate that triggers the delayed action. Until then, the
                 # message stays unacknowledged, so that another decider continues after a crash.
                 self.finished.pop()
                 known = replace(delivery, reply_to=None)
                 self.parked.setdefault(each.destination, []).append(known)
+
+    def _add_reply(
+        self,
+        each: _Decision,
+        delivery: IntakeDelivery,
+        command: Command,
+        reply: Reply,
+        now: datetime,
+    ) -> None:
+        if delivery.reply_to is not None:
+            addressed = replace(reply, resource=str(each.key), id=delivery.message_id)
+            self.replies.append((delivery.reply_to, addressed))
+        if not reply.accepted:
+            stage = "declaration" if isinstance(command.data, _DECLARATIONS) else "request"
+            letter = DeadLetter(stage, reply.message, delivery)
+            rejection = Rejection(each.key, reply, command.actor, now)
+            self.rejections.append((rejection, letter))
+            self.letters += [letter] if reply.reason in _UNUSABLE_REASONS else []
 
 
 def _rank(key: ResourceKey) -> int:

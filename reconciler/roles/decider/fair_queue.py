@@ -102,6 +102,16 @@ class FairQueue:
             self._count(namespace, each)
             self._lanes.setdefault(namespace, deque()).append(each)
 
+    def can_park(self, namespace: str, delivery: IntakeDelivery) -> bool:
+        """Return whether a message may be parked.
+
+        Messages of roles are never rejected, so a quota limits how many of them may be parked.
+        """
+        partition = self._partitions.get(partition_of(delivery))
+        waiting = None if partition is None else partition.by_namespace.get(namespace)
+        is_client_message = intake_kind_of(delivery.subject) in CLIENT_MESSAGES
+        return is_client_message or waiting is None or waiting.messages < self._quota.messages
+
     def park(self, destination: Destination, deliveries: Iterable[IntakeDelivery]) -> None:
         """Keep messages until ``resume``. A redelivery replaces the earlier delivery."""
         parked = self._parked.setdefault(destination, {})

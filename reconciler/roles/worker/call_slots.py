@@ -1,11 +1,21 @@
-"""Limit the concurrent calls to one API, and space those that had to wait."""
+"""Share the concurrent calls to one API among namespaces, and space those that had to wait."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
+
+_MAX_CALLS_PER_FREE_SLOT: Final = 7
+"""Limit on a namespace's running calls, per slot that remains free when it starts another one.
+
+One namespace alone can therefore use 7/8 of the slots, and the last slot is for a namespace without
+running calls. Otherwise, slow calls of one namespace would delay others for a whole timeout.
+"""
+
+LONG_WAIT_SECONDS: Final = 0.1
 
 # Fraction of the gap that keeps every slot busy. Below 1, so that spacing never costs throughput.
 _GAP_FACTOR: Final = 0.8
@@ -14,10 +24,11 @@ _NEWEST_WEIGHT: Final = 1 / 8  # weight of the newest call in the typical durati
 
 
 class CallSlots:
-    """Limits concurrent calls, and spaces those that had to wait.
+    """Limits concurrent calls, shares them among namespaces, and spaces those that had to wait.
 
-    Calls of equal duration that start together would repeatedly end together. Bursts of results and
-    further calls would then delay declarations for other APIs.
+    A free slot goes to the waiting namespace with the fewest running calls. Calls of equal duration
+    that start together would repeatedly end together. Bursts of results and further calls would
+    then delay declarations for other APIs.
 
     ``limit``: maximum number of concurrent calls. ``clock`` returns seconds.
     """
@@ -25,15 +36,29 @@ class CallSlots:
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
         self._clock = clock
-        self._free_slots = asyncio.Semaphore(limit)
+        self._free_slots = limit
+        self._running = Counter[str]()  # by namespace
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by namespace
         self._typical_seconds = 0.0
         self._next_start = 0.0
 
+    @property
+    def waiting_calls(self) -> int:
+        """Number of calls that wait for a slot."""
+        return sum(map(len, self._waiting.values()))
+
     @asynccontextmanager
-    async def slot(self) -> AsyncGenerator[None]:
-        """Wait for a slot, and hold it until the context ends."""
-        must_wait = self._free_slots.locked()
-        async with self._free_slots:
+    async def slot(self, namespace: str, on_long_wait: Callable[[], None]) -> AsyncGenerator[None]:
+        """Wait for a slot, and hold it until the context ends.
+
+        ``on_long_wait`` is called if this takes longer than ``LONG_WAIT_SECONDS``.
+        """
+        must_wait = not self._may_start(namespace)
+        if must_wait:
+            await self._wait_for_slot(namespace, on_long_wait)
+        else:
+            self._occupy(namespace)
+        try:
             if must_wait:
                 await self._wait_for_gap()
             started_at = self._clock()
@@ -42,6 +67,47 @@ class CallSlots:
             finally:
                 seconds = self._clock() - started_at
                 self._typical_seconds += _NEWEST_WEIGHT * (seconds - self._typical_seconds)
+        finally:
+            self._free(namespace)
+
+    def _may_start(self, namespace: str) -> bool:
+        remaining_slots = self._free_slots - 1
+        return self._running[namespace] <= _MAX_CALLS_PER_FREE_SLOT * remaining_slots
+
+    def _occupy(self, namespace: str) -> None:
+        self._free_slots -= 1
+        self._running[namespace] += 1
+
+    def _free(self, namespace: str) -> None:
+        self._free_slots += 1
+        self._running[namespace] -= 1
+        if not self._running[namespace]:
+            del self._running[namespace]
+        while self._waiting:
+            chosen = min(self._waiting, key=self._running.__getitem__)
+            if not self._may_start(chosen):
+                return  # then the others may not start either
+            queue = self._waiting[chosen]
+            call = queue.popleft()
+            if not queue:
+                del self._waiting[chosen]
+            if not call.cancelled():
+                self._occupy(chosen)
+                call.set_result(None)
+
+    async def _wait_for_slot(self, namespace: str, on_long_wait: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        call = loop.create_future()
+        self._waiting.setdefault(namespace, deque()).append(call)
+        timer = loop.call_later(LONG_WAIT_SECONDS, on_long_wait)
+        try:
+            await call
+        except asyncio.CancelledError:
+            if not call.cancelled():  # the slot was already occupied
+                self._free(namespace)
+            raise
+        finally:
+            timer.cancel()
 
     async def _wait_for_gap(self) -> None:
         gap = _GAP_FACTOR * self._typical_seconds / self.limit
