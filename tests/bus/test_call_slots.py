@@ -75,11 +75,16 @@ def test_calls_to_a_fast_api_are_not_spaced() -> None:
     assert max(ends) < 0.11
 
 
-def test_one_namespace_may_use_most_slots_and_leaves_some_to_others() -> None:
+def test_the_only_namespace_may_use_all_slots() -> None:
+    assert start_times([(0.0, "only")] * MAX_CALLS)["only"] == [0.0] * MAX_CALLS
+
+
+def test_one_of_several_namespaces_may_use_most_slots_and_leaves_some_to_others() -> None:
     slow = [(0.0, "slow")] * 10 * MAX_CALLS
-    starts = start_times([*slow, (1.0, "second"), (1.0, "third")])
-    assert starts["slow"].count(0.0) == MAX_CALLS * 7 // 8
-    assert starts["second"] == starts["third"] == [1.0]
+    starts = start_times([(0.0, "second"), *slow, (3.0, "second"), (3.0, "third")])
+    assert starts["slow"].count(0.0) == MAX_CALLS * 7 // 8 - 1
+    assert starts["second"] == [0.0, 3.0]
+    assert starts["third"] == [3.0]
 
 
 def test_a_few_slots_are_shared_by_two_namespaces() -> None:
@@ -93,11 +98,11 @@ def test_a_few_slots_are_shared_by_two_namespaces() -> None:
             await asyncio.sleep(CALL_SECONDS)
 
     async def make_calls() -> None:
-        await asyncio.gather(call("one"), call("one"), call("two"))
+        await asyncio.gather(call("two"), call("one"), call("one"), call("two"))
 
     started_at = loop.time()
     loop.run_until_complete(make_calls())
-    assert starts[:2] == [("one", 0.0), ("two", 0.0)]
+    assert starts[:2] == [("two", 0.0), ("one", 0.0)]
 
 
 def test_a_free_slot_goes_to_the_namespace_with_the_fewest_running_calls() -> None:
@@ -110,8 +115,8 @@ def test_a_free_slot_goes_to_the_namespace_with_the_fewest_running_calls() -> No
 
 def test_hanging_calls_of_one_namespace_do_not_delay_the_fast_calls_of_another() -> None:
     hanging = [(0.0, "hanging")] * 5 * MAX_CALLS
-    fast = [(1 + number / 10, "fast") for number in range(100)]
-    starts = start_times([*hanging, *fast], {"hanging": 10.0, "fast": 0.05})
+    fast = [(number / 10, "fast") for number in range(100)]
+    starts = start_times([fast[0], *hanging, *fast[1:]], {"hanging": 10.0, "fast": 0.05})
     delays = [start - at for start, (at, _) in zip(sorted(starts["fast"]), fast, strict=True)]
     assert max(delays) < 0.2
 

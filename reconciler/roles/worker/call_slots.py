@@ -11,7 +11,7 @@ from typing import Final
 _MAX_CALLS_PER_FREE_SLOT: Final = 7
 """Limit on a namespace's running calls, per slot that remains free when it starts another one.
 
-One namespace alone can therefore use 7/8 of the slots, and the last slot is for a namespace without
+One namespace can therefore use 7/8 of the slots, and the last slot is for a namespace without
 running calls. Otherwise, slow calls of one namespace would delay others for a whole timeout.
 """
 
@@ -26,9 +26,10 @@ _NEWEST_WEIGHT: Final = 1 / 8  # weight of the newest call in the typical durati
 class CallSlots:
     """Limits concurrent calls, shares them among namespaces, and spaces those that had to wait.
 
-    A free slot goes to the waiting namespace with the fewest running calls. Calls of equal duration
-    that start together would repeatedly end together. Bursts of results and further calls would
-    then delay declarations for other APIs.
+    A free slot goes to the waiting namespace with the fewest running calls. Until a second
+    namespace makes a call, the first one may use all slots. Calls of equal duration that start
+    together would repeatedly end together. Bursts of results and further calls would then delay
+    declarations for other APIs.
 
     ``limit``: maximum number of concurrent calls. ``clock`` returns seconds.
     """
@@ -37,6 +38,8 @@ class CallSlots:
         self.limit = limit
         self._clock = clock
         self._free_slots = limit
+        self._first_namespace = ""
+        self._is_shared = False
         self._running = Counter[str]()  # by namespace
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by namespace
         self._typical_seconds = 0.0
@@ -53,6 +56,8 @@ class CallSlots:
 
         ``on_long_wait`` is called if this takes longer than ``LONG_WAIT_SECONDS``.
         """
+        self._first_namespace = self._first_namespace or namespace
+        self._is_shared = self._is_shared or namespace != self._first_namespace
         must_wait = not self._may_start(namespace)
         if must_wait:
             await self._wait_for_slot(namespace, on_long_wait)
@@ -72,6 +77,8 @@ class CallSlots:
 
     def _may_start(self, namespace: str) -> bool:
         remaining_slots = self._free_slots - 1
+        if not self._is_shared:
+            return remaining_slots >= 0
         return self._running[namespace] <= _MAX_CALLS_PER_FREE_SLOT * remaining_slots
 
     def _occupy(self, namespace: str) -> None:
