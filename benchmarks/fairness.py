@@ -71,7 +71,7 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
             _slow_api(Path(folder), call_seconds) as slow_url,
-            open_connection(stack.server.url) as nc,
+            open_connection(stack.servers[0].url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)

@@ -92,14 +92,14 @@ async def _run(manifests: int) -> list[Phase]:
     with tempfile.TemporaryDirectory(prefix="git-") as folder:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
-            open_connection(stack.server.url) as nc,
+            open_connection(stack.servers[0].url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)
             async with bus.follow_outcomes():
                 interval = settings.LONG_RESYNC_SECONDS
                 await bus.configure(settings.config(stack.api.url, interval))
-                own = ProviderConfigSpec(COMPOSITION, stack.server.url, resync_seconds=interval)
+                own = ProviderConfigSpec(COMPOSITION, stack.servers[0].url, resync_seconds=interval)
                 await bus.configure(own, COMPOSITION)
                 return await _phases(bus, client, stack, Pusher(Path(folder) / "work"), manifests)
 

@@ -92,7 +92,7 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
     with tempfile.TemporaryDirectory(prefix="tenants-") as folder:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
-            open_connection(stack.server.url) as nc,
+            open_connection(stack.servers[0].url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)
@@ -104,7 +104,7 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
                 for name, namespaces in (("100 namespaces", 100), ("1 namespace", 1)):
                     load = Load(namespaces, a_second, manifest_bytes)
                     phases.append(
-                        await _measure_with_load(bus, nc, stack.server.url, name, load, samples)
+                        await _measure_with_load(bus, nc, stack.servers[0].url, name, load, samples)
                     )
                 return phases
 

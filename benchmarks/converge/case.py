@@ -30,7 +30,7 @@ async def run_case(
             running_stack(
                 Path(folder), latency_ms=latency_ms, layout=layout, python=python
             ) as stack,
-            open_connection(stack.server.url) as nc,
+            open_connection(stack.servers[0].url) as nc,
             client_on(nc, source="benchmark") as client,
             aiohttp.ClientSession(stack.api.url) as session,
         ):
@@ -54,7 +54,7 @@ async def _measure(
     latency = await phases.idle(bus, api, idle_samples) if idle_samples else None
     # Read before the next measurements raise the peaks.
     peaks = highest(before_restart, Meter(stack.pids).read())
-    reading = await replay(bus.nc, stack.server.url)
+    reading = await replay(bus.nc, stack.servers[0].url)
     ceiling = await append_ceiling(bus.nc, reading.bytes_per_event)
     return Case(
         shapes=shapes,

@@ -29,11 +29,17 @@ class ReconcilerProcess:
     """One `reconciler up` on a running bus."""
 
     def __init__(
-        self, roles: str, nats_url: str, folder: Path, *, python: str = sys.executable
+        self,
+        roles: str,
+        nats_url: str,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        options: Sequence[str] = (),
     ) -> None:
         self.roles = roles
         self._command = [python, "-m", "reconciler", "up", "--no-api", "--output", "json"]
-        self._command += ["--nats-url", nats_url, "--data", str(folder), "--roles", roles]
+        self._command += ["--nats-url", nats_url, "--data", str(folder), "--roles", roles, *options]
         self._log = folder / "up.log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -72,28 +78,41 @@ class ReconcilerProcess:
             self._process.kill()
             await self._process.wait()
 
+    async def kill(self) -> None:
+        """Kill the process, to simulate a crash."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
 
 class Stack:
     """All processes of one case; ``reconcilers`` can be restarted."""
 
     def __init__(
-        self, server: EmbeddedServer, api: FaultyApi, reconcilers: Sequence[ReconcilerProcess]
+        self,
+        servers: Sequence[EmbeddedServer],
+        api: FaultyApi,
+        reconcilers: Sequence[ReconcilerProcess],
     ) -> None:
-        self.server = server
+        self.servers = servers
         self.api = api
         self.reconcilers = reconcilers
 
     @property
     def reconciler_pids(self) -> dict[str, int]:
         """Process IDs of the running reconcilers by name."""
-        names = ["reconciler", *(f"reconciler ({each.roles})" for each in self.reconcilers[1:])]
-        return {name: each.pid for name, each in zip(names, self.reconcilers, strict=True)}
+        pids = dict[str, int]()
+        for number, each in enumerate(self.reconcilers, 1):
+            name = f"reconciler ({each.roles})" if pids else "reconciler"
+            pids[f"{name} {number}" if name in pids else name] = each.pid
+        return pids
 
     @property
     def pids(self) -> dict[str, int]:
         """Process IDs by name; the client is this process."""
+        servers = {f"nats-server {number}": each.pid for number, each in enumerate(self.servers, 1)}
         return {
-            "nats-server": self.server.pid,
+            **({"nats-server": self.servers[0].pid} if len(self.servers) == 1 else servers),
             "example-api": self.api.pid,
             **self.reconciler_pids,
             "client": os.getpid(),
@@ -130,7 +149,7 @@ async def running_stack(
             ReconcilerProcess(roles, url, folder / f"up-{number}", python=python)
             for number, roles in enumerate(layout)
         ]
-        stack = Stack(server, api, reconcilers)
+        stack = Stack([server], api, reconcilers)
         await stack.start_reconcilers()
         yield stack
     finally:

@@ -172,8 +172,7 @@ async def compare_listing(
     within the last minute. An object with such an id and an owner label is the deleted one.
     """
     began = listing.began
-    known = await _match_rows(listing, objects, rows)
-    released = await _find_released(listing, rows)
+    known, released = await _match_rows(listing, objects, rows)
     is_owned, is_unclear = _ownership_test(config, log_id), _may_hide_objects(damage, began.kind)
     unmanaged = None if is_owned is None else await _count_unmanaged(objects, known, is_owned)
     losses = await _count_losses(listing, objects, known)
@@ -184,6 +183,8 @@ async def compare_listing(
     async for chunk in in_slices(objects.items()):
         for object_key, each in chunk:
             matches = known.get(object_key, ())
+            if len(matches) == 1 and _is_unchanged(listing, each, matches[0], released):
+                continue  # the frequent case
             # The listing may have started before the deletion, or the API may lag. A labeled object
             # is the deleted one even after a long lag. Without a label, its id may be reused.
             has_deleted_id = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
@@ -298,14 +299,21 @@ def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
 
 async def _match_rows(
     listing: ListingAssembler, objects: Mapping[str, ExternalObject], rows: Mapping[str, StatusRow]
-) -> dict[str, list[StatusRow]]:
-    """Return the rows of each object: two while an object is being replaced (ADR 0026)."""
+) -> tuple[dict[str, list[StatusRow]], dict[tuple[str, str | None], str]]:
+    """Return the rows of each object, and the released objects with the resources that did so.
+
+    An object has two rows while it is being replaced (ADR 0026).
+    """
     began, known = listing.began, dict[str, list[StatusRow]]()
+    released = dict[tuple[str, str | None], str]()
     rows_without_id: list[StatusRow] = []
+
     async for chunk in in_slices(list(rows.values())):
         for row in chunk:
             if row.provider_config != began.provider_config or row.kind != began.kind:
                 continue
+            if row.released:
+                released.update(dict.fromkeys(row.released, str(row.key)))
             is_known = listing.unique_names or row.uid or row.observed_uid
             object_keys = {listing.row_key(row)} if is_known else set[str]()
             if row.pending_name and listing.unique_names:
@@ -318,20 +326,7 @@ async def _match_rows(
                 rows_without_id.append(row)
     if rows_without_id:
         _assign_by_name(listing, rows_without_id, objects, known)
-    return known
-
-
-async def _find_released(
-    listing: ListingAssembler, rows: Mapping[str, StatusRow]
-) -> dict[tuple[str, str | None], str]:
-    """Return the released objects, each with the resource that released it."""
-    began, released = listing.began, dict[tuple[str, str | None], str]()
-    async for chunk in in_slices(list(rows.values())):
-        for row in chunk:
-            is_in_scope = (row.provider_config, row.kind) == (began.provider_config, began.kind)
-            if row.released and is_in_scope:
-                released.update(dict.fromkeys(row.released, str(row.key)))
-    return released
+    return known, released
 
 
 def _find_creator(
@@ -443,6 +438,29 @@ def _choose_key(
     if namesake is None or not _has_object(namesake):
         return key
     return ResourceKey(namespace, began.kind, name_for_external(name, began.provider_config))
+
+
+def _is_unchanged(
+    listing: ListingAssembler,
+    existing: ExternalObject,
+    row: StatusRow,
+    released: Container[tuple[str, str | None]],
+) -> bool:
+    """Return whether an object is obviously as its owner recorded it, so that it is no news.
+
+    Otherwise, the complete comparison decides.
+    """
+    return (
+        row.owned
+        and row.uid == existing.uid
+        and listing.unique_names
+        and row.observed_digest == digest(existing)
+        and not (row.doubted or row.belongs_to or row.foreign_identity)
+        and row.reason != AWAITING_READ
+        and row.outcome != "Unowned"
+        and row.hold != Hold.DELETION_GUARD
+        and (existing.name, existing.uid) not in released
+    )
 
 
 def _find_affected(
