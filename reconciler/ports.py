@@ -337,7 +337,8 @@ class DecisionSink(Protocol):
 class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     """A decided action or retry. It is acknowledged when its result is in the intake.
 
-    ``is_count_certain``: whether ``delivered`` certainly counts all earlier deliveries.
+    ``is_count_certain``: whether ``delivered`` certainly counts all earlier deliveries. ``size``:
+    bytes of the message.
     """
 
     position: int
@@ -345,6 +346,7 @@ class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     delivered: int
     receipt: object
     is_count_certain: bool = True
+    size: int = 0
 
 
 class QueueRefusedError(Exception):

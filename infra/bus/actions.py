@@ -73,7 +73,14 @@ class JetStreamActionReader:
                 # The delivery count is reliable only for actions decided during this connection.
                 is_certain = delivery.seq > self._decided_before
                 actions.append(
-                    ActionDelivery(delivery.seq, event, delivery.delivered, delivery, is_certain)
+                    ActionDelivery(
+                        delivery.seq,
+                        event,
+                        delivery.delivered,
+                        delivery,
+                        is_certain,
+                        len(delivery.payload),
+                    )
                 )
             if actions:
                 return actions

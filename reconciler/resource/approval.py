@@ -108,11 +108,12 @@ def level_of(action: Action) -> ApprovalLevel:
 def _is_covered_by_approval(action: Action, state: ResourceState) -> bool:
     """Return whether an approval already covers the action.
 
-    A replacement is approved as a whole.
+    A replacement is approved as a whole, but its content may have changed since.
     """
     approval = state.holds.approval
-    is_second_half = approval is not None and approval.is_replacing
-    return action.purpose == "Retire" or (action.operation == "Create" and is_second_half)
+    if action.operation == "Create" and approval is not None and approval.is_replacing:
+        return approval.content == state.desired.digest
+    return action.purpose == "Retire"
 
 
 def _build_request(

@@ -245,6 +245,8 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             flight = InFlight(action, base=_build_base(action, base, state.desired))
             if action.purpose == "Renew" and state.renewal is not None:
                 state = replace(state, renewal=replace(state.renewal, is_written=True))
+            if (action.operation, action.purpose) == ("Delete", "Replace"):
+                state = _with_approved_content(state)
             return replace(
                 state,
                 actions=replace(state.actions, in_flight=flight),
@@ -666,6 +668,14 @@ def _clear_partial_effect(state: ResourceState) -> ResourceState:
     flight = state.actions.in_flight
     is_partial = flight is not None and flight.effect is Effect.PARTIAL
     return _update_in_flight(state, effect=Effect.REFUSED) if is_partial else state
+
+
+def _with_approved_content(state: ResourceState) -> ResourceState:
+    """Record what an approved deletion permits to create, because references may change it."""
+    approval = state.holds.approval
+    if approval is None or approval.decision != "Proceed":
+        return state
+    return _with_approval(state, replace(approval, content=state.desired.digest))
 
 
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:

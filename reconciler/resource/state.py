@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 36
+STATE_SCHEMA = 37
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -74,6 +74,11 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
         if self.resolved is not None:
             return self.resolved
         return {} if self.spec is None else self.spec.fields
+
+    @property
+    def digest(self) -> str:
+        """The digest of the desired fields."""
+        return hashlib.blake2b(_encoder.encode(self.fields), digest_size=16).hexdigest()
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
@@ -250,6 +255,7 @@ class ApprovalState(msgspec.Struct, frozen=True, gc=False):
     by: str = ""
     reason: str = ""
     is_replacing: bool = False  # whether the old object of an approved replacement is deleted
+    content: str = ""  # digest of the replacement's fields when that deletion was decided
 
 
 class Holds(msgspec.Struct, frozen=True, gc=False):

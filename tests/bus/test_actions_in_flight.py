@@ -66,9 +66,15 @@ def test_an_ended_action_frees_its_slot_and_a_retry_takes_it_again():
     assert actions.remaining(slot) == 1
 
 
-def test_an_action_without_a_reported_end_is_dropped_after_a_while():
-    clock = Clock()
-    actions = ActionsInFlight(clock, 1)
+def test_an_old_action_counts_until_the_log_shows_its_end():
+    clock, key = Clock(), ResourceKey("one", "Shape", "default-0")
+    actions, slot = ActionsInFlight(clock, 1), Destination("one", "default")
     begin_actions(actions, "one", 1)
+    assert not actions.find_old()
     clock.now += 61
-    assert actions.remaining(Destination("one", "default")) == 1
+    assert actions.find_old() == {f"{key}@1": key}
+    actions.renew(f"{key}@1")
+    assert not actions.find_old()
+    assert actions.remaining(slot) == 0
+    actions.end(f"{key}@1")
+    assert actions.remaining(slot) == 1

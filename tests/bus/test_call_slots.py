@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import pytest
+
+from reconciler.roles.worker import call_slots
 from reconciler.roles.worker.call_slots import LONG_WAIT_SECONDS, CallSlots
 from tests.memory_bus.loop import VirtualLoop
 
@@ -29,7 +32,7 @@ def start_times(
     async def call(at: float, namespace: str) -> None:
         nonlocal active_calls
         await asyncio.sleep(at)
-        async with slots.slot(namespace, lambda: None):
+        async with slots.slot(namespace, 0, lambda: None):
             starts.setdefault(namespace, []).append(loop.time() - first)
             active_calls += 1
             assert active_calls <= MAX_CALLS
@@ -93,7 +96,7 @@ def test_a_few_slots_are_shared_by_two_namespaces() -> None:
     starts: list[tuple[str, float]] = []
 
     async def call(namespace: str) -> None:
-        async with slots.slot(namespace, lambda: None):
+        async with slots.slot(namespace, 0, lambda: None):
             starts.append((namespace, loop.time() - started_at))
             await asyncio.sleep(CALL_SECONDS)
 
@@ -121,13 +124,48 @@ def test_hanging_calls_of_one_namespace_do_not_delay_the_fast_calls_of_another()
     assert max(delays) < 0.2
 
 
+def test_a_long_queue_is_fetched_as_its_calls_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, nothing would be fetched until the last call of the queue has started."""
+    monkeypatch.setattr(call_slots, "MAX_WAITING_CALLS", 100)
+    loop = VirtualLoop("call slots")
+    slots, started_at = CallSlots(MAX_CALLS, loop.time), loop.time()
+    starts: dict[str, float] = {}
+
+    async def fetch_calls(namespaces: Sequence[str]) -> None:
+        credit = asyncio.Semaphore(2 * MAX_CALLS)
+
+        async def call(namespace: str) -> None:
+            has_freed = False
+
+            def free() -> None:
+                nonlocal has_freed
+                if not has_freed:
+                    has_freed = True
+                    credit.release()
+
+            async with slots.slot(namespace, 0, free):
+                starts[namespace] = loop.time() - started_at
+                await asyncio.sleep(CALL_SECONDS)
+            free()
+
+        async with asyncio.TaskGroup() as tasks:
+            for namespace in namespaces:
+                await credit.acquire()
+                tasks.create_task(call(namespace))
+
+    loop.run_until_complete(fetch_calls(["quick", *["flood"] * 400, "quick"]))
+    # 100 calls may wait, so 300 have started: 14 every two seconds.
+    assert 300 / 7 - 5 < starts["quick"] < 300 / 7 + 2
+    assert starts["flood"] > 55
+
+
 def test_a_canceled_call_returns_its_slot_or_its_place_in_the_queue() -> None:
     loop = VirtualLoop("call slots")
     slots = CallSlots(1, loop.time)
     long_waits: list[str] = []
 
     async def hold(namespace: str, seconds: float) -> None:
-        async with slots.slot(namespace, lambda: long_waits.append(namespace)):
+        async with slots.slot(namespace, 0, lambda: long_waits.append(namespace)):
             await asyncio.sleep(seconds)
 
     async def cancel_calls() -> None:

@@ -1,6 +1,7 @@
 """A decider on the real log: a wrong assumption about unread state is never written."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -440,6 +441,39 @@ async def test_only_a_result_starts_an_action_beyond_the_limit(
     await asyncio.wait_for(bus.has_acknowledged.wait(), 10)
     running_decider.cancel()
     assert await count_starts() == 2
+
+
+async def test_a_batch_starts_no_more_actions_than_the_limit(log: JetStreamLog) -> None:
+    configurations = Configurations()
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    keys = [new_key() for _ in range(10)]
+    limited = decider(log, Bus(), configurations, max_actions=3)
+    await limited.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
+    assert sum([len(await read_actions(log, key)) for key in keys]) == 3
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_an_old_action_leaves_room_once_another_decider_has_recorded_its_end(
+    log: JetStreamLog, has_ended: bool
+) -> None:
+    configurations, clock, now = Configurations(), [0.0], datetime.now(UTC)
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    bus, running, waiting = IdleBus(), new_key(), new_key()
+    limited = decider(log, bus, configurations, clock=lambda: clock[0], max_actions=1)
+    await limited.handle([declaration(running, 1, "Red")])
+    await limited.handle([declaration(waiting, 2, "Red")])
+    [create] = await read_actions(log, running)
+    if has_ended:
+        created = ExternalObject(running.name, create.fields, "u1", "1", create.labels)
+        result = Reported(create.action_id, 1, now, now, "w", object=created)
+        await decider(log, Bus(), configurations).handle([delivery("result", running, 3, result)])
+    clock[0] += 61
+    bus.has_acknowledged.clear()
+    running_decider = asyncio.create_task(limited.run())
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(bus.has_acknowledged.wait(), 10 if has_ended else 0.5)
+    running_decider.cancel()
+    assert len(await read_actions(log, waiting)) == has_ended
 
 
 class RecordingBus(Bus):

@@ -116,7 +116,7 @@ async def test_a_cold_load_does_not_grow_with_the_length_of_the_history(
 
 async def test_the_total_size_of_cached_states_is_limited(log: JetStreamLog) -> None:
     keys = [new_key() for _ in range(5)]
-    repository = ResourceRepository(log, cached_bytes=20_000)
+    repository = ResourceRepository(log, cached_bytes=80_000)
 
     async def commit(key: ResourceKey, size: int) -> None:
         base = (await repository.get([key]))[key]

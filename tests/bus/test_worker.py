@@ -693,7 +693,7 @@ class HangingInApi(Api):
         return await self.create(action)
 
 
-@pytest.mark.parametrize("hanging", [100, 900])
+@pytest.mark.parametrize("hanging", [100, 2_500])
 async def test_hanging_calls_of_one_namespace_delay_no_action_of_another(
     log: JetStreamLog, hanging: int
 ) -> None:
@@ -705,7 +705,7 @@ async def test_hanging_calls_of_one_namespace_delay_no_action_of_another(
     bus = QueueBus(*quick[:-1], *slow, quick[-1])  # delivered from the end
     async with running_worker(log, api, bus):
         await asyncio.wait_for(bus.acknowledged.wait(), 8)
-    assert api.hanging == 64 * 7 // 8
+    assert 0 < api.hanging <= 64 * 7 // 8
 
 
 async def test_an_unread_delivery_to_a_suspended_process_is_treated_as_redelivered(

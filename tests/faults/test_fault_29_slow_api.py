@@ -13,7 +13,7 @@ import pytest
 from events.provider_config import Limits
 from infra.bus.streams import worker_consumers
 from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
-from reconciler.roles.worker.worker import MAX_WAITING_CALLS
+from reconciler.roles.worker.call_slots import MAX_WAITING_CALLS
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 

@@ -33,6 +33,7 @@ from tests.resource.building import (
     every,
     only,
 )
+from tests.resource.test_references import SERVER, declared_server, ready_target, report_target
 
 RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
 CIRCLE = {"type": "Circle", "color": "Red"}
@@ -235,6 +236,25 @@ def test_a_replacement_is_approved_as_a_whole(level: ApprovalLevel, has_second_n
     assert story.outcome == "Converged"
     story.observe(changed(story.existing, fields=BLUE, version="by hand"))
     assert story.idle
+
+
+@pytest.mark.parametrize("new_host", ["db-2", "db-3"])
+def test_an_approved_deletion_does_not_permit_other_content(new_host: str):
+    """The owner of a referenced value could replace an object by content that nobody approved."""
+    story = declared_server()
+    story.kind = replace(SERVER, immutable=frozenset({"type"}))
+    report_target(story, **ready_target())
+    story.succeed()
+    story.configs = {CONFIG: changed(SHARED, approve="Always")}
+    report_target(story, **ready_target("db-2"))
+    approve(story)
+    assert story.action.operation == "Delete"
+    report_target(story, **ready_target(new_host))
+    story.succeed()
+    if new_host == "db-3":
+        assert (story.idle, story.outcome, story.reason) == (True, "Held", "Approval")
+        approve(story)
+    assert story.action.fields == {"type": new_host}
 
 
 def test_an_unapproved_plan_ends_when_another_action_is_in_flight():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Final
 
 from events.log import (
@@ -18,6 +19,7 @@ from events.log import (
     ActionDecided,
     ActionFailed,
     ActionHeld,
+    ActionNotDone,
     ActionRetried,
     ActionSucceeded,
     LookupDecided,
@@ -27,11 +29,11 @@ from events.names import ResourceKey
 from reconciler.roles.decider.fair_queue import Destination
 
 MAX_ACTIONS: Final = 1_000
-_EXPIRY_SECONDS: Final = 60.0
-"""Time after which an action counts as ended: another decider may have received its result."""
+_OLD_SECONDS: Final = 60.0
+"""Time after which the log is asked about an action: another decider may have ended it."""
 
 START_EVENTS = (ActionDecided, ActionRetried, LookupDecided)
-_END_EVENTS = (ActionSucceeded, ActionFailed, ActionAbandoned, ActionHeld)
+_END_EVENTS = (ActionSucceeded, ActionNotDone, ActionFailed, ActionAbandoned, ActionHeld)
 
 
 class ActionsInFlight:
@@ -40,24 +42,23 @@ class ActionsInFlight:
     def __init__(self, clock: Callable[[], float], limit: int = MAX_ACTIONS) -> None:
         self._clock = clock
         self._limit = limit
-        self._started: dict[str, tuple[Destination, float]] = {}  # in start order
+        self._started: dict[str, tuple[Destination, ResourceKey, float]] = {}  # oldest first
         self._counts: dict[str, Counter[str]] = {}  # by ProviderConfig and namespace
 
     def apply(self, key: ResourceKey, event: ResourceEvent) -> None:
         """Count the action that an event starts or ends."""
         if isinstance(event, START_EVENTS):
-            self._end(event.action.action_id)
+            self.end(event.action.action_id)
             destination = Destination(key.namespace, event.action.provider_config)
-            self._started[event.action.action_id] = (destination, self._clock())
+            self._started[event.action.action_id] = (destination, key, self._clock())
             self._counts.setdefault(destination.provider_config, Counter())[
                 destination.namespace
             ] += 1
         elif isinstance(event, _END_EVENTS):
-            self._end(event.action_id)
+            self.end(event.action_id)
 
     def remaining(self, destination: Destination) -> int:
         """Return the number of actions that a namespace may still start at an API."""
-        self._expire()
         counts = self._counts.get(destination.provider_config)
         if counts is None:
             return self._limit
@@ -65,8 +66,9 @@ class ActionsInFlight:
         share = max(1, self._limit // (len(counts) + (not own_count)))
         return max(0, self._limit - counts.total(), share - own_count)
 
-    def _end(self, action_id: str) -> None:
-        destination, _ = self._started.pop(action_id, (None, 0.0))
+    def end(self, action_id: str) -> None:
+        """Stop counting an action."""
+        destination, *_ = self._started.pop(action_id, (None,))
         if destination is None:
             return
         counts = self._counts[destination.provider_config]
@@ -76,10 +78,15 @@ class ActionsInFlight:
             if not counts:
                 del self._counts[destination.provider_config]
 
-    def _expire(self) -> None:
-        oldest = self._clock() - _EXPIRY_SECONDS
-        while self._started:
-            action_id, (_, started_at) = next(iter(self._started.items()))
-            if started_at > oldest:
-                return
-            self._end(action_id)
+    def find_old(self) -> dict[str, ResourceKey]:
+        """Return the actions that started long ago, with their resources."""
+        oldest = self._clock() - _OLD_SECONDS
+        started = self._started.items()
+        return {
+            each: key for each, (_, key, _) in takewhile(lambda at: at[1][2] <= oldest, started)
+        }
+
+    def renew(self, action_id: str) -> None:
+        """Count an old action again from now on."""
+        destination, key, _ = self._started.pop(action_id)
+        self._started[action_id] = (destination, key, self._clock())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -226,6 +227,7 @@ class Decider:
                 self._resume()
                 await self._fetch()
                 await self._extend_leases()
+                await self._check_old_actions()
                 self._batch = self._queue.take()
                 if self._batch:
                     undecided = await self._handle_until_done(self._batch)
@@ -268,6 +270,24 @@ class Decider:
             await self._reader.extend(waiting)
         except Exception as error:  # noqa: BLE001 - redeliveries are deduplicated
             _logger.info("failed to extend the leases of waiting messages", reason=str(error))
+
+    async def _check_old_actions(self) -> None:
+        """Stop counting old actions that have ended at another decider."""
+        old = self._actions.find_old()
+        if not old:
+            return
+        try:
+            resources = await self._repository.get_newest([*dict.fromkeys(old.values())])
+        except Exception as error:  # noqa: BLE001 - such as an unreachable bus
+            _logger.info("failed to read the states of old actions", reason=str(error))
+            return
+        for action_id, key in old.items():
+            flight = resources[key].state.actions.in_flight if key in resources else None
+            is_in_flight = flight is not None and flight.retry_at is None
+            if flight is not None and is_in_flight and flight.action.action_id == action_id:
+                self._actions.renew(action_id)
+            else:
+                self._actions.end(action_id)
 
     def _resume(self) -> None:
         """Resume parked declarations of destinations that may start actions again."""
@@ -584,7 +604,7 @@ class Decider:
     def _take_turns(
         self, work: Mapping[ResourceKey, _Work], resources: Mapping[ResourceKey, FoldedResource]
     ) -> list[_Decision]:
-        now = self._now()
+        now, starting = self._now(), Counter[Destination]()
         decisions: list[_Decision] = []
         for key, item in work.items():
             base = resources.get(key)
@@ -598,15 +618,16 @@ class Decider:
                 self._time.undecided.add(key)
                 continue
             self._time.undecided.discard(key)
-            destination = self._full_destination(key, item)
+            destination = self._full_destination(key, item, starting)
             context = self._context(key, now, destination is None)
             with self._time.measure(key.namespace):
                 turn = self._take_turn(key, item, base, context)
                 if turn is not None and destination is None:
-                    destination = self._exceeded_destination(key, item, turn)
+                    destination = self._exceeded_destination(key, item, turn, starting)
                     if destination is not None:
                         turn = self._take_turn(key, item, base, self._context(key, now, False))
             if turn is not None:
+                starting.update(_destinations(key, turn))
                 decisions.append(_Decision(key, item, base, turn, destination))
         return decisions
 
@@ -620,16 +641,18 @@ class Decider:
             return False
         return self._time.is_used_up(key.namespace)
 
-    def _full_destination(self, key: ResourceKey, item: _Work) -> Destination | None:
+    def _full_destination(
+        self, key: ResourceKey, item: _Work, starting: Mapping[Destination, int]
+    ) -> Destination | None:
         """Return the destination of a declared resource if no further action can start there."""
         declared = [each.data for each in item.commands if isinstance(each.data, Declared)]
         if len(declared) < len(item.commands):
             return None
         destination = Destination(key.namespace, config_named_in(declared[-1].manifest.spec))
-        return destination if self._is_full(destination, item) else None
+        return destination if self._is_full(destination, item, starting) else None
 
     def _exceeded_destination(
-        self, key: ResourceKey, item: _Work, turn: Turn
+        self, key: ResourceKey, item: _Work, turn: Turn, starting: Mapping[Destination, int]
     ) -> Destination | None:
         """Return the destination of the action that a turn would start without room for it.
 
@@ -637,18 +660,19 @@ class Decider:
         """
         if any(isinstance(each.data, Reported) for each in item.commands):
             return None
-        for event in turn.events:
-            if isinstance(event.data, START_EVENTS):
-                destination = Destination(key.namespace, event.data.action.provider_config)
-                if self._is_full(destination, item):
-                    return destination
-        return None
+        destinations = _destinations(key, turn)
+        return next((each for each in destinations if self._is_full(each, item, starting)), None)
 
-    def _is_full(self, destination: Destination, item: _Work) -> bool:
-        """Return whether the work must wait until actions at a destination end."""
+    def _is_full(
+        self, destination: Destination, item: _Work, starting: Mapping[Destination, int]
+    ) -> bool:
+        """Return whether the work must wait until actions at a destination end.
+
+        ``starting``: numbers of actions that earlier turns of this batch start.
+        """
         return (
             bool(item.deliveries)
-            and not self._actions.remaining(destination)
+            and self._actions.remaining(destination) <= starting.get(destination, 0)
             and self._queue.can_park(destination.namespace, item.deliveries[-1])
         )
 
@@ -910,6 +934,15 @@ class _Results:
             rejection = Rejection(each.key, reply, command.actor, now)
             self.rejections.append((rejection, letter))
             self.letters += [letter] if reply.reason in _UNUSABLE_REASONS else []
+
+
+def _destinations(key: ResourceKey, turn: Turn) -> list[Destination]:
+    """Return the destination of each action that a turn starts."""
+    return [
+        Destination(key.namespace, event.data.action.provider_config)
+        for event in turn.events
+        if isinstance(event.data, START_EVENTS)
+    ]
 
 
 def _rank(key: ResourceKey) -> int:

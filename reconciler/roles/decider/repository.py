@@ -30,8 +30,13 @@ _FEW_RESOURCES = 4
 """Up to this number, resources are appended concurrently. Above it, one batch is faster."""
 
 _CACHED_RESOURCES = 50_000
-_CACHED_BYTES = 256 * 1024 * 1024
-"""Maximum encoded size of the cached states, which take up about four times as much memory."""
+_CACHED_BYTES = 128 * 1024 * 1024
+"""Limit on the encoded size of cached states. Maps of short strings take up ten times as much
+memory."""
+
+_COPIES = 4
+"""A state contains the fields of its largest message up to four times: as desired, resolved,
+applied and observed."""
 
 
 class FoldedResource(msgspec.Struct, frozen=True, gc=False):
@@ -180,7 +185,7 @@ class ResourceRepository:
                 version = each.after.version
                 if (cached := _try_to_encode(each.after)) is not None:
                     states[each.key] = (position, cached)
-            size = max(each.base.size, each.size)
+            size = max(each.base.size, _COPIES * each.size)
             self._put(each.key, FoldedResource(each.after, position, version, size))
         if states:
             await self._log.save_states(states)

@@ -17,6 +17,14 @@ running calls. Otherwise, slow calls of one namespace would delay others for a w
 
 LONG_WAIT_SECONDS: Final = 0.1
 
+MAX_WAITING_CALLS: Final = 3_000
+MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+"""Limits on the waiting calls, beyond which no other call may be added to them.
+
+They are above the number of actions that three deciders start at an API (`MAX_ACTIONS`), so that a
+call of a namespace with a free slot is never behind them.
+"""
+
 # Fraction of the gap that keeps every slot busy. Below 1, so that spacing never costs throughput.
 _GAP_FACTOR: Final = 0.8
 _MIN_GAP_SECONDS: Final = 0.002  # below it, calls end at different times anyway
@@ -42,25 +50,25 @@ class CallSlots:
         self._is_shared = False
         self._running = Counter[str]()  # by namespace
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by namespace
+        self._waiting_calls = self._waiting_bytes = 0
+        self._postponed: deque[Callable[[], None]] = deque()
         self._typical_seconds = 0.0
         self._next_start = 0.0
 
-    @property
-    def waiting_calls(self) -> int:
-        """Number of calls that wait for a slot."""
-        return sum(map(len, self._waiting.values()))
-
     @asynccontextmanager
-    async def slot(self, namespace: str, on_long_wait: Callable[[], None]) -> AsyncGenerator[None]:
+    async def slot(
+        self, namespace: str, size: int, on_long_wait: Callable[[], None]
+    ) -> AsyncGenerator[None]:
         """Wait for a slot, and hold it until the context ends.
 
-        ``on_long_wait`` is called if this takes longer than ``LONG_WAIT_SECONDS``.
+        ``size``: bytes of the call's action. ``on_long_wait`` is called after
+        ``LONG_WAIT_SECONDS``, or later, once the waiting calls are within their limits.
         """
         self._first_namespace = self._first_namespace or namespace
         self._is_shared = self._is_shared or namespace != self._first_namespace
         must_wait = not self._may_start(namespace)
         if must_wait:
-            await self._wait_for_slot(namespace, on_long_wait)
+            await self._wait_for_slot(namespace, size, on_long_wait)
         else:
             self._occupy(namespace)
         try:
@@ -102,11 +110,15 @@ class CallSlots:
                 self._occupy(chosen)
                 call.set_result(None)
 
-    async def _wait_for_slot(self, namespace: str, on_long_wait: Callable[[], None]) -> None:
+    async def _wait_for_slot(
+        self, namespace: str, size: int, on_long_wait: Callable[[], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         call = loop.create_future()
         self._waiting.setdefault(namespace, deque()).append(call)
-        timer = loop.call_later(LONG_WAIT_SECONDS, on_long_wait)
+        self._waiting_calls += 1
+        self._waiting_bytes += size
+        timer = loop.call_later(LONG_WAIT_SECONDS, self._postpone, on_long_wait)
         try:
             await call
         except asyncio.CancelledError:
@@ -115,6 +127,21 @@ class CallSlots:
             raise
         finally:
             timer.cancel()
+            self._waiting_calls -= 1
+            self._waiting_bytes -= size
+            self._call_postponed()
+
+    def _postpone(self, callback: Callable[[], None]) -> None:
+        self._postponed.append(callback)
+        self._call_postponed()
+
+    def _call_postponed(self) -> None:
+        is_within_limits = (
+            self._waiting_calls <= MAX_WAITING_CALLS and self._waiting_bytes <= MAX_WAITING_BYTES
+        )
+        # One for each call that starts, so that the limits hold for the calls that follow.
+        if self._postponed and is_within_limits:
+            self._postponed.popleft()()
 
     async def _wait_for_gap(self) -> None:
         gap = _GAP_FACTOR * self._typical_seconds / self.limit

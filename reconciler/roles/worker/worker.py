@@ -79,12 +79,6 @@ _ACTIONS_PER_CALL = 2
 Other actions stay on the bus, where another worker can fetch them.
 """
 
-MAX_WAITING_CALLS = 1_000
-"""Number of waiting calls to an API up to which a long wait lets the worker fetch another action.
-
-The next actions on the bus may belong to namespaces that have a free call slot.
-"""
-
 _MAX_BATCH_RESULTS = 128
 _GATHER_SECONDS = 0.03
 """Results are stored in batches of this size, or after this time.
@@ -234,8 +228,10 @@ class Worker:
             effect, error = None, _reject_long_wait(gate, action)
             if error is None:
                 slots = self._get_slots(action.provider_config)
-                fetch_another = partial(self._fetch_another, slots, delivery)
-                async with slots.slot(delivery.event.key.namespace, fetch_another):
+                # The next actions on the bus may belong to namespaces that have a free slot.
+                fetch_another = partial(self._reader.free_slot, delivery)
+                namespace = delivery.event.key.namespace
+                async with slots.slot(namespace, delivery.size, fetch_another):
                     end_event = None
                     if self._may_have_result(delivery):
                         end_event = await self._find_end_event(delivery, action, attempt)
@@ -432,11 +428,6 @@ class Worker:
         if slots is None or slots.limit != limit:
             slots = self._slots[config_name] = CallSlots(limit, self._clock)
         return slots
-
-    def _fetch_another(self, slots: CallSlots, delivery: ActionDelivery) -> None:
-        """Allow another action to be fetched, because this one waits for a call slot."""
-        if slots.waiting_calls <= MAX_WAITING_CALLS:
-            self._reader.free_slot(delivery)
 
     # --- results and leases
 
