@@ -240,7 +240,7 @@ def test_a_replacement_is_approved_as_a_whole(level: ApprovalLevel, has_second_n
 
 @pytest.mark.parametrize("new_host", ["db-2", "db-3"])
 def test_an_approved_deletion_does_not_permit_other_content(new_host: str):
-    """The owner of a referenced value could replace an object by content that nobody approved."""
+    """The owner of a referenced value could replace an object by content without approval."""
     story = declared_server()
     story.kind = replace(SERVER, immutable=frozenset({"type"}))
     report_target(story, **ready_target())
