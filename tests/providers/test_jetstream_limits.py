@@ -22,7 +22,12 @@ from infra.jetstream.connection import connect as connect_to_bus
 from infra.jetstream.errors import BusError
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from reconciler.errors import ProviderError, RefusedError, UnreadableObjectsError
+from reconciler.errors import (
+    NotDoneError,
+    ProviderError,
+    RefusedError,
+    UnreadableObjectsError,
+)
 from reconciler.provider import Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, listing
@@ -266,3 +271,17 @@ async def test_a_start_time_at_the_end_of_the_calendar_does_not_hide_other_consu
         "2020-01-01T00:00:00Z",
     ]
     assert existing == objects[0]
+
+
+async def test_a_provider_that_is_closed_while_connecting_leaves_no_connection(
+    nats_server: EmbeddedServer, connect: Connect
+) -> None:
+    """It would try to reconnect after the end of its server."""
+    before = asyncio.all_tasks()
+    provider = connect(STREAM, f"nats://127.0.0.1:{nats_server.port}")
+    reading = asyncio.create_task(provider.read("missing"))
+    await asyncio.sleep(0)
+    await provider.close()
+    with pytest.raises(NotDoneError, match="was closed"):
+        await reading
+    assert asyncio.all_tasks() == before

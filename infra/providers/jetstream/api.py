@@ -147,6 +147,7 @@ class JetStreamApi:
         self._access = _access(config.tls)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._client: Client | None = None
+        self._is_closed = False
         self._connect_lock = asyncio.Lock()
 
     async def query(
@@ -201,15 +202,19 @@ class JetStreamApi:
     async def connection(self) -> Client:
         """Return the connection. Raises ``NotDoneError`` while it is interrupted."""
         async with self._connect_lock:
-            if self._client is None:
-                self._client = await self._connect()
-        if not self._client.is_connected:
+            client = self._client or await self._connect()
+            if self._is_closed:  # perhaps while connecting
+                await close(client)
+                raise NotDoneError(f"the connection to {self._endpoint} was closed")
+            self._client = client
+        if not client.is_connected:
             # The client would buffer the message, and send it after it has reconnected.
             raise NotDoneError(f"not connected to {self._endpoint}: nothing was sent")
-        return self._client
+        return client
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection permanently."""
+        self._is_closed = True
         client, self._client = self._client, None
         if client is not None:
             await close(client)
