@@ -18,6 +18,7 @@ from reconciler.roles.runtime.search_turns import SearchTurns
 from reconciler.roles.runtime.secret_guard import GuardedProvider, guard_provider, mask_secrets
 
 _MAX_CALL_SECONDS = 120.0
+_CLOSE_SECONDS = 2.0
 
 _Stamp = tuple[int, int, int]
 _Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
@@ -41,7 +42,7 @@ class ProviderPool:
         self.searches = SearchTurns(self._stores.secrecy)
         self._configurations = configurations
         self._open: dict[tuple[str, str, ProviderFactory | None], _Opened] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], GuardedProvider] = {}
 
     def get(self, config_name: str, kind_name: str, definition: str = "") -> Provider:
         """Return the client of one kind at one API.
@@ -83,14 +84,17 @@ class ProviderPool:
     def _close_later(self, provider: GuardedProvider) -> None:
         """Close a replaced client after its calls, whose results would otherwise be unknown."""
         task = asyncio.create_task(_close_when_idle(provider))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing[task] = provider
+        task.add_done_callback(self._closing.pop)
 
     async def close(self) -> None:
-        """Close all connections."""
-        for _basis, provider in self._open.values():
+        """Close all connections, including those of replaced clients that still have calls."""
+        closing = dict(self._closing)
+        for provider in (*closing.values(), *(each for _, each in self._open.values())):
             await provider.close()
         self._open.clear()
+        if closing:  # each ends once its calls have failed
+            await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
 
 
 async def _close_when_idle(provider: GuardedProvider) -> None:
