@@ -148,11 +148,6 @@ async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(w
 
 async def test_missing_replies_for_parts_do_not_open_the_breaker(world: World):
     """Messages may wait behind others from their tenant; the bus serves all others."""
-    limits = Limits(request_timeout_seconds=0.5)
-    await world.configure(
-        api_config(world.server.url, provider="composition", limits=limits, retry=Retry(2.0)),
-        CONFIG,
-    )
     keys = [palette(f"late{number}", "Red").key for number in range(8)]
     await world.stop_reconciler()
     await world.start_reconciler([role for role in ROLES if role != "worker"])

@@ -203,7 +203,7 @@ class JetStreamApi:
         """Return the connection. Raises ``NotDoneError`` while it is interrupted."""
         async with self._connect_lock:
             client = self._client or await self._connect()
-            if self._is_closed:  # perhaps while connecting
+            if self._is_closed:  # possibly while connecting
                 await close(client)
                 raise NotDoneError(f"the connection to {self._endpoint} was closed")
             self._client = client
