@@ -207,7 +207,9 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_th
     assert message == "route 'first' matches the same host and path, and takes precedence"
     await routes.delete(with_version_of(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
-    without_backends = await create_route(routes, "nobody", hosts=["c.example.org"], backends=[])
+    without_backends = await create_route(
+        routes, "no-backends", hosts=["c.example.org"], backends=[]
+    )
     assert ROUTE.ready(without_backends.fields, without_backends).reason == "NoBackends"
 
 

@@ -1,4 +1,4 @@
-"""The contract suite tells the author of an incorrect provider what is missing."""
+"""The contract suite reports what is missing in an incorrect provider."""
 
 from __future__ import annotations
 

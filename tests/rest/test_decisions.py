@@ -18,7 +18,7 @@ from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.rest.protocol import Protocol
 from reconciler.cli.explain import explain_kind
-from reconciler.errors import UnknownKindError
+from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.difference import Wanted, differences
@@ -184,6 +184,8 @@ async def test_a_provider_is_built_from_the_definition_of_the_action():
     ):
         pool.get("api", "Address", "beef")
     await pool.close()
+    with pytest.raises(ConfigurationError, match="this process is stopping"):
+        pool.get("api", "Address")
 
 
 def test_every_example_is_explained_field_by_field():

@@ -43,6 +43,7 @@ class ProviderPool:
         self._configurations = configurations
         self._open: dict[tuple[str, str, ProviderFactory | None], _Opened] = {}
         self._closing: dict[asyncio.Task[None], GuardedProvider] = {}
+        self._is_closed = False
 
     def get(self, config_name: str, kind_name: str, definition: str = "") -> Provider:
         """Return the client of one kind at one API.
@@ -50,8 +51,10 @@ class ProviderPool:
         ``definition``: digest of the definition for the call, by default the newest.
 
         Raises:
-            ConfigurationError: the configuration is not declared, or is invalid.
+            ConfigurationError: the configuration is undeclared or invalid, or the pool is closed.
         """
+        if self._is_closed:  # a new client would never be closed
+            raise ConfigurationError("this process is stopping")
         config = self._configurations.by_name.get(config_name)
         if config is None:
             raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared; declare it")
@@ -89,6 +92,7 @@ class ProviderPool:
 
     async def close(self) -> None:
         """Close all connections, including those of replaced clients that still have calls."""
+        self._is_closed = True
         closing = dict(self._closing)
         for provider in (*closing.values(), *(each for _, each in self._open.values())):
             await provider.close()
