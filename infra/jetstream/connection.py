@@ -611,9 +611,11 @@ async def api_request(
     body: dict[str, Any] | None,
     timeout: float = API_TIMEOUT_SECONDS,  # noqa: ASYNC109 - passed on to nats-py
     *,
-    max_response_bytes: int = MAX_RESPONSE_BYTES,
+    max_response_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Send a request to `$JS.API.<subject_suffix>`, and return the response's JSON object.
+
+    Without `max_response_bytes`, a response may have `MAX_RESPONSE_BYTES`.
 
     Raises:
         BusError: the server returned an error. Its code determines the class.
@@ -628,10 +630,11 @@ async def api_request(
     if _lacks_leader(message) and subject_suffix.startswith(_LEADER_READS):
         message = await _await_conclusive_response(nc, message, subject, payload)
     size = len(message.data)
-    if size > max_response_bytes:
+    limit = MAX_RESPONSE_BYTES if max_response_bytes is None else max_response_bytes
+    if size > limit:
         raise ResponseTooLargeError(
             f"{subject_suffix}: the response is {size} bytes long, more than the limit of "
-            f"{max_response_bytes // 1024**2} MiB"
+            f"{limit // 1024**2} MiB"
         )
     try:
         error = _response.decode(message.data).error
