@@ -16,7 +16,15 @@ from tests.cli.importing import (
 )
 from tests.cli.runner import Cli, Up
 
-HEAVY_MODULES = ("aiohttp", "click", "eventsourcing", "httpx", "pygments", "typing_extensions")
+HEAVY_MODULES = (
+    "aiohttp",
+    "click",
+    "eventsourcing",
+    "httpx",
+    "nats.js.api",
+    "pygments",
+    "typing_extensions",
+)
 PROGRAM = """
 import sys
 from reconciler.cli.main import main
@@ -51,8 +59,16 @@ def test_declaring_imports_neither_the_decider_nor_providers(live: Cli, unique: 
     }
 
 
-def test_a_skipped_package_can_still_be_imported() -> None:
-    code = "import nats.aio.transport, aiohttp; assert aiohttp.ClientSession"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nats.aio.transport, aiohttp; assert aiohttp.ClientSession",
+        "import nats.aio.client as c; assert c.nats.js.api.Header.STATUS",
+        "from nats.js.api import Header; assert Header.STATUS",
+        "import nats.js, nats; assert nats.NATS().jetstream()",
+    ],
+)
+def test_a_skipped_package_can_still_be_imported(code: str) -> None:
     setup = "from reconciler.cli.skipped_imports import import_with_skips as f; f(); "
     subprocess.run([sys.executable, "-c", setup + code], check=True)
 
