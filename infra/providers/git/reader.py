@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
@@ -20,10 +20,11 @@ import msgspec
 
 from events.documents import ParsedManifest
 from infra.providers.git.checks import check_credential, documents_in
+from infra.providers.git.commit_tree import IGNORE_FILE
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from infra.providers.git.rendering import read_renderers, run_renderer
-from infra.providers.git.repository import Remote, fetch, find_commit
+from infra.providers.git.repository import Checkout, Remote, fetch, find_commit
 from infra.providers.git.signatures import check_signature
 from reconciler.composites.git_source import describe_revision
 from reconciler.errors import ConfigurationError
@@ -114,7 +115,7 @@ def _read(request: Request) -> Reply:
             if source.get("signers"):
                 check_signature(checkout.folder, resolved.commit, str(source["signers"]))
             path, render = str(source.get("path", "")), str(source.get("render", ""))
-            files = checkout.files("" if render else path)
+            files = checkout.tree.files("" if render else path, is_rendered=bool(render))
             if render:
                 renderers = {
                     name: command
@@ -123,6 +124,8 @@ def _read(request: Request) -> Reply:
                 }
                 files = run_renderer(renderers, render, files, path)
             documents = _documents(files, request, is_rendered=bool(render))
+            if not render:
+                _check_lost_manifests(checkout, request, documents)
         except GitError as error:
             message = f"{describe_revision(revision)}: {error.message}"
             raise GitError(error.reason, message, revision) from None
@@ -157,6 +160,40 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
             )
         documents.append(document)
     return documents
+
+
+def _check_lost_manifests(
+    checkout: Checkout, request: Request, documents: Sequence[Document]
+) -> None:
+    """Raise `GitError` for a file of the declared commit that still exists without its manifests.
+
+    Only a removed or ignored file withdraws its resources. An emptied file, or a link in its place,
+    may be an error.
+    """
+    previous = checkout.tree_of(request.declared)
+    if previous is None:
+        return
+    path, found = str(request.source.get("path", "")), {each.file for each in documents}
+    try:
+        earlier = [(name, sha) for name, sha in previous.entries(path) if name not in found]
+    except GitError:
+        return  # an earlier release declared it by other rules
+    for name, sha in earlier:
+        now = checkout.tree.describe(name)
+        if now is None or checkout.tree.is_ignored(name, path):
+            continue
+        if not _has_manifests(name, previous.read(sha), request.namespace):
+            continue
+        raise GitError(
+            "BadCommit",
+            f"{name} {now}, but {request.declared[:12]} declared resources in it; to withdraw "
+            f"them, remove the file or list it in {IGNORE_FILE}",
+        )
+
+
+def _has_manifests(name: str, content: bytes, namespace: str) -> bool:
+    reads = documents_in({name: content}, namespace)
+    return any(isinstance(each, ParsedManifest) for each in reads)
 
 
 def _is_memory_error(error: BaseException | None) -> bool:

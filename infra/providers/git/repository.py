@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 import sys
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 from urllib.parse import urlsplit
 
 import semantic_version
 from dulwich.client import GitClient, default_urllib3_manager, get_transport_and_path
 from dulwich.config import ConfigDict
-from dulwich.errors import NotTreeError
-from dulwich.object_store import iter_tree_contents, tree_lookup_path
-from dulwich.objects import Blob, Commit, ObjectID, SubmoduleEncountered, Tag, Tree
+from dulwich.objects import Commit, ObjectID, Tag
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 from urllib3 import PoolManager, ProxyManager
@@ -31,6 +28,7 @@ from urllib3.util import Retry
 
 from events.allow import NOTHING, Allow
 from events.manifest import Fields
+from infra.providers.git.commit_tree import CommitTree
 from infra.providers.git.packs import LimitedStore
 from infra.providers.git.problems import GitError
 from infra.providers.guarded_urllib3 import guard_pools
@@ -42,20 +40,12 @@ from reconciler.secrecy import SplitLogin, split_login
 MAX_FETCHED_COMMITS: Final = 50
 """Number of commits to fetch in order to find the previous commit among the new one's ancestors."""
 
-MAX_FILES: Final = 5000
-MAX_BYTES: Final = 16 * 1024 * 1024
-
-MAX_ENTRIES: Final = 50_000
-"""Limit on a folder's entries, including links and empty folders, because a few bytes can encode a
-huge tree if its subtrees are shared."""
-
 _BRANCHES: Final = b"refs/heads/"
 _TAGS: Final = b"refs/tags/"
 _PEELED: Final = b"^{}"
 _KEY_MARK: Final = "PRIVATE KEY-----"
 _MAX_TEXT_CHARACTERS: Final = 200
 _ISOLATION_OPTIONS: Final = "-F none -o IdentityAgent=none -o IdentitiesOnly=yes"
-_RESERVED_NAMES: Final = frozenset({"", ".", "..", ".git"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,53 +146,20 @@ class Checkout:
         walker = self.repository.get_walker([self.commit.id])
         return any(each.commit.id.decode() == commit for each in walker)
 
-    def files(self, path: str) -> dict[str, bytes]:
-        """Read the files in a folder, or a single file. Links are skipped. Raises ``GitError``."""
-        contents: dict[str, bytes] = {}
-        total = 0
-        for name, content in self._blobs(path):
-            total += len(content)
-            contents[name] = content
-            if len(contents) > MAX_FILES or total > MAX_BYTES:
-                raise GitError(
-                    "BadCommit",
-                    f"{path or 'the repository'} has more than {MAX_FILES} files or "
-                    f"{MAX_BYTES} bytes; set spec.path to a smaller directory",
-                )
-        return contents
+    @property
+    def tree(self) -> CommitTree:
+        """The files of the commit."""
+        return CommitTree(self.repository.object_store, self.commit.tree)
 
-    def _blobs(self, path: str) -> Iterator[tuple[str, bytes]]:
-        store, tree = self.repository.object_store, self.commit.tree
-        plain = PurePosixPath(path).as_posix() if path else "."
-        prefix = ""
-        if plain != ".":
-            try:
-                mode, sha = tree_lookup_path(store.__getitem__, tree, plain.encode())
-                git_object = store[sha]
-            except (KeyError, NotTreeError, SubmoduleEncountered):
-                raise GitError("BadCommit", f"the commit has no {plain!r}") from None
-            if isinstance(git_object, Blob) and stat.S_ISREG(mode):
-                yield plain, git_object.data
-                return
-            if not isinstance(git_object, Tree):
-                raise GitError("BadCommit", f"{plain!r} is not a directory")
-            tree, prefix = git_object.id, f"{plain}/"
-        entries = iter_tree_contents(store, tree, include_trees=True)
-        for number, entry in enumerate(entries):
-            if number >= MAX_ENTRIES:
-                raise GitError(
-                    "BadCommit",
-                    f"{path or 'the repository'} has more than {MAX_ENTRIES} files and "
-                    "directories; set spec.path to a smaller directory",
-                )
-            if not stat.S_ISREG(entry.mode or 0):
-                continue
-            blob = store[entry.sha]
-            if isinstance(blob, Blob):
-                name = prefix + entry.path.decode(errors="replace")
-                if _RESERVED_NAMES.intersection(name.split("/")) or "\0" in name:
-                    raise GitError("BadCommit", f"{name[:200]!r} is not a valid file name")
-                yield name, blob.data
+    def tree_of(self, commit: str) -> CommitTree | None:
+        """Return the files of an earlier commit, or None if it was not fetched."""
+        object_id = ObjectID(commit.encode())
+        if not commit or object_id not in self.repository.object_store:
+            return None
+        git_object = self.repository[object_id]
+        if not isinstance(git_object, Commit):
+            return None
+        return CommitTree(self.repository.object_store, git_object.tree)
 
 
 @contextmanager
