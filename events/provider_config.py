@@ -147,6 +147,10 @@ class LossGuard(ManifestStruct, frozen=True):
         ),
     ] = 50
 
+    def doubts(self, missing: int, owned: int) -> bool:
+        """Return whether a listing without ``missing`` of the ``owned`` objects is not trusted."""
+        return missing >= self.min_count and missing * 100 > owned * self.max_percent
+
 
 class DeletionGuard(ManifestStruct, frozen=True):
     """Limits on the objects that one listing, definition or commit may delete without approval.

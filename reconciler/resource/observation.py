@@ -19,6 +19,7 @@ from events.log import (
     OwnershipReleased,
     ResourceEvent,
 )
+from events.provider_config import DeletionGuard
 from reconciler.resource.difference import Comparison
 from reconciler.resource.evolve import is_created_by
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
@@ -60,7 +61,10 @@ def observe(
         return NOTHING_NEW
     doubt = _doubt_absence(data, state, context)
     if doubt is not None:
-        is_known = data.losses == state.observed.doubted
+        known = state.observed.doubted
+        is_known = known is not None and are_similar(
+            (known.missing, known.owned), (doubt.missing, doubt.owned)
+        )
         return NOTHING_NEW if is_known else CommandResult((doubt,))
     unmanaged = data.exclusive
     event = ExternalObserved(
@@ -282,6 +286,27 @@ def awaits_first_listing(state: ResourceState, context: Context) -> bool:
     return needs_listing and known.object is None and known.absent_at < desired.position
 
 
+def is_new_count(
+    guard: DeletionGuard, known: tuple[int | None, int | None], current: tuple[int, int]
+) -> bool:
+    """Return whether new counts may change what a guard decides, or its message matters.
+
+    A hostile API changes its counts with each listing, and all held resources would record them.
+    """
+    unmanaged, total = known
+    if unmanaged is None or total is None:
+        return True
+    is_allowed = guard.allows(*current)
+    return is_allowed != guard.allows(unmanaged, total) or not are_similar(
+        (unmanaged, total), current
+    )
+
+
+def are_similar(known: tuple[int, int], current: tuple[int, int]) -> bool:
+    """Return whether no count is more than twice the other one."""
+    return all(old <= 2 * new and new <= 2 * old for old, new in zip(known, current, strict=True))
+
+
 def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether the observation changes something that the state or a guard depends on."""
     known, existing = state.observed, data.object
@@ -300,12 +325,11 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
     is_held_or_unowned = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
     unmanaged = data.exclusive
     # New counts may let a held object pass the guard, or make an unmanaged one subject to deletion.
-    if (
-        is_held_or_unowned
-        and unmanaged
-        and (unmanaged.unmanaged, unmanaged.total) != (known.unmanaged, known.total)
-    ):
-        return True
+    config = context.configs.get(data.provider_config)
+    if is_held_or_unowned and unmanaged and config is not None:
+        counts = (unmanaged.unmanaged, unmanaged.total)
+        if is_new_count(config.deletion_guard, (known.unmanaged, known.total), counts):
+            return True
     # Our writes conflict, and this read shows the version that we lack.
     if (
         state.waits.conflicts
@@ -324,13 +348,8 @@ def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> Ab
     losses, config = data.losses, context.configs.get(data.provider_config)
     if data.object is not None or state.owned is None or losses is None or config is None:
         return None
-    guard = config.loss_guard
-    is_within_limit = losses.missing * 100 <= losses.owned * guard.max_percent
-    if (
-        losses.missing < guard.min_count
-        or is_within_limit
-        or state.holds.approved == Hold.LOSS_GUARD
-    ):
+    is_approved = state.holds.approved == Hold.LOSS_GUARD
+    if is_approved or not config.loss_guard.doubts(losses.missing, losses.owned):
         return None
     return AbsenceDoubted(data.provider_config, data.external_name, losses.missing, losses.owned)
 

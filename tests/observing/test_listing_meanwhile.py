@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
+from events.hold import Hold
 from events.intake import LossCount, Observed, UnmanagedCount
 from events.log import (
     Action,
@@ -23,7 +24,7 @@ from events.log import (
 )
 from events.manifest import Fields, Policy
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec, Scope
+from events.provider_config import DeletionGuard, ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
 from reconciler.errors import UnreadableObjectsError
 from reconciler.ports import IntakeMessageOut
@@ -31,10 +32,11 @@ from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.observation import is_new_count
 from reconciler.roles.gate.api_gates import ApiGates
-from reconciler.roles.observer import observer as observer_module
 from reconciler.roles.observer.listing import ListingRefusedError
-from reconciler.roles.observer.observer import UNDECLARED_BATCH, Observer
+from reconciler.roles.observer.observer import Observer
+from reconciler.roles.observer.publication import MAX_UNPROCESSED
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.pauses import SLICE_SIZE
 from reconciler.roles.runtime.provider_pool import ProviderPool
@@ -376,22 +378,65 @@ async def test_a_scope_that_is_narrowed_during_a_comparison_applies_immediately(
     assert not stage.intake.observed
 
 
-async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(observer_module, "UNDECLARED_INTERVAL_SECONDS", 0.05)
-    api = Api(*(f"n{number}" for number in range(2 * UNDECLARED_BATCH + 1)))
+async def test_an_api_with_many_new_objects_does_not_fill_the_intake() -> None:
+    api = Api(*(f"n{number}" for number in range(MAX_UNPROCESSED + 1)))
     stage = Stage(api, _nothing_new)
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
-    await stage.intake.has_arrived.wait()
-    assert len(stage.intake.observed) == UNDECLARED_BATCH
-    assert await listing == len(stage.intake.observed) == 2 * UNDECLARED_BATCH + 1
+    await until_full(stage)
+    process(stage, ResourceKey("default", "Shape", "n0"))
+    assert await listing == len(stage.intake.observed) == MAX_UNPROCESSED + 1
 
-    stage.intake.observed.clear()
-    stage.intake.has_arrived.clear()
+
+async def test_a_changed_configuration_ends_a_publication() -> None:
+    api = Api(*(f"n{number}" for number in range(MAX_UNPROCESSED + 1)))
+    stage = Stage(api, _nothing_new)
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
-    await stage.intake.has_arrived.wait()
+    await until_full(stage)
     stage.configurations.by_name["default"] = ProviderConfigSpec("test", "http://other")
+    process(stage, ResourceKey("default", "Shape", "n0"))
     with pytest.raises(ListingRefusedError, match="changed during publication"):
         await listing
-    assert len(stage.intake.observed) == UNDECLARED_BATCH
+    assert len(stage.intake.observed) == MAX_UNPROCESSED
+
+
+async def until_full(stage: Stage) -> None:
+    """Wait until the listing waits."""
+    await stage.intake.has_arrived.wait()
+    await asyncio.sleep(0.3)
+    assert len(stage.intake.observed) == MAX_UNPROCESSED
+
+
+def process(stage: Stage, key: ResourceKey) -> None:
+    """Let the log show that an observation was processed."""
+    stage.observer.handle_event(1, _observed_event(key.name))
+
+
+async def test_an_absence_that_the_loss_guard_holds_is_reported_once() -> None:
+    stage = Stage(Api(), _nothing_new)
+    keys = [ResourceKey("team", "Shape", f"n{number}") for number in range(20)]
+    for position, key in enumerate(keys):
+        for version, each in enumerate(_owned(key.name), 1):
+            stage.models.apply(10 * position + version, each)
+    await stage.observer.list_once("default", "Shape")
+    assert len(stage.intake.observed) == len(keys)
+    for position, key in enumerate(keys):
+        data = OutcomeRecorded("Held", 1, "LossGuard", "many are missing")
+        stage.models.apply(1_000 + position, event(key, 4, data))
+    stage.intake.observed.clear()
+    await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+    approved = HoldApproved(Hold.LOSS_GUARD)
+    stage.models.apply(2_000, event(keys[0], 5, approved))
+    await stage.observer.list_once("default", "Shape")
+    assert list(stage.intake.observed) == keys[:1]
+
+
+def test_counts_of_a_held_resource_are_news_if_a_guard_decides_otherwise_or_they_double() -> None:
+    guard = DeletionGuard(max_count=10, max_percent=100)
+    assert is_new_count(guard, (None, None), (12, 400))
+    assert not is_new_count(guard, (12, 400), (13, 401))
+    assert not is_new_count(guard, (12, 400), (24, 800))
+    assert is_new_count(guard, (12, 400), (25, 400))
+    assert is_new_count(guard, (24, 400), (11, 400))
+    assert is_new_count(guard, (11, 400), (10, 400)), "now allowed"
+    assert is_new_count(guard, (10, 400), (11, 400)), "no longer allowed"

@@ -265,7 +265,9 @@ def test_a_sudden_loss_of_most_objects_is_doubted():
     assert only(AbsenceDoubted, observe_missing(story, 12, 14)).missing == 12
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "LossGuard")
-    assert observe_missing(story, 12, 14) == [], "an unchanged observation is not recorded again"
+    for counts in ((12, 14), (13, 15), (24, 28)):
+        assert observe_missing(story, *counts) == [], "similar counts are not recorded again"
+    assert only(AbsenceDoubted, observe_missing(story, 25, 28)).missing == 25
     story.observe(story.existing)
     assert story.outcome == "Converged"
 

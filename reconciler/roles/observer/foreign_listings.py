@@ -165,7 +165,8 @@ class ForeignListings:
         objects = listing.complete(part.count)
         began = listing.began
         provider = self._providers.get(began.provider_config, began.kind)
-        await self._observer.publish_changes(listing, objects, provider)
+        # Waiting would delay the listings of other APIs.
+        await self._observer.publish_changes(listing, objects, provider, waits=False)
 
     async def _reject_abandoned(self) -> None:
         """Reject abandoned listings, and the oldest one if there are too many."""

@@ -19,11 +19,11 @@ from events.hold import Hold
 from events.intake import ListingBegan, LossCount, Observed, UnmanagedCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
-from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
+from events.provider_config import DeletionGuard, LossGuard, ProviderConfigSpec, is_within
 from events.wording import plural
 from projections.status import StatusRow
 from reconciler.process_secrets import PROCESS_SECRETS
-from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
+from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ, is_new_count
 from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.runtime.pauses import in_slices
@@ -235,7 +235,14 @@ async def compare_listing(
                 version = row.version if row.position <= known_position else 0
                 observations.append((row.key, replace(observation, known_version=version)))
     missing, uncertain = await _find_missing(
-        listing, objects, known, released, unmanaged, losses, creators=creators
+        listing,
+        objects,
+        known,
+        released,
+        unmanaged,
+        losses,
+        guard=config.loss_guard,
+        creators=creators,
     )
     return Findings(observations + missing, uncertain, losses)
 
@@ -248,6 +255,7 @@ async def _find_missing(
     unmanaged: UnmanagedCount | None,
     losses: LossCount,
     *,
+    guard: LossGuard,
     creators: Container[ResourceKey],
 ) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
     """Return the absences that the listing proves, and the rows whose object must be read.
@@ -257,6 +265,7 @@ async def _find_missing(
     """
     began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
     uncertain: list[StatusRow] = []
+    is_doubted = guard.doubts(losses.missing, losses.owned)
     async for chunk in in_slices(known.items()):
         for object_key, matches in chunk:
             if object_key in objects or listing.is_unreadable(object_key):
@@ -269,6 +278,8 @@ async def _find_missing(
                     continue
                 if row.key in creators and not row.owned:
                     continue
+                if is_doubted and row.hold == Hold.LOSS_GUARD and not row.doubted:
+                    continue  # it waits for another listing, or for an approval
                 # After the deletion of its row, a released object would count as unmanaged.
                 is_released = not row.owned and (row.external_name, row.observed_uid) in released
                 is_unproven = is_outside or is_released or listing.has_unknown_names
@@ -566,7 +577,8 @@ def _may_change_hold(
     if row.hold == Hold.DELETION_GUARD:
         if unmanaged is None or guard.allows(unmanaged.unmanaged, unmanaged.total):
             return True  # the configuration has since changed
-        return (unmanaged.unmanaged, unmanaged.total) != (row.unmanaged, row.total)
+        counts = (unmanaged.unmanaged, unmanaged.total)
+        return is_new_count(guard, (row.unmanaged, row.total), counts)
     if not own_log_id or row.outcome != "Unowned" or row.belongs_to:
         return False
     return existing.labels.get(OWNER_LABEL) in (None, owner(own_log_id, row.key))

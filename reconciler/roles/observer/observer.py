@@ -40,6 +40,7 @@ from reconciler.roles.observer.listing import (
 from reconciler.roles.observer.listing_reports import ListingReports, ListingTarget, is_observed
 from reconciler.roles.observer.next_listing import NextListing
 from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectReads, is_news
+from reconciler.roles.observer.publication import Publication
 from reconciler.roles.observer.recent_deletions import RecentDeletions
 from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
@@ -53,14 +54,6 @@ JITTER = 0.1
 
 CATCH_UP_SECONDS = 10.0
 """Time for which a listing waits for the log's events about its objects."""
-
-UNDECLARED_BATCH = 2_000
-UNDECLARED_INTERVAL_SECONDS = 1.0
-"""Observations of undeclared objects are published last, in batches of this size, at this interval.
-
-The decider processes the intake in order, so an API with many new objects would delay the
-declarations of all namespaces. The number of other observations is limited by the declarations.
-"""
 
 _MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
@@ -123,6 +116,7 @@ class Observer:
         self._next: dict[ListingTarget, NextListing] = {}
         self._changed = asyncio.Event()
         self._deletions = RecentDeletions(self._clock)
+        self._publication = Publication(self._clock)
         self.listings = 0
 
     async def run(self) -> None:
@@ -147,6 +141,7 @@ class Observer:
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
         """Process a log event: start a requested listing, or record a deletion."""
+        self._publication.handle_event(event)
         self._deletions.handle_event(event)
         self._reports.handle_event(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
@@ -305,8 +300,12 @@ class Observer:
         listing: ListingAssembler,
         objects: Mapping[str, ExternalObject],
         provider: Provider,
+        *,
+        waits: bool = True,
     ) -> int:
         """Publish the differences between a complete listing and the log. Return their number.
+
+        Without `waits`, differences beyond the limits for the API are left to its next listing.
 
         Raises:
             ListingRefusedError: this process has not read the log to the end, or the scope has
@@ -353,14 +352,12 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         observations = await self._withhold_unclear(began, observations)
         reach(Failpoint.OBSERVER_LISTED)
-        undeclared = [each for each in observations if self._is_undeclared(each[0])]
-        declared = [each for each in observations if not self._is_undeclared(each[0])]
-        await self._publish(listing, [*declared, *undeclared[:UNDECLARED_BATCH]])
-        for start in range(UNDECLARED_BATCH, len(undeclared), UNDECLARED_BATCH):
-            await asyncio.sleep(UNDECLARED_INTERVAL_SECONDS)
+        observations.sort(key=lambda each: self._is_undeclared(each[0]))  # declared ones first
+        slices = self._publication.slices(began.provider_config, observations, waits=waits)
+        async for each in slices:
             if self._configurations.by_name.get(began.provider_config) != config:
                 raise ListingRefusedError("its ProviderConfig was changed during publication")
-            await self._publish(listing, undeclared[start : start + UNDECLARED_BATCH])
+            await self._publish(listing, each)
         reach(Failpoint.OBSERVER_PUBLISHED)
         await self._reports.record_completion((began.provider_config, began.kind))
         return len(observations)

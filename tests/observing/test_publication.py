@@ -1,0 +1,155 @@
+"""The observations of one API that are published but not yet reflected in the log are limited."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from events.external import ExternalObject
+from events.intake import Observed
+from events.log import ExternalObserved, LogEvent
+from events.names import ResourceKey
+from reconciler.roles.observer import publication
+from reconciler.roles.observer.publication import (
+    BURST_BYTES,
+    BYTES_PER_SECOND,
+    MAX_REPEAT_SECONDS,
+    MAX_UNPROCESSED,
+    MAX_UNPROCESSED_BYTES,
+    REPEAT_SECONDS,
+    Observation,
+    Publication,
+)
+
+KIB = 1024
+
+
+def observations(count: int, size: int = 10, start: int = 0) -> list[Observation]:
+    return [observation(number, size) for number in range(start, start + count)]
+
+
+def observation(number: int, size: int = 10) -> Observation:
+    existing = ExternalObject(f"n{number}", {"text": "x" * size}, f"u{number}")
+    key = ResourceKey("default", "Shape", f"n{number}")
+    return key, Observed("default", f"n{number}", existing, "CompleteListing", 1)
+
+
+def event_of(observed: Observation) -> LogEvent:
+    key, data = observed
+    return LogEvent(
+        id=f"{key}/1",
+        source="test",
+        type="ExternalObserved",
+        subject=str(key),
+        time=datetime(2026, 1, 1, tzinfo=UTC),
+        resourceversion=1,
+        data=ExternalObserved("default", data.external_name, data.object, "CompleteListing", 1),
+        causationid="c",
+        causationposition=1,
+        actor="observer",
+    )
+
+
+class Stage:
+    """A publication whose clock the test sets, and what it published."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.publication = Publication(lambda: self.now)
+        self.published: list[Observation] = []
+
+    async def publish(self, waiting: list[Observation], api: str = "api") -> None:
+        async for each in self.publication.slices(api, waiting, waits=False):
+            self.published += each
+
+    async def count(self, waiting: list[Observation], api: str = "api") -> int:
+        before = len(self.published)
+        await self.publish(waiting, api)
+        return len(self.published) - before
+
+    def process(self, count: int) -> None:
+        for each in self.published[:count]:
+            self.publication.handle_event(event_of(each))
+        del self.published[:count]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+async def test_no_more_is_published_than_the_log_reflects(stage: Stage) -> None:
+    many = observations(3 * MAX_UNPROCESSED)
+    assert await stage.count(many) == MAX_UNPROCESSED
+    assert await stage.count(many) == 0
+    assert await stage.count(observations(10), "another API") == 10
+    stage.process(7)
+    assert await stage.count(many) == 7
+
+
+async def test_repeated_observations_of_a_resource_count(stage: Stage) -> None:
+    for _ in range(MAX_UNPROCESSED // 100):
+        assert await stage.count(observations(100)) == 100
+    assert await stage.count(observations(100)) == 0
+    stage.process(1)  # the log shows the newest one of this resource
+    assert await stage.count(observations(100)) == MAX_UNPROCESSED // 100
+
+
+async def test_observations_that_the_log_never_reflects_expire_ever_later(stage: Stage) -> None:
+    pauses: list[float] = []
+    for _ in range(7):
+        await stage.publish(observations(MAX_UNPROCESSED))
+        began = stage.now
+        while not await stage.count(observations(1)):
+            stage.now += 1.0
+        stage.now += MAX_REPEAT_SECONDS
+        pauses.append(stage.now - began - MAX_REPEAT_SECONDS)
+        await stage.publish(observations(1))
+    assert pauses[0] == REPEAT_SECONDS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MAX_REPEAT_SECONDS
+    stage.process(1)
+    await stage.publish(observations(2 * MAX_UNPROCESSED))
+    stage.now += REPEAT_SECONDS
+    assert await stage.count(observations(1)) == 1
+
+
+async def test_unprocessed_bytes_are_limited(stage: Stage) -> None:
+    large = observations(100, 400 * KIB)
+    count = await stage.count(large)
+    assert MAX_UNPROCESSED_BYTES <= count * 400 * KIB < MAX_UNPROCESSED_BYTES + 401 * KIB
+    stage.process(count)
+    assert await stage.count(large[count:]) == count
+
+
+async def test_the_rate_is_limited_in_bytes(stage: Stage) -> None:
+    size = 100 * KIB
+    published = 0
+    for start in range(0, 10_000, 50):
+        published += await stage.count(observations(50, size, start))
+        stage.process(50)
+    assert BURST_BYTES <= published * size <= BURST_BYTES + MAX_UNPROCESSED_BYTES
+    stage.now += 60.0
+    for start in range(0, 10_000, 50):
+        published += await stage.count(observations(50, size, start))
+        stage.process(50)
+    most = BURST_BYTES + 60 * BYTES_PER_SECOND + 2 * MAX_UNPROCESSED_BYTES
+    assert BURST_BYTES + 60 * BYTES_PER_SECOND <= published * size <= most
+
+
+async def test_a_listing_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "MAX_UNPROCESSED", 5)
+    stage = Stage()
+
+    async def publish_all() -> None:
+        async for each in stage.publication.slices("api", observations(12)):
+            stage.published += each
+
+    listing = asyncio.create_task(publish_all())
+    for expected in (5, 5, 2):
+        await asyncio.sleep(0.01)
+        assert len(stage.published) == expected
+        stage.process(5)
+    await asyncio.wait_for(listing, 1)
