@@ -24,7 +24,8 @@ from events.intake import (
 )
 from events.log import LogEvent
 from events.manifest import Manifest
-from events.subjects import Intake
+from events.names import ResourceKey
+from events.subjects import INTAKE_KINDS, Intake
 
 MAX_ID_CHARACTERS = 256
 MAX_MESSAGE_BYTES = 512 * 1024
@@ -71,9 +72,15 @@ _log_decoder = msgspec.json.Decoder(LogEvent)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 _parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _manifest_decoder = msgspec.json.Decoder(Manifest)
-_intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
-    name: msgspec.json.Decoder(struct) for name, struct in INTAKE_TYPES.items()
+_intake_decoders: dict[str, dict[str, msgspec.json.Decoder[IntakeData]]] = {
+    what: {
+        name: msgspec.json.Decoder(struct)
+        for name, struct in INTAKE_TYPES.items()
+        if name.split(".")[1] == what
+    }
+    for what in INTAKE_KINDS
 }
+"""Decoders by kind and type of the message."""
 _listing_decoder: msgspec.json.Decoder[ListingPart] = msgspec.json.Decoder(ListingPart)
 
 
@@ -103,14 +110,13 @@ def _encode(message_id: str, source: str, event_type: str, data: object, time: d
 
 
 def decode_intake(
-    payload: bytes, *, expected: Intake, fallback_id: str, resource: str | None = None
+    payload: bytes, *, expected: Intake, fallback_id: str, resource: ResourceKey | None = None
 ) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
     ``fallback_id`` is the id of a bare manifest. ``resource`` is the one in the subject of the
-    message, as ``namespace/kind/name``. A CloudEvent with a different subject is refused, because
-    the server checked only the message's subject against the publisher's permissions. Raises
-    ``InvalidMessageError``.
+    message. A CloudEvent with a different subject is refused, because the server checked only the
+    message's subject against the publisher's permissions. Raises ``InvalidMessageError``.
     """
     _check_text("message id", fallback_id)
     _check_nesting(payload)
@@ -122,19 +128,21 @@ def decode_intake(
         raise InvalidMessageError(f"specversion {envelope.specversion!r}: unsupported; use '1.0'")
     if not envelope.id or not envelope.source:
         raise InvalidMessageError("id and source of a CloudEvent: must not be empty")
-    _check_text("id of the CloudEvent", envelope.id)
+    if envelope.id != fallback_id:
+        _check_text("id of the CloudEvent", envelope.id)
     _check_text("source of the CloudEvent", envelope.source)
-    if resource is not None and envelope.subject not in (None, resource):
+    subject = envelope.subject
+    if resource is not None and subject is not None and subject != str(resource):
         raise InvalidMessageError(
-            f"subject {envelope.subject[:200]!r} of the CloudEvent: the message was published "
+            f"subject {subject[:200]!r} of the CloudEvent: the message was published "
             f"for {resource}; use the same resource, or omit the subject"
         )
-    decoder = _intake_decoders.get(envelope.type)
-    if decoder is None or envelope.type.split(".")[1] != expected:
-        allowed = [name for name in INTAKE_TYPES if name.split(".")[1] == expected]
+    decoders = _intake_decoders[expected]
+    decoder = decoders.get(envelope.type)
+    if decoder is None:
         raise InvalidMessageError(
             f"type {envelope.type[:80]!r} is not allowed on a {expected} subject; use "
-            f"{' or '.join(allowed)}"
+            f"{' or '.join(decoders)}"
         )
     try:
         return IntakeMessage(envelope.id, envelope.source, decoder.decode(envelope.data))

@@ -57,7 +57,7 @@ def check_token(value: str, *, what: str) -> str:
 
     Raises ``InvalidNameError`` otherwise.
     """
-    if not is_token(value):
+    if _TOKEN.fullmatch(value) is None:
         raise InvalidNameError(
             f"{what} {_quote(value)} is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )

@@ -30,6 +30,9 @@ MAX_FIELD_CHARACTERS: Final = 16 * 1024
 _REF: Final = "$ref"
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
 _OUTPUTS: Final = "outputs."
+_REFERENCE_MARKS: Final = frozenset((_REF,))
+_MARKS: Final = frozenset((_REF, _SECRET))
+_SCALARS: Final = frozenset[type]((str, int, float, bool, type(None)))
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -93,6 +96,8 @@ def shape_reference(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
 
 def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
     """Return the references of a spec. Raises ``InvalidManifestError`` for an invalid one."""
+    if not has_reference(fields):
+        return ()
     fields_by_target: dict[str, list[str]] = {}
     for path, node in _find_marked(fields, _REF, "spec"):
         target, field = _read(path, node, namespace)
@@ -136,22 +141,29 @@ def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
 
 def has_reference(value: object) -> bool:
     """Return whether part of a spec contains a reference."""
-    return _has_mark(value, (_REF,))
+    return _has_mark(value, _REFERENCE_MARKS)
 
 
 def has_reference_or_secret(fields: Fields) -> bool:
     """Return whether a spec contains a reference or a secret. Most specs contain none."""
-    return _has_mark(fields, (_REF, _SECRET))
+    return _has_mark(fields, _MARKS)
 
 
-def _has_mark(value: object, marks: tuple[str, ...]) -> bool:
+def _has_mark(value: object, marks: frozenset[str]) -> bool:
     if isinstance(value, dict):
         node = cast("dict[str, object]", value)
-        return any(mark in node for mark in marks) or any(
-            _has_mark(each, marks) for each in node.values()
-        )
-    if isinstance(value, list):
-        return any(_has_mark(each, marks) for each in cast("list[object]", value))
+        if not marks.isdisjoint(node):
+            return True
+        nested = node.values()
+    elif isinstance(value, list):
+        nested = cast("list[object]", value)
+    else:
+        return False
+    for each in nested:
+        if type(each) in _SCALARS:
+            continue
+        if _has_mark(each, marks):
+            return True
     return False
 
 

@@ -26,7 +26,8 @@ The number of subjects depends on the resources, not on the events, because subj
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Final, Literal, get_args
 
 from events.names import InvalidNameError, ResourceKey, check_token
 
@@ -43,6 +44,9 @@ the server's acknowledgement."""
 
 USER_SEPARATOR = "="
 """Separator between the kind of a message and its user. No name contains it."""
+
+MAX_CACHED_SUBJECTS: Final = 2_048
+"""Number of parsed subjects to cache. The subject of a message is parsed up to six times."""
 
 _INTAKE_TOKENS = 6
 _WHAT_INDEX = 2
@@ -177,6 +181,7 @@ DISCARDED = "discarded"
 """Subject of the counts of messages that were discarded without a dead letter."""
 
 
+@lru_cache(MAX_CACHED_SUBJECTS)
 def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
     """Parse ``in.<partition>.<what>.<ns>.<kind>.<name>``.
 
@@ -199,6 +204,7 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
     )
 
 
+@lru_cache(MAX_CACHED_SUBJECTS)
 def namespace_of(subject: str) -> str:
     """Return the namespace in a subject of the intake or the log, or ``NO_NAMESPACE``."""
     parts = subject.split(".")

@@ -197,6 +197,13 @@ def test_messages_that_are_put_back_keep_their_order_and_are_counted_again(data:
     assert len(queue.take()) == 10, "no message may still be counted as waiting"
 
 
+def test_a_turn_ends_when_the_remaining_bytes_are_fewer_than_the_namespaces():
+    namespaces = ("one", "two", "three")
+    size = MAX_BYTES_PER_TURN // len(namespaces)
+    queue = filled_queue(message(name, n, size=size) for n in range(2) for name in namespaces)
+    assert count_namespaces(queue.take())["three"] == 1
+
+
 def test_parked_messages_of_roles_do_not_fill_the_partition():
     queue, destination = FairQueue(SMALL), Destination("one", "default")
     timers = [message("one", position, what="timer") for position in range(SMALL.messages)]

@@ -9,7 +9,7 @@ memory, and start at zero after a restart.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import takewhile
 from typing import Final
@@ -34,6 +34,7 @@ _OLD_SECONDS: Final = 60.0
 
 START_EVENTS = (ActionDecided, ActionRetried, LookupDecided)
 _END_EVENTS = (ActionSucceeded, ActionNotDone, ActionFailed, ActionAbandoned, ActionHeld)
+_COUNTED_EVENTS: Final = frozenset[type[ResourceEvent]]((*START_EVENTS, *_END_EVENTS))
 
 
 class ActionsInFlight:
@@ -43,17 +44,18 @@ class ActionsInFlight:
         self._clock = clock
         self._limit = limit
         self._started: dict[str, tuple[Destination, ResourceKey, float]] = {}  # oldest first
-        self._counts: dict[str, Counter[str]] = {}  # by ProviderConfig and namespace
+        # by ProviderConfig and namespace
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def apply(self, key: ResourceKey, event: ResourceEvent) -> None:
         """Count the action that an event starts or ends."""
+        if type(event) not in _COUNTED_EVENTS:
+            return
         if isinstance(event, START_EVENTS):
             self.end(event.action.action_id)
             destination = Destination(key.namespace, event.action.provider_config)
             self._started[event.action.action_id] = (destination, key, self._clock())
-            self._counts.setdefault(destination.provider_config, Counter())[
-                destination.namespace
-            ] += 1
+            self._counts[destination.provider_config][destination.namespace] += 1
         elif isinstance(event, _END_EVENTS):
             self.end(event.action_id)
 
@@ -90,3 +92,15 @@ class ActionsInFlight:
         """Count an old action again from now on."""
         destination, key, _ = self._started.pop(action_id)
         self._started[action_id] = (destination, key, self._clock())
+
+
+class Capacity(dict[Destination, int]):
+    """The number of actions that may still start during one batch, by destination."""
+
+    def __init__(self, actions: ActionsInFlight) -> None:
+        super().__init__()
+        self._actions = actions
+
+    def __missing__(self, destination: Destination) -> int:
+        self[destination] = remaining = self._actions.remaining(destination)
+        return remaining

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import cast
 
@@ -29,8 +29,13 @@ from events.intake import Declared, DefinitionReported, Reply, Reported, Withdra
 from events.integrity import LogDamage
 from events.log import ActionDecided, ActionRetried, LookupDecided, SpecResolved
 from events.manifest import Fields, config_named_in
-from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
-from events.provider_config import is_config
+from events.names import (
+    KIND_DEFINITION_KIND,
+    PROVIDER_CONFIG_KIND,
+    SYSTEM_NAMESPACE,
+    ResourceKey,
+    system_rank,
+)
 from events.subjects import namespace_of
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
@@ -47,7 +52,12 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
-from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS, START_EVENTS, ActionsInFlight
+from reconciler.roles.decider.actions_in_flight import (
+    MAX_ACTIONS,
+    START_EVENTS,
+    ActionsInFlight,
+    Capacity,
+)
 from reconciler.roles.decider.decision_time import DecisionTime
 from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN, Destination, FairQueue, Quota
 from reconciler.roles.decider.postponed import MAX_POSTPONED, PostponedMessages
@@ -92,7 +102,7 @@ It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 
 _MAX_DOUBLINGS = 4
 
-_FRESH_SECONDS = 2.0
+_MAX_FRESH_AGE = timedelta(seconds=2)
 """Maximum age at which nothing can have overtaken a message.
 
 The bus waits longer before it assigns the partition to another decider.
@@ -108,8 +118,10 @@ _EXTEND_SECONDS = 3.0
 
 _DECLARATIONS = (Declared, Withdrawn)
 _EVENTS_WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
+_LAST_RANK = system_rank("")
 _UNUSABLE_REASONS = ("Invalid", "UnknownKind")
 
+_NO_RESOURCE = ResourceKey("", "", "")
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
@@ -118,8 +130,8 @@ _logger = structlog.get_logger(__name__)
 class _Work:
     """One resource's messages in a batch. The last commands may have no delivery."""
 
-    deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
-    commands: list[Command] = field(default_factory=list[Command])
+    deliveries: list[IntakeDelivery]
+    commands: list[Command]
     is_one_by_one: bool = False  # to isolate a message that cannot be stored
 
     @property
@@ -134,7 +146,10 @@ class _Work:
     @property
     def size(self) -> int:
         """Total bytes of the payloads. The resulting events have about the same size."""
-        return sum(len(delivery.payload) for delivery in self.deliveries)
+        size = 0
+        for delivery in self.deliveries:
+            size += len(delivery.payload)
+        return size
 
     def split(self, count: int = 1) -> tuple[_Work, _Work]:
         """Return the first `count` messages, and the remaining ones."""
@@ -166,10 +181,10 @@ class _Decision:
     def size(self) -> int:
         """Approximate size of its events in bytes, including resolved references."""
         resolved = self.turn.state.desired.resolved
-        copies = sum(isinstance(each.data, _EVENTS_WITH_FIELDS) for each in self.turn.events)
-        if resolved is None or not copies:
+        if resolved is None:
             return self.work.size
-        return self.work.size + copies * len(_encoder.encode(resolved))
+        copies = sum(isinstance(each.data, _EVENTS_WITH_FIELDS) for each in self.turn.events)
+        return self.work.size + (copies * len(_encoder.encode(resolved)) if copies else 0)
 
     @property
     def commit(self) -> Commit:
@@ -233,7 +248,7 @@ class Decider:
                     undecided = await self._handle_until_done(self._batch)
                     waiting = {each.position for each in undecided}
                     self._fresh_positions.difference_update(
-                        each.position for each in self._batch if each.position not in waiting
+                        {each.position for each in self._batch} - waiting
                     )
                     self._queue.put_back(undecided, self._batch)
                     self._batch = ()
@@ -306,7 +321,7 @@ class Decider:
             batch = await self._reader.next_batch(wait=not self._queue)
             now = self._now()
             # A message that was fetched immediately stays fresh while it waits in the queue.
-            self._fresh_positions.update(each.position for each in batch if _is_fresh(each, now))
+            self._fresh_positions.update([each.position for each in batch if _is_fresh(each, now)])
             self._queue.add(batch)
             if len(batch) < MAX_MESSAGES_PER_TURN:
                 break
@@ -346,8 +361,11 @@ class Decider:
         await self._add_overtaking(work)
         # Definitions and configurations come first, because other resources in the batch may
         # require them.
-        for rank in sorted({_rank(key) for key in work}):
-            keys = [key for key in work if _rank(key) == rank]
+        by_rank: defaultdict[int, list[ResourceKey]] = defaultdict(list)
+        for key in work:
+            is_system = key.namespace == SYSTEM_NAMESPACE
+            by_rank[system_rank(key.kind) if is_system else _LAST_RANK].append(key)
+        for rank, keys in sorted(by_rank.items()):
             ranked = {key: work[key] for key in self._time.order(keys)}
             if rank == system_rank(KIND_DEFINITION_KIND):
                 for key, each in ranked.items():  # each may depend on the previous ones
@@ -361,9 +379,9 @@ class Decider:
 
         A redelivered message must not set the clock back, because that would delay due work.
         """
-        newest = max(batch, key=lambda each: each.position, default=None)
-        if newest is not None and newest.position >= self._newest_position:
-            self._newest_position, self._bus_time = newest.position, newest.stored_at
+        for each in batch:
+            if each.position >= self._newest_position:
+                self._newest_position, self._bus_time = each.position, each.stored_at
 
     # --- grouping a batch
 
@@ -385,9 +403,10 @@ class Decider:
                 continue
             item = work.get(key)
             if item is None:
-                item = work[key] = _Work()
-            item.deliveries.append(delivery)
-            item.commands.append(command)
+                work[key] = _Work([delivery], [command])
+            else:
+                item.deliveries.append(delivery)
+                item.commands.append(command)
         return work, letters
 
     async def _add_overtaking(self, work: Mapping[ResourceKey, _Work]) -> None:
@@ -401,13 +420,14 @@ class Decider:
         now = self._now()
         late: dict[ResourceKey, IntakeDelivery] = {}
         for key, item in work.items():
-            late_declarations = [
-                each
-                for each in item.declarations
-                if each.position not in self._fresh_positions and not _is_fresh(each, now)
-            ]
-            if late_declarations:
-                late[key] = min(late_declarations, key=lambda each: each.position)
+            for delivery, command in zip(item.deliveries, item.commands, strict=True):
+                if (
+                    delivery.position not in self._fresh_positions
+                    and isinstance(command.data, _DECLARATIONS)
+                    and not _is_fresh(delivery, now)
+                    and (key not in late or delivery.position < late[key].position)
+                ):
+                    late[key] = delivery
         for key, newer in (await self._newer_declarations(late)).items():
             work[key].commands += newer
 
@@ -448,6 +468,8 @@ class Decider:
         self, remaining: dict[ResourceKey, _Work], decisions: Sequence[_Decision]
     ) -> None:
         """Remove the resources that wait for the next turn of their namespace."""
+        if not self._time.undecided:
+            return
         for key in self._time.undecided.difference(each.key for each in decisions):
             if key in remaining:
                 self._undecided.update(each.position for each in remaining.pop(key).deliveries)
@@ -458,9 +480,9 @@ class Decider:
         This precedes the acknowledgment, so that after a crash, redelivered messages count as late.
         """
         declared = {
-            each.key: each.work.declarations[-1]
+            each.key: declarations[-1]
             for each in done
-            if each.turn.events and each.work.declarations
+            if each.turn.events and (declarations := each.work.declarations)
         }
         # The bus may move the partition at any time, for example when the consumer's leader
         # changes.
@@ -469,7 +491,7 @@ class Decider:
         newer = await self._newer_declarations(declared)
         if newer:
             await self._decide_and_commit(
-                {key: _Work(commands=commands) for key, commands in newer.items()}
+                {key: _Work([], commands) for key, commands in newer.items()}
             )
 
     async def _commit(
@@ -513,7 +535,7 @@ class Decider:
             for key, item in work.items()
             if not self._repository.is_cached(key)
             and all(isinstance(command.data, Declared) for command in item.commands)
-            and not targets_of(item.commands, self._kinds.find(key.kind), key)
+            and not targets_of(item.commands, self._kinds, key)
         }
         speculative = self._take_turns(unknown, {key: FoldedResource(NEW, 0) for key in unknown})
         return [
@@ -532,20 +554,21 @@ class Decider:
         targets = {
             each
             for key, item in remaining.items()
-            for each in targets_of(item.commands, self._kinds.find(key.kind), key)
+            for each in targets_of(item.commands, self._kinds, key)
         }
         self._graph = await graph_from(targets, self._repository) if targets else {}
         self._referenced = frozenset(chain.from_iterable(self._graph.values()))
         resources = await self._repository.get(list(remaining))
-        if any(self._has_unknown_kinds_in(key, item) for key, item in remaining.items()):
+        configurations = [
+            item for key, item in remaining.items() if key.kind == PROVIDER_CONFIG_KIND
+        ]
+        if any(map(self._has_unknown_kinds_in, configurations)):
             await self._definitions.load(self._log)
         await self._definitions.catch_up(self._log, self._newest_definitions(remaining, resources))
         return await self._decide_repeats(self._take_turns(remaining, resources))
 
-    def _has_unknown_kinds_in(self, key: ResourceKey, item: _Work) -> bool:
+    def _has_unknown_kinds_in(self, item: _Work) -> bool:
         """Return whether a configuration names unknown kinds, which may since have been defined."""
-        if not is_config(key):
-            return False
         specs = [each.data.manifest.spec for each in item.commands if type(each.data) is Declared]
         return any(map(self._has_unknown_kinds, specs))
 
@@ -564,14 +587,15 @@ class Decider:
         a read.
         """
         generations: dict[str, int] = {}
+        unknown_kinds = {kind for kind in {key.kind for key in work} if kind not in self._kinds}
         for key, item in work.items():
             base = resources.get(key)
             known = None if base is None else base.state.desired.definition
             generation = 0 if known is None else known.generation
             for command in item.commands:
-                if isinstance(command.data, DefinitionReported):
+                if type(command.data) is DefinitionReported:
                     generation = max(generation, command.data.generation)
-            if generation or self._kinds.find(key.kind) is None:
+            if generation or key.kind in unknown_kinds:
                 generations[key.kind] = max(generation, generations.get(key.kind, 1))
         return generations
 
@@ -604,7 +628,7 @@ class Decider:
     def _take_turns(
         self, work: Mapping[ResourceKey, _Work], resources: Mapping[ResourceKey, FoldedResource]
     ) -> list[_Decision]:
-        now, starting = self._now(), Counter[Destination]()
+        shared, capacity = self._build_shared_context(), Capacity(self._actions)
         decisions: list[_Decision] = []
         for key, item in work.items():
             base = resources.get(key)
@@ -614,45 +638,42 @@ class Decider:
                     error=str(self._repository.errors[key]),
                 )
                 continue
-            if decisions and self._must_wait(key, item):
+            if decisions and self._time.is_used_up(key.namespace) and _can_wait(key, item):
                 self._time.undecided.add(key)
                 continue
             self._time.undecided.discard(key)
-            destination = self._full_destination(key, item, starting)
-            context = self._context(key, now, destination is None)
-            with self._time.measure(key.namespace):
-                turn = self._take_turn(key, item, base, context)
-                if turn is not None and destination is None:
-                    destination = self._exceeded_destination(key, item, turn, starting)
-                    if destination is not None:
-                        turn = self._take_turn(key, item, base, self._context(key, now, False))
+            destination = self._full_destination(key, item, capacity)
+            context = self._build_context(shared, key, can_start=destination is None)
+            started_at = self._time.clock()
+            turn = self._take_turn(key, item, base, context)
+            started = [] if turn is None else _destinations(key, turn)
+            if started and destination is None:
+                destination = self._exceeded_destination(item, started, capacity)
+                if destination is not None:
+                    context = self._build_context(shared, key, can_start=False)
+                    turn = self._take_turn(key, item, base, context)
+                    started = [] if turn is None else _destinations(key, turn)
+            self._time.add(key.namespace, started_at)
             if turn is not None:
-                starting.update(_destinations(key, turn))
+                for each in started:
+                    capacity[each] -= 1
                 decisions.append(_Decision(key, item, base, turn, destination))
         return decisions
 
-    def _must_wait(self, key: ResourceKey, item: _Work) -> bool:
-        """Return whether a resource waits for the next turn of its namespace.
-
-        Other messages in the batch may depend on configurations. Work that has no delivery, or is
-        being isolated, would be lost.
-        """
-        if key.namespace == SYSTEM_NAMESPACE or item.is_one_by_one or not item.deliveries:
-            return False
-        return self._time.is_used_up(key.namespace)
-
     def _full_destination(
-        self, key: ResourceKey, item: _Work, starting: Mapping[Destination, int]
+        self, key: ResourceKey, item: _Work, capacity: Capacity
     ) -> Destination | None:
         """Return the destination of a declared resource if no further action can start there."""
-        declared = [each.data for each in item.commands if isinstance(each.data, Declared)]
-        if len(declared) < len(item.commands):
-            return None
-        destination = Destination(key.namespace, config_named_in(declared[-1].manifest.spec))
-        return destination if self._is_full(destination, item, starting) else None
+        spec: Fields = {}
+        for command in item.commands:
+            if type(command.data) is not Declared:
+                return None
+            spec = command.data.manifest.spec
+        destination = Destination(key.namespace, config_named_in(spec))
+        return destination if self._is_full(destination, item, capacity) else None
 
     def _exceeded_destination(
-        self, key: ResourceKey, item: _Work, turn: Turn, starting: Mapping[Destination, int]
+        self, item: _Work, destinations: Sequence[Destination], capacity: Capacity
     ) -> Destination | None:
         """Return the destination of the action that a turn would start without room for it.
 
@@ -660,19 +681,13 @@ class Decider:
         """
         if any(isinstance(each.data, Reported) for each in item.commands):
             return None
-        destinations = _destinations(key, turn)
-        return next((each for each in destinations if self._is_full(each, item, starting)), None)
+        return next((each for each in destinations if self._is_full(each, item, capacity)), None)
 
-    def _is_full(
-        self, destination: Destination, item: _Work, starting: Mapping[Destination, int]
-    ) -> bool:
-        """Return whether the work must wait until actions at a destination end.
-
-        ``starting``: numbers of actions that earlier turns of this batch start.
-        """
+    def _is_full(self, destination: Destination, item: _Work, capacity: Capacity) -> bool:
+        """Return whether the work must wait until actions at a destination end."""
         return (
             bool(item.deliveries)
-            and self._actions.remaining(destination) <= starting.get(destination, 0)
+            and capacity[destination] <= 0
             and self._queue.can_park(destination.namespace, item.deliveries[-1])
         )
 
@@ -694,22 +709,33 @@ class Decider:
                 commands = commands[: len(commands) // 2]
         return None
 
-    def _context(self, key: ResourceKey, now: datetime, can_start: bool) -> Context:
-        return Context(
+    def _build_context(self, shared: Context, key: ResourceKey, *, can_start: bool) -> Context:
+        """Return the context of one resource. ``shared``: the context without it."""
+        # no cycle leads to a resource that nothing references
+        is_referenced = bool(self._referenced) and str(key) in self._referenced
+        return replace(
+            shared,
             key=key,
-            now=now,
             takes_steps=can_start,
-            bus_time=self._bus_time,
             jitter=self._jitter(),
+            kind=self._kinds.find(key.kind),
+            reference_graph=self._graph if is_referenced else {},
+        )
+
+    def _build_shared_context(self) -> Context:
+        """Return the inputs that all decisions of a batch have in common."""
+        return Context(
+            key=_NO_RESOURCE,
+            now=self._now(),
+            bus_time=self._bus_time,
+            jitter=0.0,
             log_id=self._log.log_id,
             epoch=self._log.epoch,
             restored_as_of=self._log.restored_as_of,
             twins=self._configurations.twins,
-            kind=self._kinds.find(key.kind),
+            kind=None,
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
-            # no cycle leads to a resource that nothing references
-            reference_graph=self._graph if str(key) in self._referenced else {},
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
             check_part_name=self._kinds.check_name,
@@ -726,7 +752,7 @@ class Decider:
         retried: list[IntakeDelivery] = []
         exhausted: list[DeadLetter] = []
         for key in remaining.keys() - {each.key for each in decisions}:
-            held, rest = remaining.pop(key), _Work()
+            held, rest = remaining.pop(key), _Work([], [])
             is_held = key in self._repository.errors
             if not is_held:
                 held, rest = held.split()  # only the first message fails; the others are tried
@@ -845,8 +871,9 @@ class Decider:
         for destination, parked in results.parked.items():
             self._queue.park(destination, parked)
         reach(Failpoint.DECIDER_TOLD)
+        unfinished = unpublished | waiting
         await self._reader.ack(
-            [each for each in results.finished if each.position not in unpublished | waiting]
+            [each for each in results.finished if each.position not in unfinished]
         )
         reach(Failpoint.DECIDER_ACKED)
 
@@ -902,15 +929,16 @@ class _Results:
 
     def add(self, each: _Decision, now: datetime) -> None:
         """Add the results of one resource's turn."""
-        self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
+        if each.turn.timers:
+            self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
         handled = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
         for delivery, command, reply in handled:
             self.finished.append(delivery)
             if reply is not None:
                 self._add_reply(each, delivery, command, reply, now)
-            is_unusable = reply is not None and reply.reason in _UNUSABLE_REASONS
-            is_last = delivery is each.work.deliveries[-1]
-            if each.destination is not None and is_last and not is_unusable:
+            if each.destination is None or delivery is not each.work.deliveries[-1]:
+                continue
+            if reply is None or reply.reason not in _UNUSABLE_REASONS:
                 # A second delivery is a duplicate that triggers the delayed action. Until then, the
                 # message stays unacknowledged, so that another decider continues after a crash.
                 self.finished.pop()
@@ -945,9 +973,14 @@ def _destinations(key: ResourceKey, turn: Turn) -> list[Destination]:
     ]
 
 
-def _rank(key: ResourceKey) -> int:
-    """Return a resource's rank in the processing order: definitions, configurations, others."""
-    return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
+def _can_wait(key: ResourceKey, item: _Work) -> bool:
+    """Return whether a resource may wait for the next turn of its namespace.
+
+    Other messages in the batch may depend on configurations. Work that has no delivery, or is being
+    isolated, would be lost.
+    """
+    is_needed = key.namespace == SYSTEM_NAMESPACE or item.is_one_by_one
+    return bool(item.deliveries) and not is_needed
 
 
 def _is_accepted(reply: Reply | None) -> bool:
@@ -963,11 +996,12 @@ def _split_into_groups(decisions: Sequence[_Decision]) -> list[list[_Decision]]:
     groups: list[list[_Decision]] = []
     events, size = 0, 0
     for each in decisions:
-        events += len(each.turn.events)
-        size += each.size
+        turn_events, turn_size = len(each.turn.events), each.size
+        events += turn_events
+        size += turn_size
         if not groups or events > MAX_BATCH_EVENTS or size > _MAX_BATCH_BYTES:
             groups.append([])
-            events, size = len(each.turn.events), each.size
+            events, size = turn_events, turn_size
         groups[-1].append(each)
     return groups
 
@@ -982,7 +1016,7 @@ def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
         return False
     if delivery.stored_at is None:
         return True
-    return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS
+    return abs(now - delivery.stored_at) < _MAX_FRESH_AGE
 
 
 def _remaining_work(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from events.names import ResourceKey
@@ -20,10 +20,11 @@ class DecisionTime:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self._seconds = self._share = math.inf
+        self._namespaces = 0
         self._used_by_all = 0.0
-        self._used: dict[str, float] = {}
+        self._used: defaultdict[str, float] = defaultdict(float)
         self._used_recently: dict[str, float] = {}
         self.undecided: set[ResourceKey] = set()
 
@@ -38,9 +39,10 @@ class DecisionTime:
             name: used for name, used in recent.items() if used >= _MIN_RECENT_SECONDS
         }
         self._seconds = seconds
+        self._namespaces = len(namespaces)
         self._share = seconds / max(1, len(namespaces))
         self._used_by_all = 0.0
-        self._used = {}
+        self._used.clear()
         self.undecided = set()
 
     def order(self, keys: Iterable[ResourceKey]) -> Sequence[ResourceKey]:
@@ -50,21 +52,18 @@ class DecisionTime:
         namespaces.
         """
         recent = self._used_recently
-        return sorted(keys, key=lambda key: recent.get(key.namespace, 0.0)) if recent else [*keys]
+        if not recent or self._namespaces <= 1:
+            return [*keys]
+        return sorted(keys, key=lambda key: recent.get(key.namespace, 0.0))
 
     def is_used_up(self, namespace: str) -> bool:
         """Return whether the resources of a namespace must wait for its next turn."""
         if self._used_by_all >= self._seconds:
             return True
-        return self._used.get(namespace, 0.0) >= self._share
+        return self._used[namespace] >= self._share
 
-    @contextmanager
-    def measure(self, namespace: str) -> Generator[None]:
-        """Measure the time that a decision takes."""
-        started_at = self._clock()
-        try:
-            yield
-        finally:
-            used = self._clock() - started_at
-            self._used[namespace] = self._used.get(namespace, 0.0) + used
-            self._used_by_all += used
+    def add(self, namespace: str, started_at: float) -> None:
+        """Add the time of a decision that ends now and started at this time on ``clock``."""
+        used = self.clock() - started_at
+        self._used[namespace] += used
+        self._used_by_all += used

@@ -8,13 +8,16 @@ resource's messages (ADR 0062).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-from events.subjects import CLIENT_MESSAGES, intake_kind_of, namespace_of
+import msgspec
+
+from events.subjects import CLIENT_MESSAGES, MAX_CACHED_SUBJECTS, intake_kind_of, namespace_of
 from reconciler.ports import IntakeDelivery
 
 MAX_MESSAGES_PER_TURN: Final = 500
@@ -45,7 +48,7 @@ class Quota(NamedTuple):
         return cls(messages, MAX_NAMESPACE_BYTES, 2 * messages, 4 * MAX_NAMESPACE_BYTES)
 
 
-class Destination(NamedTuple):
+class Destination(msgspec.Struct, frozen=True, gc=False):
     """A namespace, and the name of the ProviderConfig for its actions."""
 
     namespace: str
@@ -59,17 +62,13 @@ class _Waiting:
     messages: int = 0
     bytes: int = 0
 
-    def add(self, delivery: IntakeDelivery, sign: int = 1) -> None:
-        self.messages += sign
-        self.bytes += sign * len(delivery.payload)
-
 
 @dataclass(slots=True)
 class _Partition:
     """The waiting messages of one partition, in total and by namespace."""
 
     all: _Waiting = field(default_factory=_Waiting)
-    by_namespace: dict[str, _Waiting] = field(default_factory=dict[str, _Waiting])
+    by_namespace: defaultdict[str, _Waiting] = field(default_factory=lambda: defaultdict(_Waiting))
 
 
 class FairQueue:
@@ -79,7 +78,7 @@ class FairQueue:
         self._quota = quota
         self._lanes: dict[str, deque[IntakeDelivery]] = {}  # in turn order
         self._limits: dict[str, int] = {}  # messages per turn of a slow namespace
-        self._partitions: dict[str, _Partition] = {}
+        self._partitions: defaultdict[str, _Partition] = defaultdict(_Partition)
         self._parked: dict[Destination, dict[int, IntakeDelivery]] = {}
         self._excess: list[IntakeDelivery] = []
 
@@ -100,14 +99,17 @@ class FairQueue:
                 self._excess.append(each)
                 continue
             self._count(namespace, each)
-            self._lanes.setdefault(namespace, deque()).append(each)
+            lane = self._lanes.get(namespace)
+            if lane is None:
+                lane = self._lanes[namespace] = deque()
+            lane.append(each)
 
     def can_park(self, namespace: str, delivery: IntakeDelivery) -> bool:
         """Return whether a message may be parked.
 
         Messages of roles are never rejected, so a quota limits how many of them may be parked.
         """
-        partition = self._partitions.get(partition_of(delivery))
+        partition = self._partitions.get(partition_of(delivery.subject))
         waiting = None if partition is None else partition.by_namespace.get(namespace)
         is_client_message = intake_kind_of(delivery.subject) in CLIENT_MESSAGES
         return is_client_message or waiting is None or waiting.messages < self._quota.messages
@@ -135,18 +137,20 @@ class FairQueue:
         return resumed
 
     def _exceeds(self, delivery: IntakeDelivery, namespace: str) -> bool:
-        partition = self._partitions.get(partition_of(delivery))
+        partition = self._partitions.get(partition_of(delivery.subject))
         waiting = None if partition is None else partition.by_namespace.get(namespace)
         if partition is None or waiting is None:
+            return False
+        quota, totals = self._quota, partition.all
+        is_full = waiting.messages >= quota.messages or waiting.bytes >= quota.bytes
+        is_total_full = totals.messages >= quota.all_messages or totals.bytes >= quota.all_bytes
+        if not is_full and not is_total_full:
             return False
         # A redelivered message was already within the quota.
         if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in CLIENT_MESSAGES:
             return False
-        quota, totals = self._quota, partition.all
-        if waiting.messages >= quota.messages or waiting.bytes >= quota.bytes:
+        if is_full:
             return True
-        if totals.messages < quota.all_messages and totals.bytes < quota.all_bytes:
-            return False
         # The partition is full: namespaces below their share may still add messages.
         share = len(partition.by_namespace)
         return (
@@ -173,9 +177,9 @@ class FairQueue:
             size = remaining_bytes // len(lanes)
             for namespace in lanes:
                 limit = limits.get(namespace, MAX_MESSAGES_PER_TURN)
-                chunk = self._take_from(namespace, min(messages, limit), size)
+                chunk, taken_bytes = self._take_from(namespace, min(messages, limit), size)
                 limits[namespace] = limit - len(chunk)
-                remaining_bytes -= sum(len(each.payload) for each in chunk)
+                remaining_bytes -= taken_bytes
                 batch += chunk
                 if len(batch) >= MAX_MESSAGES_PER_TURN or remaining_bytes <= 0:
                     break
@@ -190,11 +194,13 @@ class FairQueue:
         In its next turn, such a namespace gets as many messages as were decided, and twice as many
         in the turn after that. A namespace without a decision goes first.
         """
-        decided = Counter(namespace_of(each.subject) for each in taken)
-        decided.subtract(namespace_of(each.subject) for each in undecided)
-        returned: dict[str, list[IntakeDelivery]] = {}
+        if not undecided and not self._limits:
+            return
+        decided = Counter([namespace_of(each.subject) for each in taken])
+        decided.subtract([namespace_of(each.subject) for each in undecided])
+        returned: defaultdict[str, list[IntakeDelivery]] = defaultdict(list)
         for each in undecided:
-            returned.setdefault(namespace_of(each.subject), []).append(each)
+            returned[namespace_of(each.subject)].append(each)
         for namespace in decided.keys() & self._limits.keys():
             self._limits[namespace] *= 2
             if self._limits[namespace] >= MAX_MESSAGES_PER_TURN or namespace not in self._lanes:
@@ -210,35 +216,47 @@ class FairQueue:
             else:
                 self._lanes = {namespace: lane, **self._lanes}
 
-    def _take_from(self, namespace: str, messages: int, size: int) -> list[IntakeDelivery]:
-        """Take at least one message from the front of a lane, and move the lane to the end."""
-        lane, chunk = self._lanes.pop(namespace), list[IntakeDelivery]()
-        while lane and len(chunk) < messages and size > 0:
-            chunk.append(lane.popleft())
-            size -= len(chunk[-1].payload)
+    def _take_from(
+        self, namespace: str, messages: int, size: int
+    ) -> tuple[list[IntakeDelivery], int]:
+        """Take at least one message from the front of a lane, and move the lane to the end.
+
+        Also return the number of bytes taken.
+        """
+        lane, chunk, taken_bytes = self._lanes.pop(namespace), list[IntakeDelivery](), 0
+        for _ in range(min(messages, len(lane))):
+            delivery = lane.popleft()
+            chunk.append(delivery)
+            taken_bytes += self._uncount(namespace, delivery)
+            if taken_bytes >= size:
+                break
         if lane:
             self._lanes[namespace] = lane
-        for each in chunk:
-            self._uncount(namespace, each)
-        return chunk
+        return chunk, taken_bytes
 
     def _count(self, namespace: str, delivery: IntakeDelivery) -> None:
-        partition = self._partitions.setdefault(partition_of(delivery), _Partition())
-        partition.by_namespace.setdefault(namespace, _Waiting()).add(delivery)
-        partition.all.add(delivery)
+        partition = self._partitions[partition_of(delivery.subject)]
+        size = len(delivery.payload)
+        for waiting in (partition.all, partition.by_namespace[namespace]):
+            waiting.messages += 1
+            waiting.bytes += size
 
-    def _uncount(self, namespace: str, delivery: IntakeDelivery) -> None:
-        partition = self._partitions[partition_of(delivery)]
-        waiting = partition.by_namespace[namespace]
-        waiting.add(delivery, -1)
-        partition.all.add(delivery, -1)
-        if not waiting.messages:
+    def _uncount(self, namespace: str, delivery: IntakeDelivery) -> int:
+        """Stop counting a message as waiting. Return its size in bytes."""
+        partition = self._partitions[partition_of(delivery.subject)]
+        size = len(delivery.payload)
+        for waiting in (partition.all, partition.by_namespace[namespace]):
+            waiting.messages -= 1
+            waiting.bytes -= size
+        if not partition.by_namespace[namespace].messages:
             del partition.by_namespace[namespace]
             if not partition.by_namespace:
-                del self._partitions[partition_of(delivery)]
+                del self._partitions[partition_of(delivery.subject)]
+        return size
 
 
-def partition_of(delivery: IntakeDelivery) -> str:
+@lru_cache(MAX_CACHED_SUBJECTS)
+def partition_of(subject: str) -> str:
     """Return the number of a message's partition. Messages under ``rec.…`` share one."""
-    first, second, *_ = delivery.subject.split(".", 2)
+    first, second, *_ = subject.split(".", 2)
     return second if first == "in" else first

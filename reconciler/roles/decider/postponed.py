@@ -52,11 +52,11 @@ class PostponedMessages:
         for each in deliveries:
             if (
                 each.delivered > 1
-                and (partition := self._partitions.get(partition_of(each))) is not None
+                and (partition := self._partitions.get(partition_of(each.subject))) is not None
             ):
                 partition.free(each.position)
                 if not partition.slots:
-                    del self._partitions[partition_of(each)]
+                    del self._partitions[partition_of(each.subject)]
 
     def expire(self, now: float) -> None:
         """Free the slots of messages that were not redelivered to this process."""
@@ -71,7 +71,7 @@ class PostponedMessages:
     ) -> bool:
         """Occupy a slot for ``seconds``. Return False if the namespace's or total share is full."""
         namespace = namespace_of(delivery.subject)
-        partition = self._partitions.setdefault(partition_of(delivery), _Partition())
+        partition = self._partitions.setdefault(partition_of(delivery.subject), _Partition())
         is_full = len(partition.slots) >= _SHARES * self._share
         if not always and (is_full or partition.by_namespace[namespace] >= self._share):
             return False

@@ -8,7 +8,7 @@ from events.intake import Declared
 from events.manifest import InvalidManifestError, split_manifest
 from events.names import InvalidNameError, ResourceKey
 from events.reference import has_reference
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.cycle import MAX_CYCLE
 from reconciler.resource.turn import Command
 from reconciler.roles.decider.repository import ResourceRepository
@@ -19,13 +19,16 @@ _MAX_RESOURCES = 1_000
 Graph = dict[str, tuple[str, ...]]
 
 
-def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey) -> set[str]:
+def targets_of(commands: Iterable[Command], kinds: KindRegistry, key: ResourceKey) -> set[str]:
     """Return the targets of all references that the declarations in ``commands`` contain."""
     targets: set[str] = set()
     for command in commands:
         data = command.data
-        if kind is None or not isinstance(data, Declared) or not has_reference(data.manifest.spec):
+        if type(data) is not Declared or not has_reference(data.manifest.spec):
             continue
+        kind = kinds.find(key.kind)
+        if kind is None:
+            break
         try:
             fields = split_manifest(data.manifest).fields
             targets |= {each.target for each in kind.references(fields, key.namespace)}

@@ -31,7 +31,7 @@ def decode_command(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
         )
     intake, key = parse_stored_intake(delivery.subject)
     message = decode_intake(
-        delivery.payload, expected=intake, fallback_id=delivery.message_id, resource=str(key)
+        delivery.payload, expected=intake, fallback_id=delivery.message_id, resource=key
     )
     command = Command(
         delivery.position,

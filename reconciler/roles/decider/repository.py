@@ -239,9 +239,9 @@ class ResourceRepository:
 
     def _put(self, key: ResourceKey, resource: FoldedResource) -> None:
         """Cache a resource as the newest one."""
-        self.evict([key])
+        previous = self._resources.pop(key, None)
         self._resources[key] = resource
-        self._size += resource.size
+        self._size += resource.size if previous is None else resource.size - previous.size
 
     def _trim(self) -> None:
         while len(self._resources) > self._max_cached or self._size > self._max_size:

@@ -297,9 +297,7 @@ class Foresight:
         targets = {
             each
             for key, messages in work.items()
-            for each in targets_of(
-                [self._command(data) for data in messages], self.kinds.find(key.kind), key
-            )
+            for each in targets_of([self._command(data) for data in messages], self.kinds, key)
         }
         if targets:
             self._reference_graph = await graph_from(targets, self._repository)
