@@ -6,6 +6,7 @@ Reconciler, ``providerConfigRef`` and ``policy``. All others belong to the kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -155,10 +156,12 @@ class Policy(ManifestStruct, frozen=True):
 
 def stricter_level(first: ApprovalLevel, second: ApprovalLevel) -> ApprovalLevel:
     """Return the stricter of two approval levels."""
-    return first if _STRICTNESS.index(first) >= _STRICTNESS.index(second) else second
+    return first if _STRICTNESS[first] >= _STRICTNESS[second] else second
 
 
-_STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)
+_STRICTNESS: Final[Mapping[ApprovalLevel, int]] = {
+    level: rank for rank, level in enumerate(get_args(ApprovalLevel))
+}
 
 
 class Declaration(msgspec.Struct, frozen=True, gc=False):

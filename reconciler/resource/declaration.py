@@ -20,7 +20,7 @@ from reconciler.provider.kind import DefinedKind, Kind
 from reconciler.resource.cycle import find_cycle
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import spec_of
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import (
     Command,
     CommandResult,
@@ -61,10 +61,14 @@ def declare(
         return accept(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
         return accept(state, command, reason="Unchanged")
-    cycle = _describe_cycle(event, state, context)
+    cycle = _describe_cycle(event, state, context) if event.references else ""
     if cycle:
         return refuse(state, command, "DependencyCycle", cycle)
-    conflict = _explain_move(state, event) or _explain_redefinition(context, state, event)
+    conflict = None
+    if desired.spec is not None:
+        conflict = _explain_move(desired.spec, state, event) or _explain_redefinition(
+            desired.spec, context, event
+        )
     if conflict is not None:
         return refuse(state, command, "Immutable", conflict)
     return _next_generation(event, command, state, may_be_repeated=may_be_repeated)
@@ -168,7 +172,7 @@ def _build_spec_declared(
     has_secrets = kind.find_references is not None and has_reference_or_secret(declaration.fields)
     secrets = secrets_in(declaration.fields) if has_secrets else ()
     references = tuple(kind.references(fields, context.key.namespace))
-    if any(each.target == str(context.key) for each in references):
+    if references and any(each.target == str(context.key) for each in references):
         raise InvalidManifestError("spec: references the resource itself; remove the reference")
     return SpecDeclared(
         generation=generation,
@@ -223,10 +227,9 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
             )
 
 
-def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
+def _explain_move(spec: Spec, state: ResourceState, event: SpecDeclared) -> str | None:
     """Explain why a declaration cannot change an object's name or API; None if it can."""
-    spec = state.desired.spec
-    if spec is None or (state.owned is None and state.actions.in_flight is None):
+    if state.owned is None and state.actions.in_flight is None:
         return None
     if (spec.provider_config, spec.external_name) == (event.provider_config, event.external_name):
         return None
@@ -236,12 +239,9 @@ def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
     )
 
 
-def _explain_redefinition(
-    context: Context, state: ResourceState, event: SpecDeclared
-) -> str | None:
+def _explain_redefinition(spec: Spec, context: Context, event: SpecDeclared) -> str | None:
     """Explain why a changed definition would lose track of objects; None if it would not."""
-    spec = state.desired.spec
-    if context.key.kind != KIND_DEFINITION_KIND or spec is None:
+    if context.key.kind != KIND_DEFINITION_KIND:
         return None
     for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.metadata"):
         before, after = (value_at(name, fields, {}) for fields in (spec.fields, event.fields))
