@@ -102,6 +102,8 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return result.report(data, command, state, context)
         case Observed() as data:
             return observation.observe(data, command, state, context)
+        case TimerFired():
+            return NOTHING_NEW  # a timer only triggers a decision; the state determines the result
         case (
             Declared()
             | Withdrawn()
@@ -141,8 +143,6 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.record_secret(data, state)
         case DefinitionReported() as data:
             return holds.record_definition(data, state)
-        case TimerFired():
-            return NOTHING_NEW  # a timer only triggers a decision; the state determines the result
 
 
 def _reject_outdated_plan(

@@ -254,10 +254,12 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             if on_purpose:
                 observed = replace(observed, released_uid=data.uid)
+            is_uncertain = state.actions.uncertain_create or data.unconfirmed
             state = replace(
-                _with_uncertain_creation(state, data),
+                state,
                 owned=None,
                 observed=observed,
+                actions=replace(state.actions, uncertain_create=is_uncertain),
                 renewal=None,
                 progress=None,
                 cause=event.id,
@@ -539,13 +541,6 @@ def _fold_observation(
         holds = replace(holds, approved="")
     waits = replace(state.waits, conflicts=0)
     return replace(state, owned=owned, observed=observed, waits=waits, holds=holds)
-
-
-def _with_uncertain_creation(
-    state: ResourceState, data: OwnershipReleased | ActionSucceeded
-) -> ResourceState:
-    is_uncertain = state.actions.uncertain_create or data.unconfirmed
-    return replace(state, actions=replace(state.actions, uncertain_create=is_uncertain))
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
@@ -905,7 +900,7 @@ def _with_result(
     ):  # an earlier action used the earlier definition
         state = _clear_definition_change(state)
     if data.operation == "Delete":
-        state = _with_uncertain_creation(state, data)
+        is_uncertain = state.actions.uncertain_create or data.unconfirmed
         state = replace(
             state,
             owned=None,
@@ -917,7 +912,7 @@ def _with_result(
                 absent_at=event.causationposition,
                 is_listing_disproved=False,
             ),
-            actions=replace(state.actions, has_created=False),
+            actions=replace(state.actions, has_created=False, uncertain_create=is_uncertain),
         )
         return _restore_replaced(state)
     if ended is None:
