@@ -119,9 +119,8 @@ def _reject_outdated(
         # outdated.
         superseded = DeclarationSuperseded(by=desired.generation)
         return refuse(state, command, "Superseded", message, superseded)
-    if _repeats_older_message(command, state):
-        return None
-    if expected is not None and expected != desired.generation:
+    is_expected = expected is None or expected == desired.generation
+    if not is_expected and not _repeats_older_message(command, state):
         message = (
             f"expected generation {expected}, but the resource is at generation "
             f"{desired.generation}; read it again and retry"
@@ -140,12 +139,12 @@ def _build_spec_declared(
     data: Declared, context: Context, kind: Kind, generation: int
 ) -> SpecDeclared:
     """Return the event for a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
-    manifest = data.manifest
+    manifest, metadata, key = data.manifest, data.manifest.metadata, context.key
     # The server checked permissions for the subject only, so the manifest must name the same
-    # resource.
-    if manifest.key != context.key:
+    # resource, whose names are checked.
+    if (metadata.namespace, manifest.kind, metadata.name) != (key.namespace, key.kind, key.name):
         raise InvalidManifestError(
-            f"the manifest is for {manifest.key}, but its subject is for {context.key}; "
+            f"the manifest is for {manifest.key}, but its subject is for {key}; "
             "publish it on its own subject"
         )
     if manifest.api_version != kind.api_version:
@@ -155,24 +154,24 @@ def _build_spec_declared(
         )
     if kind.is_external:
         declaration = split_manifest(manifest)
-        name = kind.object_name(context.key.namespace, declaration.external_name)
-        declaration = replace(declaration, external_name=name)
+        name = kind.object_name(key.namespace, declaration.external_name)
+        if name != declaration.external_name:
+            declaration = replace(declaration, external_name=name)
         _check_external_name(declaration, kind, context)
     else:
-        kind.check_namespace(context.key.namespace)
-        labels = dict(manifest.metadata.labels)
-        declaration = Declaration(
-            "", _DEFAULT_POLICY, manifest.metadata.name, dict(manifest.spec), labels
-        )
+        kind.check_namespace(key.namespace)
+        labels = dict(metadata.labels)
+        declaration = Declaration("", _DEFAULT_POLICY, metadata.name, dict(manifest.spec), labels)
         _check_provider(declaration, context)
-        context.check_definition(context.key, declaration.fields)
-    annotations = dict(manifest.metadata.annotations)
+        context.check_definition(key, declaration.fields)
+    annotations = dict(metadata.annotations)
     annotation_reason = annotations.pop(REASON_ANNOTATION, "")  # the reason is not desired state
-    fields = kind.check_declared(declaration.fields)
-    has_secrets = kind.find_references is not None and has_reference_or_secret(declaration.fields)
-    secrets = secrets_in(declaration.fields) if has_secrets else ()
-    references = tuple(kind.references(fields, context.key.namespace))
-    if references and any(each.target == str(context.key) for each in references):
+    if kind.find_references is not None and has_reference_or_secret(declaration.fields):
+        fields, secrets = kind.check_declared(declaration.fields), secrets_in(declaration.fields)
+    else:
+        fields, secrets = kind.check_plain(declaration.fields), ()
+    references = tuple(kind.references(fields, key.namespace))
+    if references and any(each.target == str(key) for each in references):
         raise InvalidManifestError("spec: references the resource itself; remove the reference")
     return SpecDeclared(
         generation=generation,
