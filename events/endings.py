@@ -7,6 +7,7 @@ decision no longer sees.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from events.hold import PLAN_HOLDS, Hold
@@ -50,28 +51,32 @@ _FACT_ENDINGS: Final = Endings(approval=True)
 _OUTCOME_ENDINGS: Final = {
     (wait, plan): Endings(wait=wait, plan=plan) for wait in (True, False) for plan in (True, False)
 }
+_ENDINGS_BY_TYPE: Final[Mapping[type[ResourceEvent], Endings]] = {
+    SpecDeclared: _GENERATION_ENDINGS,
+    SpecWithdrawn: _GENERATION_ENDINGS,
+    SpecResolved: _DECISION_ENDINGS,
+    DefinitionObserved: _FACT_ENDINGS,
+    ActionDecided: _DECISION_ENDINGS,
+    ActionHeld: _FACT_ENDINGS,
+    ActionAbandoned: _ABANDONMENT_ENDINGS,
+    TwinDetected: _FACT_ENDINGS,
+}
 
 
 def endings_of(data: ResourceEvent) -> Endings:
     """Return what an event ends, independently of the state."""
-    match data:  # most frequent first
+    if type(data) in _ENDINGS_BY_TYPE:  # faster than a pattern for each type
+        return _ENDINGS_BY_TYPE[type(data)]
+    match data:
         case OutcomeRecorded(outcome=outcome, reason=reason):
             return _OUTCOME_ENDINGS[outcome not in MAY_WAIT, reason not in PLAN_HOLDS]
-        case ActionDecided() | SpecResolved():
-            return _DECISION_ENDINGS
         case ActionSucceeded(late=False):
             return _RESULT_ENDINGS
         case ActionSucceeded(outdated=False):  # another action may be in flight
             return _LATE_RESULT_ENDINGS
         case ActionSucceeded() | HoldApproved(hold=Hold.APPROVAL):
             return _PLAN_ENDINGS
-        case SpecDeclared() | SpecWithdrawn():
-            return _GENERATION_ENDINGS
         case ActionFailed(consequence=consequence):
             return NO_ENDINGS if consequence == "Retry" else _FAILURE_ENDINGS
-        case ActionAbandoned():
-            return _ABANDONMENT_ENDINGS
-        case DefinitionObserved() | ActionHeld() | TwinDetected():
-            return _FACT_ENDINGS
         case _:
             return NO_ENDINGS

@@ -10,6 +10,7 @@ position.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, Literal
@@ -921,19 +922,23 @@ ResourceEvent = (
 )
 
 
+_LOG_CLASSES: Final[Mapping[type[ResourceEvent], LogClass]] = {
+    ActionDecided: "action",
+    ActionRetried: "action",
+    LookupDecided: "action",
+    OutcomeRecorded: "outcome",
+}
+
+
 def log_class(event: ResourceEvent) -> LogClass:
     """Return the class of an event, which is part of its subject."""
-    match event:
-        case ActionDecided() | ActionRetried() | LookupDecided():
-            return "action"
-        case OutcomeRecorded():
-            return "outcome"
-        case _:
-            return "fact"
+    return _LOG_CLASSES.get(type(event), "fact")
 
 
 def log_suffix(event: ResourceEvent) -> str:
     """Return the last part of an event's subject, which for an action names its configuration."""
+    if type(event) not in _LOG_CLASSES:  # faster than the patterns below
+        return "fact"
     match event:
         case ActionDecided() | ActionRetried() | LookupDecided():
             return f"action.{event.action.provider_config}"
@@ -972,9 +977,9 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
 SOURCE = "reconciler"
 
 
-def event_id(key: ResourceKey, version: int) -> str:
-    """Return the id of an event, which is unique in its log."""
-    return f"{key}@{version}"
+def event_id(resource: ResourceKey | str, version: int) -> str:
+    """Return the id of an event of a resource (NAMESPACE/KIND/NAME), which is unique in its log."""
+    return f"{resource}@{version}"
 
 
 def event_type(event: ResourceEvent) -> str:

@@ -6,6 +6,7 @@ Reconciler, ``providerConfigRef`` and ``policy``. All others belong to the kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -155,10 +156,12 @@ class Policy(ManifestStruct, frozen=True):
 
 def stricter_level(first: ApprovalLevel, second: ApprovalLevel) -> ApprovalLevel:
     """Return the stricter of two approval levels."""
-    return first if _STRICTNESS.index(first) >= _STRICTNESS.index(second) else second
+    return first if _STRICTNESS[first] >= _STRICTNESS[second] else second
 
 
-_STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)
+_STRICTNESS: Final[Mapping[ApprovalLevel, int]] = {
+    level: rank for rank, level in enumerate(get_args(ApprovalLevel))
+}
 
 
 class Declaration(msgspec.Struct, frozen=True, gc=False):
@@ -200,8 +203,19 @@ def split_manifest(manifest: Manifest) -> Declaration:
         raise InvalidManifestError(field_error(error, ProviderConfigRef, path)) from None
     except ValueError as error:
         raise InvalidManifestError(f"spec.providerConfigRef: {error}") from None
+    policy = Policy() if declared_policy is None else _check_policy(declared_policy)
+    external_name = manifest.metadata.annotations.get(
+        EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
+    )
+    labels = dict(manifest.metadata.labels)
+    if labels:
+        _check_label_size(labels)
+    return Declaration(config, policy, external_name, fields, labels)
+
+
+def _check_policy(declared: object) -> Policy:
     try:
-        policy = Policy() if declared_policy is None else msgspec.convert(declared_policy, Policy)
+        policy = msgspec.convert(declared, Policy)
     except msgspec.ValidationError as error:
         raise InvalidManifestError(field_error(error, Policy, "spec.policy")) from None
     for name, entries in (
@@ -213,14 +227,13 @@ def split_manifest(manifest: Manifest) -> Declaration:
                 f"spec.policy.{name}: has {len(entries)} entries, more than the limit of "
                 f"{MAX_POLICY_ENTRIES}; declare fewer"
             )
-    external_name = manifest.metadata.annotations.get(
-        EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
-    )
-    labels = dict(manifest.metadata.labels)
+    return policy
+
+
+def _check_label_size(labels: dict[str, str]) -> None:
     label_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in chain(*labels.items()))
     if label_bytes > MAX_LABEL_BYTES:
         raise InvalidManifestError(
             f"metadata.labels: {label_bytes} bytes exceed the limit of {MAX_LABEL_BYTES}; declare "
             "fewer or shorter ones, or use annotations"
         )
-    return Declaration(config, policy, external_name, fields, labels)

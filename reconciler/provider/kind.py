@@ -249,12 +249,12 @@ class Kind:
     def check_fields(self, fields: Fields) -> Fields:
         """Validate and canonicalize the kind's fields. Raises ``InvalidManifestError``."""
         try:
-            canonical = msgspec.convert(fields, self.schema)
+            struct = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
         try:
             # In the form that the log returns: a tuple would differ from the list read back.
-            canonical = cast("Fields", msgspec.json.decode(msgspec.json.encode(canonical)))
+            canonical: Fields = msgspec.json.decode(msgspec.json.encode(struct))
             canonical = self.normalize(canonical) if self.has_unmapped_spec else canonical
         except OverflowError as error:  # a time near the year 1 or 9999, in another zone
             raise InvalidManifestError(f"spec: {error}") from None
@@ -290,6 +290,13 @@ class Kind:
             and (secrets_in(fields) or has_reference(fields))
         ):
             return self.check_with_references(fields)
+        return self.check_plain(fields)
+
+    def check_plain(self, fields: Fields) -> Fields:
+        """Validate and canonicalize declared fields without references and secrets.
+
+        Raises ``InvalidManifestError``.
+        """
         canonical = self.check_fields(fields)
         self.object_fields(canonical)
         return canonical

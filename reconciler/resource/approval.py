@@ -90,7 +90,7 @@ def _needs_approval(action: Action, state: ResourceState, context: Context) -> b
     config, level = context.configs.get(action.provider_config), _declared_level(state)
     if config is not None:
         level = stricter_level(config.approve, level)
-    if _is_covered_by_approval(action, state):
+    if level == "Never" or _is_covered_by_approval(action, state):
         return False
     return stricter_level(level, level_of(action)) == level
 

@@ -119,7 +119,7 @@ def advance_action(
     flight: InFlight,
     state: ResourceState,
     context: Context,
-    config: ProviderConfigSpec | None,
+    config: ProviderConfigSpec | None = None,
     blocked: Conclusion | None = None,
     forbidden: Conclusion | None = None,
 ) -> Step:

@@ -73,6 +73,8 @@ def report_contention(situation: Situation) -> Conclusion | None:
 def _contended_paths(situation: Situation) -> list[PathDrift]:
     """Return the contended paths if they are all of the differences; empty otherwise."""
     state, comparison = situation.state, situation.comparison
+    if not state.recent_drifts:
+        return []
     known = {each.path: each for each in state.recent_drifts if each.times >= CONTENTION_DRIFTS}
     paths = (
         [MISSING] if comparison.existing is None else [each.path for each in comparison.differences]

@@ -17,6 +17,7 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     Observed,
+    PlanRef,
     ReconcileRequested,
     Referenced,
     Reply,
@@ -77,7 +78,6 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
     repeats: list[Command] = []
     for command in commands:
         command_result = handle_command(command, history.state, context)
-        command_result = _reject_outdated_plan(command_result, command, history.state, context)
         history.record(command_result.events, command)
         if command_result.shows_object:
             events = observation.detect_loss_and_drift(
@@ -88,7 +88,7 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         if command_result.may_be_repeat:
             repeats.append(command)
         # A result ends an action, so its next steps are decided before the next command is folded.
-        if context.takes_steps and (isinstance(command.data, Reported) or command is commands[-1]):
+        if context.takes_steps and (command is commands[-1] or isinstance(command.data, Reported)):
             _take_steps(history, command)
     return Turn(history.state, history.events, replies, repeats)
 
@@ -98,6 +98,12 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
 ) -> CommandResult:
     """Return the new events of a command. Duplicate and stale commands have none."""
     match command.data:
+        case Reported() as data:
+            return result.report(data, command, state, context)
+        case Observed() as data:
+            return observation.observe(data, command, state, context)
+        case TimerFired():
+            return NOTHING_NEW  # a timer only triggers a decision; the state determines the result
         case (
             Declared()
             | Withdrawn()
@@ -109,13 +115,12 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
         ) if is_handled(command, state):
             return accept(state, command, reason="Duplicate")
         case Declared() as data:
-            return declaration.declare(data, command, state, context)
+            declared = declaration.declare(data, command, state, context)
+            if data.plan is None:
+                return declared
+            return _reject_outdated_plan(declared, data.plan, command, state, context)
         case Withdrawn() as data:
             return declaration.withdraw(data, command, state)
-        case Observed() as data:
-            return observation.observe(data, command, state, context)
-        case Reported() as data:
-            return result.report(data, command, state, context)
         case ApiReported() as data:
             return api_health.report(data, state, context)
         case ReconcileRequested() as data:
@@ -138,22 +143,21 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.record_secret(data, state)
         case DefinitionReported() as data:
             return holds.record_definition(data, state)
-        case TimerFired():
-            return NOTHING_NEW  # a timer only triggers a decision; the state determines the result
 
 
 def _reject_outdated_plan(
-    command_result: CommandResult, command: Command, state: ResourceState, context: Context
+    command_result: CommandResult,
+    plan: PlanRef,
+    command: Command,
+    state: ResourceState,
+    context: Context,
 ) -> CommandResult:
     """Return the result, or refuse a declaration whose result would differ from its plan."""
-    data = command.data
-    if not isinstance(data, Declared) or data.plan is None or is_handled(command, state):
-        return command_result
     if command_result.reply is None or not command_result.reply.accepted:
         return command_result  # already refused for a more specific reason
-    if state.version != data.plan.version:
+    if state.version != plan.version:
         mismatch = (
-            f"the plan is for version {data.plan.version}, but the resource is at version "
+            f"the plan is for version {plan.version}, but the resource is at version "
             f"{state.version}"
         )
         return refuse(state, command, PLAN_OUTDATED, f"{mismatch}; plan again")
@@ -161,7 +165,7 @@ def _reject_outdated_plan(
     expected.record(command_result.events, command)
     if context.takes_steps:
         _take_steps(expected, command)
-    if turn_digest(expected.events) == data.plan.digest:
+    if turn_digest(expected.events) == plan.digest:
         return command_result
     actual_steps = ", ".join(_describe(each) for each in expected.events) or "nothing"
     message = f"the result would now differ from the plan ({actual_steps}); plan again"
@@ -185,13 +189,16 @@ def _take_steps(history: _History, cause: Command) -> None:
         step = next_step(state, context, comparison)
         if isinstance(step, (ActionDecided, ActionRetried)):
             step = require_approval(hold_for_twin(step, context), state, context, comparison)
-        if isinstance(step, NothingToReport):
-            return
-        if isinstance(step, Conclusion):
-            outcome = outcome_to_record(state, step)
-            history.record(() if outcome is None else (outcome,), cause)
-            return
-        history.record((step,), cause)
+        match step:
+            case NothingToReport():
+                return
+            case Conclusion():
+                outcome = outcome_to_record(state, step)
+                if outcome is not None:
+                    history.record((outcome,), cause)
+                return
+            case _:
+                history.record((step,), cause)
     raise UnstableDecisionError(
         f"{history.subject}: the decision did not settle after {_MAX_STEPS} steps: "
         + ", ".join(event.type for event in history.events)
@@ -218,20 +225,21 @@ class _History:
         return self._comparison
 
     def record(self, events: Iterable[ResourceEvent], cause: Command) -> None:
+        state, now, position = self.state, self.context.now, cause.effective_position
         for data in events:
-            version = self.state.version + 1
-            recorded = apply_rules(data, self.state, self.context.now)
+            version = state.version + 1
             event = LogEvent(
-                id=event_id(self.context.key, version),
+                id=event_id(self.subject, version),
                 source=SOURCE,
                 type=event_type(data),
                 subject=self.subject,
-                time=self.context.now,
+                time=now,
                 resourceversion=version,
-                data=recorded,
+                data=apply_rules(data, state, now),
                 causationid=cause.message_id,
-                causationposition=cause.effective_position,
+                causationposition=position,
                 actor=cause.actor,
             )
-            self.state = evolve(self.state, event)
+            state = evolve(state, event)
             self.events.append(event)
+        self.state = state

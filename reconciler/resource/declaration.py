@@ -20,7 +20,7 @@ from reconciler.provider.kind import DefinedKind, Kind
 from reconciler.resource.cycle import find_cycle
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import spec_of
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import (
     Command,
     CommandResult,
@@ -61,10 +61,14 @@ def declare(
         return accept(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
         return accept(state, command, reason="Unchanged")
-    cycle = _describe_cycle(event, state, context)
+    cycle = _describe_cycle(event, state, context) if event.references else ""
     if cycle:
         return refuse(state, command, "DependencyCycle", cycle)
-    conflict = _explain_move(state, event) or _explain_redefinition(context, state, event)
+    conflict = None
+    if desired.spec is not None:
+        conflict = _explain_move(desired.spec, state, event) or _explain_redefinition(
+            desired.spec, context, event
+        )
     if conflict is not None:
         return refuse(state, command, "Immutable", conflict)
     return _next_generation(event, command, state, may_be_repeated=may_be_repeated)
@@ -115,9 +119,8 @@ def _reject_outdated(
         # outdated.
         superseded = DeclarationSuperseded(by=desired.generation)
         return refuse(state, command, "Superseded", message, superseded)
-    if _repeats_older_message(command, state):
-        return None
-    if expected is not None and expected != desired.generation:
+    is_expected = expected is None or expected == desired.generation
+    if not is_expected and not _repeats_older_message(command, state):
         message = (
             f"expected generation {expected}, but the resource is at generation "
             f"{desired.generation}; read it again and retry"
@@ -136,12 +139,12 @@ def _build_spec_declared(
     data: Declared, context: Context, kind: Kind, generation: int
 ) -> SpecDeclared:
     """Return the event for a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
-    manifest = data.manifest
+    manifest, metadata, key = data.manifest, data.manifest.metadata, context.key
     # The server checked permissions for the subject only, so the manifest must name the same
-    # resource.
-    if manifest.key != context.key:
+    # resource, whose names are checked.
+    if (metadata.namespace, manifest.kind, metadata.name) != (key.namespace, key.kind, key.name):
         raise InvalidManifestError(
-            f"the manifest is for {manifest.key}, but its subject is for {context.key}; "
+            f"the manifest is for {manifest.key}, but its subject is for {key}; "
             "publish it on its own subject"
         )
     if manifest.api_version != kind.api_version:
@@ -151,24 +154,24 @@ def _build_spec_declared(
         )
     if kind.is_external:
         declaration = split_manifest(manifest)
-        name = kind.object_name(context.key.namespace, declaration.external_name)
-        declaration = replace(declaration, external_name=name)
+        name = kind.object_name(key.namespace, declaration.external_name)
+        if name != declaration.external_name:
+            declaration = replace(declaration, external_name=name)
         _check_external_name(declaration, kind, context)
     else:
-        kind.check_namespace(context.key.namespace)
-        labels = dict(manifest.metadata.labels)
-        declaration = Declaration(
-            "", _DEFAULT_POLICY, manifest.metadata.name, dict(manifest.spec), labels
-        )
+        kind.check_namespace(key.namespace)
+        labels = dict(metadata.labels)
+        declaration = Declaration("", _DEFAULT_POLICY, metadata.name, dict(manifest.spec), labels)
         _check_provider(declaration, context)
-        context.check_definition(context.key, declaration.fields)
-    annotations = dict(manifest.metadata.annotations)
+        context.check_definition(key, declaration.fields)
+    annotations = dict(metadata.annotations)
     annotation_reason = annotations.pop(REASON_ANNOTATION, "")  # the reason is not desired state
-    fields = kind.check_declared(declaration.fields)
-    has_secrets = kind.find_references is not None and has_reference_or_secret(declaration.fields)
-    secrets = secrets_in(declaration.fields) if has_secrets else ()
-    references = tuple(kind.references(fields, context.key.namespace))
-    if any(each.target == str(context.key) for each in references):
+    if kind.find_references is not None and has_reference_or_secret(declaration.fields):
+        fields, secrets = kind.check_declared(declaration.fields), secrets_in(declaration.fields)
+    else:
+        fields, secrets = kind.check_plain(declaration.fields), ()
+    references = tuple(kind.references(fields, key.namespace))
+    if references and any(each.target == str(key) for each in references):
         raise InvalidManifestError("spec: references the resource itself; remove the reference")
     return SpecDeclared(
         generation=generation,
@@ -223,10 +226,9 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
             )
 
 
-def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
+def _explain_move(spec: Spec, state: ResourceState, event: SpecDeclared) -> str | None:
     """Explain why a declaration cannot change an object's name or API; None if it can."""
-    spec = state.desired.spec
-    if spec is None or (state.owned is None and state.actions.in_flight is None):
+    if state.owned is None and state.actions.in_flight is None:
         return None
     if (spec.provider_config, spec.external_name) == (event.provider_config, event.external_name):
         return None
@@ -236,12 +238,9 @@ def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
     )
 
 
-def _explain_redefinition(
-    context: Context, state: ResourceState, event: SpecDeclared
-) -> str | None:
+def _explain_redefinition(spec: Spec, context: Context, event: SpecDeclared) -> str | None:
     """Explain why a changed definition would lose track of objects; None if it would not."""
-    spec = state.desired.spec
-    if context.key.kind != KIND_DEFINITION_KIND or spec is None:
+    if context.key.kind != KIND_DEFINITION_KIND:
         return None
     for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.metadata"):
         before, after = (value_at(name, fields, {}) for fields in (spec.fields, event.fields))

@@ -47,6 +47,8 @@ def differences(
     desired, actual, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
     if kind.comparable is not None:
         desired, actual, applied = map(kind.comparable, (desired, actual, applied))
+    if desired == actual and wanted.labels == observed.labels:
+        return ()  # the most frequent case
     field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.visible_paths)
     # A label's name may contain dots, so labels are one level deep.
     label_differences = _compare(
@@ -72,9 +74,11 @@ def without_ignored(
     content: Mapping[str, object], ignored: Collection[str], prefix: str = ""
 ) -> dict[str, Any]:
     """Return the content without the ignored paths."""
+    if not ignored:
+        return dict(content)
     return {
         name: without_ignored(_mapping(value), ignored, f"{prefix}{name}.")
-        if ignored and _is_mapping(value)
+        if _is_mapping(value)
         else value
         for name, value in content.items()
         if prefix + name not in ignored
@@ -195,7 +199,7 @@ def _build_wanted(
     spec, kind = desired.spec, context.kind
     assert spec is not None
     applied = None if owned is None else owned.applied
-    if kind is not None and kind.composition is not None and existing is not None:
+    if existing is not None and kind is not None and kind.composition is not None:
         # All parts of a set belong to its parent. An adopted set has no applied content yet.
         applied = Applied(existing.fields, {} if applied is None else applied.labels)
     ignored = ignored_paths(spec.policy)

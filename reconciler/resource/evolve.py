@@ -120,8 +120,10 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
     version = event.resourceversion
-    current = _apply_endings(state, event.data)
-    return replace(_with_disowned(state, _fold_data(current, event), version), version=version)
+    folded = _fold_data(_apply_endings(state, event.data), event)
+    if folded.owned is not state.owned or folded.retiring is not state.retiring:
+        folded = _with_disowned(state, folded, version)
+    return replace(folded, version=version)
 
 
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
@@ -129,23 +131,22 @@ def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
 
     Events that end an action make further changes in their own case.
     """
-    endings, holds = endings_of(data), state.holds
+    endings, plan = endings_of(data), state.holds.approval
     if endings.wait and state.waits.until is not None:
         state = replace(state, waits=replace(state.waits, until=None, is_contention=False))
-    if endings.deadlines:
+    if endings.deadlines and (state.renewal is not None or state.progress is not None):
         state = replace(state, renewal=None, progress=None)
-    if endings.approval:
-        state = _without_approved_hold(state)
-    # An approval stays valid until its action ends, and for the creation that completes a
-    # replacement. A plan without approval is outdated once another action is in flight.
-    is_approved = holds.approval is not None and holds.approval.decision == "Proceed"
-    is_kept = (
-        is_approved
-        and state.actions.in_flight is not None
-        and isinstance(data, OutcomeRecorded | ActionSucceeded)
-    )
-    if endings.plan and holds.approval is not None and not is_kept:
-        state = _with_approval(state, None)
+    if endings.approval and state.holds.approved:
+        state = replace(state, holds=replace(state.holds, approved=""))
+    if endings.plan and plan is not None:
+        # An approval stays valid until its action ends, and for the creation that completes a
+        # replacement. A plan without approval is outdated once another action is in flight.
+        is_kept = (
+            plan.decision == "Proceed"
+            and state.actions.in_flight is not None
+            and isinstance(data, OutcomeRecorded | ActionSucceeded)
+        )
+        return state if is_kept else _with_approval(state, None)
     return state
 
 
@@ -161,9 +162,32 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
 ) -> ResourceState:
     """Return the state after the event, without the endings that both folds share."""
     match event.data:
-        # --- declarations
+        # --- most frequent: first, because each pattern before them costs time
+        case OutcomeRecorded() as data:
+            if data.confirms_write:
+                state = _without_doubt(state)
+            desired = state.desired
+            if data.outcome in COMPLETED and desired.completed_generation != data.generation:
+                desired = replace(desired, completed_generation=data.generation)
+            version = event.resourceversion
+            return replace(state, desired=desired, outcome=data, outcome_version=version)
+        case ActionDecided(action, base):
+            flight = InFlight(action, base=_build_base(action, base, state.desired))
+            if action.purpose == "Renew" and state.renewal is not None:
+                state = replace(state, renewal=replace(state.renewal, is_written=True))
+            if (action.operation, action.purpose) == ("Delete", "Replace"):
+                state = _with_approved_content(state)
+            return replace(
+                state,
+                actions=replace(state.actions, in_flight=flight),
+                outcome=None if _changes_outcome(state, action) else state.outcome,
+            )
+        case ActionSucceeded() as data:
+            return _fold_success(state, data, event)
         case SpecDeclared() as data:
             return _fold_declaration(state, data, event)
+
+        # --- declarations
         case SpecWithdrawn() as data:
             desired = replace(
                 state.desired,
@@ -230,10 +254,12 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             if on_purpose:
                 observed = replace(observed, released_uid=data.uid)
+            is_uncertain = state.actions.uncertain_create or data.unconfirmed
             state = replace(
-                _with_uncertain_creation(state, data),
+                state,
                 owned=None,
                 observed=observed,
+                actions=replace(state.actions, uncertain_create=is_uncertain),
                 renewal=None,
                 progress=None,
                 cause=event.id,
@@ -241,17 +267,6 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return state if on_purpose else _restore_replaced(state)
 
         # --- actions
-        case ActionDecided(action, base):
-            flight = InFlight(action, base=_build_base(action, base, state.desired))
-            if action.purpose == "Renew" and state.renewal is not None:
-                state = replace(state, renewal=replace(state.renewal, is_written=True))
-            if (action.operation, action.purpose) == ("Delete", "Replace"):
-                state = _with_approved_content(state)
-            return replace(
-                state,
-                actions=replace(state.actions, in_flight=flight),
-                outcome=None if _changes_outcome(state, action) else state.outcome,
-            )
         case ActionRetried(action, attempt):
             return _start_attempt(state, action, attempt, is_lookup=False)
         case LookupDecided(action, attempt):
@@ -262,8 +277,6 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _schedule_retry(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:
             return _fold_doubt(state, data)
-        case ActionSucceeded() as data:
-            return _fold_success(state, data, event)
         case ActionFailed() as data:
             return _fold_failure(state, data, event)
         case ActionAbandoned() as data:
@@ -282,14 +295,6 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, renewal=Renewal(data.renewal_time, data.at))
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
-        case OutcomeRecorded() as data:
-            if data.confirms_write:
-                state = _without_doubt(state)
-            desired = state.desired
-            if data.outcome in COMPLETED:
-                desired = replace(desired, completed_generation=data.generation)
-            version = event.resourceversion
-            return replace(state, desired=desired, outcome=data, outcome_version=version)
 
         # --- finalizers, references, approvals and inputs
         case FinalizerAdded() as data:
@@ -419,8 +424,54 @@ def spec_of(data: SpecDeclared) -> Spec:
 
 def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     """Start a generation, and reset the waits, inputs and approvals."""
-    spec, desired, observed = spec_of(data), state.desired, state.observed
-    location, earlier_spec = (data.provider_config, data.external_name), desired.spec
+    spec, desired, actions, holds = spec_of(data), state.desired, state.actions, state.holds
+    digest = spec.digest
+    older = [each for each in desired.contents if each != digest]
+    # A declaration after a withdrawal starts over, because the row may since have been deleted.
+    is_new = not desired.is_declared
+    if is_new and actions.has_created:
+        actions = replace(actions, has_created=False)
+    if holds.release_forced:
+        holds = replace(holds, release_forced=False, orphan_forced=False)
+    return replace(
+        state,
+        desired=replace(
+            desired,
+            generation=data.generation,
+            is_declared=True,
+            spec=spec,
+            position=event.causationposition,
+            declaration_ids=_with_id(state, event),
+            contents=(*older, digest)[-MAX_DECLARATIONS:],
+            targets={}
+            if is_new
+            else {
+                each.target: desired.targets[each.target]
+                for each in data.references
+                if each.target in desired.targets
+            },
+            secrets={}
+            if is_new
+            else {name: desired.secrets[name] for name in data.secrets if name in desired.secrets},
+            resolved=None,
+            definition=data.definition,
+        ),
+        # A new resource has no observation to clear.
+        observed=_observation_for(data, state) if state.version else state.observed,
+        actions=actions,
+        waits=_NO_WAITS,
+        holds=holds,
+        recent_drifts=(),
+        cause=event.id,
+        # The endpoint may have changed, so its health is unknown. A detected copy stays recorded.
+        api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
+    )
+
+
+def _observation_for(data: SpecDeclared, state: ResourceState) -> Observation:
+    """Return the part of the last observation that applies to a new declaration."""
+    observed, earlier_spec = state.observed, state.desired.spec
+    location = (data.provider_config, data.external_name)
     is_moved = (
         earlier_spec is None
         or (earlier_spec.provider_config, earlier_spec.external_name) != location
@@ -435,41 +486,7 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
     if is_moved:
         # The grace and the proof of absence belong to the previous API.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)
-    older = tuple(each for each in desired.contents if each != spec.digest)
-    # A declaration after a withdrawal starts over, because the row may since have been deleted.
-    is_new = not desired.is_declared
-    return replace(
-        state,
-        desired=replace(
-            desired,
-            generation=data.generation,
-            is_declared=True,
-            spec=spec,
-            position=event.causationposition,
-            declaration_ids=_with_id(state, event),
-            contents=(*older, spec.digest)[-MAX_DECLARATIONS:],
-            targets={
-                each.target: desired.targets[each.target]
-                for each in data.references
-                if each.target in desired.targets and not is_new
-            },
-            secrets={
-                name: desired.secrets[name]
-                for name in data.secrets
-                if name in desired.secrets and not is_new
-            },
-            resolved=None,
-            definition=data.definition,
-        ),
-        observed=observed,
-        actions=replace(state.actions, has_created=False) if is_new else state.actions,
-        waits=_NO_WAITS,
-        holds=replace(state.holds, release_forced=False, orphan_forced=False),
-        recent_drifts=(),
-        cause=event.id,
-        # The endpoint may have changed, so its health is unknown. A detected copy stays recorded.
-        api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
-    )
+    return observed
 
 
 def _with_id(state: ResourceState, event: LogEvent) -> tuple[str, ...]:
@@ -519,21 +536,11 @@ def _fold_observation(
     owned = state.owned
     if owned is not None and existing is not None and owned.uid == existing.uid:
         owned = replace(owned, responded_at=None)
-    state = state if is_same else _without_approved_hold(state)
-    return replace(state, owned=owned, observed=observed, waits=replace(state.waits, conflicts=0))
-
-
-def _without_approved_hold(state: ResourceState) -> ResourceState:
-    if not state.holds.approved:
-        return state
-    return replace(state, holds=replace(state.holds, approved=""))
-
-
-def _with_uncertain_creation(
-    state: ResourceState, data: OwnershipReleased | ActionSucceeded
-) -> ResourceState:
-    is_uncertain = state.actions.uncertain_create or data.unconfirmed
-    return replace(state, actions=replace(state.actions, uncertain_create=is_uncertain))
+    holds = state.holds
+    if holds.approved and not is_same:
+        holds = replace(holds, approved="")
+    waits = replace(state.waits, conflicts=0)
+    return replace(state, owned=owned, observed=observed, waits=waits, holds=holds)
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
@@ -551,16 +558,20 @@ def _restore_replaced(state: ResourceState) -> ResourceState:
 
 def _with_disowned(before: ResourceState, after: ResourceState, version: int) -> ResourceState:
     """Remember the uid of an object that is no longer owned, for any reason."""
-    if before.owned is after.owned and before.retiring is after.retiring:
-        return after
-    owned_uids = {each.uid for each in (after.owned, after.retiring) if each is not None}
-    previous_uids = [each.uid for each in (before.owned, before.retiring) if each is not None]
-    disowned = {uid: version for uid in previous_uids if uid is not None and uid not in owned_uids}
-    if not disowned:
-        return after
-    older = {uid: at for uid, at in after.actions.disowned.items() if uid not in disowned}
-    newest = [*older.items(), *disowned.items()][-MAX_DISOWNED:]
-    return replace(after, actions=replace(after.actions, disowned=dict(newest)))
+    for previous in (before.owned, before.retiring):
+        if previous is None or previous.uid is None or _owns(after, previous.uid):
+            continue
+        older = {uid: at for uid, at in after.actions.disowned.items() if uid != previous.uid}
+        newest = [*older.items(), (previous.uid, version)][-MAX_DISOWNED:]
+        after = replace(after, actions=replace(after.actions, disowned=dict(newest)))
+    return after
+
+
+def _owns(state: ResourceState, uid: str) -> bool:
+    """Return whether the resource owns the object with this uid, or still has to delete it."""
+    owned, retiring = state.owned, state.retiring
+    is_owned = owned is not None and owned.uid == uid
+    return is_owned or (retiring is not None and retiring.uid == uid)
 
 
 def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
@@ -748,7 +759,8 @@ def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
 
 def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
     """End the action in flight with a success."""
-    state = _with_approval(state, _remaining_approval(state.holds.approval, data))
+    if state.holds.approval is not None:
+        state = _with_approval(state, _remaining_approval(state.holds.approval, data))
     if data.late:
         return _fold_late_success(state, data, event)
     flight = state.actions.in_flight
@@ -760,6 +772,9 @@ def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) 
         ended = _append_ended(state, flight, in_doubt=in_doubt, reported_by=event.causationid)
         if data.operation == "Create":
             ended = (*ended[:-1], _record_creation(ended[-1], data))
+    observed = state.observed
+    if observed.lost_uid is not None:
+        observed = replace(observed, lost_uid=None)
     # Without keys, a call with an unknown result may still be in progress.
     may_exist_twice = data.redelivered or (flight is not None and flight.effect.may_exist)
     uncertain = may_exist_twice and data.operation == "Create"
@@ -769,26 +784,19 @@ def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) 
         ended=ended,
         uncertain_create=state.actions.uncertain_create or uncertain,
     )
-    state = replace(
-        state,
-        actions=actions,
-        waits=_NO_WAITS,
-        observed=replace(state.observed, lost_uid=None),
-    )
+    state = replace(state, actions=actions, waits=_NO_WAITS, observed=observed)
     state = _with_result(state, flight, data, event)
     return state if data.refused is None else _fold_partial_success(state, flight, data.refused)
 
 
-def _remaining_approval(
-    approval: ApprovalState | None, data: ActionSucceeded
-) -> ApprovalState | None:
+def _remaining_approval(approval: ApprovalState, data: ActionSucceeded) -> ApprovalState | None:
     """Return the approval that remains. It covers one action, or both actions of a replacement."""
     is_replacement_deletion = (data.operation, data.purpose, data.late) == (
         "Delete",
         "Replace",
         False,
     )
-    if approval is None or approval.decision != "Proceed" or not is_replacement_deletion:
+    if approval.decision != "Proceed" or not is_replacement_deletion:
         return None
     return replace(approval, is_replacing=True)
 
@@ -892,7 +900,7 @@ def _with_result(
     ):  # an earlier action used the earlier definition
         state = _clear_definition_change(state)
     if data.operation == "Delete":
-        state = _with_uncertain_creation(state, data)
+        is_uncertain = state.actions.uncertain_create or data.unconfirmed
         state = replace(
             state,
             owned=None,
@@ -904,7 +912,7 @@ def _with_result(
                 absent_at=event.causationposition,
                 is_listing_disproved=False,
             ),
-            actions=replace(state.actions, has_created=False),
+            actions=replace(state.actions, has_created=False, uncertain_create=is_uncertain),
         )
         return _restore_replaced(state)
     if ended is None:
@@ -924,7 +932,7 @@ def _with_result(
     is_complete = data.found_by not in ("Label", "Key") and not data.replayed
     applied = replace(base, result=existing if is_complete else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
-    keeps_label = OWNER_LABEL in existing.labels.keys() - action.labels.keys()
+    keeps_label = OWNER_LABEL in existing.labels and OWNER_LABEL not in action.labels
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
     is_replaced = data.operation == "Create" and data.purpose == "Replace"

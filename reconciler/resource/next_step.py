@@ -102,30 +102,31 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
         return _conclude_without_object(state, context)
     # Before everything that starts an action: a call that may have been made is tracked to
     # completion, even after a withdrawal or while the kind or configuration is missing.
-    config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
-        return _continue_action(state.actions.in_flight, state, context, config)
+        return _continue_action(state.actions.in_flight, state, context)
     # Before the kind and the configuration: if nothing is left, neither is necessary.
     if not desired.is_declared and state.observed.object is None and state.owned is None:
         return _conclude_nothing_left(state)
     # Before the configuration: the kind determines which provider it must have.
     if kind is None:
         return _hold_for_unknown_kind(context)
+    config_name = state.provider_config
+    config = context.configs.get(config_name)
     # Before everything below, which reads the ownership, guards or backoff of this configuration.
     if config is None:
-        missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
+        missing = f"ProviderConfig {config_name!r} is not declared; declare it"
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
     # Before ownership: an object of another provider's API proves nothing.
     if config.provider != kind.provider:
-        return _hold_for_wrong_provider(state.provider_config, config, kind, state)
+        return _hold_for_wrong_provider(config_name, config, kind, state)
     situation = Situation(state, context, kind, config, comparison)
     # Before the pause, waits and holds: this only records known facts, under any policy.
-    known = _claim_known_object(situation)
-    if known is not None:
-        return known
-    # Also before the pause, waits and holds. The turn that read the replacement recorded it, unless
-    # a crash interrupted that turn.
-    if state.owned is not None and comparison.is_replaced:
+    if state.owned is None:
+        known = _claim_known_object(situation)
+        if known is not None:
+            return known
+    # The turn that read the replacement recorded it, unless a crash interrupted that turn.
+    elif comparison.is_replaced:
         identity = (state.owned.external_name, state.owned.uid)
         return OwnershipReleased(*identity, "Replaced", state.owned.provider_config)
     # Before holds and waits: a paused resource does not act, so they could not delay it.
@@ -137,9 +138,10 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
         return _hold_for_losses(state.observed.doubted, state, context)
     # Before everything that calls the API, including deletions: the last calls failed, or other
     # clients undid them.
-    waiting = _report_wait(situation)
-    if waiting is not None:
-        return waiting
+    if state.waits.until is not None:
+        waiting = _report_wait(situation)
+        if waiting is not None:
+            return waiting
     # Before permission and inputs: a withdrawal needs neither.
     if not desired.is_declared:
         return _finish_withdrawal(situation)
@@ -207,12 +209,11 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
     return Conclusion("Deleted", "GoneByOthers")
 
 
-def _continue_action(
-    flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
-) -> Step:
+def _continue_action(flight: InFlight, state: ResourceState, context: Context) -> Step:
     """Return the next step of the action in flight, unless a precondition has changed."""
     if flight.failed is None:  # the attempt is in progress, or an operator must decide
-        return advance_action(flight, state, context, config)
+        return advance_action(flight, state, context)
+    config = context.configs.get(state.provider_config)
     blocked = _hold_for_changed_provider(flight.action.provider_config, state, context)
     forbidden = None if blocked else _hold_for_ended_permission(flight, state, context, config)
     return advance_action(flight, state, context, config, blocked, forbidden)
@@ -236,9 +237,9 @@ def _hold_for_ended_permission(
         return None
     if not state.desired.is_declared:
         return None
-    return hold_for_namespace(
-        flight.action.provider_config, context, config
-    ) or hold_for_host_access(state, context, config)
+    if not config.may_be_used_in(context.key.namespace):
+        return hold_for_namespace(flight.action.provider_config, context)
+    return hold_for_host_access(state, context, config)
 
 
 def _hold_for_unknown_kind(context: Context) -> Conclusion:
@@ -277,7 +278,7 @@ def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
     """
     state, existing = situation.state, situation.comparison.existing
     known = state.observed
-    if state.owned is not None or existing is None or existing.uid is None or known.belongs_to:
+    if existing is None or existing.uid is None or known.belongs_to:
         return None
     if existing.uid == known.lost_uid:
         return _claim(existing, "Returned", situation)
@@ -333,9 +334,9 @@ def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) 
 
 
 def _report_wait(situation: Situation) -> Conclusion | None:
-    """Return the outcome of a resource that waits to retry, or None if it does not wait."""
+    """Return the outcome of a resource that waits to retry, or None after the wait."""
     state = situation.state
-    if state.waits.until is None or has_waited(state, situation.context):
+    if has_waited(state, situation.context):
         return None
     if state.waits.is_contention:
         return report_contention(situation)
@@ -356,14 +357,20 @@ def _report_wait(situation: Situation) -> Conclusion | None:
 
 def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
     """Return the step for an unmet prerequisite (permission, host access, inputs), or None."""
-    state, context, config = situation.state, situation.context, situation.config
-    forbidden = hold_for_namespace(state.provider_config, context, config)
-    if forbidden is not None or spec.policy.mode == "Absent":
-        return forbidden
-    if situation.kind.composition is not None:
+    state, context, kind, config = (
+        situation.state,
+        situation.context,
+        situation.kind,
+        situation.config,
+    )
+    if not config.may_be_used_in(context.key.namespace):
+        return hold_for_namespace(state.provider_config, context)
+    if spec.policy.mode == "Absent":
+        return None
+    if kind.composition is not None:
         # Before the composition: the spec determines its host access.
         return hold_for_host_access(state, context, config) or compose(spec, situation)
-    if spec.references or spec.secrets or situation.kind.definition is not None:
+    if spec.references or spec.secrets or kind.definition is not None:
         unresolved = resolve(spec, situation)
         if unresolved is not None:
             return unresolved

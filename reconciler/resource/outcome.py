@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec.structs import replace
 
 from events.excerpt import shorten
@@ -18,13 +16,14 @@ _UNHEALTHY: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRecorded | None:
     """Return the outcome to record, or None if it equals the last one."""
-    last = state.outcome
+    last, generation = state.outcome, state.desired.generation
+    reason, message = str(conclusion.reason), shorten(conclusion.message)  # converts a `Hold`
     outcome = OutcomeRecorded(
         outcome=conclusion.outcome,
-        generation=state.desired.generation,
-        reason=str(conclusion.reason),  # converts a `Hold`
-        message=shorten(conclusion.message),
-        conditions=conditions(state, conclusion),
+        generation=generation,
+        reason=reason,
+        message=message,
+        conditions=_conditions(conclusion, generation, reason, message),
         action_id=conclusion.action_id,
     )
     if last is not None:
@@ -32,30 +31,24 @@ def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRe
     return None if last == outcome else outcome
 
 
-def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition, ...]:
+def _conditions(
+    conclusion: Conclusion, generation: int, reason: str, message: str
+) -> tuple[Condition, ...]:
     """Return the conditions of a resource, in the form that Kubernetes uses.
 
     ``Converged``: the object is as declared. ``Ready``: the object is usable, according to its
     kind. ``Degraded``: calls are failing. ``Paused``: the declaration stops all actions.
     """
-    generation = state.desired.generation
-    name, reason, message = (
-        conclusion.outcome,
-        str(conclusion.reason),
-        shorten(conclusion.message),
-    )
+    name = conclusion.outcome
     ready = conclusion.ready or Readiness(name == "Converged", reason, message)
-    why = shorten(ready.message)
+    why = shorten(ready.message) if ready.message else ""
+    converged, is_ready = name in _CONVERGED, ready.is_ready
     result = [
-        Condition("Converged", _to_status(name in _CONVERGED), reason, message, generation),
-        Condition("Ready", _to_status(ready.is_ready), ready.reason, why, generation),
+        Condition("Converged", "True" if converged else "False", reason, message, generation),
+        Condition("Ready", "True" if is_ready else "False", ready.reason, why, generation),
     ]
     if name in _UNHEALTHY:
         result.append(Condition("Degraded", "True", reason, message, generation))
     if name == "Paused":
         result.append(Condition("Paused", "True", reason, "", generation))
     return tuple(result)
-
-
-def _to_status(value: bool) -> Literal["True", "False"]:
-    return "True" if value else "False"

@@ -9,7 +9,7 @@ OWNER_LABEL = "reconciler/owner"
 
 def owner(log_id: str, key: ResourceKey) -> str:
     """Return the value of the owner label: ``<log id>.<namespace>.<kind>.<name>``."""
-    return f"{log_id}.{key.tokens}"
+    return f"{log_id}.{key.namespace}.{key.kind}.{key.name}"
 
 
 def belongs_to_log(value: str, log_id: str) -> bool:

@@ -186,4 +186,6 @@ def references_with_policy(
     references: Mapping[str, OnWithdrawal], policy: OnWithdrawal
 ) -> list[str]:
     """Return the resources whose reference has this policy, sorted by name."""
+    if not references:
+        return []
     return sorted(by for by, on_withdrawal in references.items() if on_withdrawal == policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -53,12 +53,15 @@ def report(
     if premature_error is not None:
         data = replace(data, error=premature_error, absent=False)
     if data.error is None and not data.is_lookup:
-        success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
+        redelivered = data.redelivered and _may_run_twice(action, context)
+        success = _build_success(
+            data, action, redelivered=redelivered, reported_at=command.stored_at
+        )
         uid = None if data.object is None else data.object.uid
         # The write may have reached an object that replaced ours after our last read.
         is_other_object = None not in (action.uid, uid) and action.uid != uid
         success = _with_doubt(success, command, state, context)
-        return CommandResult((_with_report_time(success, command),), shows_object=is_other_object)
+        return CommandResult((success,), shows_object=is_other_object)
     if data.attempt != flight.attempt or flight.failed is not None or flight.is_held:
         return CommandResult(tuple(_build_doubts(data, (flight,), context)))
     if data.error is None:
@@ -102,39 +105,41 @@ def _shows_object(ended: ResourceEvent) -> bool:
 
 
 def _build_success(
-    data: Reported, action: Action, *, found_by: FoundBy | None = None, redelivered: bool = False
+    data: Reported,
+    action: Action,
+    *,
+    redelivered: bool = False,
+    reported_at: datetime | None = None,
 ) -> ActionSucceeded:
     """Return the success of an attempt."""
-    if data.absent and found_by is None:
-        found_by = "Absence"  # another client may have deleted the object
     return ActionSucceeded(
         data.action_id,
         action.operation,
         data.attempt,
         data.object,
         data.replayed,
-        found_by=found_by,
+        found_by="Absence" if data.absent else None,  # another client may have deleted it
         redelivered=redelivered,
         purpose=action.purpose,
+        reported_at=reported_at,
         external_name=action.external_name if action.purpose == "Replace" else "",
     )
 
 
 def _with_doubt(
-    event: ResourceEvent, command: Command, state: ResourceState, context: Context
-) -> ResourceEvent:
+    success: ActionSucceeded, command: Command, state: ResourceState, context: Context
+) -> ActionSucceeded:
     """Mark a deletion after which an object from an earlier creation may exist.
 
     The creation may have created an object other than the missing one. In an API without a
     listing, its call may also arrive late and go unnoticed.
     """
-    if not isinstance(event, ActionSucceeded) or event.purpose == "Retire":
-        return event
-    found_nothing = event.operation == "Delete" and event.found_by == "Absence"
-    is_unclear = found_nothing and is_unconfirmed(command, state, context)
-    if event.operation == "Delete" and not context.capabilities.listing:
+    if success.operation != "Delete" or success.purpose == "Retire":
+        return success
+    is_unclear = success.found_by == "Absence" and is_unconfirmed(command, state, context)
+    if not context.capabilities.listing:
         is_unclear |= state.actions.uncertain_create
-    return replace(event, unconfirmed=True) if is_unclear else event
+    return replace(success, unconfirmed=True) if is_unclear else success
 
 
 def _with_report_time(event: ResourceEvent, command: Command) -> ResourceEvent:
@@ -159,8 +164,9 @@ def _late_successes(
     for ended in state.actions.ended:
         if ended.action.action_id == data.action_id and _is_new(data, ended, command):
             outdated = not _is_current(data, ended, state)
-            success = replace(_build_success(data, ended.action), late=True, outdated=outdated)
-            yield _with_report_time(_with_location(success, ended.action), command)
+            success = _build_success(data, ended.action, reported_at=command.stored_at)
+            success = replace(success, late=True, outdated=outdated)
+            yield _with_location(success, ended.action)
 
 
 def _with_location(success: ActionSucceeded, action: Action) -> ActionSucceeded:
@@ -246,13 +252,12 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
 # --- the action in flight
 
 
-def _may_run_twice(data: Reported, action: Action, context: Context) -> bool:
-    """Return whether the call of another worker may still take effect.
+def _may_run_twice(action: Action, context: Context) -> bool:
+    """Return whether the call of another worker may still take effect after a redelivery.
 
     An idempotency key prevents that for creations.
     """
-    has_keys = context.capabilities.idempotency_keys
-    return data.redelivered and (action.operation != "Create" or not has_keys)
+    return action.operation != "Create" or not context.capabilities.idempotency_keys
 
 
 def _after_lookup(

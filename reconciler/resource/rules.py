@@ -8,7 +8,7 @@ changed rule therefore does not change the meaning of older logs (ADR 0067).
 from __future__ import annotations
 
 from datetime import datetime
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
@@ -30,9 +30,15 @@ from reconciler.resource.difference import LABELS, ignored_paths, without_ignore
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import InFlight, ResourceState
 
+_RULED_TYPES: Final[frozenset[type[ResourceEvent]]] = frozenset(
+    {ActionDecided, OutcomeRecorded, DriftDetected, ActionFailed, SpecResolved}
+)
+
 
 def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> ResourceEvent:
     """Return an event with the results of the rules, computed from the state before it."""
+    if type(data) not in _RULED_TYPES:  # faster than the patterns below
+        return data
     match data:
         case ActionDecided(action) if action.operation != "Delete":
             fields, labels = _declared_part(action, state)
@@ -43,6 +49,11 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
                 None if labels == action.labels else labels,
             )
             return replace(data, base=base)
+        case OutcomeRecorded(outcome="Converged"):
+            applied = None if state.owned is None else state.owned.applied
+            is_confirmed = applied is not None and applied.in_doubt
+            is_confirmed = is_confirmed and _is_base(state.desired.fields, state)
+            return replace(data, confirms_write=True) if is_confirmed else data
         case DriftDetected():
             return replace(data, recent=count_drift(state.recent_drifts, data, now))
         case ActionFailed():
@@ -54,11 +65,6 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
             applied = None if state.owned is None else state.owned.applied
             is_certain = applied is not None and not applied.in_doubt
             return replace(data, is_applied=is_certain and _is_base(fields, state))
-        case OutcomeRecorded(outcome="Converged"):
-            applied = None if state.owned is None else state.owned.applied
-            is_confirmed = applied is not None and applied.in_doubt
-            is_confirmed = is_confirmed and _is_base(state.desired.fields, state)
-            return replace(data, confirms_write=True) if is_confirmed else data
         case _:
             return data
 
@@ -71,9 +77,15 @@ def _declared_part(action: Action, state: ResourceState) -> tuple[Fields, dict[s
     if action.operation == "Update" and not is_wanted:  # it only removes the owner label
         applied = None if state.owned is None else state.owned.applied
         fields = {} if applied is None else applied.fields
-    declared_names = {OWNER_LABEL} if spec is None else spec.labels.keys() | {OWNER_LABEL}
-    labels = {name: value for name, value in action.labels.items() if name in declared_names}
+    declared_labels = {} if spec is None else spec.labels
+    labels = {
+        name: value
+        for name, value in action.labels.items()
+        if name == OWNER_LABEL or name in declared_labels
+    }
     ignored = () if spec is None else ignored_paths(spec.policy)
+    if not ignored:
+        return fields, labels
     return without_ignored(fields, ignored), without_ignored(labels, ignored, f"{LABELS}.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -174,6 +174,11 @@ class CommandResult(NamedTuple):
 NOTHING_NEW = CommandResult()
 
 
+_TIMER_TYPES: Final[frozenset[type[ResourceEvent]]] = frozenset(
+    {RetryScheduled, RenewalScheduled, ProgressNoted}
+)
+
+
 class Turn(NamedTuple):
     """The result of a turn: the new state, the events to append, and a reply for each command."""
 
@@ -188,6 +193,8 @@ class Turn(NamedTuple):
         """The deadlines that this turn scheduled, each with its purpose."""
         deadlines: list[tuple[datetime, WaitPurpose]] = []
         for event in self.events:
+            if type(event.data) not in _TIMER_TYPES:  # faster than the patterns below
+                continue
             match event.data:
                 case RetryScheduled(at):
                     deadlines.append((at, "Retry"))
