@@ -1,14 +1,12 @@
 """Memory for the responses of one API: limits per response, for concurrent calls, and per listing.
 
-The caller of a provider opens a share. The API client takes the memory for each response from it
-before the response is decoded. The share returns all of it when the call ends.
+The caller of a provider uses a share. The API client takes the memory for each response from it
+before the response is decoded. The caller releases all of it when the call ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Final
 
 _MIB: Final = 1024 * 1024
@@ -40,15 +38,6 @@ class ResponseBudget:
         self._max_bytes = max_bytes
         self._used = 0
 
-    @contextmanager
-    def share(self) -> Generator[Share]:
-        """Open a share, which returns its memory at the end."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            self._used -= share.used
-
     def take(self, size: int) -> None:
         """Count a response. Raises ``MemoryLimitError``."""
         self._used += size
@@ -57,27 +46,42 @@ class ResponseBudget:
                 f"{self._subject} exceed the limit of {self._max_bytes // _MIB} MiB of memory"
             )
 
+    def release(self, size: int) -> None:
+        """Return the memory of responses."""
+        self._used -= size
+
 
 class Share:
-    """The part of a budget that one call or one listing has taken."""
+    """The part of a budget that one call or one listing has taken.
+
+    Within this context, API clients take memory from the share.
+    """
+
+    __slots__ = ("_budget", "_token", "_used")
 
     def __init__(self, budget: ResponseBudget) -> None:
-        self.used = 0
         self._budget = budget
+        self._used = 0
+        self._token: Token[Share | None] | None = None
+
+    def __enter__(self) -> None:
+        """Make this the share of the current task."""
+        self._token = _SHARE.set(self)
+
+    def __exit__(self, *_error: object) -> None:
+        """Restore the previous share. The memory stays in use until ``release``."""
+        assert self._token is not None
+        _SHARE.reset(self._token)
 
     def take(self, size: int) -> None:
         """Take memory for a response. Raises ``MemoryLimitError``."""
-        self.used += size
+        self._used += size
         self._budget.take(size)
 
-    @contextmanager
-    def in_use(self) -> Generator[None]:
-        """Make API clients take memory from this share."""
-        token = _SHARE.set(self)
-        try:
-            yield
-        finally:
-            _SHARE.reset(token)
+    def release(self) -> None:
+        """Return all memory to the budget."""
+        self._budget.release(self._used)
+        self._used = 0
 
 
 _SHARE: ContextVar[Share | None] = ContextVar("response_share", default=None)

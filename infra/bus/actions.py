@@ -132,22 +132,26 @@ class JetStreamActionReader:
     def free_slot(self, delivery: ActionDelivery) -> None:
         """Free an action's slot, so that the server delivers another one."""
         receipt = cast("Delivered", delivery.receipt)
-        if receipt.reply in self._occupied_slots:  # otherwise the slot is already free
-            self._occupied_slots.discard(receipt.reply)
-            self._reader.free_slot(receipt)
+        if receipt.reply in self._occupied_slots:
+            self._free_slot(receipt)
+
+    def _free_slot(self, receipt: Delivered) -> None:
+        self._occupied_slots.discard(receipt.reply)
+        self._reader.free_slot(receipt)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Acknowledge actions whose results are stored."""
-        for each in deliveries:
-            self.free_slot(each)
-        receipts = [cast("Delivered", each.receipt) for each in deliveries]
+        receipts = cast("list[Delivered]", [each.receipt for each in deliveries])
         for receipt in receipts:
+            if receipt.reply in self._occupied_slots:
+                self._free_slot(receipt)
             self._leased.pop(receipt.reply, None)
         await ack(self._nc, receipts)
 
     async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Extend the leases of actions."""
-        await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
+        receipts = cast("list[Delivered]", [each.receipt for each in deliveries])
+        await in_progress(self._nc, receipts)
 
     async def close(self) -> None:
         """Stop pulling, and return unacknowledged actions for immediate redelivery."""

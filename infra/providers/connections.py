@@ -15,7 +15,6 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from typing import cast
 
 import msgspec
@@ -57,6 +56,7 @@ _ANY_WRAPPER = 47  # zlib or gzip
 _GZIP_ENCODINGS = frozenset({"gzip", "x-gzip"})
 _IDENTITY_ENCODINGS = frozenset({"", "identity"})
 _QUOTED_CHARACTERS = 40
+_FIRST_FINAL_STATUS = 200  # lower ones are interim responses
 
 
 class NotSentError(Exception):
@@ -81,24 +81,24 @@ class _ReceivedSize:
 
 
 class Headers(Mapping[str, str]):
-    """The headers of a response, regardless of case. Repeated ones are joined by commas."""
+    """The headers of a response, regardless of case. Repeated ones are joined by commas.
+
+    They are decoded on access, because most are never read.
+    """
 
     __slots__ = ("_values",)
 
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    def add(self, name: str, value: str) -> None:
-        """Add a header line."""
-        lower = name.lower()
-        previous = self._values.get(lower)
-        self._values[lower] = value if previous is None else f"{previous}, {value}"
+    def __init__(self, values: Mapping[bytes, bytes]) -> None:
+        self._values = values  # by name in lower case
 
     def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
+        return self._values[name.lower().encode()].decode(errors="replace")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower().encode() in self._values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return (name.decode(errors="replace") for name in self._values)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._response: asyncio.Future[Received] | None = None
-        self._headers = Headers()
+        self._headers: dict[bytes, bytes] = {}  # by name in lower case
         self._header_bytes = 0
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         """Discard an interim response, such as ``103 Early Hints``. Close on a second response."""
         if self._response is None or self._response.done():
             self.close()
-        self._headers, self._header_bytes = Headers(), 0
+        self._headers, self._header_bytes = {}, 0
         self._body, self._body_bytes, self._pieces = [], 0, 0
         self._has_headers = False
 
@@ -217,7 +217,9 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value) + _LINE_BYTES
         if self._header_bytes > MAX_HEADER_BYTES:
             raise _build_header_error()
-        self._headers.add(name.decode(errors="replace"), value.decode(errors="replace"))
+        lower = name.lower()
+        previous = self._headers.get(lower)
+        self._headers[lower] = value if previous is None else b"%b, %b" % (previous, value)
 
     def on_headers_complete(self) -> None:
         """Record that the headers are complete."""
@@ -225,11 +227,12 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Add a piece of the body."""
-        self._body_bytes += len(body)
+        size = len(body)
+        self._body_bytes += size
         self._pieces += 1
         if self._pieces > MAX_PIECES:
             raise InvalidResponseError(f"it has more than {MAX_PIECES} chunks")
-        if len(body) >= _SMALL_BYTES or not self._body:
+        if size >= _SMALL_BYTES or not self._body:
             self._body.append(body)
         elif isinstance(last := self._body[-1], bytearray):
             last += body
@@ -240,13 +243,13 @@ class Connection(asyncio.Protocol):
         """Complete the call with the response, unless it is an interim response."""
         status = self._parser.get_status_code()
         self._has_headers = False
-        if status < HTTPStatus.OK or self._response is None or self._response.done():
+        if status < _FIRST_FINAL_STATUS or self._response is None or self._response.done():
             return
         self.is_open = self.is_open and self._parser.should_keep_alive()
         content = b"".join(self._body)
         if self._body_bytes > _KEPT_BYTES:
             self._body = []
-        self._response.set_result(Received(status, self._headers, content))
+        self._response.set_result(Received(status, Headers(self._headers), content))
 
     # --- internals
 
@@ -293,7 +296,7 @@ class Connection(asyncio.Protocol):
         raise InvalidResponseError("decompressing its body failed: it is truncated")
 
     def _ends_with_connection(self) -> bool:
-        return "content-length" not in self._headers and "transfer-encoding" not in self._headers
+        return b"content-length" not in self._headers and b"transfer-encoding" not in self._headers
 
     def _fail(self, error: Exception) -> None:
         self.close()
@@ -306,8 +309,10 @@ def _is_compressed(received: Received) -> bool:
 
     Raises ``InvalidResponseError`` for an encoding that was not offered.
     """
-    encoding = received.headers.get("content-encoding", "").lower()
-    if not received.content or encoding in _IDENTITY_ENCODINGS:
+    if not received.content or "content-encoding" not in received.headers:
+        return False
+    encoding = received.headers["content-encoding"].lower()
+    if encoding in _IDENTITY_ENCODINGS:
         return False
     if encoding not in _GZIP_ENCODINGS:
         raise InvalidResponseError(

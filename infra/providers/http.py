@@ -41,6 +41,7 @@ MAX_TARGET_CHARACTERS = 64 * 1024
 
 _SOCKET_URL = URL("http://localhost")
 
+_REDIRECTED = 300
 _METHODS_WITHOUT_BODY = frozenset({"GET", "DELETE"})
 
 Query = Sequence[tuple[str, str]]
@@ -116,7 +117,9 @@ class HttpApi:
         """
         if writes is None:
             writes = not is_read(method)
-        size = len(path) + sum(len(name) + len(value) for name, value in query)
+        size = len(path)
+        if query:
+            size += sum(len(name) + len(value) for name, value in query)
         if size > MAX_TARGET_CHARACTERS:
             raise RefusedError(
                 f"{method} {self.endpoint}: not sent, because its path and query have {size} "
@@ -149,7 +152,7 @@ class HttpApi:
         except (OSError, InvalidResponseError, MemoryLimitError) as error:
             reason = f"invalid response: {error}"
             raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
-        if writes and received.status < HTTPStatus.MULTIPLE_CHOICES:
+        if writes and received.status < _REDIRECTED:
             self._permit.record_write()
         return Response(
             method, url, received.status, received.headers, received.content, self._secrecy
@@ -209,13 +212,14 @@ def encode_request(
         raise RefusedError(
             f"{method} {target!r}: not sent, because its path is not percent-encoded"
         )
+    if not "".join(headers.values()).isprintable():
+        name = next(each for each, value in headers.items() if not value.isprintable())
+        raise RefusedError(
+            f"{method} {target}: not sent, because header {name} is not printable: "
+            f"{headers[name]!r}"
+        )
     lines = [f"{method} {target} HTTP/1.1"]
-    for name, value in headers.items():
-        if not value.isprintable():
-            raise RefusedError(
-                f"{method} {target}: not sent, because header {name} is not printable: {value!r}"
-            )
-        lines.append(f"{name}: {value}")
+    lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None or method not in _METHODS_WITHOUT_BODY:
         lines.append(f"Content-Length: {len(body or b'')}")
     return "\r\n".join([*lines, "\r\n"]).encode() + (body or b"")

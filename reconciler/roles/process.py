@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from events.integrity import LogDamage
+from events.log import LogEvent
+from events.names import SYSTEM_NAMESPACE
 from projections.read_models import ReadModels
 from reconciler.ports import (
     ActionReader,
@@ -46,6 +48,8 @@ from reconciler.roles.worker.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+_SYSTEM_PREFIX: Final = f"{SYSTEM_NAMESPACE}/"
 
 RoleRun = Coroutine[None, None, None]
 
@@ -133,10 +137,16 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Proc
     await configurations.load(ports.log)
     await gates.load(ports.log)
     feed = LogFeed(ports.log, after=after)
-    for known in (definitions, configurations):
-        feed.subscribe(lambda _position, event, known=known: known.apply(event))
-        feed.subscribe_to_damage(known.mark_damage)
-    feed.subscribe(lambda _position, event: gates.apply(event))
+
+    def apply(_position: int, event: LogEvent) -> None:
+        if event.subject.startswith(_SYSTEM_PREFIX):  # unlike most events
+            definitions.apply(event)
+            configurations.apply(event)
+            gates.apply(event)
+
+    feed.subscribe(apply, definitions.event_types | configurations.event_types | gates.event_types)
+    feed.subscribe_to_damage(definitions.mark_damage)
+    feed.subscribe_to_damage(configurations.mark_damage)
     if ports.watch is not None:
         feed.subscribe(ports.watch.record_read)
     parts = ProcessParts(
@@ -286,8 +296,8 @@ def _run_observer(parts: ProcessParts) -> list[RoleRun]:
         stores=ports.secrets,
         runtime=runtime,
     )
-    parts.feed.subscribe(sweeper.handle_event)
-    parts.feed.subscribe(parts.observer.handle_event)
+    parts.feed.subscribe(sweeper.handle_event, sweeper.event_types)
+    parts.feed.subscribe(parts.observer.handle_event, Observer.event_types)
     parts.definitions.listen(parts.observer.handle_kind_change)
     parts.definitions.listen(sweeper.handle_kind_change)
     reader = ports.listing_reader()

@@ -129,12 +129,12 @@ def test_the_same_endpoint_and_account_share_a_gate() -> None:
 
 async def test_an_event_for_one_configuration_closes_the_gate_for_both(process: Process) -> None:
     process.open_breaker("first")
-    assert not process.gates.of("second").is_open
-    assert process.gates.of("other").is_open
+    assert not process.gates.of("second").may_send_now
+    assert process.gates.of("other").may_send_now
     with pytest.raises(GateClosedError, match="breaker for API 'first' open until"):
         await process.gates.of("second").enter("second")
     process.log("first", BreakerClosed())
-    assert process.gates.of("second").is_open
+    assert process.gates.of("second").may_send_now
 
 
 async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
@@ -145,9 +145,9 @@ async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
     process.call(None)
     for _ in range(2):
         process.call(UnknownResultError("timeout"))
-    assert process.gates.of("first").is_open
+    assert process.gates.of("first").may_send_now
     process.call(DOWN)
-    assert not process.gates.of("first").is_open  # before the log records it
+    assert not process.gates.of("first").may_send_now  # before the log records it
     process.call(DOWN)  # a call that was in progress
     assert await process.reports() == [("Failing", 0)]
 
@@ -167,7 +167,7 @@ async def test_an_api_that_responds_with_a_reason_is_not_down(
 ) -> None:
     for _ in range(20):
         process.call(error)
-    assert process.gates.of("first").is_open
+    assert process.gates.of("first").may_send_now
     assert await process.reports() == []
 
 
@@ -175,7 +175,7 @@ async def test_an_api_that_responds_with_a_reason_is_not_down(
 async def test_an_api_that_serves_no_client_is_down(process: Process, status: int) -> None:
     for _ in range(3):
         process.call(UnknownResultError("unexpected response", status=status))
-    assert not process.gates.of("first").is_open
+    assert not process.gates.of("first").may_send_now
 
 
 async def test_a_call_that_began_before_a_breaker_event_proves_nothing(process: Process) -> None:
@@ -199,11 +199,11 @@ async def test_timeouts_in_a_suspended_process_are_not_attributed_to_the_api(
     for call in calls:
         with suppress(NotDoneError), call:
             raise DOWN
-    assert gate.is_open
+    assert gate.may_send_now
     assert await process.reports() == []
     for _ in range(API.breaker.failures):
         process.call(DOWN)
-    assert not gate.is_open
+    assert not gate.may_send_now
 
 
 async def test_one_call_is_the_probe_and_the_others_wait_for_its_result(process: Process) -> None:
@@ -288,7 +288,7 @@ async def test_a_limited_number_of_actions_waits_for_a_short_throttle(
     assert gate.reject_long_wait("first") is not None
     assert await gate.enter("first") is False
     assert _now() >= until
-    assert gate.is_open
+    assert gate.may_send_now
 
 
 async def test_a_clock_that_is_behind_does_not_extend_a_throttle(
@@ -327,7 +327,7 @@ async def test_actions_beyond_the_rate_are_rejected_until_their_turns(
     limited = ProviderConfigSpec("test", API.endpoint, limits=Limits(requests_per_second=10.0))
     process = Process(bus, limited)
     gate = process.gates.of("first")
-    assert not gate.is_open
+    assert not gate.may_send_now
     gate.running_actions = 10
     assert gate.reject_long_wait("first") is None
     gate.running_actions = 30
@@ -343,7 +343,7 @@ async def test_actions_beyond_the_rate_are_rejected_until_their_turns(
 async def test_a_new_declaration_opens_the_gate(process: Process) -> None:
     process.open_breaker("first")
     process.declare("first", API)
-    assert process.gates.of("first").is_open
+    assert process.gates.of("first").may_send_now
 
 
 def _now() -> datetime:
@@ -366,4 +366,4 @@ async def test_writes_are_refused_for_every_configuration_of_a_held_api(
         process.gates.of("first").check_writes()
     process.log("first", HoldApproved("Twin"))
     process.gates.of("second").check_writes()
-    assert process.gates.of("first").is_open
+    assert process.gates.of("first").may_send_now

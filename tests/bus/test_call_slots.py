@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,6 +15,17 @@ from tests.memory_bus.loop import VirtualLoop
 MAX_CALLS = 16
 NAMESPACES = 16
 CALL_SECONDS = 2.0
+
+
+@asynccontextmanager
+async def hold_slot(
+    slots: CallSlots, namespace: str, on_long_wait: Callable[[], None]
+) -> AsyncGenerator[None]:
+    started_at = await slots.acquire(namespace, 0, on_long_wait)
+    try:
+        yield
+    finally:
+        slots.release(namespace, started_at)
 
 
 def start_times(
@@ -32,7 +44,7 @@ def start_times(
     async def call(at: float, namespace: str) -> None:
         nonlocal active_calls
         await asyncio.sleep(at)
-        async with slots.slot(namespace, 0, lambda: None):
+        async with hold_slot(slots, namespace, lambda: None):
             starts.setdefault(namespace, []).append(loop.time() - first)
             active_calls += 1
             assert active_calls <= MAX_CALLS
@@ -96,7 +108,7 @@ def test_a_few_slots_are_shared_by_two_namespaces() -> None:
     starts: list[tuple[str, float]] = []
 
     async def call(namespace: str) -> None:
-        async with slots.slot(namespace, 0, lambda: None):
+        async with hold_slot(slots, namespace, lambda: None):
             starts.append((namespace, loop.time() - started_at))
             await asyncio.sleep(CALL_SECONDS)
 
@@ -143,7 +155,7 @@ def test_a_long_queue_is_fetched_as_its_calls_start(monkeypatch: pytest.MonkeyPa
                     has_freed = True
                     credit.release()
 
-            async with slots.slot(namespace, 0, free):
+            async with hold_slot(slots, namespace, free):
                 starts[namespace] = loop.time() - started_at
                 await asyncio.sleep(CALL_SECONDS)
             free()
@@ -165,7 +177,7 @@ def test_a_canceled_call_returns_its_slot_or_its_place_in_the_queue() -> None:
     long_waits: list[str] = []
 
     async def hold(namespace: str, seconds: float) -> None:
-        async with slots.slot(namespace, 0, lambda: long_waits.append(namespace)):
+        async with hold_slot(slots, namespace, lambda: long_waits.append(namespace)):
             await asyncio.sleep(seconds)
 
     async def cancel_calls() -> None:

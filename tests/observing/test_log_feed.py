@@ -1,13 +1,14 @@
-"""A log feed reports damage in order, between the events."""
+"""A log feed reports damage in order, between the events, and selects events by type."""
 
 from __future__ import annotations
 
 import asyncio
 
+from events.log import LogEvent, SpecWithdrawn
 from events.names import ResourceKey
 from reconciler.ports import ResourceAppend
 from reconciler.roles.runtime.log_feed import LogFeed
-from tests.bus.histories import events
+from tests.bus.histories import event, events
 from tests.memory_bus.faults import DamageLog
 from tests.memory_bus.log import LogStream, MemoryLog
 from tests.memory_bus.loop import VirtualLoop
@@ -41,4 +42,27 @@ def test_events_before_damage_are_reported_before_it() -> None:
 
     loop.run_until_complete(follow())
     assert reported == [("event", 1), ("event", 2), ("event", 3), ("damage", 4), ("event", 5)]
+    loop.close()
+
+
+def test_a_subscriber_receives_the_events_of_its_types() -> None:
+    loop = VirtualLoop("feed")
+    stream = LogStream(loop.time)
+    withdrawn = event(SOUND, 2, SpecWithdrawn(1))
+    history = [event(SOUND, 1), withdrawn, event(SOUND, 3)]
+    stream.append([ResourceAppend(SOUND, history, 0)])
+    feed = LogFeed(MemoryLog(stream, Network(loop, "feed")))
+    selected: list[LogEvent] = []
+    everything: list[LogEvent] = []
+    feed.subscribe(lambda _position, event: selected.append(event), {SpecWithdrawn})
+    feed.subscribe(lambda _position, event: everything.append(event))
+
+    async def follow() -> None:
+        run = asyncio.ensure_future(feed.run())
+        await feed.catch_up(10)
+        run.cancel()
+
+    loop.run_until_complete(follow())
+    assert everything == history
+    assert selected == [withdrawn]
     loop.close()

@@ -111,9 +111,9 @@ class ApiGate:
         self._changed = asyncio.Event()
 
     @property
-    def is_open(self) -> bool:
-        """Whether calls may be made without waiting."""
-        return not self._may_be_closed and self.limiter is None
+    def may_send_now(self) -> bool:
+        """Whether a request may be sent without waiting."""
+        return not self._may_be_closed and self.limiter is None and self.is_log_certain
 
     @property
     def closed_seconds(self) -> float:
@@ -162,6 +162,8 @@ class ApiGate:
         Raises:
             GateClosedError: the wait would be too long. Nothing was called; retry later.
         """
+        if not self._may_be_closed:
+            return False
         started_at = self._clock()
         while self._may_be_closed:
             closed, waited = self.closed_seconds, self._clock() - started_at
@@ -403,7 +405,7 @@ class Calls:
     @property
     def may_send_now(self) -> bool:
         """Whether the next request may be sent immediately."""
-        return self._gate.is_open and self._gate.is_log_certain
+        return self._gate.may_send_now
 
     @property
     def interval_seconds(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import suppress
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -43,18 +44,6 @@ from reconciler.roles.gate.rate_limit import RateLimiter
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import REAL, Runtime
 
-_API_EVENTS = frozenset(
-    {
-        SpecDeclared,
-        SpecWithdrawn,
-        ApiThrottled,
-        BreakerOpened,
-        BreakerProbed,
-        BreakerClosed,
-        TwinDetected,
-        HoldApproved,
-    }
-)
 PAUSE_SECONDS = 3.0
 """Gap between two clock checks that proves that this process was paused."""
 
@@ -76,8 +65,22 @@ def gate_name(config: ProviderConfigSpec) -> str:
 class ApiGates:
     """One gate per API and account.
 
-    ``apply`` must receive every log event. Gate reports are published by ``run``.
+    ``apply`` must receive every log event of the types in ``event_types``. Gate reports are
+    published by ``run``.
     """
+
+    event_types: ClassVar = frozenset(
+        {
+            SpecDeclared,
+            SpecWithdrawn,
+            ApiThrottled,
+            BreakerOpened,
+            BreakerProbed,
+            BreakerClosed,
+            TwinDetected,
+            HoldApproved,
+        }
+    )
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class ApiGates:
 
     def apply(self, event: LogEvent) -> None:
         """Fold an event of any resource; events unrelated to an API are ignored."""
-        if type(event.data) not in _API_EVENTS:
+        if type(event.data) not in self.event_types:
             return
         name = config_name(event.subject)
         if name is None:

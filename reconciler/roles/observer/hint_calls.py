@@ -40,7 +40,7 @@ class HintCalls:
     @property
     def may_send_now(self) -> bool:
         """Whether the next request may be sent immediately."""
-        return self._gate.is_open and self._gate.is_log_certain
+        return self._gate.may_send_now
 
     @property
     def interval_seconds(self) -> float:

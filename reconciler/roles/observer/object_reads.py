@@ -84,10 +84,11 @@ class ObjectReads:
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
         """Schedule the read of an object that is requested or not ready; a log subscriber."""
-        if isinstance(event.data, ReconcileAccepted) and event.data.reads:
+        if type(event.data) is ReconcileAccepted and event.data.reads:
             self._requested[event.subject] = None
             self._has_work.set()
-        if event.subject in self._models.unready:
+        row = self._models.status.get(event.subject)
+        if row is not None and row.not_ready is not None:
             self._has_work.set()
 
     async def run(self) -> None:
@@ -227,7 +228,7 @@ class ObjectReads:
             began_at, began_monotonic = self._now(), self._clock()
             provider = self._providers.get(name, row.kind)
             gate = self._gates.of(name)
-            is_probe = False if gate.is_open else await gate.enter(name)
+            is_probe = await gate.enter(name)
             with gate.calls(name, is_probe=is_probe):
                 existing = await provider.read(external_name, uid)
         except (ProviderError, ConfigurationError) as error:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import ClassVar
 
 import structlog
 from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
-from events.log import LogEvent, ReconcileAccepted
+from events.log import ListingsResumed, LogEvent, ReconcileAccepted
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
@@ -62,6 +63,10 @@ _logger = structlog.get_logger(__name__)
 
 class Observer:
     """Lists every declared API periodically."""
+
+    event_types: ClassVar = (
+        RecentDeletions.event_types | Publication.event_types | {ListingsResumed, ReconcileAccepted}
+    )
 
     def __init__(
         self,
@@ -142,12 +147,15 @@ class Observer:
     def handle_event(self, _position: int, event: LogEvent) -> None:
         """Process a log event: start a requested listing, or record a deletion."""
         self._publication.handle_event(event)
-        self._deletions.handle_event(event)
-        self._reports.handle_event(event)
-        if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
-            for (config, _kind), listing in self._next.items():
-                if config == event.key.name:
-                    listing.end_wait()
+        match event.data:
+            case ReconcileAccepted() if is_config(event.key):
+                for (config, _kind), listing in self._next.items():
+                    if config == event.key.name:
+                        listing.end_wait()
+            case ListingsResumed():
+                self._reports.handle_event(event)
+            case _:
+                self._deletions.handle_event(event)
 
     def _start_listing(self, config_name: str, kind: str) -> None:
         listing = self._next.get((config_name, kind))
@@ -267,7 +275,7 @@ class Observer:
         )
         count, unreadable = 0, list[tuple[str | None, str | None]]()
         gate = self._gates.of(config_name)
-        is_probe = False if gate.is_open else await gate.enter(config_name)
+        is_probe = await gate.enter(config_name)
         with gate.calls(config_name, is_probe=is_probe):
             try:
                 async for page in provider.pages(config.scope, page_size=config.limits.page_size):

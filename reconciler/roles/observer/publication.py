@@ -10,12 +10,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
 from events.intake import Observed
-from events.log import LogEvent
+from events.log import (
+    AbsenceDoubted,
+    ExternalObserved,
+    LogEvent,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
 from events.names import ResourceKey
 
 Observation = tuple[ResourceKey, Observed]
@@ -71,6 +77,10 @@ class _Api:
 
 class Publication:
     """The published observations of each API, until the log reflects them."""
+
+    event_types: ClassVar = frozenset(
+        {AbsenceDoubted, ExternalObserved, OwnershipClaimed, OwnershipReleased}
+    )
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

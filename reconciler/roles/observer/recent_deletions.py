@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from events.log import Action, ActionAbandoned, ActionDecided, ActionSucceeded, LogEvent
 
@@ -26,6 +26,8 @@ class _Deletion(NamedTuple):
 
 class RecentDeletions:
     """The ids of deleted objects by ``ProviderConfig`` and kind, from log events."""
+
+    event_types: ClassVar = frozenset({ActionDecided, ActionSucceeded, ActionAbandoned})
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

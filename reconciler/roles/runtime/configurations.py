@@ -19,6 +19,7 @@ class Configurations(SystemResources):
     """Every declared configuration by name."""
 
     kind = PROVIDER_CONFIG_KIND
+    event_types = SystemResources.event_types | {TwinDetected, HoldApproved}
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,9 +28,11 @@ class Configurations(SystemResources):
 
     def apply(self, event: LogEvent) -> None:
         """Fold an event of any resource, including the holds of a configuration's API."""
+        name = self._name(event.subject)
+        if name is None:
+            return
         hold = _twin_hold(event)
-        name = None if hold is None else self._name(event.subject)
-        if hold is None or name is None:
+        if hold is None:
             super().apply(event)
         elif name not in self.twins or hold.version > self.twins[name].version:
             approved_by = hold.approved_by or self.twins.get(name, hold).approved_by

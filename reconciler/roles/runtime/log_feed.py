@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, get_args
 
 import structlog
 
 from events.integrity import LogDamage
-from events.log import LogEvent
+from events.log import LogEvent, ResourceEvent
 from reconciler.ports import DamageListener, EventLog
 
 MAX_TRACKED_RESOURCES = 50_000
@@ -17,6 +18,8 @@ MAX_TRACKED_RESOURCES = 50_000
 
 Each takes about 300 bytes. The scrubber checks all resources periodically.
 """
+
+_EVENT_TYPES: Final[tuple[type[ResourceEvent], ...]] = get_args(ResourceEvent)
 
 _logger = structlog.get_logger(__name__)
 
@@ -28,12 +31,12 @@ Backpressure = Callable[[], Awaitable[None]]
 
 
 class LogFeed:
-    """Follows the log, and passes every event to each subscriber."""
+    """Follows the log, and passes each event to its subscribers."""
 
     def __init__(self, log: EventLog, *, after: int = 0) -> None:
         self._log = log
         self._after = after
-        self._subscribers: list[Subscriber] = []
+        self._subscribers = {each: list[Subscriber]() for each in _EVENT_TYPES}
         self._damage_listeners: list[DamageListener] = []
         self._pending_damage: list[LogDamage] = []
         self._backpressures: list[Backpressure] = []
@@ -41,9 +44,12 @@ class LogFeed:
         self.position = after
         self._progress = asyncio.Event()
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Pass every event to `subscriber`. Call it before ``run``."""
-        self._subscribers.append(subscriber)
+    def subscribe(
+        self, subscriber: Subscriber, event_types: Iterable[type[ResourceEvent]] = _EVENT_TYPES
+    ) -> None:
+        """Pass the events of these types, by default every event, to `subscriber`."""
+        for each in event_types:
+            self._subscribers[each].append(subscriber)
 
     def subscribe_to_damage(self, listener: DamageListener) -> None:
         """Report damage in the log to `listener`. Call it before ``run``.
@@ -79,8 +85,9 @@ class LogFeed:
                 # A batch is checked before it is returned, so its damage is known before its
                 # events.
                 for position, event in await feed.next_events():
-                    self._report_damage(position)
-                    for subscriber in self._subscribers:
+                    if self._pending_damage:
+                        self._report_damage(position)
+                    for subscriber in self._subscribers[type(event.data)]:
                         subscriber(position, event)
                 self._report_damage()
                 self.position = max(self.position, feed.position)

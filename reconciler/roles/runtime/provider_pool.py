@@ -111,6 +111,8 @@ async def _close_when_idle(provider: GuardedProvider) -> None:
 def _stamps(config: ProviderConfigSpec) -> tuple[_Stamp | None, ...]:
     """Return the identities of a configuration's files, which change when a key is rotated."""
     credentials, tls = config.credentials_ref, config.tls
+    if credentials is None and tls is None:
+        return ()
     files = [] if credentials is None else [credentials.file]
     if tls is not None:
         files += [tls.ca_file, tls.certificate_file, tls.key_file]

@@ -26,16 +26,27 @@ class SearchTurns:
         self.secrecy = secrecy
         self._lock = asyncio.Lock()  # the longest waiter is next
         self._cost = 0
+        self._waiting = 0
 
     async def complete(self, search: Search[_T]) -> _T:
         """Return the result of a search."""
-        while True:
-            async with self._lock:
-                if self._cost > TURN_BYTES:
-                    await asyncio.sleep(PAUSE_SECONDS)
-                    self._cost = 0
-                try:
-                    while self._cost <= TURN_BYTES:
-                        self._cost += next(search)
-                except StopIteration as done:
-                    return done.value
+        try:
+            if not self._waiting:  # the common case: this turn has time left
+                self._take_turn(search)
+            self._waiting += 1
+            try:
+                while True:
+                    async with self._lock:
+                        if self._cost > TURN_BYTES:
+                            await asyncio.sleep(PAUSE_SECONDS)
+                            self._cost = 0
+                        self._take_turn(search)
+            finally:
+                self._waiting -= 1
+        except StopIteration as done:
+            return done.value
+
+    def _take_turn(self, search: Search[object]) -> None:
+        """Search until this turn is over; raises ``StopIteration`` with the result at the end."""
+        while self._cost <= TURN_BYTES:
+            self._cost += next(search)

@@ -7,9 +7,9 @@ reported, because that requires the strings that are already in the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from events.external import ExternalObject
 from events.log import Action
@@ -18,7 +18,7 @@ from events.reference import resolved_secrets_in
 from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
 from reconciler.provider import Effect, Provider, WatchingProvider
 from reconciler.provider.secrets import Secrets
-from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, ResponseBudget
+from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, ResponseBudget, Share
 from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
@@ -35,6 +35,9 @@ _SUPPRESSED = (
     "this process never read and cannot mask"
 )
 
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
 
 class GuardedProvider:
     """Wraps a ``reconciler.provider.Provider``, and counts its calls."""
@@ -48,64 +51,79 @@ class GuardedProvider:
             "the responses to concurrent calls of this API", MAX_CALLS_BYTES
         )
         self._idle = asyncio.Event()
-        self._idle.set()
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is in progress."""
-        await self._idle.wait()
+        while self._calls:
+            self._idle.clear()
+            await self._idle.wait()
 
-    @contextmanager
-    def _calling(self, action: Action | None = None) -> Generator[None]:
+    async def create(self, action: Action) -> Effect:
+        """Create an object."""
+        return await self._call(action, self._provider.create, action)
+
+    async def update(self, action: Action) -> Effect:
+        """Update an object."""
+        return await self._call(action, self._provider.update, action)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete an object."""
+        return await self._call(action, self._provider.delete, action)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read an object."""
+        return await self._call(None, self._provider.read, external_name, uid)
+
+    async def _call(
+        self,
+        action: Action | None,
+        method: Callable[_P, Awaitable[_T]],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _T:
+        share = Share(self._budget)
         self._calls += 1
-        self._idle.clear()
         try:
-            with mask_secrets(self._secrecy), self._budget.share() as share, share.in_use():
-                yield
+            try:  # as ``mask_secrets`` does, which costs more than the rest of this method
+                with share:
+                    return await method(*args, **kwargs)
+            except Exception as error:
+                masked = _mask_error(error, self._secrecy)
+                if masked is error:
+                    raise
+                raise masked from None
         except ProviderError as error:
-            if action is not None and any(
-                self._secrets.has_other_value(each, action.namespace)
-                for each in resolved_secrets_in(action.fields)
-            ):
-                # The API may repeat its response to an earlier call, with a value that this process
-                # never had.
-                error.message = _SUPPRESSED
-                error.args = (_SUPPRESSED,)
-                error.__cause__ = error.__context__ = None
+            if action is not None:
+                self._suppress_earlier_response(error, action)
             raise
         finally:
+            share.release()
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
 
-    async def create(self, action: Action) -> Effect:
-        """Create an object."""
-        with self._calling(action):
-            return await self._provider.create(action)
+    def _suppress_earlier_response(self, error: ProviderError, action: Action) -> None:
+        """Remove the message if the API may repeat its response to an earlier call.
 
-    async def update(self, action: Action) -> Effect:
-        """Update an object."""
-        with self._calling(action):
-            return await self._provider.update(action)
-
-    async def delete(self, action: Action) -> Effect:
-        """Delete an object."""
-        with self._calling(action):
-            return await self._provider.delete(action)
-
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read an object."""
-        with self._calling():
-            return await self._provider.read(external_name, uid)
+        Such a response may contain a value of a secret that this process never had.
+        """
+        if any(
+            self._secrets.has_other_value(each, action.namespace)
+            for each in resolved_secrets_in(action.fields)
+        ):
+            error.message = _SUPPRESSED
+            error.args = (_SUPPRESSED,)
+            error.__cause__ = error.__context__ = None
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the objects of a scope."""
-        budget = ResponseBudget("the responses of this listing", MAX_LISTING_BYTES)
+        share = Share(ResponseBudget("the responses of this listing", MAX_LISTING_BYTES))
         pages = aiter(self._provider.pages(scope, page_size=page_size))
-        with mask_secrets(self._secrecy), budget.share() as share:
+        with mask_secrets(self._secrecy):
             for _ in range(MAX_PAGES):
-                with share.in_use():  # not while the caller processes the page
+                with share:  # not while the caller processes the page
                     page = await anext(pages, None)
                 if page is None:
                     return
@@ -127,8 +145,12 @@ class GuardedWatchingProvider(GuardedProvider):
 
     async def changes(self, after: str | None) -> str:
         """Wait for a change, and return its mark."""
-        with mask_secrets(self._secrecy), self._budget.share() as share, share.in_use():
-            return await self._watching.changes(after)
+        share = Share(self._budget)
+        try:
+            with mask_secrets(self._secrecy), share:
+                return await self._watching.changes(after)
+        finally:
+            share.release()
 
 
 def guard_provider(provider: Provider, secrets: Secrets) -> GuardedProvider:
@@ -143,20 +165,28 @@ def mask_secrets(secrecy: Secrecy) -> Generator[None]:
     """Mask secrets in errors. An error that cannot be changed is replaced."""
     try:
         yield
-    except ProviderError as error:
+    except Exception as error:
+        masked = _mask_error(error, secrecy)
+        if masked is error:
+            raise
+        raise masked from None
+
+
+def _mask_error(error: Exception, secrecy: Secrecy) -> Exception:
+    """Return an error without secrets: the same one, or a replacement if it cannot be changed."""
+    if isinstance(error, ProviderError):
         error.message = _mask(error.message, secrecy)
         error.args = tuple(_mask_part(each, secrecy) for each in error.args)
         if _cause_may_leak(error, secrecy):
             error.__cause__ = error.__context__ = None
-        raise
-    except ConfigurationError as error:
-        if not _may_leak(str(error), secrecy) and not _cause_may_leak(error, secrecy):
-            raise
-        raise ConfigurationError(_mask(str(error), secrecy)) from None
-    except Exception as error:
-        if not _may_leak(repr(error), secrecy) and not _cause_may_leak(error, secrecy):
-            raise
-        raise ProviderError(_mask(f"{type(error).__name__}: {error}", secrecy)) from None
+        return error
+    is_configuration = isinstance(error, ConfigurationError)
+    searched = str(error) if is_configuration else repr(error)
+    if not _may_leak(searched, secrecy) and not _cause_may_leak(error, secrecy):
+        return error
+    if is_configuration:
+        return ConfigurationError(_mask(searched, secrecy))
+    return ProviderError(_mask(f"{type(error).__name__}: {error}", secrecy))
 
 
 def _mask(text: str, secrecy: Secrecy) -> str:

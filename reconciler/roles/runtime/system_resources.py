@@ -8,7 +8,7 @@ from typing import ClassVar
 import structlog
 
 from events.integrity import LogDamage
-from events.log import LogEvent, SpecDeclared, SpecWithdrawn
+from events.log import LogEvent, ResourceEvent, SpecDeclared, SpecWithdrawn
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from reconciler.ports import EventLog
 
@@ -26,6 +26,7 @@ class SystemResources:
     """
 
     kind: ClassVar[str]
+    event_types: ClassVar[frozenset[type[ResourceEvent]]] = frozenset({SpecDeclared, SpecWithdrawn})
 
     def __init__(self) -> None:
         self._prefix = f"{SYSTEM_NAMESPACE}/{self.kind}/"
@@ -86,10 +87,8 @@ class SystemResources:
 
     def apply(self, event: LogEvent) -> None:
         """Fold an event of any resource; events of other kinds are ignored."""
-        if type(event.data) not in (SpecDeclared, SpecWithdrawn):
-            return
         name = self._name(event.subject)
-        if name is None:
+        if name is None or not isinstance(event.data, (SpecDeclared, SpecWithdrawn)):
             return
         if name in self._damaged or event.resourceversion <= self._versions.get(name, 0):
             return  # already applied: the decider applies its own appends first

@@ -61,6 +61,11 @@ class ReferenceIndex:
 
     def update(self, name: str, row: StatusRow | None) -> bool:
         """Update a resource's row. Return whether a reference may depend on it."""
+        is_known = (
+            name in self._targets_of or name in self._secrets_of or name in self._referrers_of
+        )
+        if not is_known and (row is None or not row.is_linked):
+            return False
         old_targets = self._targets_of.get(name, frozenset())
         new_targets = _targets(row)
         if new_targets != old_targets:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -74,6 +74,18 @@ class _Published(msgspec.Struct):
 
 class ReportQueue:
     """The resources to check for reports, and the published reports."""
+
+    event_types: ClassVar = frozenset(
+        {
+            TargetObserved,
+            SecretObserved,
+            ReferenceAdded,
+            ReferenceRemoved,
+            DefinitionObserved,
+            SpecDeclared,
+            SpecWithdrawn,
+        }
+    )
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

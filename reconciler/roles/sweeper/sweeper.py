@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import ClassVar, Literal
 
 import structlog
 
@@ -118,6 +118,8 @@ class _WakeUp:
 
 class Sweeper:
     """Searches the read models for resources that should have been woken."""
+
+    event_types: ClassVar = ReportQueue.event_types.union(_REFERENCE_EVENTS)
 
     def __init__(
         self,
@@ -303,7 +305,7 @@ class Sweeper:
         self._reports.handle_event(event)
         if type(event.data) not in _REFERENCE_EVENTS:
             return
-        if isinstance(event.data, SpecDeclared) and event.data.definition is not None:
+        if type(event.data) is SpecDeclared and event.data.definition is not None:
             kind = self._kinds.find(event.key.kind)
             newest = None if kind is None else kind.definition
             if newest is not None and event.data.definition.generation < newest.generation:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 
 _MAX_CALLS_PER_FREE_SLOT: Final = 7
@@ -55,33 +54,30 @@ class CallSlots:
         self._typical_seconds = 0.0
         self._next_start = 0.0
 
-    @asynccontextmanager
-    async def slot(
-        self, namespace: str, size: int, on_long_wait: Callable[[], None]
-    ) -> AsyncGenerator[None]:
-        """Wait for a slot, and hold it until the context ends.
+    async def acquire(self, namespace: str, size: int, on_long_wait: Callable[[], None]) -> float:
+        """Wait for a slot. Return the time at which the call starts, which ``release`` requires.
 
         ``size``: bytes of the call's action. ``on_long_wait`` is called after
         ``LONG_WAIT_SECONDS``, or later, once the waiting calls are within their limits.
         """
         self._first_namespace = self._first_namespace or namespace
         self._is_shared = self._is_shared or namespace != self._first_namespace
-        must_wait = not self._may_start(namespace)
-        if must_wait:
-            await self._wait_for_slot(namespace, size, on_long_wait)
-        else:
+        if self._may_start(namespace):
             self._occupy(namespace)
+            return self._clock()
+        await self._wait_for_slot(namespace, size, on_long_wait)
         try:
-            if must_wait:
-                await self._wait_for_gap()
-            started_at = self._clock()
-            try:
-                yield
-            finally:
-                seconds = self._clock() - started_at
-                self._typical_seconds += _NEWEST_WEIGHT * (seconds - self._typical_seconds)
-        finally:
+            await self._wait_for_gap()
+        except BaseException:
             self._free(namespace)
+            raise
+        return self._clock()
+
+    def release(self, namespace: str, started_at: float) -> None:
+        """End a call, and start others that wait."""
+        seconds = self._clock() - started_at
+        self._typical_seconds += _NEWEST_WEIGHT * (seconds - self._typical_seconds)
+        self._free(namespace)
 
     def _may_start(self, namespace: str) -> bool:
         remaining_slots = self._free_slots - 1

@@ -31,6 +31,7 @@ from events.log import (
     LookupDecided,
     ResourceEvent,
 )
+from events.names import ResourceKey
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
@@ -221,17 +222,19 @@ class Worker:
         attempt = 1 if isinstance(event, ActionDecided) else event.attempt
         is_lookup = isinstance(event, LookupDecided)
         reach(Failpoint.WORKER_CLAIMED, action.operation)
-        gate = self._gates.of(action.provider_config)
+        key, config = delivery.event.key, action.provider_config
+        gate = self._gates.of(config)
         gate.running_actions += 1
         started = self._now()
         try:
-            effect, error = None, _reject_long_wait(gate, action)
+            # The action must not wait so long that it delays other APIs.
+            effect, error = None, gate.reject_long_wait(config)
             if error is None:
-                slots = self._get_slots(action.provider_config)
+                slots = self._get_slots(config)
                 # The next actions on the bus may belong to namespaces that have a free slot.
                 fetch_another = partial(self._reader.free_slot, delivery)
-                namespace = delivery.event.key.namespace
-                async with slots.slot(namespace, delivery.size, fetch_another):
+                slot_start = await slots.acquire(key.namespace, delivery.size, fetch_another)
+                try:
                     end_event = None
                     if self._may_have_result(delivery):
                         end_event = await self._find_end_event(delivery, action, attempt)
@@ -240,15 +243,18 @@ class Worker:
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
-                    error, effect = await self._call(gate, delivery, action)
+                    error, effect = await self._call(gate, delivery, action, key.kind)
                     if not isinstance(error, NotCalledError):
                         reach(Failpoint.WORKER_CALLED, action.operation)
+                finally:
+                    slots.release(key.namespace, slot_start)
         finally:
             gate.running_actions -= 1
         existing = effect.object if effect else _find_obstacle(error)
-        reportable = await self._hide_secrets(existing, action)
+        reportable = None if existing is None else await self._hide_secrets(existing, action)
+        labeled_uids = _labeled_uids(effect)
         is_omitted = effect is not None and existing is not None and reportable is None
-        if is_lookup and is_omitted and not _labeled_uids(effect):
+        if is_lookup and is_omitted and not labeled_uids:
             # A lookup without an object would report that nothing exists.
             error, effect = NotDoneError(_UNREPORTABLE), None
         if is_lookup or effect is None:
@@ -267,31 +273,29 @@ class Worker:
             is_lookup=is_lookup,
             redelivered=self._may_be_at_another_worker(delivery),
             absent=effect is not None and effect.absent,
-            labeled_uids=mask_ids(_labeled_uids(effect), self._providers.searches.secrecy),
+            labeled_uids=mask_ids(labeled_uids, self._providers.searches.secrecy),
         )
-        self._report(delivery, reported)
+        self._report(delivery, key, reported)
         if not gate.running_actions or len(self._results) >= _MAX_BATCH_RESULTS:
             self._has_results.set()
         elif len(self._results) == 1:
             asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._has_results.set)
 
     async def _call(
-        self, gate: ApiGate, delivery: ActionDelivery, action: Action
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action, kind: str
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         config, lookup = action.provider_config, delivery.event.data
         is_lookup = isinstance(lookup, LookupDecided)
-        if not is_lookup and self._must_not_be_repeated(delivery, action):
+        if not is_lookup and self._must_not_be_repeated(delivery, action, kind):
             return UnknownResultError(
                 "another worker may have made this call; a read will show the result"
             ), None
         record = CallRecord()
         token = CALL_RECORD.set(record)
         try:
-            is_probe = False if gate.is_open else await gate.enter(config)
-            calls = gate.calls(config, is_probe=is_probe)
+            calls = gate.calls(config, is_probe=await gate.enter(config))
             has_failpoint = is_armed(Failpoint.WORKER_BETWEEN_CALLS)
             with CallFailpoint(calls, action.operation) if has_failpoint else calls:
-                kind = delivery.event.key.kind
                 provider = self._providers.get(config, kind, action.definition)
                 if not is_lookup:
                     gate.check_writes()
@@ -362,25 +366,23 @@ class Worker:
         return error or NotDoneError("the object may be newer than this log"), None
 
     async def _hide_secrets(
-        self, existing: ExternalObject | None, action: Action
+        self, existing: ExternalObject, action: Action
     ) -> ExternalObject | None:
         """Return an object without secrets, or None if it cannot be reported.
 
         The action's values are kept, because the log already contains them.
         """
-        if existing is not None:
-            known = (action.fields, action.labels, action.external_name, action.uid)
-            searches = self._providers.searches
-            hidden = hide_secrets(existing, searches.secrecy, *known, action.idempotency_key)
-            existing = await searches.complete(hidden)
-        return _without_oversized(existing)
+        known = (action.fields, action.labels, action.external_name, action.uid)
+        searches = self._providers.searches
+        hidden = hide_secrets(existing, searches.secrecy, *known, action.idempotency_key)
+        return _without_oversized(await searches.complete(hidden))
 
-    def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
+    def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action, kind: str) -> bool:
         """Return whether the call would do harm if a lost worker has already made it."""
-        capabilities = self._providers.capabilities(delivery.event.key.kind)
-        safe = capabilities is None or is_safe_to_repeat(action, capabilities)
-        is_first = delivery.is_count_certain and not self._may_be_at_another_worker(delivery)
-        return not (safe or is_first)
+        capabilities = self._providers.capabilities(kind)
+        if capabilities is None or is_safe_to_repeat(action, capabilities):
+            return False
+        return not delivery.is_count_certain or self._may_be_at_another_worker(delivery)
 
     def _may_have_result(self, delivery: ActionDelivery) -> bool:
         """Return whether another worker or an earlier run may have stored a result of the action.
@@ -395,7 +397,8 @@ class Worker:
 
     def _may_be_at_another_worker(self, delivery: ActionDelivery) -> bool:
         """Return whether another worker had this attempt earlier, or may have it now."""
-        self._record_lapsed_leases()
+        if self._clock() > self._next_lapse_at:
+            self._record_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed_positions
 
     async def _find_end_event(
@@ -431,9 +434,9 @@ class Worker:
 
     # --- results and leases
 
-    def _report(self, delivery: ActionDelivery, reported: Reported) -> None:
+    def _report(self, delivery: ActionDelivery, key: ResourceKey, reported: Reported) -> None:
         """Store a result with the next batch, and allow another action to be fetched."""
-        message = IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported))
+        message = IntakeMessageOut("result", key, reported, _result_id(reported))
         self._results.append((delivery, message))
         if len(self._results) <= _MAX_PENDING_RESULTS:
             self._reader.free_slot(delivery)
@@ -506,7 +509,7 @@ class Worker:
                 "Unknown", "another worker started this call and reported no result"
             )
             reported = Reported(action.action_id, attempt, now, now, self._name, error)
-            self._report(delivery, reported)
+            self._report(delivery, delivery.event.key, reported)
             self._has_results.set()
             return
         self._forget_lease(delivery)
@@ -548,10 +551,7 @@ class Worker:
 
     def _record_lapsed_leases(self) -> None:
         """Record the leases that may have expired. A later extension does not undo that."""
-        now = self._clock()
-        if now <= self._next_lapse_at:
-            return  # the common case: this runs three times per action
-        starts = self._lease_starts
+        now, starts = self._clock(), self._lease_starts
         self._lapsed_positions |= {
             position for position, start in starts.items() if start + LEASE_SECONDS < now
         }
@@ -560,11 +560,6 @@ class Worker:
             default=math.inf,
         )
         self._next_lapse_at = since + LEASE_SECONDS
-
-
-def _reject_long_wait(gate: ApiGate, action: Action) -> ProviderError | None:
-    """Return an error if the action would wait so long that it delays other APIs."""
-    return None if gate.is_open else gate.reject_long_wait(action.provider_config)
 
 
 def _may_be_created_again(
@@ -659,7 +654,7 @@ def _clean_text(text: str) -> str:
 
 
 def _is_replayed(result: Effect | ProviderError | ConfigurationError | None) -> bool:
-    return isinstance(result, Effect | ProviderError) and result.replayed
+    return isinstance(result, (Effect, ProviderError)) and result.replayed
 
 
 def _labeled_uids(effect: Effect | None) -> Sequence[str]:
