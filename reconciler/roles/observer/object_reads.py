@@ -87,7 +87,7 @@ class ObjectReads:
         if isinstance(event.data, ReconcileAccepted) and event.data.reads:
             self._requested[event.subject] = None
             self._has_work.set()
-        if event.subject in self._models.unready:
+        if self._models.is_unready(event.subject):
             self._has_work.set()
 
     async def run(self) -> None:
