@@ -429,8 +429,11 @@ def _log_damage(damage: LogDamage) -> None:
 
 
 def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
-    checked = ((message.seq, chains.verify_next(_to_recorded(message))) for message in messages)
-    return [StoredEvent(position, event) for position, event in checked if event is not None]
+    return [
+        StoredEvent(message.seq, event)
+        for message in messages
+        if (event := chains.verify_next(_to_recorded(message))) is not None
+    ]
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
