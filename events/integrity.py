@@ -104,12 +104,17 @@ class HistoryChain:
     def verify_next(self, recorded: RecordedEvent, resource: str) -> LogEvent:
         """Return the next event. Raises `LogDamagedError` for the first problem."""
         event = self._decode(recorded, resource)
+        self.verify_decoded(recorded, event, resource)
+        return event
+
+    def verify_decoded(self, recorded: RecordedEvent, event: LogEvent, resource: str) -> None:
+        """Append a decoded event. Raises `LogDamagedError` for the first problem."""
         if event.subject != resource or not self.try_append(recorded, event):
             self._check_subject(recorded, event, resource)
             self._check_order(recorded, event, resource)
             self._check_digest(recorded, event, resource)
-            self._advance(recorded, event)
-        return event
+            self.version, self.digest = event.resourceversion, recorded.digest
+            self.position = recorded.position
 
     def try_append(self, recorded: RecordedEvent, event: LogEvent) -> bool:
         """Append an event if it is valid, and return whether it was.
@@ -122,14 +127,10 @@ class HistoryChain:
             == f"log.{event.subject.replace('/', '.')}.{log_suffix(event.data)}"
             and next_digest(self.digest, recorded.payload) == recorded.digest
         ):
-            self._advance(recorded, event)
+            self.version, self.digest = event.resourceversion, recorded.digest
+            self.position = recorded.position
             return True
         return False
-
-    def _advance(self, recorded: RecordedEvent, event: LogEvent) -> None:
-        self.version = event.resourceversion
-        self.digest = recorded.digest
-        self.position = recorded.position
 
     def _decode(self, recorded: RecordedEvent, resource: str) -> LogEvent:
         try:
@@ -226,7 +227,7 @@ class LogChains:
         try:
             event = decode_log(recorded.payload)
         except InvalidMessageError:
-            return self._check_unusual(recorded)
+            return self._check_unusual(recorded, None)
         resource = event.subject
         chain = self.chains.get(resource)
         if (
@@ -235,10 +236,13 @@ class LogChains:
             and chain.try_append(recorded, event)
         ):
             return event
-        return self._check_unusual(recorded)
+        return self._check_unusual(recorded, event)
 
-    def _check_unusual(self, recorded: RecordedEvent) -> LogEvent | None:
-        """Return the first event of a resource, or report the problem with an event."""
+    def _check_unusual(self, recorded: RecordedEvent, event: LogEvent | None) -> LogEvent | None:
+        """Return the first event of a resource, or report the problem with an event.
+
+        ``event`` is None if the payload is not an event.
+        """
         log, *key = recorded.subject.split(".", _SUFFIX_INDEX)
         resource = "/".join(key[:3])
         chain = self.chains.get(resource) or self._chain_of(resource)
@@ -248,11 +252,14 @@ class LogChains:
         if resource in self._damaged:
             return None
         try:
-            return chain.verify_next(recorded, resource)
+            if event is None:
+                return chain.verify_next(recorded, resource)
+            chain.verify_decoded(recorded, event, resource)
         except LogDamagedError as error:
             self._damaged.add(resource)
             self._report(error.damage)
             return None
+        return event
 
     def _chain_of(self, resource: str) -> HistoryChain | None:
         """Start or continue the chain of a resource; None if the name is invalid."""

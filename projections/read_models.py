@@ -210,6 +210,11 @@ class ReadModels:
         self._update_derived()
         return self._unready
 
+    def is_unready(self, name: str) -> bool:
+        """Return whether `unready` contains a resource, without updating the other values."""
+        row = self.status.get(name)
+        return row is not None and row.not_ready is not None
+
     @property
     def linked(self) -> Mapping[str, None]:
         """Resources with references or secrets, or that other resources reference."""
@@ -262,9 +267,15 @@ class ReadModels:
             after = None if row is None else _fleet_entry(row)
             if after != previous:
                 self._fleet.move(name, previous, after)
-            _set_membership(self._swept, name, row is not None and row.is_swept)
-            _set_membership(self._unready, name, row is not None and row.not_ready is not None)
-            _set_membership(self._linked, name, row is not None and row.is_linked)
+            for names, is_member in (
+                (self._swept, row is not None and row.is_swept),
+                (self._unready, row is not None and row.not_ready is not None),
+                (self._linked, row is not None and row.is_linked),
+            ):
+                if is_member:
+                    names[name] = None
+                elif name in names:
+                    del names[name]
         self._outdated_entries.clear()
 
     def fold_damage(self, damage: LogDamage) -> None:
@@ -330,7 +341,8 @@ class ReadModels:
         for name in self._dirty_damage:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty:
-            rows[_row_name(STATUS, name)] = self._status_bytes(name)
+            row = self.status.get(name)
+            rows[_row_name(STATUS, name)] = None if row is None else _encoder.encode(row)
         # Even if the counts are unchanged: intermediate rows may have been stored, and rows without
         # counts are incomplete.
         rows[FLEET] = _encoder.encode(self._fleet.row(self.position))
@@ -375,10 +387,6 @@ class ReadModels:
         self._outdated_entries = dict.fromkeys(self.status)
         self._update_derived()
         self._forget_changes()
-
-    def _status_bytes(self, name: str) -> bytes | None:
-        row = self.status.get(name)
-        return None if row is None else _encoder.encode(row)
 
 
 def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadModels:
@@ -445,13 +453,6 @@ def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
     for position, event in history:
         models.apply(position, event)
     return models
-
-
-def _set_membership(names: dict[str, None], name: str, is_member: bool) -> None:
-    if is_member:
-        names[name] = None
-    else:
-        names.pop(name, None)
 
 
 def _new_row(name: str) -> StatusRow:

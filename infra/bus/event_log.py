@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import accumulate
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import structlog
@@ -81,32 +82,19 @@ class _Heads(NamedTuple):
 
 
 class JetStreamLog:
-    """Implements ``reconciler.ports.EventLog``. Create it with ``open_log``."""
+    """Implements ``reconciler.ports.EventLog``. Create it with ``open_log``.
+
+    ``identity``: that of the log when it was opened. ``log_id``, ``epoch`` and ``restored_as_of``
+    are its parts. They are attributes, because each decision reads them.
+    """
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
+        self.identity = identity
+        self.log_id = identity.log_id
+        self.epoch = identity.epoch
+        self.restored_as_of = identity.restored_as_of
         self._nc = nc
-        self._identity = identity
         self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, has_digests=True)
-
-    @property
-    def identity(self) -> LogIdentity:
-        """Identity of the log when it was opened."""
-        return self._identity
-
-    @property
-    def log_id(self) -> str:
-        """Random id of the log."""
-        return self._identity.log_id
-
-    @property
-    def epoch(self) -> str:
-        """Random id of the log's last restore; empty if there was none."""
-        return self._identity.epoch
-
-    @property
-    def restored_as_of(self) -> str:
-        """Time of the backup from which the log was restored; empty if there was none."""
-        return self._identity.restored_as_of
 
     # --- writing
 
@@ -308,7 +296,7 @@ class JetStreamLog:
         """Return the history if these messages are complete and valid, else None."""
         chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
-            for message in sorted(messages, key=_by_sequence):
+            for message in sorted(messages, key=attrgetter("seq")):
                 events.append(chain.verify_next(_to_recorded(message), resource))
         except LogDamagedError:
             return None
@@ -429,8 +417,11 @@ def _log_damage(damage: LogDamage) -> None:
 
 
 def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
-    checked = ((message.seq, chains.verify_next(_to_recorded(message))) for message in messages)
-    return [StoredEvent(position, event) for position, event in checked if event is not None]
+    return [
+        StoredEvent(message.seq, event)
+        for message in messages
+        if (event := chains.verify_next(_to_recorded(message))) is not None
+    ]
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
@@ -501,10 +492,6 @@ def _cached_digest(cached: StoredMessage) -> str:
 def _key_of(subject: str) -> ResourceKey:
     """Return the resource of a log subject, even if its event class is invalid."""
     return ResourceKey(*subject.split(".")[1:4])
-
-
-def _by_sequence(message: StoredMessage) -> int:
-    return message.seq
 
 
 def _may_have_state(heads: _Heads) -> bool:

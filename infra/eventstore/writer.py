@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from eventsourcing.persistence import DataError, IntegrityError, OperationalError
+from msgspec.structs import replace
 from nats.aio.client import Client
 
 from infra.eventstore.header_layout import NEWEST, version_of
@@ -150,4 +151,4 @@ def _is_late(entry: Entry, head: Head) -> bool:
 def _mark_late(entry: Entry, newest: int | None) -> Entry:
     if newest is None or newest == entry.version:
         return entry
-    return entry._replace(headers={**(entry.headers or {}), NEWEST: str(newest)}, version=newest)
+    return replace(entry, headers={**(entry.headers or {}), NEWEST: str(newest)}, version=newest)

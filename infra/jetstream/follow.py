@@ -346,21 +346,23 @@ class _Feed:
     def _receive(self, message: Incoming) -> None:
         if self._has_gap:
             return
-        reply = message.reply
-        if not reply.startswith("$JS.ACK."):
+        reply = split_reply(message.reply)
+        if not reply:
             self._control(message)
             return
         # Consumer sequences are contiguous, so a gap means that a message was lost in transit.
-        _, _, seq, consumer_seq, stamp, pending, *_ = split_reply(reply)
+        _, _, seq, consumer_seq, stamp, pending, *_ = reply
         self._consumer_seq += 1
         if int(consumer_seq) != self._consumer_seq:
             self._has_gap = True
-        else:
-            self._waiting.append(
-                StoredMessage(int(seq), message.subject, message.data, message.headers, int(stamp))
-            )
-            self.nothing_pending = pending == "0"
-        self._wakeup.set()
+            self._wakeup.set()
+            return
+        if not self._waiting:  # otherwise it is already set
+            self._wakeup.set()
+        self._waiting.append(
+            StoredMessage(int(seq), message.subject, message.data, message.headers, int(stamp))
+        )
+        self.nothing_pending = pending == "0"
 
     def _control(self, message: Incoming) -> None:
         """Process a heartbeat or a flow control request."""

@@ -54,8 +54,9 @@ def check_expectation(message: OutgoingMessage) -> None:
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
     """Return whether a subject filter with `*` and `>` matches a subject."""
-    if subject_filter.endswith(".>") and subject.startswith(subject_filter[:-1]):
-        return len(subject) >= len(subject_filter)  # the common case, without splitting
+    prefix = subject_filter[:-1]
+    if subject_filter.endswith(".>") and subject.startswith(prefix):
+        return subject != prefix  # the common case, without splitting
     filter_tokens, tokens = subject_filter.split("."), subject.split(".")
     for index, token in enumerate(filter_tokens):
         if token == ">":  # noqa: S105 - a subject token

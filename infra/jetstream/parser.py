@@ -15,8 +15,8 @@ DESCRIPTION: Final = "Description"
 
 _PLAIN_HEAD: Final = b"NATS/1.0\r\n"
 _LINE_END: Final = b"\r\n"
-_WORD_COUNTS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
-"""Number of words in the first line of a message: without and with a reply subject."""
+_MESSAGE_WORDS: Final = {b"MSG": 4, b"HMSG": 5}
+"""Number of words in the first line of a message. A reply subject is one more."""
 
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -45,7 +45,7 @@ class Headers(Mapping[str, str]):
         self._block = block
 
     def __getitem__(self, name: str) -> str:
-        value = self._find(name)
+        value = self.get(name)
         if value is None:
             raise KeyError(name)
         return value
@@ -56,11 +56,14 @@ class Headers(Mapping[str, str]):
     def get(self, key: str, /, default: str | _Default) -> str | _Default: ...
     def get(self, key: str, /, default: str | _Default | None = None) -> str | _Default | None:
         """Return a header or the default, without the exception that `Mapping.get` handles."""
-        value = self._find(key)
-        return default if value is None else value
+        # The last occurrence wins, as in `parse`.
+        _, start, rest = self._block.rpartition(_line_start(key))
+        if not start:
+            return default
+        return rest.partition(_LINE_END)[0].decode("utf-8", "replace").strip()
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._find(name) is not None
+        return isinstance(name, str) and self.get(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parse())
@@ -80,15 +83,6 @@ class Headers(Mapping[str, str]):
         lines = self._block.decode("utf-8", "replace").split("\r\n")[1:]
         parts = (line.partition(":") for line in lines)
         return {name: value.strip() for name, colon, value in parts if colon and " " not in name}
-
-    def _find(self, name: str) -> str | None:
-        prefix, block = _line_start(name), self._block
-        # The last occurrence wins, as in `parse`.
-        start = block.rfind(prefix)
-        if start < 0:
-            return None
-        start += len(prefix)
-        return block[start : block.find(_LINE_END, start)].decode("utf-8", "replace").strip()
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,10 +164,14 @@ class MessageParser(Parser):
         start, size, dispatch = 0, len(data), self._dispatch
         while start < size:
             line_end = data.find(_LINE_END, start)
-            words = data[start : max(start, line_end)].split(b" ")
-            counts = _WORD_COUNTS.get(words[0], (0, 0))
+            if line_end < 0:
+                break
+            words = data[start:line_end].split(b" ")
             # Not a message, or one in an unusual format: nats-py's parser processes it.
-            if len(words) not in counts or b"" in words:
+            if words[0] not in _MESSAGE_WORDS or b"" in words:
+                break
+            extra_words = len(words) - _MESSAGE_WORDS[words[0]]
+            if extra_words not in (0, 1):
                 break
             head = line_end + CRLF_SIZE
             try:
@@ -185,7 +183,7 @@ class MessageParser(Parser):
             if end + CRLF_SIZE > size:
                 break
             start = end + CRLF_SIZE
-            reply = words[3] if len(words) == counts[1] else b""
+            reply = words[3] if extra_words else b""
             rest = dispatch(number, words[1], reply, data[body:end], data[head:body])
             if rest is not None:
                 await rest

@@ -24,8 +24,8 @@ from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
 from infra.jetstream.parser import DESCRIPTION, Incoming
 from infra.jetstream.wire import (
+    BusErrors,
     FastClient,
-    bus_errors,
     on_connection_change,
     on_denial,
     send,
@@ -164,7 +164,7 @@ class PullGroup:
             self._pin_task.cancel()
         try:
             if self._nc.is_connected:
-                with contextlib.suppress(BusError), bus_errors("close"):
+                with contextlib.suppress(BusError), BusErrors("close"):
                     await subscription.drain()
         finally:
             await unsubscribe(subscription)
@@ -316,21 +316,20 @@ class PullGroup:
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{source.name}"
 
     def _receive(self, message: Incoming) -> None:
-        if message.reply.startswith("$JS.ACK."):
-            self._receive_message(message)
-        else:
+        reply = split_reply(message.reply)
+        if not reply:
             self._receive_status(message)
-        self._wakeup.set()
-
-    def _receive_message(self, message: Incoming) -> None:
-        reply = message.reply
-        name, delivered, seq, _, stamp, *_ = split_reply(reply)
+            self._wakeup.set()
+            return
+        if not self._queue:  # otherwise `next_batch` does not wait
+            self._wakeup.set()
+        name, delivered, seq, _, stamp, *_ = reply
         source = self._sources[name]
         source.count_delivery()
         source.last_message_at = time.monotonic()
         headers = message.headers
-        if headers and self._group is not None and _PIN_ID in headers:
-            source.pin_id = headers[_PIN_ID]
+        if headers is not None and self._group is not None:
+            source.pin_id = headers.get(_PIN_ID, source.pin_id)
         self._queue.append(
             Delivered(
                 int(seq),
@@ -338,7 +337,7 @@ class PullGroup:
                 message.data,
                 headers,
                 int(delivered),
-                reply,
+                message.reply,
                 int(stamp),
                 name,
             )
@@ -448,10 +447,9 @@ class _Source:
 
     def count_delivery(self) -> None:
         """Count a message against the oldest request."""
-        for number, remaining in self._open.items():
-            if remaining > 1:
-                self._open[number] = remaining - 1
-            else:
+        for number in self._open:
+            self._open[number] -= 1
+            if self._open[number] == 0:
                 del self._open[number]
             return
         self.credit -= 1  # its request was written off, but it still occupies a slot

@@ -7,8 +7,9 @@ The decider's log (`infra.bus.event_log`) and the recorders for the `eventsourci
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from nats.aio.client import Client
 
 from events.integrity import DIGEST_HEADER, next_digest
@@ -27,7 +28,7 @@ MAX_HEADS: Final = 50_000  # about 400 bytes each
 _CONCURRENT_READS: Final = 32
 
 
-class Head(NamedTuple):
+class Head(msgspec.Struct, frozen=True, gc=False):
     """The last message of a sequence.
 
     Attributes:
@@ -44,7 +45,7 @@ class Head(NamedTuple):
 EMPTY: Final = Head(0)
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A message to append to a sequence.
 
     Attributes:
@@ -131,23 +132,28 @@ class Sequences:
         messages: list[OutgoingMessage] = []
         digests: dict[str, str] = {}
         for entry in entries:
-            head = heads[entry.sequence]
-            is_first, headers = entry.sequence not in digests, entry.headers
-            digest = head.digest if is_first else digests[entry.sequence]
+            sequence, headers = entry.sequence, entry.headers
+            head = heads[sequence]
+            is_first = sequence not in digests
+            digest = head.digest if is_first else digests[sequence]
             if self._has_digests:
                 digest = next_digest(digest, entry.payload)
                 headers = {**headers, DIGEST_HEADER: digest} if headers else {DIGEST_HEADER: digest}
-            digests[entry.sequence] = digest
+            digests[sequence] = digest
             # The check of a sequence's first message covers the later ones.
-            expected = entry.sequence if is_first else None
+            expected = sequence if is_first else None
             messages.append(
                 OutgoingMessage(entry.subject, entry.payload, headers, expected, head.position)
             )
         positions = await append(
             self._nc, messages, timeout=self._timeout, before_commit=before_commit
         )
-        for entry, position in zip(entries, positions, strict=True):
-            self.heads.put(entry.sequence, Head(position, digests[entry.sequence], entry.version))
+        new_heads = {
+            entry.sequence: Head(position, digests[entry.sequence], entry.version)
+            for entry, position in zip(entries, positions, strict=True)
+        }
+        for sequence, head in new_heads.items():
+            self.heads.put(sequence, head)
         return positions
 
     def cached_head(self, sequence: str, position: int) -> Head | None:
@@ -202,4 +208,4 @@ def head_of(message: StoredMessage, version: int | None = None) -> Head:
 
 def digest_of(message: StoredMessage) -> str:
     """Return the digest in a message's headers, or "" if there is none."""
-    return message.headers.get(DIGEST_HEADER, "") if message.headers else ""
+    return "" if message.headers is None else message.headers.get(DIGEST_HEADER, "")

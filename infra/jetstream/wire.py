@@ -17,6 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import AbstractContextManager
 from typing import Final, cast
 
 import msgspec
@@ -62,6 +63,7 @@ PENDING_BYTES: Final = 64 * 1024 * 1024  # limit on unsent bytes, including duri
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _LINE_BREAKS_TO_SPACES: Final = {ord("\r"): " ", ord("\n"): " "}
+_ACK_TOKENS: Final = ["$JS", "ACK"]
 _OLD_REPLY_TOKENS: Final = 9
 _STREAM_FULL: Final = frozenset({10002, 10023, 10028, 10047, 10077})
 _TOO_LARGE: Final = frozenset({10054, 10097})
@@ -113,44 +115,53 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
 
 
-@contextlib.contextmanager
-def bus_errors(what: str) -> Generator[None]:
-    """Convert nats-py's exceptions to `BusError`, with `what` as the failed operation."""
-    try:
-        with _keep_cancellation():
-            yield
-    except nats.errors.MaxPayloadError as error:
-        raise MessageTooLargeError(f"{what}: larger than the server's max_payload") from error
-    except nats.errors.NoRespondersError as error:
-        raise BusUnavailableError(
-            f"{what}: no responder (the stream is missing, JetStream is disabled, or the "
-            "server is still starting)"
-        ) from error
-    except (nats.errors.TimeoutError, TimeoutError) as error:
-        raise BusUnavailableError(
-            f"{what}: no response before the timeout, so the result is unknown"
-        ) from error
-    except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
-        raise ValueError(f"{what}: {error}") from error
-    except (nats.errors.Error, OSError) as error:
-        name = type(error).__name__
-        raise BusUnavailableError(f"{what}: {name}: {error}") from error
+class BusErrors:
+    """Converts nats-py's exceptions to `BusError` in a `with` block.
 
-
-@contextlib.contextmanager
-def _keep_cancellation() -> Generator[None]:
-    """Raise a cancellation that nats-py has swallowed.
-
-    nats-py uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a
-    cancellation that arrives at the same time, so the service would never stop.
+    It also raises a cancellation that nats-py has swallowed. nats-py uses `asyncio.wait_for`, which
+    before Python 3.12 returns the result and drops a cancellation that arrives at the same time, so
+    the service would never stop.
     """
-    task = asyncio.current_task()
-    cancellations = 0 if task is None else task.cancelling()
-    try:
-        yield
-    finally:
-        if task is not None and task.cancelling() > cancellations:
+
+    __slots__ = ("_cancellations", "_task", "_what")
+
+    def __init__(self, what: str) -> None:
+        """Use `what` as the failed operation."""
+        self._what = what
+        self._task = asyncio.current_task()
+        self._cancellations = 0 if self._task is None else self._task.cancelling()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._task is not None and self._task.cancelling() > self._cancellations:
             raise asyncio.CancelledError
+        if error is not None:
+            _raise_bus_error(self._what, error)
+
+
+def _raise_bus_error(what: str, error: BaseException) -> None:
+    """Raise the `BusError` for an exception of nats-py. Return for any other exception."""
+    match error:
+        case nats.errors.MaxPayloadError():
+            raise MessageTooLargeError(f"{what}: larger than the server's max_payload") from error
+        case nats.errors.NoRespondersError():
+            raise BusUnavailableError(
+                f"{what}: no responder (the stream is missing, JetStream is disabled, or the "
+                "server is still starting)"
+            ) from error
+        case nats.errors.TimeoutError() | TimeoutError():
+            raise BusUnavailableError(
+                f"{what}: no response before the timeout, so the result is unknown"
+            ) from error
+        case nats.errors.BadSubjectError() | nats.errors.BadHeaderError():
+            raise ValueError(f"{what}: {error}") from error
+        case nats.errors.Error() | OSError():
+            name = type(error).__name__
+            raise BusUnavailableError(f"{what}: {name}: {error}") from error
+        case _:
+            pass
 
 
 async def request(
@@ -170,7 +181,7 @@ async def request(
     """
     check_size(nc, subject, payload, headers)
     async with fail_on_denial(nc, (subject,)):
-        with bus_errors(f"request to {subject}"):
+        with BusErrors(f"request to {subject}"):
             try:
                 return await nc.request(
                     subject, payload, timeout=timeout, headers=dict(headers) if headers else None
@@ -214,14 +225,9 @@ async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerato
         raise
 
 
-@contextlib.contextmanager
-def on_denial(nc: Client, listener: DenialListener) -> Generator[None]:
+def on_denial(nc: Client, listener: DenialListener) -> AbstractContextManager[None]:
     """Call `listener` for each denial during the context."""
-    if not isinstance(nc, FastClient):
-        yield
-        return
-    with nc.denials.register(listener):
-        yield
+    return nc.denials.register(listener) if isinstance(nc, FastClient) else contextlib.nullcontext()
 
 
 def _concerns_inbox(nc: Client, denial: Denial) -> bool:
@@ -243,7 +249,7 @@ async def send(
         MessageTooLargeError: the message exceeds the server's limit; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
-    with bus_errors(subject):
+    with BusErrors(subject):
         await nc.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
 
 
@@ -265,15 +271,17 @@ def encode(
                 f"message to {subject}: header name {name!r} must be printable ASCII without "
                 "spaces or colons"
             )
-        clean = value if value.isprintable() else value.translate(_LINE_BREAKS_TO_SPACES)
+        has_line_break = "\r" in value or "\n" in value
+        clean = value.translate(_LINE_BREAKS_TO_SPACES) if has_line_break else value
         text += f"{name}: {clean}\r\n"
     block = (text + "\r\n").encode() if headers else b""
-    size = len(block) + len(payload)
-    if size > nc.max_payload or len(block) > MAX_HEADERS_BYTES or len(subject) > MAX_SUBJECT_BYTES:
+    block_size = len(block)
+    size = block_size + len(payload)
+    if size > nc.max_payload or block_size > MAX_HEADERS_BYTES or len(subject) > MAX_SUBJECT_BYTES:
         check_size(nc, subject, payload, headers)
     if not headers:
         return f"PUB {subject} {reply} {size}\r\n".encode() + payload + b"\r\n"
-    line = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode()
+    line = f"HPUB {subject} {reply} {block_size} {size}\r\n".encode()
     return b"".join((line, block, payload, b"\r\n"))
 
 
@@ -299,7 +307,7 @@ async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
         raise BusUnavailableError(
             f"{what}: nothing was sent, because the client is reconnecting and its buffer is full"
         )
-    with bus_errors(what):
+    with BusErrors(what):
         await nc._send_command(buffer)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         await nc._flush_pending()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
@@ -427,8 +435,14 @@ class FastClient(Client):
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         try:
+            # As `decode_text`, without its calls.
             listener(
-                Incoming(decode_text(subject), decode_text(reply), data, read_headers(headers))
+                Incoming(
+                    subject.decode("utf-8", "replace"),
+                    reply.decode("utf-8", "replace"),
+                    data,
+                    read_headers(headers),
+                )
             )
         except Exception as error:  # noqa: BLE001 - one message must not end the read task
             return self._error_cb(error)
@@ -707,7 +721,7 @@ async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscriptio
     Raises:
         BusUnavailableError: the connection is closed.
     """
-    with bus_errors(subject):
+    with BusErrors(subject):
         return await cast("FastClient", nc).listen(subject, listener)
 
 
@@ -721,7 +735,10 @@ def split_reply(reply: str) -> list[str]:
     """Return the parts of an acknowledgement subject, starting with the consumer's name.
 
     In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
-    format has nine tokens, and the format with a domain and account has eleven or more.
+    format has nine tokens, and the format with a domain and account has eleven or more. For any
+    other subject, as in a heartbeat, the result is empty.
     """
     tokens = reply.split(".")
+    if tokens[:2] != _ACK_TOKENS:
+        return []
     return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]

@@ -26,8 +26,8 @@ from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
 from infra.jetstream.wire import (
     ApiError,
+    BusErrors,
     LossTolerantTransport,
-    bus_errors,
     request,
     subscribe,
     to_bus_error,
@@ -426,7 +426,7 @@ async def flush_at_turn(nc: Client, turn: int) -> None:
     """Flush after ``turn`` turns of the event loop, in which the reader detects the loss."""
     for _ in range(turn):
         await asyncio.sleep(0)
-    with contextlib.suppress(BusUnavailableError), bus_errors("flush"):
+    with contextlib.suppress(BusUnavailableError), BusErrors("flush"):
         await nc.flush(1)
 
 

@@ -87,8 +87,7 @@ class ObjectReads:
         if type(event.data) is ReconcileAccepted and event.data.reads:
             self._requested[event.subject] = None
             self._has_work.set()
-        row = self._models.status.get(event.subject)
-        if row is not None and row.not_ready is not None:
+        if self._models.is_unready(event.subject):
             self._has_work.set()
 
     async def run(self) -> None:
