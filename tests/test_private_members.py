@@ -90,7 +90,8 @@ def members(dotted: str) -> frozenset[str]:
     names: set[str] = set()
     for each in owner.__mro__:
         if each.__module__.partition(".")[0] not in FOLDERS:
-            names.update(vars(each), vars(each).get("__annotations__", ()))
+            annotations = vars(each).get("__annotations__")  # of a class in C: a descriptor
+            names.update(vars(each), annotations if isinstance(annotations, dict) else ())
             for value in vars(each).values():
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if (code := getattr(function, "__code__", None)) is not None:

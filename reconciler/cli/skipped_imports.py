@@ -47,10 +47,14 @@ class _Postponed(ModuleType):
     With ``importlib.util.LazyLoader``, an import of the module would already execute it.
     """
 
+    _is_executed = False
+
     def __getattr__(self, name: str) -> Any:
-        self.__class__ = ModuleType
-        if self.__spec__ is not None and self.__spec__.loader is not None:
-            self.__spec__.loader.exec_module(self)
+        spec = self.__spec__
+        if self._is_executed or spec is None or spec.loader is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        self._is_executed = True
+        spec.loader.exec_module(self)
         return getattr(self, name)
 
 

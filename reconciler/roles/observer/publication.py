@@ -1,6 +1,6 @@
 """Limits what is published about an API before the log reflects it.
 
-Whoever runs an API decides how many of its objects change. The decider accepts all messages of
+The operator of an API decides how many of its objects change. The decider accepts all messages of
 roles, so unprocessed observations of one API could fill the intake for all namespaces (ADR 0062).
 """
 
