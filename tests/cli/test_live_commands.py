@@ -122,6 +122,19 @@ def test_delete_names_unknown_resources(live: Cli) -> None:
     assert live.run("delete").status == 2
 
 
+def test_delete_waits_for_a_resource_until_its_references_are_deleted(live: Cli) -> None:
+    reference = (
+        "---\napiVersion: reconciler/v1\nkind: ShapeRef\nmetadata: {name: keeper}\n"
+        "spec: {target: {kind: Shape, name: kept}}\n"
+    )
+    live.ok("apply", "-f", "-", "--wait", text=shape("kept") + reference)
+    deadline = time.monotonic() + STOP_SECONDS
+    while "ReferenceAdded" not in live.ok("history", "Shape/kept", "-o", "json").out:
+        assert time.monotonic() < deadline, "the reference does not take effect"
+    result = live.run("delete", "Shape/kept", "ShapeRef/keeper", "--wait", "-o", "json")
+    assert (result.status, [row["outcome"] for row in result.json]) == (0, ["Deleted"] * 2), result
+
+
 def test_wait_exits_with_3_after_its_timeout(live: Cli) -> None:
     config = (
         "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: away}\n"

@@ -36,7 +36,7 @@ from reconciler.cli.options import (
 )
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.requests.request import ReplyOrRefusal, request
-from reconciler.cli.results import wait_for_results
+from reconciler.cli.results import DELETED_OUTCOMES, wait_for_deletions, wait_for_results
 from reconciler.cli.search import find_resource
 from reconciler.cli.selection import select_keys
 from reconciler.cli.wait import wait_until_read
@@ -44,7 +44,6 @@ from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.client import Client
 
 _CONVERGED_OUTCOMES: Final = ("Converged",)
-_DELETED_OUTCOMES: Final = ("Deleted", "Released")
 _NOT_DECLARED: Final = DeclarationRefusedError("NotFound", "the resource is not declared")
 
 
@@ -106,8 +105,8 @@ def delete(
         output=output,
         done="declaration withdrawn",
         unchanged="the declaration was already withdrawn",
-        wait=partial(wait_for_results, timeout_seconds=timeout) if wait else None,
-        good=_DELETED_OUTCOMES,
+        wait=partial(wait_for_deletions, timeout_seconds=timeout) if wait else None,
+        good=DELETED_OUTCOMES,
         problems=problems,
     )
 
