@@ -416,6 +416,8 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         return rejected
     if situation.comparison.is_kept_by_api:
         message = "the API accepted the write but keeps " + _describe_differences(differences)
+        explanation = kind.explain_kept(state.desired.fields, existing)
+        message += f"; {explanation}" if explanation else ""
         return Conclusion("Degraded", "NotAccepted", message)
     # Before the data guards: an operator is asked only when the write is the next step.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
