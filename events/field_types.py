@@ -43,3 +43,9 @@ ComparedVersion = Annotated[
 ApiErrorText = Annotated[str, description("Error returned by the API.")]
 Missing = Annotated[int, description("Number of owned objects that the listing does not contain.")]
 Owned = Annotated[int, description("Number of owned objects in the scope of the listing.")]
+FoundAs = Annotated[
+    str,
+    description(
+        "Name of another object with the uid of the absent one, in the same listing; empty if none."
+    ),
+]

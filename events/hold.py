@@ -27,6 +27,7 @@ class Hold(StrEnum):
     DELETION_GUARD = "DeletionGuard"
     LOSS_GUARD = "LossGuard"
     DATA_LOSS = "DataLoss"
+    DATA_MISSING = "DataMissing"
     DEFINITION_GUARD = "DefinitionGuard"
     PRUNE_GUARD = "PruneGuard"
     APPROVAL = "Approval"
@@ -70,6 +71,7 @@ _APPROVABLE = frozenset(
         Hold.LOSS_GUARD,
         Hold.UNKNOWN_RESULT,
         Hold.DATA_LOSS,
+        Hold.DATA_MISSING,
         Hold.DEFINITION_GUARD,
         Hold.PRUNE_GUARD,
         Hold.TWIN,
@@ -140,6 +142,11 @@ _TEXTS: Final[Mapping[Hold, _HoldText]] = {
         "Message",
         "The action would destroy data that Reconciler cannot restore",
         "Back up the data, then approve the action; or undo the change",
+    ),
+    Hold.DATA_MISSING: _HoldText(
+        "Message",
+        "An object that held data is missing. Reconciler does not replace it with an empty one",
+        "Restore the object or rename it back; or approve an empty one, or withdraw the resource",
     ),
     Hold.DEFINITION_GUARD: _HoldText(
         "ProviderConfig",

@@ -25,6 +25,7 @@ from events.field_types import (
     ConfigName,
     ExternalName,
     Finalizer,
+    FoundAs,
     IsReplayed,
     KnownVersion,
     Missing,
@@ -280,6 +281,7 @@ class Observed(_Intake, frozen=True):
         description("Uid of the object that does not exist, if another object may have its name."),
     ] = None
     known_version: ComparedVersion = 0
+    found_as: FoundAs = ""
 
 
 ErrorClass = Literal["NotDone", "Refused", "Conflict", "NotFound", "Throttled", "Unknown"]

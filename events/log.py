@@ -25,6 +25,7 @@ from events.field_types import (
     ConfigName,
     ExternalName,
     Finalizer,
+    FoundAs,
     IsReplayed,
     Missing,
     Owned,
@@ -164,6 +165,7 @@ class ExternalObserved(_Event, frozen=True):
         ),
     ] = ""
     known_version: ComparedVersion = 0
+    found_as: FoundAs = ""
 
 
 class AbsenceDoubted(_Event, frozen=True):
@@ -263,6 +265,13 @@ class OwnershipReleased(_Event, frozen=True):
         ),
     ] = 0.0
     unconfirmed: _IsUnconfirmed = False
+    lost_data: Annotated[
+        str,
+        description(
+            "Data that vanished with the object. It is not recreated without an approval; empty if "
+            "it held none."
+        ),
+    ] = ""
 
 
 class ReconcileAccepted(_Event, frozen=True):

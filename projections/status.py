@@ -122,6 +122,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # a listing once missed the owned object, so only a read proves its absence
     listing_disproved: bool = False
     grace_seconds: float = 0.0  # consistency grace of the API, learned from a reappeared object
+    # ProviderConfig and uid of an object that vanished with its data
+    lost: tuple[str, str | None] | None = None
+    found_as: str = ""  # name under which a listing showed the object that is missing
     # whether the next listing or read is recorded even if it shows nothing new
     doubted: bool = False
     unmanaged: int | None = None  # counts that the guard last used
@@ -289,6 +292,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case SpecWithdrawn(generation):
             row.generation = generation
             row.declared = row.paused = False
+            row.lost = None
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome describes the newer generation
         case ExternalObserved() as data:
@@ -307,7 +311,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _set_location(row, data.provider_config, data.external_name)
             row.uid, row.is_unconfirmed = data.uid, False
             _forget_release(row, (data.external_name, data.uid))
-            row.listing_disproved = data.reason == "Returned"
+            row.listing_disproved = data.reason == "Returned" and not row.found_as
+            row.lost, row.found_as = None, ""
             row.grace_seconds = data.grace_seconds or row.grace_seconds
         case OwnershipReleased() as data:
             released_object = (data.external_name, data.uid)
@@ -320,6 +325,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 _clear_retiring(row)
                 return
             _clear_ownership(row)
+            if data.lost_data:
+                row.lost = (data.provider_config, data.uid)
             if data.reason != "Orphaned":
                 _restore_replaced(row)
             elif row.observed_digest:
@@ -342,6 +349,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the outcome describes it
         case HoldApproved() as data:
             row.doubted = not row.action_id and data.hold in _NEED_LISTING
+            if data.hold == Hold.DATA_MISSING:
+                row.lost = None
         case ReconcileAccepted(reads):
             row.doubted = reads and not row.action_id
             row.retry_at = row.retry_at and (event.time if row.action_id else None)
@@ -466,6 +475,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     row.secrets = {name: row.secrets.get(name, "") for name in data.secrets}
     row.definition = 0 if data.definition is None else data.definition.generation
     row.paused = data.policy.paused
+    row.lost = None if data.policy.mode == "Absent" else row.lost
     row.approve = data.policy.approve
     row.referenced_from = data.policy.referenced_from
 
@@ -549,6 +559,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         _set_owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
         row.listing_disproved = False
+        row.lost, row.found_as = None, ""
         # The readiness of the previous object does not apply to the new one.
         row.conditions = tuple(
             replace(each, status="Unknown", reason="Created") if each.type == "Ready" else each
@@ -590,6 +601,7 @@ def _fold_observation(row: StatusRow, data: ExternalObserved) -> None:
     row.foreign_identity = identity(existing) if existing and is_foreign else ""
     row.observed_uid = None if existing is None or row.owned else existing.uid
     row.doubted = False
+    row.found_as = row.found_as if existing is not None else data.found_as
     row.unmanaged, row.total = data.unmanaged, data.total
     row.belongs_to = data.belongs_to
     if not row.declared:

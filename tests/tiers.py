@@ -89,6 +89,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
     "tests/providers/test_jetstream_limits.py": ("ci",),
     "tests/providers/test_nftables": ("ci",),
     "tests/providers/test_postgres": ("ci",),
+    "tests/providers/test_postgres_versions.py": ("night", "ci"),
     "tests/rest/test_confirm.py": ("ci",),
     "tests/rest/test_contract.py": ("ci",),
     "tests/rest/test_stories.py": ("ci",),

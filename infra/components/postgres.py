@@ -59,8 +59,10 @@ class Postgres(LocalServer):
     stop_seconds = STOP_SECONDS
     max_folder_bytes = MAX_FOLDER_BYTES
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, programs: Path | None = None) -> None:
+        """Set up a server. ``programs``: directory of its programs; None for the newest ones."""
         super().__init__()
+        self._programs = programs
         self._settings = options
         self._port = 0
 
@@ -93,14 +95,17 @@ class Postgres(LocalServer):
             *self._settings,
         ]
         options = [part for setting in settings for part in ("-c", setting)]
-        command = [str(_program("postgres")), "-D", str(self._data), *options]
+        command = [self._program("postgres"), "-D", str(self._data), *options]
         # SIGINT is the fast shutdown. SIGTERM would wait for all clients to disconnect.
         return [Child(command, self.log, stop_signal=signal.SIGINT, account=_account())]
+
+    def _program(self, name: str) -> str:
+        return str(_program(name) if self._programs is None else self._programs / name)
 
     # --- called in a thread
 
     def _problem(self) -> str | None:
-        return problem()
+        return problem() if self._programs is None else None
 
     def _prepare(self) -> None:
         self._create_folders()
@@ -131,7 +136,7 @@ class Postgres(LocalServer):
         target = new / "data"
         options = ["--username", SUPERUSER, "--encoding=UTF8", "--locale=C.UTF-8"]
         options += ["--auth=reject", "--no-instructions", "--pgdata", str(target)]
-        command = bind_to_parent([str(_program("initdb")), *options], account=_account())
+        command = bind_to_parent([self._program("initdb"), *options], account=_account())
         completed = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
         if completed.returncode:
             error_lines = completed.stderr.decode(errors="replace").strip().splitlines()

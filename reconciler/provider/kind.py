@@ -114,6 +114,10 @@ def _no_data_loss(_fields: Fields | None, _observed: ExternalObject) -> str:
     return ""
 
 
+def _no_explanation(_fields: Fields, _observed: ExternalObject) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of resource, as the author of its module defines it. All functions are pure."""
@@ -187,6 +191,9 @@ class Kind:
 
     An action that destroys data requires approval.
     """
+
+    explain_kept: Callable[[Fields, ExternalObject], str] = field(default=_no_explanation)
+    """Explains why the API keeps values that differ from the fields; empty if that is unknown."""
 
     find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=no_host_uses)
     """Returns the host access that fields need, which ``ProviderConfig.spec.allow`` must permit."""

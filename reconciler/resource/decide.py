@@ -77,11 +77,12 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
     replies: list[Reply | None] = []
     repeats: list[Command] = []
     for command in commands:
+        known = history.state.observed.object
         command_result = handle_command(command, history.state, context)
         history.record(command_result.events, command)
         if command_result.shows_object:
             events = observation.detect_loss_and_drift(
-                command, history.state, context, history.comparison
+                command, history.state, context, history.comparison, known
             )
             history.record(events, command)
         replies.append(command_result.reply)

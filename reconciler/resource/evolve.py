@@ -76,6 +76,7 @@ from reconciler.resource.state import (
     Finalizer,
     InFlight,
     KnownProgress,
+    LostData,
     Observation,
     Owned,
     Renewal,
@@ -200,6 +201,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state,
                 desired=desired,
                 waits=_NO_WAITS,
+                lost=None,
                 cause=event.id,
             )
         case GenerationSuperseded():
@@ -236,10 +238,15 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_released=False,
                 released_uid=None,
                 lost_uid=None,
-                is_listing_disproved=data.reason == "Returned",
+                # A listing that showed the object under another name was right.
+                is_listing_disproved=data.reason == "Returned" and not state.observed.found_as,
                 grace_seconds=data.grace_seconds or state.observed.grace_seconds,
+                found_as="",
+                seen_at=event.time,
             )
-            return replace(state, owned=owned, observed=observed, actions=actions, cause=event.id)
+            return replace(
+                state, owned=owned, observed=observed, actions=actions, lost=None, cause=event.id
+            )
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
                 return replace(state, retiring=None)
@@ -264,6 +271,16 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 progress=None,
                 cause=event.id,
             )
+            if data.lost_data:
+                lost = LostData(
+                    data.lost_data,
+                    data.provider_config,
+                    data.external_name,
+                    data.uid,
+                    event.time,
+                    observed.seen_at,
+                )
+                state = replace(state, lost=lost)
             return state if on_purpose else _restore_replaced(state)
 
         # --- actions
@@ -459,6 +476,7 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         # A new resource has no observation to clear.
         observed=_observation_for(data, state) if state.version else state.observed,
         actions=actions,
+        lost=None if spec.policy.mode == "Absent" else state.lost,
         waits=_NO_WAITS,
         holds=holds,
         recent_drifts=(),
@@ -486,6 +504,9 @@ def _observation_for(data: SpecDeclared, state: ResourceState) -> Observation:
     if is_moved:
         # The grace and the proof of absence belong to the previous API.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)
+    if earlier_spec is not None and earlier_spec.provider_config != data.provider_config:
+        # Two APIs may assign the same uid, so it identifies no object of the other one.
+        observed = replace(observed, lost_uid=None)
     return observed
 
 
@@ -532,6 +553,8 @@ def _fold_observation(
         lost_after_seconds=known.lost_after_seconds,
         grace_seconds=known.grace_seconds,
         is_listing_disproved=known.is_listing_disproved,
+        seen_at=event.time if _shows_owned(existing, state) else known.seen_at,
+        found_as=known.found_as if existing is not None else data.found_as,
     )
     owned = state.owned
     if owned is not None and existing is not None and owned.uid == existing.uid:
@@ -541,6 +564,14 @@ def _fold_observation(
         holds = replace(holds, approved="")
     waits = replace(state.waits, conflicts=0)
     return replace(state, owned=owned, observed=observed, waits=waits, holds=holds)
+
+
+def _shows_owned(existing: ExternalObject | None, state: ResourceState) -> bool:
+    """Return whether an observation shows the owned object."""
+    owned = state.owned
+    if existing is None or owned is None:
+        return False
+    return owned.uid is None or existing.uid in (None, owned.uid)
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
@@ -737,6 +768,8 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         state = replace(state, actions=replace(state.actions, uncertain_create=is_uncertain))
     if data.hold == Hold.TWIN:
         state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
+    if data.hold == Hold.DATA_MISSING:
+        state = replace(state, lost=None)
     holds = replace(state.holds, approved=data.hold, approved_position=event.causationposition)
     return _remember_message(replace(state, holds=holds, cause=event.id), event)
 
@@ -950,7 +983,10 @@ def _with_result(
             provider_config=action.provider_config,
             is_released=False,
             is_listing_disproved=disproved,
+            found_as="",
+            seen_at=event.time,
         ),
+        lost=None,
         actions=replace(state.actions, has_created=True),
     )
 

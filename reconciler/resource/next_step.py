@@ -45,6 +45,7 @@ from reconciler.resource.difference import (
 )
 from reconciler.resource.evolve import is_created_by
 from reconciler.resource.inputs import compose, conclude_references, resolve
+from reconciler.resource.missing_data import describe_lost_data, hold_for_missing_data
 from reconciler.resource.observation import (
     AWAITING_LISTING,
     AWAITING_READ,
@@ -127,8 +128,13 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
             return known
     # The turn that read the replacement recorded it, unless a crash interrupted that turn.
     elif comparison.is_replaced:
-        identity = (state.owned.external_name, state.owned.uid)
-        return OwnershipReleased(*identity, "Replaced", state.owned.provider_config)
+        return OwnershipReleased(
+            state.owned.external_name,
+            state.owned.uid,
+            "Replaced",
+            state.owned.provider_config,
+            lost_data=describe_lost_data(None, state, context),
+        )
     # Before holds and waits: a paused resource does not act, so they could not delay it.
     if is_paused(state):
         return _claim_uncertain_creation(situation) or PAUSED
@@ -410,6 +416,8 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         return rejected
     if situation.comparison.is_kept_by_api:
         message = "the API accepted the write but keeps " + _describe_differences(differences)
+        explanation = kind.explain_kept(state.desired.fields, existing)
+        message += f"; {explanation}" if explanation else ""
         return Conclusion("Degraded", "NotAccepted", message)
     # Before the data guards: an operator is asked only when the write is the next step.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
@@ -439,6 +447,10 @@ def _create(spec: Spec, situation: Situation) -> Step:
         return Conclusion(
             "Drifted", mode, "the object is missing; not recreated (spec.policy.mode CreateOnly)"
         )
+    # After the modes that create nothing, and before the creation: a new object would be empty.
+    missing = hold_for_missing_data(situation)
+    if missing is not None:
+        return missing
     rejected = rejection(state)
     if rejected is not None:
         return rejected
@@ -520,6 +532,11 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
     # For a declared resource, a reference to it does not contradict the claim.
     evidence = replace(situation.evidence, referenced=False)
     claim = verdict(evidence, situation.config.ownership).claim
+    # Before every claim to another object: it does not have the data, whatever the policy permits.
+    if claim not in ("Returned", "Found"):
+        missing = hold_for_missing_data(situation, existing)
+        if missing is not None:
+            return missing
     is_stale = state.observed.position < state.desired.position
     may_be_ours = claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_stale and not context.capabilities.conditional_writes:
@@ -782,7 +799,8 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
     """Return the claim to an existing object. If it had disappeared, the API may lag."""
     state = situation.state
-    grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
+    is_late = reason == "Returned" and not state.observed.found_as
+    grace = compute_grace(state, situation.context) if is_late else 0.0
     location = state.observed.provider_config
     return OwnershipClaimed(existing.name, existing.uid, reason, location, grace_seconds=grace)
 

@@ -22,6 +22,7 @@ from events.log import (
 from events.provider_config import DeletionGuard
 from reconciler.resource.difference import Comparison
 from reconciler.resource.evolve import is_created_by
+from reconciler.resource.missing_data import describe_lost_data
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
@@ -77,6 +78,7 @@ def observe(
         None if unmanaged is None else unmanaged.total,
         belongs_to,
         data.known_version,
+        data.found_as,
     )
     return CommandResult((event,), shows_object=True)
 
@@ -317,7 +319,9 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
     if known.read_requested_at is not None and data.as_of >= known.read_requested_at:
         return True
     if existing is None and state.owned is None:
-        return False  # nothing waits for the object
+        # Nothing waits for the object, except for news of where its data is.
+        is_listed = data.evidence == "CompleteListing"
+        return state.lost is not None and is_listed and data.found_as != known.found_as
     if state.outcome is not None and state.outcome.reason == AWAITING_READ:
         return True
     if known.doubted is not None and existing is not None:
@@ -355,9 +359,16 @@ def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> Ab
 
 
 def detect_loss_and_drift(
-    command: Command, state: ResourceState, context: Context, comparison: Comparison
+    command: Command,
+    state: ResourceState,
+    context: Context,
+    comparison: Comparison,
+    known: ExternalObject | None = None,
 ) -> tuple[ResourceEvent, ...]:
-    """Return the loss of ownership or the drift that the newest state of the object shows."""
+    """Return the loss of ownership or the drift that the newest state of the object shows.
+
+    ``known``: the object before the command.
+    """
     owned, existing, desired = state.owned, state.observed.object, state.desired
     if owned is None:
         return ()
@@ -370,12 +381,14 @@ def detect_loss_and_drift(
         is_unclear = is_result and is_unconfirmed(command, state, context)
         if not context.capabilities.listing:
             is_unclear |= state.actions.uncertain_create  # a late call may create it again
+        suspect = _find_suspect(state, owned, "Delete", lambda _action: True)
+        # The loss by our own deletion was approved before it was decided.
+        lost_data = "" if suspect else describe_lost_data(known, state, context)
         release = OwnershipReleased(
-            *identity, "Gone", owned.provider_config, since_write, is_unclear
+            *identity, "Gone", owned.provider_config, since_write, is_unclear, lost_data
         )
         if not desired.is_declared:
             return (release,)
-        suspect = _find_suspect(state, owned, "Delete", lambda _action: True)
         drift = DriftDetected(desired.generation, missing=True, suspected_action=suspect)
         return (drift, release)
     if comparison.is_replaced or _has_lost_its_uid(command, owned, existing):
@@ -383,7 +396,11 @@ def detect_loss_and_drift(
         is_marked = existing.labels.get(OWNER_LABEL) == context.owner and not is_written
         is_unclear = is_marked and is_unconfirmed(command, state, context)
         config = owned.provider_config
-        return (OwnershipReleased(*identity, "Replaced", config, unconfirmed=is_unclear),)
+        lost_data = describe_lost_data(known, state, context)
+        release = OwnershipReleased(
+            *identity, "Replaced", config, unconfirmed=is_unclear, lost_data=lost_data
+        )
+        return (release,)
     if not desired.is_declared or not comparison.is_applied or not comparison.differences:
         return ()
     suspect = _find_suspect(state, owned, "Update", _explains(comparison))

@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 37
+STATE_SCHEMA = 38
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -130,6 +130,20 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     read_requested_at: int | None = (
         None  # intake position of a requested read that has not arrived yet
     )
+    seen_at: datetime | None = None  # time of the event that last recorded the owned object
+    # name under which a listing showed the owned uid when the object was missing
+    found_as: str = ""
+
+
+class LostData(msgspec.Struct, frozen=True, gc=False):
+    """Data that vanished with the owned object, until that is settled (invariant 17)."""
+
+    description: str
+    provider_config: str
+    external_name: str
+    uid: str | None
+    missing_at: datetime
+    seen_at: datetime | None = None
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
@@ -304,6 +318,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     desired: Desired = Desired()
     owned: Owned | None = None
     retiring: Owned | None = None  # the replaced object, until it is deleted
+    lost: LostData | None = None  # until the object returns, or an operator gives its data up
     observed: Observation = Observation()
     actions: Actions = Actions()
     waits: Waits = Waits()

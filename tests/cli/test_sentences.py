@@ -305,6 +305,11 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         "Reconciler no longer owns foo: the object no longer exists",
     ),
     (
+        OwnershipReleased("foo", None, "Gone", lost_data="all data of database foo"),
+        "Reconciler no longer owns foo: the object no longer exists; missing: all data of "
+        "database foo",
+    ),
+    (
         OwnershipReleased("foo", None, "Replaced"),
         "Reconciler no longer owns foo: another object has its name",
     ),

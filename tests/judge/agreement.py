@@ -55,6 +55,8 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
         "outputs": {} if observed_object is None else observed_object.outputs,
         "listing_disproved": observed.is_listing_disproved,
         "grace_seconds": observed.grace_seconds,
+        "lost": None if state.lost is None else (state.lost.provider_config, state.lost.uid),
+        "found_as": observed.found_as,
         "unmanaged": observed.unmanaged,
         "total": observed.total,
         "retiring": "" if retiring is None else retiring.external_name,

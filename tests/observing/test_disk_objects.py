@@ -198,6 +198,29 @@ async def test_a_disk_without_space_is_replaced_when_a_smaller_one_is_declared(
     assert [each.name for each in (disk_root / "images").iterdir()] == ["data.img"]
 
 
+async def test_a_vanished_image_is_not_replaced_by_an_empty_disk(
+    with_disks: World, disk_root: Path
+) -> None:
+    image, renamed = disk_root / "images/data.img", disk_root / "images/old.img"
+    await with_disks.declare_all([disk()])
+    await wait_until_converged(with_disks, disk().key)
+
+    await asyncio.to_thread(image.rename, renamed)
+    held = await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
+    assert "with all data of disk data, is missing since" in held.message
+    assert "a Disk with its uid is now named 'old'; rename it back" in held.message
+    await asyncio.to_thread(renamed.rename, image)
+    await with_disks.until_outcome(disk().key, "Converged")
+
+    await asyncio.to_thread(image.unlink)
+    await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
+    await with_disks.until_observed_again(4)
+    assert not image.exists()
+    await with_disks.publish(disk().key, Withdrawn())
+    await with_disks.until_outcome(disk().key, "Deleted")
+    assert not image.exists()
+
+
 async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
     with_disks: World, disk_root: Path
 ) -> None:
@@ -207,15 +230,21 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
     await wait_until_converged(with_disks, attachment().key)
     file.write_text("data")
     image.unlink()
-    lost_outcome = await with_disks.until_outcome(disk().key, "Degraded")
+    await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
     (device,) = (each.path for each in remaining_mounts(disk_root)[1])
-    assert f"its bytes remain only in {device}" in lost_outcome.message
 
     await asyncio.to_thread(run, "umount", file.parent)
     await asyncio.to_thread(run, "dd", f"if={device}", f"of={rescued}", "bs=1M")
     await with_disks.declare_all([disk(policy={"adoption": "Adopt"})])
     await asyncio.to_thread(rescued.rename, image)
     await asyncio.to_thread(run, "losetup", "-d", device)
+
+    async def is_named() -> bool:
+        held = await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
+        return "now has the name 'data'" in held.message
+
+    await with_disks.until(is_named, "the message names the copy")
+    await with_disks.publish(disk().key, Approved("DataMissing"), "approval")
 
     async def has_its_data() -> bool:
         return file.exists() and file.read_text() == "data"

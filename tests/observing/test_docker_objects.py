@@ -310,6 +310,44 @@ async def test_a_volume_in_use_is_kept_with_its_data_and_its_user_is_named(
     await wait_until_converged(docked, adopting_manifest.key, generation=3)
 
 
+async def test_a_removed_volume_is_not_replaced_by_an_empty_one(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    admin, name = engine.admin, f"{prefix}-data"
+    scratch_options = {"type": "tmpfs", "device": "tmpfs"}
+    manifest = volume(name, policy={"adoption": "Adopt"})
+    scratch = volume(f"{prefix}-scratch", options=scratch_options)
+    await docked.declare_all([manifest, scratch])
+    for each in (manifest, scratch):
+        await wait_until_converged(docked, each.key)
+
+    admin.delete(f"/volumes/{name}")
+    held = await docked.until_outcome(manifest.key, "Held", reason="DataMissing")
+    assert f"with all data of volume {name}, is missing since" in held.message
+    # `docker run` creates missing volumes by name. The policy adopts no empty one.
+    admin.post("/volumes/create", {"Name": name})
+
+    async def is_named() -> bool:
+        held = await docked.until_outcome(manifest.key, "Held", reason="DataMissing")
+        return f"now has the name '{name}'" in held.message
+
+    await docked.until(is_named, "the message names the other volume")
+    admin.delete(f"/volumes/{name}")
+    admin.delete(f"/volumes/{prefix}-scratch")
+
+    def is_recreated() -> bool:
+        return admin.volume(f"{prefix}-scratch") is not None
+
+    await measure_until(docked, is_recreated, "a volume without data is recreated")
+    assert admin.volume(name) is None
+    await docked.publish(manifest.key, Approved("DataMissing"), "approval")
+
+    def is_created() -> bool:
+        return admin.volume(name) is not None
+
+    await measure_until(docked, is_created, "an empty volume is created after the approval")
+
+
 async def test_the_documented_volumes_are_applied(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:

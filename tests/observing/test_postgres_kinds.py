@@ -14,6 +14,7 @@ from psycopg import sql
 from events.intake import Withdrawn
 from events.log import ActionDecided
 from events.manifest import Manifest
+from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.backup.backup import save_log
 from infra.backup.file import Backup
@@ -27,7 +28,7 @@ from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
 from tests.postgres import Superuser
-from tests.scenarios.harness import World
+from tests.scenarios.harness import World, every
 
 pytestmark = [pytest.mark.postgres]
 
@@ -239,8 +240,35 @@ async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Exa
     await example.until(labels, True, "its labels are restored")
 
 
-async def test_objects_dropped_out_of_band_are_recreated(example: Example) -> None:
+async def test_45_a_renamed_database_is_not_replaced_by_an_empty_one(example: Example) -> None:
+    world, key = example.world, example.names["orders"].key
+    uid = await example.superuser.value(
+        sql.SQL("SELECT oid::text FROM pg_database WHERE datname = {}").format(example.prefix)
+    )
+    await example.do('ALTER DATABASE "orders" RENAME TO "orders-old"')
+    held = await world.until_outcome(key, "Held", reason="DataMissing")
+    evidence = f"a Database with its uid is now named '{example.prefix}-old'; rename it back"
+    assert f"'{example.prefix}' (uid {uid})" in held.message
+    assert evidence in held.message
+    await world.until_observed_again(times=9)  # three kinds, two configurations
+    renamed = await world.outcomes(ResourceKey("default", "Database", f"{example.prefix}-old"))
+    assert [each.outcome for each in renamed] == ["Unowned"], renamed
+    names = "SELECT count(*) FROM pg_database WHERE datname IN ('orders', 'orders-old')"
+    await example.until(names, 1, "no empty database")
+
+    await example.do('ALTER DATABASE "orders-old" RENAME TO "orders"')
+    await world.until_outcome(key, "Converged")
+    await example.until_converged()
+    writes = [each.action.operation for each in every(ActionDecided, await world.facts(key))]
+    assert writes == ["Create"]
+
+
+async def test_a_dropped_database_is_recreated_after_an_approval(example: Example) -> None:
+    world, key = example.world, example.names["orders"].key
     await example.do('DROP DATABASE "orders"')
+    held = await world.until_outcome(key, "Held", reason="DataMissing")
+    assert f"with all data of database {example.prefix}, is missing since" in held.message
+    await world.client.approve_many([key], hold="DataMissing")
     await example.until(
         "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is recreated"
     )

@@ -234,6 +234,7 @@ class Story:
         absent_uid: str | None = None,
         known_version: int | None = None,
         evidence: Literal["CompleteListing", "Read"] = "CompleteListing",
+        found_as: str = "",
     ) -> list[ResourceEvent]:
         """Process a listing that shows the object; by default, its observer had read the whole log.
 
@@ -252,6 +253,7 @@ class Story:
                 belongs_to=belongs_to,
                 absent_uid=absent_uid,
                 known_version=self.state.version if known_version is None else known_version,
+                found_as=found_as,
             )
         )
         if began_at is not None and self.stored_at is None:

@@ -7,6 +7,7 @@ from infra.providers.postgres.role_spec import (
     DatabaseRoleFields,
     DatabaseRoleOutputs,
     comparable,
+    explain_kept,
     find_host_uses,
     normalize,
 )
@@ -28,5 +29,6 @@ DATABASE_ROLE = Kind(
     name_problem=role_problem,
     outputs=DatabaseRoleOutputs,
     find_host_uses=find_host_uses,
+    explain_kept=explain_kept,
 )
 """The ``DatabaseRole`` kind."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 import msgspec
 
+from events.external import ExternalObject
 from events.manifest import Fields
 from events.secret import DEFAULT_STORE, SecretRef
 from infra.providers.postgres.database_spec import UNLIMITED, ConnectionLimit, Name
@@ -18,6 +19,8 @@ SUPERUSER_EQUIVALENTS = frozenset(
     {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
 )
 """Roles whose members can become superusers through the server's files."""
+
+UNREVOCABLE_OUTPUT: Final = "unrevocableMemberships"
 
 
 class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,13 +115,19 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a role: its name, and the secret that holds its password."""
+    """Outputs of a role: its name, the secret of its password, and memberships that stay."""
 
     name: Annotated[str, msgspec.Meta(description="Name of the role.")]
     password: Annotated[
         SecretRef | None,
         msgspec.Meta(description="Reference to the secret that holds the role's password."),
     ] = None
+    unrevocable_memberships: Annotated[
+        dict[str, str] | None,
+        msgspec.Meta(
+            description="Memberships that Reconciler cannot revoke, each with the reason."
+        ),
+    ] = msgspec.field(default=None, name=UNREVOCABLE_OUTPUT)
 
 
 def normalize(fields: Fields) -> Fields:
@@ -161,3 +170,16 @@ def find_host_uses(fields: Fields) -> Sequence[HostUse]:
         for name in ("createRole", "replication")
         if fields.get(name)
     ]
+
+
+def explain_kept(fields: Fields, observed: ExternalObject) -> str:
+    """Explain which undeclared memberships were not revoked, and why; empty if all were."""
+    obstacles: dict[str, str] = observed.outputs.get(UNREVOCABLE_OUTPUT) or {}
+    kept = [
+        f"{parent} ({reason})"
+        for parent, reason in sorted(obstacles.items())
+        if parent not in fields.get("memberOf", ())
+    ]
+    if not kept:
+        return ""
+    return f"revoke these memberships as a superuser or as their grantor: {', '.join(kept)}"

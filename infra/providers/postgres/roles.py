@@ -25,6 +25,13 @@ from events.secret import SecretRef
 from infra.providers.postgres.errors import REFUSED
 from infra.providers.postgres.limits import MAX_ROWS, select_bounded
 from infra.providers.postgres.marks import Mark, read_mark, replace_mark
+from infra.providers.postgres.memberships import (
+    GRANTS,
+    GrantRow,
+    describe_obstacles,
+    membership_statements,
+    parents_of,
+)
 from infra.providers.postgres.names import REPLACEMENT_CHARACTER, role_problem
 from infra.providers.postgres.passwords import (
     MAX_ITERATIONS,
@@ -32,7 +39,11 @@ from infra.providers.postgres.passwords import (
     check_password,
     has_too_many_iterations,
 )
-from infra.providers.postgres.role_spec import SUPERUSER_EQUIVALENTS, normalize
+from infra.providers.postgres.role_spec import (
+    SUPERUSER_EQUIVALENTS,
+    UNREVOCABLE_OUTPUT,
+    normalize,
+)
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConfigurationError,
@@ -55,22 +66,19 @@ _BOOTSTRAP_SUPERUSER: Final = "10"
 _SELECT = sql.SQL(
     """
     SELECT a.oid::text AS uid,
-        {version} || '.' || coalesce(c.xmin::text, '') || '.' || md5(m.of::text) AS version,
+        {version} || '.' || coalesce(c.xmin::text, '') || '.' || md5(m.grants::text) AS version,
         a.rolname AS name, a.rolcanlogin AS login, a.rolsuper AS superuser,
         a.rolcreatedb AS create_database, a.rolcreaterole AS create_role,
         a.rolinherit AS inherit, a.rolreplication AS replication,
         a.rolbypassrls AS bypass_row_security, a.rolconnlimit AS connection_limit,
         CASE WHEN isfinite(a.rolvaliduntil) THEN to_char(
             a.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') END AS valid_until,
-        {verifier} AS verifier, m.of AS member_of,
+        {verifier} AS verifier, m.grants,
+        current_setting('server_version_num')::int AS server_version,
         {comment} AS comment, a.rolname = session_user AS is_login
     FROM {source} a
         LEFT JOIN pg_shdescription c ON c.objoid = a.oid AND c.classoid = 'pg_authid'::regclass
-        CROSS JOIN LATERAL (
-            SELECT coalesce(array_agg(DISTINCT p.rolname::text ORDER BY p.rolname::text), '{{}}')
-                AS of
-            FROM pg_auth_members g JOIN pg_roles p ON p.oid = g.roleid WHERE g.member = a.oid
-        ) m
+        CROSS JOIN LATERAL ({grants}) m
     WHERE {condition}
     """
 )
@@ -124,7 +132,8 @@ class _Row(msgspec.Struct, frozen=True):
     connection_limit: int
     valid_until: str | None
     verifier: str | None
-    member_of: list[str]
+    grants: list[GrantRow]
+    server_version: int
     comment: str | None
     is_login: bool
 
@@ -208,9 +217,11 @@ class _Role:
             "bypassRowSecurity": row.bypass_row_security,
             "connectionLimit": row.connection_limit,
             "validUntil": row.valid_until,
-            "memberOf": row.member_of,
+            "memberOf": parents_of(row.grants),
         }
         outputs: Fields = {"name": row.name}
+        if obstacles := describe_obstacles(row.grants):
+            outputs[UNREVOCABLE_OUTPUT] = obstacles
         if mark is not None and mark.password is not None:
             if mark.is_generated:
                 secret = {"name": mark.password.name, "store": mark.password.store}
@@ -354,6 +365,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             source=sql.SQL("pg_authid" if can_read else "pg_roles"),
             version=sql.SQL("a.xmin::text" if can_read else "md5(a::text)"),
             verifier=select_bounded("a.rolpassword") if can_read else sql.NULL,
+            grants=GRANTS,
             condition=condition,
         )
 
@@ -462,7 +474,8 @@ def _create_statements(action: Action, password: _Password) -> list[sql.Composed
     options = [*_options(fields, {}), *_password_option(password)]
     return [
         sql.SQL("CREATE ROLE {} WITH {}").format(role, sql.SQL(" ").join(options)),
-        *_membership_statements(role, fields["memberOf"], []),
+        # The new role has no grants yet, so no server needs their options.
+        *membership_statements(action.external_name, fields, (), 0),
         _comment_statement(action, None, password),
     ]
 
@@ -472,7 +485,7 @@ def _alter_statements(
 ) -> list[sql.Composed]:
     role, fields = sql.Identifier(action.external_name), action.fields
     options = [*_options(fields, current), *_password_option(password)]
-    statements = _membership_statements(role, fields["memberOf"], current["memberOf"])
+    statements = membership_statements(action.external_name, fields, row.grants, row.server_version)
     if options:  # an unnecessary ALTER ROLE could fail for lack of permission
         alter = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
         statements.append(alter)
@@ -496,20 +509,6 @@ def _password_option(password: _Password) -> list[sql.Composable]:
     if password.verifier is not None:
         return [sql.SQL("PASSWORD {}").format(password.verifier)]
     return [sql.SQL("PASSWORD NULL")] if password.is_removed else []
-
-
-def _membership_statements(
-    role: sql.Identifier, desired: Sequence[str], current: Sequence[str]
-) -> list[sql.Composed]:
-    granted = [
-        sql.SQL("GRANT {} TO {}").format(sql.Identifier(parent), role)
-        for parent in sorted(set(desired) - set(current))
-    ]
-    revoked = [
-        sql.SQL("REVOKE {} FROM {}").format(sql.Identifier(parent), role)
-        for parent in sorted(set(current) - set(desired))
-    ]
-    return [*revoked, *granted]
 
 
 def _comment_statement(action: Action, comment: str | None, password: _Password) -> sql.Composed:

@@ -191,8 +191,10 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 f"; observations within {grace:g} s of a write no longer count" if grace else ""
             )
             return f"Reconciler took ownership of {name}: {_CLAIM_REASONS[reason]}{grace_suffix}"
-        case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed):
-            return _describe_release(name, reason) + (_POSSIBLE_DUPLICATE if unconfirmed else "")
+        case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed, lost_data=lost_data):
+            lost = f"; missing: {lost_data}" if lost_data else ""
+            duplicate = _POSSIBLE_DUPLICATE if unconfirmed else ""
+            return _describe_release(name, reason) + lost + duplicate
         case FinalizerAdded(finalizer, holder):
             return f"{format_actor(holder)} added the finalizer {finalizer}"
         case FinalizerRemoved(finalizer, forced, reason):
@@ -366,7 +368,8 @@ def _describe_observation(data: ExternalObserved) -> str:
     if data.object is None:
         source = "listed the objects of the API" if by_listing else "read the API"
         owner = f" (it belonged to {data.belongs_to})" if data.belongs_to else ""
-        return f"The observer {source}: {data.external_name} does not exist{owner}"
+        found = f"; its uid now belongs to {data.found_as}" if data.found_as else ""
+        return f"The observer {source}: {data.external_name} does not exist{owner}{found}"
     owner = f" (it belongs to {data.belongs_to})" if data.belongs_to else ""
     verb = "listed" if by_listing else "read"
     return f"The observer {verb} {data.object.name}{_field_suffix(data.object.fields)}{owner}"

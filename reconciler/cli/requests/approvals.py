@@ -25,6 +25,7 @@ HoldName = Literal[
     "LossGuard",
     "UnknownResult",
     "DataLoss",
+    "DataMissing",
     "DefinitionGuard",
     "PruneGuard",
     "Twin",

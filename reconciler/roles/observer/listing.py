@@ -266,14 +266,22 @@ async def _find_missing(
     began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
     uncertain: list[StatusRow] = []
     is_doubted = guard.doubts(losses.missing, losses.owned)
+    names_by_uid: dict[str | None, str] | None = None
     async for chunk in in_slices(known.items()):
         for object_key, matches in chunk:
             if object_key in objects or listing.is_unreadable(object_key):
                 continue
             is_outside = not object_key.startswith(began.prefix or "")
             for row in matches:
+                found_as, missing_uid = "", _missing_uid(row)
+                if missing_uid is not None and listing.unique_names:
+                    if names_by_uid is None:  # most listings miss no object
+                        names_by_uid = {each.uid: each.name for each in objects.values()}
+                    found_as = names_by_uid.get(missing_uid, "")
                 is_first_observation = row.reason == AWAITING_LISTING
-                is_expected = is_first_observation or (row.observed_digest and not is_outside)
+                is_found = row.hold == Hold.DATA_MISSING and row.found_as != found_as
+                is_known = row.observed_digest and not is_outside
+                is_expected = is_first_observation or is_known or is_found
                 if listing.row_key(row) != object_key or not is_expected or row.action_id:
                     continue
                 if row.key in creators and not row.owned:
@@ -292,10 +300,17 @@ async def _find_missing(
                     absence = _build_observation(
                         listing, name, None, unmanaged, losses, belongs_to=other_owner
                     )
-                    absences.append(
-                        (row.key, replace(absence, absent_uid=row.uid or row.observed_uid))
-                    )
+                    absent_uid = row.uid or row.observed_uid
+                    absence = replace(absence, absent_uid=absent_uid, found_as=found_as)
+                    absences.append((row.key, absence))
     return absences, uncertain
+
+
+def _missing_uid(row: StatusRow) -> str | None:
+    """Return the uid of the row's missing object, which may now have another name."""
+    if row.uid is None and row.lost is not None and row.lost[0] == row.provider_config:
+        return row.lost[1]
+    return row.uid
 
 
 def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
