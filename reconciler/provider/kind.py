@@ -332,6 +332,12 @@ class ComposedKind(Kind):
     compose: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
     """Returns the set for a spec and the current object, whose outputs are the parts' states."""
 
+    min_ready_seconds: Callable[[Fields], float] | None = None
+    """Returns for how long a part must be ready without interruption to be ``available``.
+
+    If it is None, the statuses of the parts do not contain their availability.
+    """
+
     count_removed: Callable[[Fields, ExternalObject], Removal] = field(default=no_removal)
     """Counts the resources that this set would withdraw; the deletion guard may hold them."""
 

@@ -20,6 +20,7 @@ from events.external import ExternalObject
 from events.intake import Reported
 from events.log import (
     Action,
+    AvailabilityNoted,
     LogEvent,
     ProgressNoted,
     RenewalScheduled,
@@ -56,7 +57,7 @@ def turn_digest(events: Iterable[LogEvent]) -> str:
     return hashlib.blake2b(_encoder.encode(recorded), digest_size=16).hexdigest()
 
 
-_TIME_DEPENDENT = (RetryScheduled, RenewalScheduled, ProgressNoted)
+_TIME_DEPENDENT = (RetryScheduled, RenewalScheduled, ProgressNoted, AvailabilityNoted)
 
 
 def expected_report(
@@ -129,7 +130,7 @@ def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action)
     """
     if kind.composition is None or CHILDREN not in action.fields:
         return False
-    ready = msgspec.to_builtins(Child("Converged", ready=True))
+    ready = msgspec.to_builtins(Child("Converged", ready=True, available=True))
     outputs = {CHILDREN: dict.fromkeys(action.fields[CHILDREN], ready)}
     done = ExternalObject(action.external_name, action.fields, outputs=outputs)
     try:

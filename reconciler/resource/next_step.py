@@ -35,6 +35,7 @@ from reconciler.resource.attempt import (
     retry_refused_deletion,
     wait_after_conflicts,
 )
+from reconciler.resource.availability import with_availability
 from reconciler.resource.contention import contention_wait, report_contention
 from reconciler.resource.difference import (
     LABELS,
@@ -454,9 +455,12 @@ def _create(spec: Spec, situation: Situation) -> Step:
 def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situation) -> Step:
     """Return the step for an object without differences, such as a renewal or Converged."""
     state, kind = situation.state, situation.kind
-    ready = kind.ready(state.desired.fields, existing)
+    shown = existing
+    if kind.composition is not None and kind.composition.min_ready_seconds is not None:
+        shown = with_availability(existing, state.availability)
+    ready = kind.ready(state.desired.fields, shown)
     if kind.progress is not None:
-        noted = with_progress(ready, existing, spec, situation)
+        noted = with_progress(ready, shown, spec, situation)
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
