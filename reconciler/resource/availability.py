@@ -22,8 +22,8 @@ from reconciler.resource.situation import Situation
 from reconciler.resource.state import Availability
 
 MAX_READY_SECONDS: Final = 600.0
-"""Limit of the interval after interruptions. A part that was ready for this long starts with one interruption
-again, because an older one does not concern its template."""
+"""Limit of the interval after interruptions. After a part was ready for this long, its earlier
+interruptions no longer count."""
 
 _UNKNOWN: Final = PartAvailability()
 _MAX_DOUBLINGS: Final = 32
