@@ -18,12 +18,16 @@ from events.external import ExternalObject
 from events.log import AvailabilityNoted, PartAvailability
 from events.manifest import Fields, config_named_in
 from events.provider_config import ProviderConfigSpec
+from reconciler.provider.kind import Readiness
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Availability
 
 MAX_READY_SECONDS: Final = 600.0
 """Limit of the interval after interruptions. After a part was ready for this long, its earlier
 interruptions no longer count."""
+
+REPLACEMENT_READY_SECONDS: Final = 5.0
+"""Time for which a replacement must be ready before the replaced object is deleted."""
 
 _UNKNOWN: Final = PartAvailability()
 _MAX_DOUBLINGS: Final = 32
@@ -34,9 +38,35 @@ def note_availability(
     min_seconds: float, existing: ExternalObject, situation: Situation
 ) -> AvailabilityNoted | None:
     """Return the event that records changes of the parts' availability; None if there are none."""
-    state, now = situation.state.availability, situation.context.bus_now
     age = _max_reading_age(existing, situation) if min_seconds else timedelta(0)
-    children = children_of(existing)
+    return _note(children_of(existing), min_seconds, age, situation)
+
+
+def note_replacement(
+    existing: ExternalObject, ready: Readiness, situation: Situation
+) -> AvailabilityNoted | None:
+    """Return the event that records a change of a replacement's availability; None if none.
+
+    It must be available before the replaced object is deleted.
+    """
+    age = timedelta(seconds=_listing_seconds(situation.config) * _LISTING_JITTER)
+    child = Child("Converged", ready=ready.is_ready, outputs=existing.outputs)
+    return _note({_identity(existing): child}, REPLACEMENT_READY_SECONDS, age, situation)
+
+
+def is_available(existing: ExternalObject, availability: Availability) -> bool:
+    """Return whether the availability of a replacement is recorded."""
+    return availability.parts.get(_identity(existing), _UNKNOWN).available
+
+
+def _identity(existing: ExternalObject) -> str:
+    return existing.uid or existing.name
+
+
+def _note(
+    children: Mapping[str, Child], min_seconds: float, age: timedelta, situation: Situation
+) -> AvailabilityNoted | None:
+    state, now = situation.state.availability, situation.context.bus_now
     changes: dict[str, PartAvailability | None] = {
         name: None for name in state.parts if name not in children
     }

@@ -29,7 +29,7 @@ from events.log import (
 )
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
-from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.provider.kind import READY, Kind, Readiness, always_ready
 from reconciler.resource.state import ResourceState
 
 UNKNOWN: Final = "(known after apply)"
@@ -184,7 +184,8 @@ def with_unknown_values(kind: Kind) -> Kind:
     attributes: dict[str, Any] = {
         each.name: getattr(kind, each.name) for each in dataclasses.fields(kind)
     }
-    attributes["ready"] = ready
+    if kind.ready is not always_ready:
+        attributes["ready"] = ready
     if known_renewal_time is not None:
         attributes["renewal_time"] = renewal_time
     return _with_stand_ins(type(kind))(**attributes)
@@ -195,6 +196,10 @@ def _with_stand_ins(kind_type: type[Kind]) -> type[Kind]:
     """Return a subclass of a `Kind` type that accepts unknown values."""
 
     class PlanningKind(kind_type):
+        def may_lose_readiness(self, existing: ExternalObject) -> bool:
+            """Return whether the object may be ready for a moment only; a new one stays ready."""
+            return existing.version != UNKNOWN and super().may_lose_readiness(existing)
+
         def check_fields(self, fields: Fields) -> Fields:
             """Return validated fields. An unknown value is valid if any stand-in is."""
             refusal: InvalidManifestError | None = None

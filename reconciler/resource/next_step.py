@@ -35,7 +35,7 @@ from reconciler.resource.attempt import (
     retry_refused_deletion,
     wait_after_conflicts,
 )
-from reconciler.resource.availability import with_availability
+from reconciler.resource.availability import is_available, note_replacement, with_availability
 from reconciler.resource.contention import contention_wait, report_contention
 from reconciler.resource.difference import (
     LABELS,
@@ -469,8 +469,13 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
     if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
         message = "the log records ownership of the object, but the object lost its owner label"
         return Conclusion("Disputed", "LabelMissing", message, ready=ready)
-    if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
-        return retirement(situation)
+    if state.retiring is not None and spec.policy.mode == "Present":
+        is_momentary = kind.may_lose_readiness(existing)
+        noted = note_replacement(existing, ready, situation) if is_momentary else None
+        if noted is not None:
+            return noted
+        if ready.is_ready and (not is_momentary or is_available(existing, state.availability)):
+            return retirement(situation)
     converged = Conclusion("Converged", "AsDeclared", ready=ready)
     return renewal_step(existing, spec, situation, converged) if kind.renewal_time else converged
 
