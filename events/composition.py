@@ -100,6 +100,14 @@ class Child(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
     reason: str = ""
     message: str = ""
     outputs: Fields = {}
+    # From the log of its parent, see `reconciler.resource.availability`; only in decisions.
+    available: bool = False
+    interruptions: int = 0
+
+    @property
+    def run(self) -> str:
+        """Start time of its process, which changes with each restart; empty if it has none."""
+        return str(self.outputs.get("startedAt", ""))
 
 
 def parent_in(labels: Mapping[str, str]) -> ResourceKey | None:

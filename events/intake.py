@@ -428,8 +428,8 @@ class ApiReported(_Intake, frozen=True):
     ] = None
 
 
-WaitPurpose = Literal["Retry", "Renewal", "Progress"]
-"""Purpose of a deadline: the next attempt, a renewal, or progress of the object."""
+WaitPurpose = Literal["Retry", "Renewal", "Progress", "Availability"]
+"""Purpose of a deadline: the next attempt, a renewal, progress, or the availability of a part."""
 
 
 class TimerFired(_Intake, frozen=True):
@@ -439,8 +439,9 @@ class TimerFired(_Intake, frozen=True):
         WaitPurpose | Literal["Sweep", "ConfigChanged"],
         description(
             "Retry: the delay of a retry ended. Renewal: a renewal is due. Progress: the object "
-            "should have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the "
-            "ProviderConfig or the kind that the resource is waiting for is available."
+            "should have made progress. Availability: a part has been ready for long enough. "
+            "Sweep: the sweeper checks the resource. ConfigChanged: the ProviderConfig or the kind "
+            "that the resource is waiting for is available."
         ),
     ]
 

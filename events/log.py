@@ -761,6 +761,41 @@ class ProgressNoted(_Event, frozen=True):
     delay_seconds: _Delay = 0.0
 
 
+class PartAvailability(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """How long a part of a composed object has been ready without interruption."""
+
+    run: Annotated[
+        str, description("Start of the part's process, from its outputs; empty if it has none.")
+    ] = ""
+    since: Annotated[
+        datetime | None,
+        description("Time since which the part has been ready; null if it is not ready."),
+    ] = None
+    interruptions: Annotated[
+        int, description("Number of times that it restarted or stopped being ready.")
+    ] = 0
+    available: Annotated[
+        bool, description("Whether it has been ready for long enough to replace another part.")
+    ] = False
+
+
+class AvailabilityNoted(_Event, frozen=True):
+    """Parts of the composed object became or stopped being available, or restarted."""
+
+    parts: Annotated[
+        dict[str, PartAvailability | None],
+        description("The changed parts, by name; null for a part that no longer exists."),
+    ] = {}
+    at: Annotated[
+        datetime | None,
+        description(
+            "Time at which the next part becomes available if it stays ready; null if no part is "
+            "about to."
+        ),
+    ] = None
+    delay_seconds: _Delay = 0.0
+
+
 class ApiThrottled(_Event, frozen=True):
     """The API of a ``ProviderConfig`` does not accept calls before ``until``."""
 
@@ -920,6 +955,7 @@ ResourceEvent = (
     | RetryScheduled
     | RenewalScheduled
     | ProgressNoted
+    | AvailabilityNoted
     | ApiThrottled
     | BreakerOpened
     | BreakerProbed

@@ -27,6 +27,7 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    AvailabilityNoted,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -166,6 +167,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     retry_seconds: float = 0.0
     renewal_at: datetime | None = None  # time of the next renewal
     progress_at: datetime | None = None  # deadline for the next progress
+    available_at: datetime | None = None  # time at which the next part becomes available
     pending_plan: str = ""  # plan waiting for approval
     pending_level: ApprovalLevel = "Never"  # least strict level that requires this approval
 
@@ -245,13 +247,14 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
     @property
     def next_deadline(self) -> datetime | None:
-        """Time of the next renewal or of the progress deadline, whichever is earlier."""
-        return min(filter(None, (self.renewal_at, self.progress_at)), default=None)
+        """Earliest time of the next renewal, progress deadline or availability of a part."""
+        deadlines = (self.renewal_at, self.progress_at, self.available_at)
+        return min(filter(None, deadlines), default=None)
 
     @property
     def is_swept(self) -> bool:
         """Whether the sweeper must check the resource: it waits, or is held."""
-        return self.outcome == "Held" or bool(self.retry_at or self.renewal_at or self.progress_at)
+        return self.outcome == "Held" or bool(self.retry_at or self.next_deadline)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Mark the resource as held, because its history must not be folded further."""
@@ -390,6 +393,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.renewal_at = at
         case ProgressNoted() as data:
             row.progress_at = data.at
+        case AvailabilityNoted(at=at):
+            row.available_at = at
         case ApiThrottled(until, seconds):
             row.throttled_until, row.throttled_seconds = until, seconds
         case BreakerOpened(until):
@@ -488,7 +493,7 @@ def _apply_endings(row: StatusRow, endings: Endings) -> None:
     if endings.wait and not row.action_id:
         row.retry_at = None
     if endings.deadlines:
-        row.renewal_at = row.progress_at = None
+        row.renewal_at = row.progress_at = row.available_at = None
     if endings.plan:
         row.pending_plan, row.pending_level = "", "Never"
 
@@ -618,7 +623,7 @@ def _clear_ownership(row: StatusRow) -> None:
     row.owned = False
     if not row.retiring:  # otherwise, the replaced object is owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
-    row.renewal_at = row.progress_at = None
+    row.renewal_at = row.progress_at = row.available_at = None
     row.uid = None
     row.listing_disproved = False
     row.provider_config, row.declared_config = row.declared_config or row.provider_config, ""

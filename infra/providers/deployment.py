@@ -7,6 +7,7 @@ from reconciler.composites.deployment import (
     DeploymentFields,
     DeploymentOutputs,
     compose,
+    min_ready_seconds,
     progress,
     ready,
     summary,
@@ -21,4 +22,5 @@ DEPLOYMENT = composed_kind(
     ready=ready,
     outputs=DeploymentOutputs,
     progress=progress,
+    min_ready_seconds=min_ready_seconds,
 )

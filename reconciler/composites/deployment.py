@@ -1,7 +1,8 @@
 """The ``Deployment`` kind: identical containers with rolling updates.
 
-The rules are those of Kubernetes. At least ``replicas - maxUnavailable`` containers are ready, and
-at most ``replicas + maxSurge`` exist. Old containers that are not ready are removed first.
+The rules are those of Kubernetes. At least ``replicas - maxUnavailable`` containers are available,
+and at most ``replicas + maxSurge`` exist. Old containers that are not available are removed first.
+A container is available after it has been ready for ``minReadySeconds`` without interruption.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import msgspec
 
 from events.composition import MANIFESTS, STUCK, Child, blocker, children_of, content_of
 from events.external import ExternalObject
-from events.manifest import Fields, Manifest, Metadata
+from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
+from events.wording import plural
 from reconciler.provider.kind import READY, STALLED, Progress, Readiness
 
 CONTAINER: Final = "Container"
 CONTAINER_API_VERSION: Final = "docker/v1"
 MAX_REPLICAS: Final = 500
+DEFAULT_MIN_READY_SECONDS: Final = 5.0
 MAX_DEADLINE_SECONDS: Final = 7 * 86_400
 
 _PARTS: Final = 3  # parts of a container's name
@@ -37,7 +40,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     max_unavailable: Annotated[
         _Count,
         _about(
-            description="At least replicas - maxUnavailable containers are ready during an update."
+            description="At least replicas - maxUnavailable containers are available during an "
+            "update."
         ),
     ] = 0
     max_surge: Annotated[
@@ -66,6 +70,13 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     template: Annotated[Template, _about(description="Template of the containers.")]
     replicas: Annotated[_Count, _about(description="Number of containers.")] = 1
     strategy: Annotated[Strategy, _about(description="Limits during an update.")] = Strategy()
+    min_ready_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=MAX_DEADLINE_SECONDS)],
+        _about(
+            description="Seconds for which a container must be ready without interruption to be "
+            "available. An update removes an old container only for an available new one."
+        ),
+    ] = DEFAULT_MIN_READY_SECONDS
     progress_deadline_seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_SECONDS)],
         _about(
@@ -88,12 +99,20 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        if self.progress_deadline_seconds <= self.min_ready_seconds:
+            raise ValueError(
+                f"progressDeadlineSeconds: must be greater than minReadySeconds, which is "
+                f"{self.min_ready_seconds:g}"
+            )
+
 
 class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """Counts of the containers, and the addresses of the ready ones."""
 
     replicas: Annotated[int, msgspec.Meta(description="Number of containers that exist.")]
     ready: Annotated[int, msgspec.Meta(description="Number of containers that are ready.")]
+    available: Annotated[int, msgspec.Meta(description="Number of containers that are available.")]
     updated: Annotated[
         int, msgspec.Meta(description="Number of containers with the newest template.")
     ]
@@ -119,7 +138,7 @@ class Replica(NamedTuple):
 
     template: str
     number: int
-    is_ready: bool = False
+    is_available: bool = False
 
 
 def template_hash(template: Mapping[str, Any]) -> str:
@@ -132,7 +151,10 @@ def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> 
 
     While a rolling update is paused, the existing containers stay. Otherwise, ``replicas`` applies.
     """
-    fields = msgspec.convert(spec, DeploymentFields)
+    try:
+        fields = msgspec.convert(spec, DeploymentFields)
+    except msgspec.ValidationError as error:  # declared under older rules
+        raise InvalidManifestError(f"spec: {error}") from None
     declared = template_hash(spec["template"])
     templates = {
         **_templates_of(key, observed),
@@ -141,19 +163,32 @@ def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> 
     replicas = (_replica(name, child) for name, child in children_of(observed).items())
     existing = [each for each in replicas if each is not None and each.template in templates]
     current_templates = {each.template for each in existing}
-    newest = (
-        next(iter(current_templates)) if fields.paused and len(current_templates) == 1 else declared
-    )
-    if fields.paused and len(current_templates) > 1:
+    is_held = fields.paused and bool(current_templates - {declared})
+    if is_held and len(current_templates) > 1:
         wanted = existing
     else:
+        newest = next(iter(current_templates)) if is_held else declared
         wanted = next_replicas(existing, newest, fields.replicas, fields.strategy)
     children = [
         _named(templates[each.template], f"{key.name}-{each.template}-{each.number}")
         for each in wanted
     ]
-    rollout = {"replicas": fields.replicas, "template": newest, "port": fields.port}
+    rollout: Fields = {
+        "replicas": fields.replicas,
+        "template": declared,
+        "port": fields.port,
+        "available": sorted(
+            f"{each.template}-{each.number}" for each in wanted if each.is_available
+        ),
+    }
+    if is_held:
+        rollout["paused"] = True
     return {**content_of(children), "rollout": rollout}
+
+
+def min_ready_seconds(spec: Fields) -> float:
+    """Return for how long a container must be ready to be available."""
+    return spec.get("minReadySeconds", DEFAULT_MIN_READY_SECONDS)
 
 
 def next_replicas(
@@ -170,44 +205,64 @@ def next_replicas(
     return [*new, *added, *_remaining_old(old, new, replicas - strategy.max_unavailable)]
 
 
-def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], min_ready: int) -> list[Replica]:
-    """Return the old containers that stay for now. Those that are not ready are removed first."""
-    min_ready = max(0, min_ready)
-    ready_new = sum(each.is_ready for each in new)
-    max_removed = max(0, len(old) + len(new) - min_ready - (len(new) - ready_new))
-    unready = [each for each in old if not each.is_ready]
-    ready = sorted((each for each in old if each.is_ready), key=_keep_order)
-    removed = min(len(unready), max_removed)
-    spare = max(0, min(max_removed - removed, ready_new + len(ready) - min_ready))
-    return [*unready[removed:], *ready[: len(ready) - spare]]
+def _remaining_old(
+    old: Sequence[Replica], new: Sequence[Replica], min_available: int
+) -> list[Replica]:
+    """Return the old containers that stay for now. Unavailable ones are removed first."""
+    min_available = max(0, min_available)
+    available_new = sum(each.is_available for each in new)
+    max_removed = max(0, len(old) + len(new) - min_available - (len(new) - available_new))
+    unavailable = [each for each in old if not each.is_available]
+    available = sorted((each for each in old if each.is_available), key=_keep_order)
+    removed = min(len(unavailable), max_removed)
+    spare = max(0, min(max_removed - removed, available_new + len(available) - min_available))
+    return [*unavailable[removed:], *available[: len(available) - spare]]
 
 
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
-    """Return whether all containers exist, are ready, and have the newest template."""
+    """Return whether all containers exist, are available, and have the newest template."""
     rollout, children = fields["rollout"], children_of(existing)
     updated = {
         name: child for name, child in children.items() if _has_template(name, rollout["template"])
     }
-    number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
+    number, wanted = sum(each.available for each in updated.values()), rollout["replicas"]
     old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
         return READY
-    progress = f"{number} of {wanted} containers are ready"
+    progress = f"{number} of {wanted} containers are available"
     progress += f", {old} with the old template remain" if old else ""
     for name, child in updated.items():
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
             return Readiness(False, STALLED, f"{progress}; {why}")
-    waiting = blocker(updated)
+    if rollout.get("paused") and len(updated) < len(children):
+        return Readiness(False, "Paused", f"{progress}; set spec.paused: false to roll it out")
+    waiting = _first_unavailable(updated)
     return Readiness(False, "Progressing", f"{progress}; {waiting}" if waiting else progress)
 
 
+def _first_unavailable(children: Mapping[str, Child]) -> str:
+    """Describe the first container that is not available; empty if all are."""
+    for name, child in children.items():
+        if child.available:
+            continue
+        waiting = blocker({name: child}) or f"waiting for {name} to stay ready"
+        if child.interruptions:
+            times = plural(child.interruptions, "time")
+            waiting += f" (it exited or stopped being ready {times})"
+        return waiting
+    return ""
+
+
 def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
-    """Return a digest of the containers and their readiness, with the deadline."""
+    """Return a digest of the containers and their availability, with the deadline.
+
+    A container that exits again and again is ready at times. That is not progress.
+    """
     deadline_seconds = spec.get("progressDeadlineSeconds")
     if deadline_seconds is None or spec["paused"]:  # a paused update has no deadline
         return None
-    parts = [(name, each.ready) for name, each in sorted(children_of(existing).items())]
+    parts = [(name, each.available) for name, each in sorted(children_of(existing).items())]
     content = _encoder.encode([parts, existing.outputs.get("leaving", [])])
     return Progress(hashlib.blake2b(content, digest_size=8).hexdigest(), deadline_seconds)
 
@@ -224,6 +279,10 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     return {
         "replicas": len(children),
         "ready": sum(child.ready for child in children.values()),
+        "available": sum(
+            child.ready and _suffix(name) in rollout.get("available", ())
+            for name, child in children.items()
+        ),
         "updated": sum(_has_template(name, newest) for name in children),
         "addresses": addresses,
         "backends": [{"address": each, "port": port} for each in addresses] if port else [],
@@ -232,7 +291,7 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
 
 def _keep_order(replica: Replica) -> tuple[bool, int]:
     """Return the sort key of the containers, from the first to keep to the first to remove."""
-    return (not replica.is_ready, replica.number)
+    return (not replica.is_available, replica.number)
 
 
 def _replica(name: str, child: Child | None = None) -> Replica | None:
@@ -241,7 +300,12 @@ def _replica(name: str, child: Child | None = None) -> Replica | None:
     parts = rest.rsplit("-", 2)
     if len(parts) != _PARTS or not parts[2].isdecimal():
         return None
-    return Replica(parts[1], int(parts[2]), child is not None and child.ready)
+    return Replica(parts[1], int(parts[2]), child is not None and child.available)
+
+
+def _suffix(name: str) -> str:
+    """Return the end of a container's name, ``<template>-<number>``."""
+    return "-".join(name.rsplit("-", 2)[1:])
 
 
 def _has_template(name: str, template: object) -> bool:

@@ -93,7 +93,8 @@ def _any_name(_name: str) -> str | None:
     return None
 
 
-def _always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
+def always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
+    """Return that the object is ready, because its API reports no readiness."""
     return READY
 
 
@@ -166,7 +167,7 @@ class Kind:
     It is None if the references in a spec belong to the parts of a composition.
     """
 
-    ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
+    ready: Callable[[Fields, ExternalObject], Readiness] = field(default=always_ready)
     """Decides whether an object that matches its declaration can be used."""
 
     renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
@@ -225,6 +226,11 @@ class Kind:
     def has_unmapped_spec(self) -> bool:
         """Whether ``spec`` has the fields of the object itself, without a mapping."""
         return True
+
+    def may_lose_readiness(self, existing: ExternalObject) -> bool:
+        """Return whether the object may be ready for a moment only."""
+        del existing
+        return self.ready is not always_ready
 
     @property
     def is_external(self) -> bool:
@@ -338,6 +344,12 @@ class ComposedKind(Kind):
 
     compose: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
     """Returns the set for a spec and the current object, whose outputs are the parts' states."""
+
+    min_ready_seconds: Callable[[Fields], float] | None = None
+    """Returns for how long a part must be ready without interruption to be ``available``.
+
+    If it is None, the statuses of the parts do not contain their availability.
+    """
 
     count_removed: Callable[[Fields, ExternalObject], Removal] = field(default=no_removal)
     """Counts the resources that this set would withdraw; the deletion guard may hold them."""

@@ -9,8 +9,8 @@ The modules, in reading order:
 - `evolve`: the fold of each event
 - `declaration`, `observation`, `result`, `holds`: the events of each kind of command
 - `situation`, `next_step`: the next step, from the state alone
-- `inputs`, `replacement`, `renewal`, `contention`, `progress`, `permission`: parts of the next
-  step
+- `inputs`, `availability`, `replacement`, `renewal`, `contention`, `progress`, `permission`: parts
+  of the next step
 - `attempt`, `effect`: an action from its decision to its end
 - `approval`, `twin`, `outcome`: guards of actions, and the public outcome
 - `difference`, `ownership`, `owner_label`, `api_health`, `backoff`, `cycle`: shared rules

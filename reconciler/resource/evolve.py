@@ -26,6 +26,7 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    AvailabilityNoted,
     Base,
     BreakerClosed,
     BreakerOpened,
@@ -71,6 +72,7 @@ from reconciler.resource.state import (
     ApiHealth,
     Applied,
     ApprovalState,
+    Availability,
     Desired,
     Ended,
     Finalizer,
@@ -137,6 +139,8 @@ def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
         state = replace(state, waits=replace(state.waits, until=None, is_contention=False))
     if endings.deadlines and (state.renewal is not None or state.progress is not None):
         state = replace(state, renewal=None, progress=None)
+    if endings.deadlines and state.availability.at is not None:
+        state = replace(state, availability=replace(state.availability, at=None))
     if endings.approval and state.holds.approved:
         state = replace(state, holds=replace(state.holds, approved=""))
     if endings.plan and plan is not None:
@@ -269,6 +273,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 actions=replace(state.actions, uncertain_create=is_uncertain),
                 renewal=None,
                 progress=None,
+                availability=Availability(),
                 cause=event.id,
             )
             if data.lost_data:
@@ -312,6 +317,10 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, renewal=Renewal(data.renewal_time, data.at))
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
+        case AvailabilityNoted(parts, at):
+            merged = {**state.availability.parts, **parts}
+            known = {name: each for name, each in merged.items() if each is not None}
+            return replace(state, availability=Availability(known, at))
 
         # --- finalizers, references, approvals and inputs
         case FinalizerAdded() as data:
@@ -939,6 +948,7 @@ def _with_result(
             owned=None,
             renewal=None,
             progress=None,
+            availability=Availability(),
             observed=replace(
                 state.observed,
                 object=None,

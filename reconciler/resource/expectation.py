@@ -20,6 +20,7 @@ from events.external import ExternalObject
 from events.intake import Reported
 from events.log import (
     Action,
+    AvailabilityNoted,
     LogEvent,
     ProgressNoted,
     RenewalScheduled,
@@ -28,7 +29,7 @@ from events.log import (
 )
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
-from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.provider.kind import READY, Kind, Readiness, always_ready
 from reconciler.resource.state import ResourceState
 
 UNKNOWN: Final = "(known after apply)"
@@ -56,7 +57,7 @@ def turn_digest(events: Iterable[LogEvent]) -> str:
     return hashlib.blake2b(_encoder.encode(recorded), digest_size=16).hexdigest()
 
 
-_TIME_DEPENDENT = (RetryScheduled, RenewalScheduled, ProgressNoted)
+_TIME_DEPENDENT = (RetryScheduled, RenewalScheduled, ProgressNoted, AvailabilityNoted)
 
 
 def expected_report(
@@ -129,7 +130,7 @@ def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action)
     """
     if kind.composition is None or CHILDREN not in action.fields:
         return False
-    ready = msgspec.to_builtins(Child("Converged", ready=True))
+    ready = msgspec.to_builtins(Child("Converged", ready=True, available=True))
     outputs = {CHILDREN: dict.fromkeys(action.fields[CHILDREN], ready)}
     done = ExternalObject(action.external_name, action.fields, outputs=outputs)
     try:
@@ -183,7 +184,8 @@ def with_unknown_values(kind: Kind) -> Kind:
     attributes: dict[str, Any] = {
         each.name: getattr(kind, each.name) for each in dataclasses.fields(kind)
     }
-    attributes["ready"] = ready
+    if kind.ready is not always_ready:
+        attributes["ready"] = ready
     if known_renewal_time is not None:
         attributes["renewal_time"] = renewal_time
     return _with_stand_ins(type(kind))(**attributes)
@@ -194,6 +196,10 @@ def _with_stand_ins(kind_type: type[Kind]) -> type[Kind]:
     """Return a subclass of a `Kind` type that accepts unknown values."""
 
     class PlanningKind(kind_type):
+        def may_lose_readiness(self, existing: ExternalObject) -> bool:
+            """Return whether the object may be ready for a moment only; a new one stays ready."""
+            return existing.version != UNKNOWN and super().may_lose_readiness(existing)
+
         def check_fields(self, fields: Fields) -> Fields:
             """Return validated fields. An unknown value is valid if any stand-in is."""
             refusal: InvalidManifestError | None = None

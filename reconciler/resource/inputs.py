@@ -11,6 +11,7 @@ from events.reference import Reference, fill_references, may_refer
 from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind, check_growth
+from reconciler.resource.availability import note_availability, with_availability
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_REPORT, Conclusion, Step, on_hold
@@ -74,6 +75,11 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     try:
         if kind.definition is not None:  # the definition may be newer than the declaration
             fields = kind.object_fields(kind.check_fields(fields))
+        if existing is not None and composition.min_ready_seconds is not None:
+            noted = note_availability(composition.min_ready_seconds(fields), existing, situation)
+            if noted is not None:
+                return noted
+            existing = with_availability(existing, situation.state.availability)
         content = composition.compose(context.key, fields, existing)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None

@@ -35,6 +35,7 @@ from reconciler.resource.attempt import (
     retry_refused_deletion,
     wait_after_conflicts,
 )
+from reconciler.resource.availability import is_available, note_replacement, with_availability
 from reconciler.resource.contention import contention_wait, report_contention
 from reconciler.resource.difference import (
     LABELS,
@@ -466,9 +467,12 @@ def _create(spec: Spec, situation: Situation) -> Step:
 def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situation) -> Step:
     """Return the step for an object without differences, such as a renewal or Converged."""
     state, kind = situation.state, situation.kind
-    ready = kind.ready(state.desired.fields, existing)
+    shown = existing
+    if kind.composition is not None and kind.composition.min_ready_seconds is not None:
+        shown = with_availability(existing, state.availability)
+    ready = kind.ready(state.desired.fields, shown)
     if kind.progress is not None:
-        noted = with_progress(ready, existing, spec, situation)
+        noted = with_progress(ready, shown, spec, situation)
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
@@ -477,8 +481,13 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
     if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
         message = "the log records ownership of the object, but the object lost its owner label"
         return Conclusion("Disputed", "LabelMissing", message, ready=ready)
-    if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
-        return retirement(situation)
+    if state.retiring is not None and spec.policy.mode == "Present":
+        is_momentary = kind.may_lose_readiness(existing)
+        noted = note_replacement(existing, ready, situation) if is_momentary else None
+        if noted is not None:
+            return noted
+        if ready.is_ready and (not is_momentary or is_available(existing, state.availability)):
+            return retirement(situation)
     converged = Conclusion("Converged", "AsDeclared", ready=ready)
     return renewal_step(existing, spec, situation, converged) if kind.renewal_time else converged
 

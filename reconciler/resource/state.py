@@ -18,7 +18,7 @@ from events.intake import (
     TargetState,
 )
 from events.kind_definition import DefinitionRef
-from events.log import Action, Effect, OutcomeRecorded, PathDrift
+from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
@@ -250,6 +250,13 @@ class KnownProgress(msgspec.Struct, frozen=True, gc=False):
     at: datetime | None = None  # deadline for more progress; None if it has passed
 
 
+class Availability(msgspec.Struct, frozen=True, gc=False):
+    """How long the parts of a composed object have been ready."""
+
+    parts: dict[str, PartAvailability] = {}
+    at: datetime | None = None  # time at which the next part becomes available
+
+
 class Finalizer(msgspec.Struct, frozen=True, gc=False):
     """A finalizer, which blocks the deletion of the object until its holder removes it."""
 
@@ -324,6 +331,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     waits: Waits = Waits()
     renewal: Renewal | None = None
     progress: KnownProgress | None = None
+    availability: Availability = Availability()
     holds: Holds = Holds()
     recent_drifts: tuple[PathDrift, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while a newer change is in progress

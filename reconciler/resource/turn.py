@@ -12,6 +12,7 @@ from events.excerpt import shorten
 from events.hold import Hold
 from events.intake import IntakeData, Reply, WaitPurpose
 from events.log import (
+    AvailabilityNoted,
     LogEvent,
     OutcomeName,
     ProgressNoted,
@@ -175,7 +176,7 @@ NOTHING_NEW = CommandResult()
 
 
 _TIMER_TYPES: Final[frozenset[type[ResourceEvent]]] = frozenset(
-    {RetryScheduled, RenewalScheduled, ProgressNoted}
+    {RetryScheduled, RenewalScheduled, ProgressNoted, AvailabilityNoted}
 )
 
 
@@ -202,6 +203,8 @@ class Turn(NamedTuple):
                     deadlines.append((at, "Renewal"))
                 case ProgressNoted(at=datetime() as at):
                     deadlines.append((at, "Progress"))
+                case AvailabilityNoted(at=datetime() as at):
+                    deadlines.append((at, "Availability"))
                 case _:
                     pass
         return deadlines

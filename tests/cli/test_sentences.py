@@ -25,6 +25,7 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    AvailabilityNoted,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -45,6 +46,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    PartAvailability,
     ProgressNoted,
     ReconcileAccepted,
     ReferenceAdded,
@@ -230,6 +232,24 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     (
         ProgressNoted("a1", AT),
         "The object has made no progress since 2026-01-02T03:04:05Z, which is longer than allowed",
+    ),
+    (
+        AvailabilityNoted(
+            {
+                "default/Container/a": PartAvailability("", AT, 0, True),
+                "default/Container/b": PartAvailability("", AT),
+                "default/Container/c": PartAvailability("", None, 1),
+                "default/Container/d": None,
+            },
+            AT,
+            5.0,
+        ),
+        "The parts changed (a: available; b: ready; c: not ready), and the next one is available "
+        "at 2026-01-02T03:04:05Z if it stays ready",
+    ),
+    (
+        AvailabilityNoted({"default/Container/a": PartAvailability("", AT, 0, True)}),
+        "The parts changed (a: available)",
     ),
     (ProgressNoted("", AT), "The decider stopped waiting for the object to make progress"),
     (

@@ -51,7 +51,10 @@ class Fleet:
         images = {str(each.key): each.spec["image"] for each in manifests_of(self.object.fields)}
         self._show(
             self.object.fields,
-            {name: Child("Converged", ready=works(image)) for name, image in images.items()},
+            {
+                name: Child("Converged", ready=works(image), available=works(image))
+                for name, image in images.items()
+            },
         )
 
     def settle(self, works: Callable[[str], bool] = lambda image: image.startswith("web")) -> None:
@@ -106,7 +109,7 @@ def test_37_a_bad_template_stalls_with_all_old_containers_and_can_be_undone():
     readiness = ready(fleet.object.fields, fleet.object)
     assert (readiness.is_ready, readiness.reason) == (False, "Progressing")
     assert readiness.message.startswith(
-        "0 of 3 containers are ready, 3 with the old template remain; waiting for d"
+        "0 of 3 containers are available, 3 with the old template remain; waiting for d"
     )
 
     children = set(fleet.object.fields[CHILDREN])
@@ -122,6 +125,14 @@ def test_37_a_paused_deployment_follows_replicas_but_not_the_template():
     fleet.spec = spec(BETTER, 5, paused=True)
     fleet.settle()
     assert fleet.images() == ["web:1"] * 5
+    assert fleet.object is not None
+    readiness = ready(fleet.object.fields, fleet.object)
+    assert (readiness.is_ready, readiness.reason) == (False, "Paused")
+    assert readiness.message == (
+        "0 of 5 containers are available, 5 with the old template remain; set spec.paused: false "
+        "to roll it out"
+    )
+    assert fleet.object.outputs["updated"] == 0
     fleet.spec = spec(BETTER, 5)
     fleet.settle()
     assert fleet.images() == ["web:2"] * 5
@@ -132,8 +143,10 @@ def test_37_a_pause_during_a_rollout_keeps_the_containers():
     fleet.settle()
     fleet.spec = spec(BETTER)
     fleet.step()
+    existing = fleet.images()
     fleet.spec = spec(BETTER, paused=True)
-    assert not fleet.step()
+    fleet.settle()
+    assert fleet.images() == existing
     fleet.spec = spec(BETTER)
     fleet.start(lambda _image: True)
     fleet.settle()
@@ -147,7 +160,8 @@ def test_37_an_edited_container_is_replaced_in_the_rollout_and_not_before():
     [name] = fleet.object.fields[CHILDREN]
     edited = {**fleet.object.fields, CHILDREN: {name: "another declaration"}}
     deployment = msgspec.structs.replace(fleet.object, fields=edited)
-    assert compose(WEB, spec(BETTER, 1, paused=True), deployment) == fleet.object.fields
+    kept = compose(WEB, spec(BETTER, 1, paused=True), deployment)
+    assert kept[CHILDREN] == fleet.object.fields[CHILDREN]
     assert name in compose(WEB, spec(BETTER, 1), deployment)[CHILDREN], (
         "the edited container stays until the new one is ready"
     )
@@ -181,7 +195,7 @@ def test_a_stuck_container_is_named():
     outputs = {CHILDREN: {name: msgspec.to_builtins(failed)}}
     readiness = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
     assert readiness.reason == "Stalled"
-    assert readiness.message == f"0 of 1 containers are ready; {name} is Failed: no such image"
+    assert readiness.message == f"0 of 1 containers are available; {name} is Failed: no such image"
 
 
 def test_the_first_pending_container_is_named_with_its_reason():
@@ -190,11 +204,12 @@ def test_the_first_pending_container_is_named_with_its_reason():
     assert fleet.object is not None
     first, second = fleet.object.fields[CHILDREN]
     starting = Child("Converged", reason="Starting", message="no health check has passed")
-    children = {first: Child("Converged", ready=True), second: starting}
+    children = {first: Child("Converged", ready=True, available=True), second: starting}
     outputs = {CHILDREN: msgspec.to_builtins(children)}
     deployment = msgspec.structs.replace(fleet.object, outputs=outputs)
     assert ready(deployment.fields, deployment).message == (
-        f"1 of 2 containers are ready; waiting for {second}: Starting: no health check has passed"
+        f"1 of 2 containers are available; waiting for {second}: Starting: no health check has "
+        "passed"
     )
     children[second] = Child()
     deployment = msgspec.structs.replace(
@@ -203,7 +218,7 @@ def test_the_first_pending_container_is_named_with_its_reason():
     assert ready(deployment.fields, deployment).message.endswith(f"waiting for {second}: Pending")
 
 
-def test_37_a_new_or_newly_ready_container_is_progress_and_a_pause_has_no_deadline():
+def test_37_a_new_or_newly_available_container_is_progress_and_a_pause_has_no_deadline():
     fleet = Fleet(spec(GOOD, 2))
     fleet.step()
 
@@ -267,16 +282,19 @@ def test_no_step_removes_a_replica_that_must_serve(
 ):
     strategy = Strategy(*limits)
     state = [
-        Replica(template, index, is_ready) for index, (template, is_ready) in enumerate(existing)
+        Replica(template, index, is_available)
+        for index, (template, is_available) in enumerate(existing)
     ]
     min_ready = max(0, replicas - strategy.max_unavailable)
     for _ in range(60):
         kept = next_replicas(state, "a", replicas, strategy)
         kept_replicas = set(kept) & set(state)
-        before_ready = sum(each.is_ready for each in state)
-        assert sum(each.is_ready for each in kept_replicas) >= min(min_ready, before_ready)
+        before_ready = sum(each.is_available for each in state)
+        assert sum(each.is_available for each in kept_replicas) >= min(min_ready, before_ready)
         assert len(kept) <= max(len(state), replicas + strategy.max_surge)
-        started = [each._replace(is_ready=each.is_ready or each.template == "a") for each in kept]
+        started = [
+            each._replace(is_available=each.is_available or each.template == "a") for each in kept
+        ]
         if started == state:
             break
         state = started

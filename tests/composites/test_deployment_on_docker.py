@@ -186,6 +186,48 @@ async def test_37_a_rollout_with_a_bad_image_halts_with_three_serving_and_is_und
     assert running(engine, prefix) == []
 
 
+async def test_43_a_crashing_template_stops_with_three_serving_and_is_undone(
+    docked: World, engine: TestEngine, prefix: str, tmp_path: Path
+) -> None:
+    key = ResourceKey("default", "Deployment", f"{prefix}-web")
+
+    def declare(command: list[str]) -> Manifest:
+        manifest = deployment(key.name, engine.image, command)
+        spec = {**manifest.spec, "minReadySeconds": 2, "progressDeadlineSeconds": 12}
+        return msgspec.structs.replace(manifest, spec=spec)
+
+    def good_ids() -> set[str]:
+        containers = running(engine, prefix)
+        return {each["Id"] for each in containers if each["Command"] == "/bin/sleep 1001"}
+
+    await docked.declare_all([declare(["/bin/sleep", "1001"])])
+    await wait_until_ready(docked, key, 1)
+    ids_before = good_ids()
+    assert len(ids_before) == 3
+    row = await docked.client.status(key)
+    assert row is not None
+    assert (row.outputs["available"], row.outputs["updated"]) == (3, 3)
+
+    async def has_stalled() -> bool:
+        row = await docked.client.status(key)
+        not_ready = None if row is None else row.not_ready
+        assert await asyncio.to_thread(good_ids) == ids_before, "the old containers are serving"
+        return not_ready is not None and not_ready.reason == "Stalled"
+
+    async with count_running(engine, prefix) as counts:
+        await docked.declare_all([declare(["/bin/sh", "-c", "sleep 1; exit 1"])])
+        await docked.until(has_stalled, "it stalls", seconds=60)
+        row = await docked.client.status(key)
+        assert row is not None
+        assert row.not_ready is not None
+        assert "0 of 3 containers are available, 3 with the old" in row.not_ready.message
+        assert (row.outputs["available"], row.outputs["updated"]) == (3, 1)
+        undo = ("rollback", f"Deployment/{key.name}", "--wait", "--reason", "it exits")
+        await asyncio.to_thread(Cli(tmp_path).ok, *undo, "--nats-url", docked.server.url)
+    assert max(counts) <= 4
+    assert good_ids() == ids_before, "no container was recreated"
+
+
 DRAINING = """
 trap 'sleep 2; exit' TERM
 mkdir -p /tmp/www && echo VERSION > /tmp/www/index.html

@@ -71,6 +71,7 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
         "pending_name": action.external_name if action and action.operation == "Create" else "",
         "renewal_at": None if due is None or due.is_written else due.at,
         "progress_at": None if state.progress is None else state.progress.at,
+        "available_at": state.availability.at,
         "pending_plan": approval.plan if approval and approval.decision != "Proceed" else "",
         "finalizers": {each.name: each.holder for each in state.holds.finalizers},
         "references": state.holds.references,

@@ -302,11 +302,20 @@ class Story:
         return self.turn(msgspec.structs.replace(report, is_lookup=True, **report_fields))
 
     def succeed(self, **changes: Any) -> list[ResourceEvent]:
-        """Report that the action in flight succeeded; the API keeps the values in ``changes``."""
+        """Report that the action in flight succeeded; the API keeps the values in ``changes``.
+
+        After the creation of a replacement, let the interval for its readiness pass.
+        """
         action = self.action
-        return self.report(
+        events = self.report(
             existing=None if action.operation == "Delete" else self.object_after(action, **changes)
         )
+        return [*events, *self.await_availability()] if action.purpose == "Replace" else events
+
+    def await_availability(self) -> list[ResourceEvent]:
+        """Let the time pass after which a replacement is available."""
+        at = self.state.availability.at
+        return [] if at is None else self.wake((at - self.context.bus_now).total_seconds())
 
     def fail(
         self,

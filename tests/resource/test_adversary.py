@@ -312,6 +312,7 @@ def test_r10_both_objects_with_one_name_are_listed():
         story, old_object, msgspec.structs.replace(new_object, outputs={})
     ):
         story.turn(observation)
+    story.await_availability()
     assert story.action.purpose == "Retire"
 
 
@@ -570,6 +571,7 @@ def test_r18_an_object_that_a_lookup_found_is_not_leaked_when_it_is_owned_again(
         story.fail("Unknown")
         story.wake(3600)
     story.report_lookup(existing)
+    story.await_availability()
     story.succeed()  # the first one is retired
     assert (owned(story).uid, story.idle) == (existing.uid, True)
     story.declare(TRIANGLE)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import msgspec
 import pytest
 
 from events.external import ExternalObject
 from events.intake import Approved
-from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
+from events.log import ActionDecided, AvailabilityNoted, OwnershipClaimed, OwnershipReleased
 from events.manifest import Fields
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.provider.kind import READY, Kind, Readiness, always_ready
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     BLOCK,
     FOO,
+    START,
     Story,
     api_object,
     every,
@@ -129,8 +131,45 @@ def test_a_replacement_coexists_with_the_old_object_until_it_is_ready():
     assert (story.outcome, story.state.retiring.uid) == ("Converged", original.uid)
     assert story.wake() == []
     story.observe(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
+    assert story.idle, "it has been ready for a moment only"
+    story.await_availability()
     assert (story.action.operation, story.action.purpose) == ("Delete", "Retire")
     assert (story.action.external_name, story.action.uid) == ("Foo", original.uid)
+
+
+@pytest.mark.parametrize("kind", [BESIDE, BY_ID])
+def test_a_replacement_that_is_ready_for_moments_does_not_release_the_old_object(kind: Kind):
+    """Each of them starts a longer interval, by the bus's clock."""
+    story = created_story(kind)
+    story.stored_at = story.now
+    original = story.existing
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    name, starting = story.existing.name, story.existing
+    up = msgspec.structs.replace(starting, outputs={})
+    for _ in range(5):
+        story.observe(up, name=name)
+        assert story.wake(3) == []
+        story.observe(starting, name=name)
+        assert story.wake(3600) == []
+    story.observe(msgspec.structs.replace(up, outputs={"startedAt": "1"}), name=name)
+    story.wake(3)
+    story.observe(msgspec.structs.replace(up, outputs={"startedAt": "2"}), name=name)
+    story.now += timedelta(days=365)
+    assert story.wake() == [], "the local clock does not count"
+    assert story.state.retiring is not None
+    check_rows(story)
+    story.await_availability()
+    assert (story.action.purpose, story.action.uid) == ("Retire", original.uid)
+    assert story.stored_at - START >= timedelta(seconds=5 * 3603 + 5 * 2**6)
+
+
+def test_a_kind_without_readiness_replaces_at_once():
+    story = created_story(replace(BESIDE, ready=always_ready))
+    story.declare(CIRCLE)
+    story.report(existing=story.object_after(story.action))
+    assert story.action.purpose == "Retire"
+    assert every(AvailabilityNoted, [event.data for event in story.log]) == []
 
 
 def test_a_mutable_field_is_changed_in_place(story: Story):

@@ -38,6 +38,7 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    AvailabilityNoted,
     Base,
     BreakerClosed,
     BreakerOpened,
@@ -65,6 +66,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    PartAvailability,
     PathDrift,
     ProgressNoted,
     Purpose,
@@ -300,6 +302,19 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     RetryScheduled: st.builds(RetryScheduled, moments, seconds, strings, maybe_strings),
     RenewalScheduled: st.builds(RenewalScheduled, moments, moments, seconds),
     ProgressNoted: st.builds(ProgressNoted, strings, moments, st.none() | moments, seconds),
+    AvailabilityNoted: st.builds(
+        AvailabilityNoted,
+        st.dictionaries(
+            strings,
+            st.none()
+            | st.builds(
+                PartAvailability, strings, st.none() | moments, st.integers(0, 9), st.booleans()
+            ),
+            max_size=3,
+        ),
+        st.none() | moments,
+        seconds,
+    ),
     ApiThrottled: st.builds(ApiThrottled, moments, seconds, strings),
     BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, strings),
     BreakerProbed: st.builds(BreakerProbed, moments, seconds, strings),

@@ -50,6 +50,7 @@ def composed_kind(
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
+    min_ready_seconds: Callable[[Fields], float] | None = None,
     provider: str = "infra.providers.composition.provider:CompositionProvider",
     extra: str = "",
     find_references: Callable[[Fields, str], Sequence[Reference]] | None = None,
@@ -76,4 +77,5 @@ def composed_kind(
         renewal_time=_renewal_time,
         progress=progress,
         compose=compose,
+        min_ready_seconds=min_ready_seconds,
     )

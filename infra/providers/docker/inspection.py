@@ -476,13 +476,14 @@ def _read_health_check(check: _HealthCheck | None) -> Fields | None:
 
 
 def _outputs(inspection: Inspection) -> Fields:
-    """Return values that are stable while the container runs, which excludes counters and times."""
+    """Return values that are stable while the container runs, which excludes counters."""
     state, settings = inspection.state, inspection.network_settings
     outputs: Fields = {"imageId": inspection.image, "state": state.status}
     if state.health is not None and state.health.status not in ("", "none"):
         outputs["health"] = state.health.status
     if not state.running:
         return {**outputs, "exitCode": state.exit_code} if state.status == "exited" else outputs
+    outputs["startedAt"] = state.started_at
     networks = settings.networks or {}
     addresses = {
         name: each.ip_address for name, each in networks.items() if each and each.ip_address

@@ -267,6 +267,13 @@ class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
         str | None,
         msgspec.Meta(description="Result of the health check, as the Engine reports it."),
     ] = None
+    started_at: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Time at which its process started, while the container runs. It changes "
+            "with each restart."
+        ),
+    ] = None
     exit_code: Annotated[
         int | None, msgspec.Meta(description="Exit code of a container that has exited.")
     ] = None

@@ -16,7 +16,7 @@ from infra.providers.rest.protocol import OUTPUT_TYPES, READY, Protocol
 from infra.providers.rest.provider import RestProvider, WatchingRestProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY as IS_READY
-from reconciler.provider.kind import EngineKind, Kind, Readiness
+from reconciler.provider.kind import EngineKind, Kind, Readiness, always_ready
 from reconciler.provider.secrets import Secrets
 
 LABELS = "labels"
@@ -60,16 +60,12 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         normalize=protocol.document.normalize,
         name_problem=protocol.name_problem,
         outputs=_outputs(name, protocol),
-        ready=_ready if rest.ready else _always_ready,
+        ready=_ready if rest.ready else always_ready,
         immutable=frozenset(immutable),
         map_fields=protocol.document.build,
         shown_paths=protocol.document.paths,
         protocol_digest=protocol.digest,
     )
-
-
-def _always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
-    return IS_READY
 
 
 def _ready(_fields: Fields, observed: ExternalObject) -> Readiness:

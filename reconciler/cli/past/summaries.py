@@ -7,6 +7,7 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
+from events.excerpt import list_first
 from events.intake import TargetState
 from events.log import (
     AbsenceDoubted,
@@ -22,6 +23,7 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    AvailabilityNoted,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -268,6 +270,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 text = f"The object has made no progress since {time_text(since)}"
                 return f"{text}, which is longer than allowed"
             return f"The object made progress, and more is expected by {time_text(at)}"
+        case AvailabilityNoted():
+            return _describe_availability(data)
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:
                 return f"The decider will retry in {seconds:.1f} s, at {time_text(at)}: {reason}"
@@ -438,6 +442,21 @@ def _object_phrase(operation: Operation, purpose: Purpose, name: str = "") -> st
             return f"the replaced object {name}".rstrip()
         case "Converge" | "Renew":
             return name or "the object"
+
+
+def _describe_availability(data: AvailabilityNoted) -> str:
+    """Describe which parts became available or stopped being ready, and when the next one is."""
+    parts = {name.rpartition("/")[2]: each for name, each in data.parts.items() if each is not None}
+    groups = {
+        "available": [name for name, each in parts.items() if each.available],
+        "ready": [name for name, each in parts.items() if each.since and not each.available],
+        "not ready": [name for name, each in parts.items() if each.since is None],
+    }
+    changes = [f"{list_first(names)}: {group}" for group, names in groups.items() if names]
+    text = f"The parts changed ({'; '.join(changes)})" if changes else "The parts are unchanged"
+    if data.at is None:
+        return text
+    return f"{text}, and the next one is available at {time_text(data.at)} if it stays ready"
 
 
 def _describe_success(data: ActionSucceeded) -> str:
