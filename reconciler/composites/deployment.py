@@ -188,7 +188,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     updated = {
         name: child for name, child in children.items() if _has_template(name, rollout["template"])
     }
-    number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
+    number, wanted = sum(map(_is_serving, updated.values())), rollout["replicas"]
     old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
         return READY
@@ -207,7 +207,7 @@ def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
     deadline_seconds = spec.get("progressDeadlineSeconds")
     if deadline_seconds is None or spec["paused"]:  # a paused update has no deadline
         return None
-    parts = [(name, each.ready) for name, each in sorted(children_of(existing).items())]
+    parts = [(name, _is_serving(each)) for name, each in sorted(children_of(existing).items())]
     content = _encoder.encode([parts, existing.outputs.get("leaving", [])])
     return Progress(hashlib.blake2b(content, digest_size=8).hexdigest(), deadline_seconds)
 
@@ -219,11 +219,11 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     addresses = sorted(
         str(child.outputs["address"])
         for child in children.values()
-        if child.ready and child.outputs.get("address")
+        if _is_serving(child) and child.outputs.get("address")
     )
     return {
         "replicas": len(children),
-        "ready": sum(child.ready for child in children.values()),
+        "ready": sum(map(_is_serving, children.values())),
         "updated": sum(_has_template(name, newest) for name in children),
         "addresses": addresses,
         "backends": [{"address": each, "port": port} for each in addresses] if port else [],
@@ -241,7 +241,12 @@ def _replica(name: str, child: Child | None = None) -> Replica | None:
     parts = rest.rsplit("-", 2)
     if len(parts) != _PARTS or not parts[2].isdecimal():
         return None
-    return Replica(parts[1], int(parts[2]), child is not None and child.ready)
+    return Replica(parts[1], int(parts[2]), child is not None and _is_serving(child))
+
+
+def _is_serving(child: Child) -> bool:
+    """Return whether a container is ready and runs: a process that has finished serves nothing."""
+    return child.ready and "exitCode" not in child.outputs
 
 
 def _has_template(name: str, template: object) -> bool:

@@ -199,6 +199,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(
                 state,
                 desired=desired,
+                predecessor=None,
                 waits=_NO_WAITS,
                 cause=event.id,
             )
@@ -239,7 +240,14 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_listing_disproved=data.reason == "Returned",
                 grace_seconds=data.grace_seconds or state.observed.grace_seconds,
             )
-            return replace(state, owned=owned, observed=observed, actions=actions, cause=event.id)
+            return replace(
+                state,
+                owned=owned,
+                observed=observed,
+                predecessor=None,
+                actions=actions,
+                cause=event.id,
+            )
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
                 return replace(state, retiring=None)
@@ -540,7 +548,17 @@ def _fold_observation(
     if holds.approved and not is_same:
         holds = replace(holds, approved="")
     waits = replace(state.waits, conflicts=0)
+    if existing is None:
+        state = _with_predecessor(state)
     return replace(state, owned=owned, observed=observed, waits=waits, holds=holds)
+
+
+def _with_predecessor(state: ResourceState) -> ResourceState:
+    """Keep the owned object before its absence is recorded, because its successor may need it."""
+    lost = state.observed.object
+    if state.owned is None or lost is None or lost.uid != state.owned.uid:
+        return state
+    return replace(state, predecessor=lost) if state.desired.is_declared else state
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
@@ -902,7 +920,7 @@ def _with_result(
     if data.operation == "Delete":
         is_uncertain = state.actions.uncertain_create or data.unconfirmed
         state = replace(
-            state,
+            _with_predecessor(state) if data.purpose == "Replace" else state,
             owned=None,
             renewal=None,
             progress=None,
@@ -941,6 +959,7 @@ def _with_result(
     return replace(
         state,
         owned=Owned(action.provider_config, action.external_name, uid, applied, responded_at),
+        predecessor=None,
         retiring=replace(state.owned, last_observed=state.observed.object)
         if is_replaced and state.owned is not None
         else state.retiring,
@@ -1044,6 +1063,8 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
         return replace(state, retiring=None)
     if data.consequence == "Conflict":
         return state
+    if data.object is None:
+        state = _with_predecessor(state)
     location = state.observed.provider_config if flight is None else flight.action.provider_config
     observed = replace(state.observed, object=data.object, provider_config=location)
     return replace(state, observed=observed)

@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 37
+STATE_SCHEMA = 38
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -305,6 +305,8 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     owned: Owned | None = None
     retiring: Owned | None = None  # the replaced object, until it is deleted
     observed: Observation = Observation()
+    # The owned object as last observed, from its deletion or loss until the next one is owned.
+    predecessor: ExternalObject | None = None
     actions: Actions = Actions()
     waits: Waits = Waits()
     renewal: Renewal | None = None

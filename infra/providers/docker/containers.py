@@ -49,8 +49,10 @@ from infra.providers.docker.inspection import (
 )
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import (
+    INHERITED_VOLUMES,
     MUTABLE,
     comparable,
+    has_finished,
 )
 from infra.providers.responses import Response, decode_body
 from reconciler.errors import (
@@ -174,7 +176,10 @@ class ContainersProvider(NamedObjects[_Container]):
         self, action: Action, existing: ExistingObject[_Container]
     ) -> _Container:
         """Connect and start a container that an earlier attempt created."""
-        return await self._finish(existing.native.inspection, action)
+        inspection = existing.native.inspection
+        if has_finished(action.fields, existing.object.outputs):
+            action = msgspec.structs.replace(action, fields=_without_running(action.fields))
+        return await self._finish(inspection, action)
 
     async def update_object(
         self, action: Action, existing: ExistingObject[_Container]
@@ -269,6 +274,13 @@ class ContainersProvider(NamedObjects[_Container]):
                     f"volume {volume!r} does not exist; declare or create it",
                     status=HTTPStatus.NOT_FOUND,
                 )
+        for path, volume in fields.get(INHERITED_VOLUMES, {}).items():
+            if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
+                raise NotDoneError(
+                    f"anonymous volume {volume} with the data of {path} does not exist; restore "
+                    f"it, or run `docker volume create {volume}` to start with an empty one",
+                    status=HTTPStatus.NOT_FOUND,
+                )
         await self._check_networks(fields)
 
     async def _check_networks(self, fields: Fields) -> None:
@@ -307,12 +319,13 @@ class ContainersProvider(NamedObjects[_Container]):
             for path, body in _network_changes(fields, inspection):
                 await self._post(path, body)
                 has_effect = True
-            should_run, state = fields.get("running", True), inspection.state
+            # A process that has finished has no value here, and stays as it is.
+            should_run, state = fields.get("running"), inspection.state
             if should_run and state.paused:
                 await self._post(f"{container_path}/unpause")
             elif should_run and not state.running:
                 await self._post(f"{container_path}/start")
-            elif state.running and not should_run:
+            elif state.running and should_run is False:
                 await self._stop(inspection)
             has_effect = True
             return await self._container(await self._by_id(inspection.id))
@@ -450,6 +463,10 @@ class ContainersProvider(NamedObjects[_Container]):
         raise RefusedError(
             f"container {inspection.external_name!r}: {reason}; a resource cannot manage it"
         )
+
+
+def _without_running(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if name != "running"}
 
 
 def _may_be_in(scope: Scope, container: _ListedContainer) -> bool:
