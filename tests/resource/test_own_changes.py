@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -86,7 +86,7 @@ def lose_by_another_client(story: Story) -> None:
 
 
 @pytest.mark.parametrize("lose", [lose_by_replacement, lose_by_another_client])
-def test_a_new_object_takes_over_from_its_predecessor(lose):
+def test_a_new_object_takes_over_from_its_predecessor(lose: Callable[[Story], None]):
     story = created_story(HEIR)
     sized = repaint(story.existing, size=SIZED)
     story.observe(sized)
@@ -122,7 +122,10 @@ def test_a_new_declaration_after_a_deletion_takes_over_nothing():
 
 
 def test_a_kind_may_delete_without_approval_if_the_declaration_permits_it():
-    story = created_story(replace(HEIR, guards_data=lambda fields: fields["color"] != "Green"))
+    def guards_data(fields: Fields) -> bool:
+        return fields["color"] != "Green"
+
+    story = created_story(replace(HEIR, guards_data=guards_data))
     story.declare({**SQUARE, "color": "Green"})
     story.succeed()
     story.withdraw()
