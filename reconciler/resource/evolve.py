@@ -548,13 +548,13 @@ def _fold_observation(
     if holds.approved and not is_same:
         holds = replace(holds, approved="")
     waits = replace(state.waits, conflicts=0)
-    if existing is None:
+    if not is_same:
         state = _with_predecessor(state)
     return replace(state, owned=owned, observed=observed, waits=waits, holds=holds)
 
 
 def _with_predecessor(state: ResourceState) -> ResourceState:
-    """Keep the owned object before its absence is recorded, because its successor may need it."""
+    """Keep the owned object before its loss is recorded, because its successor may need it."""
     lost = state.observed.object
     if state.owned is None or lost is None or lost.uid != state.owned.uid:
         return state

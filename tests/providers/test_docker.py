@@ -374,6 +374,7 @@ async def test_a_container_whose_port_is_in_use_starts_once_the_port_is_free(cas
     with pytest.raises(UnknownResultError, match=r"already allocated|already in use") as caught:
         await case.containers.create(create)
     assert caught.value.status == 409, "not a sign of a failing Engine"
+    assert f"container '{first.name}' uses port {port}/tcp" in caught.value.message
     unfinished = await case.containers.read(create.external_name)
     assert unfinished is not None
     assert unfinished.written_by == create.idempotency_key

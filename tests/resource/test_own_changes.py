@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from events.external import ExternalObject
@@ -85,7 +86,16 @@ def lose_by_another_client(story: Story) -> None:
     story.observe(None)
 
 
-@pytest.mark.parametrize("lose", [lose_by_replacement, lose_by_another_client])
+def lose_to_an_object_of_another_client(story: Story) -> None:
+    story.observe(msgspec.structs.replace(story.existing, uid="theirs", labels={}))
+    assert story.outcome == "Conflict"
+    story.observe(None)
+
+
+LOSSES = [lose_by_replacement, lose_by_another_client, lose_to_an_object_of_another_client]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
 def test_a_new_object_takes_over_from_its_predecessor(lose: Callable[[Story], None]):
     story = created_story(HEIR)
     sized = repaint(story.existing, size=SIZED)

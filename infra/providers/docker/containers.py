@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from events.allow import ROOT
+from events.excerpt import list_first
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -28,6 +29,7 @@ from infra.providers.docker.engine import (
     checked_name,
     filters,
     gather_limited,
+    is_port_in_use,
     label_filter,
     labels_to_write,
     mark_partial_failure,
@@ -324,7 +326,7 @@ class ContainersProvider(NamedObjects[_Container]):
             if should_run and state.paused:
                 await self._post(f"{container_path}/unpause")
             elif should_run and not state.running:
-                await self._post(f"{container_path}/start")
+                await self._start(inspection, fields)
             elif state.running and should_run is False:
                 await self._stop(inspection)
             has_effect = True
@@ -333,6 +335,35 @@ class ContainersProvider(NamedObjects[_Container]):
             if not has_effect or isinstance(error, UnknownResultError):
                 raise
             raise build_partial_failure("the container was partly changed", error) from error
+
+    async def _start(self, inspection: Inspection, fields: Fields) -> None:
+        try:
+            await self._post(f"/containers/{inspection.id}/start")
+        except NotDoneError as error:
+            if not is_port_in_use(error.message):
+                raise
+            raise NotDoneError(
+                f"{error.message}; {await self._describe_port_users(inspection, fields)}",
+                status=error.status,
+            ) from error
+
+    async def _describe_port_users(self, inspection: Inspection, fields: Fields) -> str:
+        """Name the containers that publish the declared ports, which may have been renamed."""
+        users: list[str] = []
+        for port in fields.get("ports", ()):
+            if "host" not in port:
+                continue
+            published = f"{port['host']}/{port['protocol']}"
+            query = [filters(publish=[published])]
+            running = await self._api.get("/containers/json", _listing_decoder, query)
+            users += [
+                f"container {_name_of(each)!r} uses port {published}"
+                for each in running
+                if each.id != inspection.id
+            ]
+        if not users:
+            return "a process outside of this Engine uses a declared port"
+        return f"{list_first(users)}; stop it, or declare another port"
 
     async def _post(self, path: str, body: object = None) -> None:
         response = await self._api.call("POST", path, body=body)
@@ -463,6 +494,10 @@ class ContainersProvider(NamedObjects[_Container]):
         raise RefusedError(
             f"container {inspection.external_name!r}: {reason}; a resource cannot manage it"
         )
+
+
+def _name_of(container: _ListedContainer) -> str:
+    return (container.names or [container.id])[0].removeprefix("/")
 
 
 def _without_running(fields: Fields) -> Fields:
