@@ -225,7 +225,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     updated = {
         name: child for name, child in children.items() if _has_template(name, rollout["template"])
     }
-    number, wanted = sum(each.available for each in updated.values()), rollout["replicas"]
+    number, wanted = sum(map(_is_available, updated.values())), rollout["replicas"]
     old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
         return READY
@@ -262,7 +262,7 @@ def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
     deadline_seconds = spec.get("progressDeadlineSeconds")
     if deadline_seconds is None or spec["paused"]:  # a paused update has no deadline
         return None
-    parts = [(name, each.available) for name, each in sorted(children_of(existing).items())]
+    parts = [(name, _is_available(each)) for name, each in sorted(children_of(existing).items())]
     content = _encoder.encode([parts, existing.outputs.get("leaving", [])])
     return Progress(hashlib.blake2b(content, digest_size=8).hexdigest(), deadline_seconds)
 
@@ -274,13 +274,13 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     addresses = sorted(
         str(child.outputs["address"])
         for child in children.values()
-        if child.ready and child.outputs.get("address")
+        if _is_serving(child) and child.outputs.get("address")
     )
     return {
         "replicas": len(children),
-        "ready": sum(child.ready for child in children.values()),
+        "ready": sum(map(_is_serving, children.values())),
         "available": sum(
-            child.ready and _suffix(name) in rollout.get("available", ())
+            _is_serving(child) and _suffix(name) in rollout.get("available", ())
             for name, child in children.items()
         ),
         "updated": sum(_has_template(name, newest) for name in children),
@@ -300,12 +300,22 @@ def _replica(name: str, child: Child | None = None) -> Replica | None:
     parts = rest.rsplit("-", 2)
     if len(parts) != _PARTS or not parts[2].isdecimal():
         return None
-    return Replica(parts[1], int(parts[2]), child is not None and child.available)
+    return Replica(parts[1], int(parts[2]), child is not None and _is_available(child))
 
 
 def _suffix(name: str) -> str:
     """Return the end of a container's name, ``<template>-<number>``."""
     return "-".join(name.rsplit("-", 2)[1:])
+
+
+def _is_serving(child: Child) -> bool:
+    """Return whether a container is ready and runs: a process that has finished serves nothing."""
+    return child.ready and "exitCode" not in child.outputs
+
+
+def _is_available(child: Child) -> bool:
+    """Return whether a container has been ready for long enough, and runs."""
+    return child.available and _is_serving(child)
 
 
 def _has_template(name: str, template: object) -> bool:

@@ -106,9 +106,25 @@ class Removal(NamedTuple):
     changed_by: str = ""
 
 
+class Inheritance(NamedTuple):
+    """What a new object takes over from the one that it replaces.
+
+    ``fields`` are added to its creation. ``loss`` describes the data that it does not take over.
+    """
+
+    fields: Fields
+    loss: str = ""
+
+
 def no_removal(_fields: Fields, _observed: ExternalObject) -> Removal:
     """Return zero counts, because the author of the change named the removed parts."""
     return Removal()
+
+
+def _nothing_settled(
+    _desired: Fields, _applied: Fields, _observed: ExternalObject
+) -> Collection[str]:
+    return ()
 
 
 def _no_data_loss(_fields: Fields | None, _observed: ExternalObject) -> str:
@@ -117,6 +133,10 @@ def _no_data_loss(_fields: Fields | None, _observed: ExternalObject) -> str:
 
 def _no_explanation(_fields: Fields, _observed: ExternalObject) -> str:
     return ""
+
+
+def _always_guarded(_fields: Fields) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +193,15 @@ class Kind:
     renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
     """Returns when a matching object, such as a certificate, must be written again."""
 
+    settled_paths: Callable[[Fields, Fields, ExternalObject], Collection[str]] = field(
+        default=_nothing_settled
+    )
+    """Returns the paths that the object changed by itself, as its declaration expects.
+
+    They are neither compared nor written, such as ``running`` of a process that has finished. The
+    arguments are the desired fields, those of the last write, and the object.
+    """
+
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
     """Returns the progress of an object that is not ready; None if it has no deadline."""
 
@@ -195,6 +224,15 @@ class Kind:
 
     explain_kept: Callable[[Fields, ExternalObject], str] = field(default=_no_explanation)
     """Explains why the API keeps values that differ from the fields; empty if that is unknown."""
+
+    guards_data: Callable[[Fields], bool] = field(default=_always_guarded)
+    """Returns whether a deletion that loses data requires approval, given the desired fields."""
+
+    inherit: Callable[[Fields, ExternalObject], Inheritance] | None = None
+    """Returns what a new object takes over from the one that it replaces.
+
+    If it is None, a replacement loses the same data as a deletion.
+    """
 
     find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=no_host_uses)
     """Returns the host access that fields need, which ``ProviderConfig.spec.allow`` must permit."""

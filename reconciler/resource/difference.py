@@ -38,6 +38,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     applied_fields: Fields = {}
     applied_labels: Mapping[str, str] = {}
     ignored: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()  # ignored paths that the object changed by itself
 
 
 def differences(
@@ -67,7 +68,7 @@ def merge_desired(
     labels = _merge(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
     )
-    return fields, cast("dict[str, str]", labels)
+    return without_ignored(fields, wanted.settled), cast("dict[str, str]", labels)
 
 
 def without_ignored(
@@ -152,7 +153,8 @@ class Comparison(msgspec.Struct, gc=False):
         labels = without_ignored(self.wanted.labels, ignored, f"{LABELS}.")
         # The owner label was part of the write, even if no update can restore it later.
         written = without_ignored(applied.labels, ignored, f"{LABELS}.")
-        return (applied.fields, written) == (fields, labels)
+        applied_fields = without_ignored(applied.fields, self.wanted.settled)
+        return (applied_fields, written) == (fields, labels)
 
     @property
     def is_kept_by_api(self) -> bool:
@@ -206,12 +208,17 @@ def _build_wanted(
     if kind is not None and LABELS in kind.immutable:
         # Only a replacement could restore our label.
         ignored = (*ignored, f"{LABELS}.{OWNER_LABEL}")
+    applied_fields = {} if applied is None else applied.fields
+    settled: frozenset[str] = frozenset()
+    if existing is not None and kind is not None:
+        settled = frozenset(kind.settled_paths(desired.fields, applied_fields, existing))
     return Wanted(
         desired.fields,
         _labels(spec, owned, context),
-        {} if applied is None else applied.fields,
+        applied_fields,
         {} if applied is None else applied.labels,
-        frozenset(ignored),
+        settled.union(ignored),
+        settled,
     )
 
 

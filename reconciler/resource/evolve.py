@@ -204,6 +204,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(
                 state,
                 desired=desired,
+                predecessor=None,
                 waits=_NO_WAITS,
                 lost=None,
                 cause=event.id,
@@ -249,7 +250,13 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 seen_at=event.time,
             )
             return replace(
-                state, owned=owned, observed=observed, actions=actions, lost=None, cause=event.id
+                state,
+                owned=owned,
+                observed=observed,
+                predecessor=None,
+                lost=None,
+                actions=actions,
+                cause=event.id,
             )
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
@@ -572,6 +579,8 @@ def _fold_observation(
     if holds.approved and not is_same:
         holds = replace(holds, approved="")
     waits = replace(state.waits, conflicts=0)
+    if not is_same:
+        state = _with_predecessor(state)
     return replace(state, owned=owned, observed=observed, waits=waits, holds=holds)
 
 
@@ -581,6 +590,14 @@ def _shows_owned(existing: ExternalObject | None, state: ResourceState) -> bool:
     if existing is None or owned is None:
         return False
     return owned.uid is None or existing.uid in (None, owned.uid)
+
+
+def _with_predecessor(state: ResourceState) -> ResourceState:
+    """Keep the owned object before its loss is recorded, because its successor may need it."""
+    lost = state.observed.object
+    if state.owned is None or lost is None or lost.uid != state.owned.uid:
+        return state
+    return replace(state, predecessor=lost) if state.desired.is_declared else state
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
@@ -944,7 +961,7 @@ def _with_result(
     if data.operation == "Delete":
         is_uncertain = state.actions.uncertain_create or data.unconfirmed
         state = replace(
-            state,
+            _with_predecessor(state) if data.purpose == "Replace" else state,
             owned=None,
             renewal=None,
             progress=None,
@@ -984,6 +1001,7 @@ def _with_result(
     return replace(
         state,
         owned=Owned(action.provider_config, action.external_name, uid, applied, responded_at),
+        predecessor=None,
         retiring=replace(state.owned, last_observed=state.observed.object)
         if is_replaced and state.owned is not None
         else state.retiring,
@@ -1090,6 +1108,8 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
         return replace(state, retiring=None)
     if data.consequence == "Conflict":
         return state
+    if data.object is None:
+        state = _with_predecessor(state)
     location = state.observed.provider_config if flight is None else flight.action.provider_config
     observed = replace(state.observed, object=data.object, provider_config=location)
     return replace(state, observed=observed)

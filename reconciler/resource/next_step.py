@@ -66,6 +66,7 @@ from reconciler.resource.permission import hold_for_host_access, hold_for_namesp
 from reconciler.resource.progress import with_progress
 from reconciler.resource.renewal import renewal_step
 from reconciler.resource.replacement import (
+    fields_to_create,
     hold_for_data_loss,
     hold_for_definition,
     hold_for_parts,
@@ -459,8 +460,9 @@ def _create(spec: Spec, situation: Situation) -> Step:
         return _AWAITS_FIRST_LISTING
     labels = situation.comparison.wanted.labels
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
+    fields = fields_to_create(state.predecessor, situation)
     return waiting or new_action(
-        state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
+        state, context, "Create", fields, labels, external_name=spec.external_name
     )
 
 

@@ -31,7 +31,7 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
         return Conclusion(
             "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.belongs_to}"
         )
-    hold = hold_for_data_loss(None, situation)
+    hold = _hold_for_loss_by_replacement(existing, situation)
     if hold is not None:
         return hold
     name = _second_name(spec, existing.name, situation)
@@ -42,7 +42,7 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
         state,
         context,
         "Create",
-        state.desired.fields,
+        fields_to_create(existing, situation),
         situation.comparison.wanted.labels,
         purpose="Replace",
         external_name=name,
@@ -66,10 +66,35 @@ def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusio
 
     ``fields`` is None for a deletion.
     """
-    existing = situation.comparison.existing
-    if existing is None or situation.state.holds.approved == Hold.DATA_LOSS:
+    existing, kind = situation.comparison.existing, situation.kind
+    if existing is None:
         return None
-    loss = situation.kind.describe_data_loss(fields, existing)
+    if fields is None and not kind.guards_data(situation.state.desired.fields):
+        return None
+    return _hold_for_loss(kind.describe_data_loss(fields, existing), situation)
+
+
+def fields_to_create(replaced: ExternalObject | None, situation: Situation) -> Fields:
+    """Return the desired fields, with what the new object takes over from its predecessor."""
+    desired, inherit = situation.state.desired.fields, situation.kind.inherit
+    if replaced is None or inherit is None:
+        return desired
+    return {**desired, **inherit(desired, replaced).fields}
+
+
+def _hold_for_loss_by_replacement(
+    existing: ExternalObject, situation: Situation
+) -> Conclusion | None:
+    """Return a hold for the data that the replacement does not take over, unless approved."""
+    inherit = situation.kind.inherit
+    if inherit is None:
+        return hold_for_data_loss(None, situation)
+    return _hold_for_loss(inherit(situation.state.desired.fields, existing).loss, situation)
+
+
+def _hold_for_loss(loss: str, situation: Situation) -> Conclusion | None:
+    if situation.state.holds.approved == Hold.DATA_LOSS:
+        return None
     return (
         on_hold(
             Hold.DATA_LOSS,

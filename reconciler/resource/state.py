@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 38
+STATE_SCHEMA = 39
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -327,6 +327,8 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     retiring: Owned | None = None  # the replaced object, until it is deleted
     lost: LostData | None = None  # until the object returns, or an operator gives its data up
     observed: Observation = Observation()
+    # The owned object as last observed, from its deletion or loss until the next one is owned.
+    predecessor: ExternalObject | None = None
     actions: Actions = Actions()
     waits: Waits = Waits()
     renewal: Renewal | None = None

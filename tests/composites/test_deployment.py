@@ -198,6 +198,19 @@ def test_a_stuck_container_is_named():
     assert readiness.message == f"0 of 1 containers are available; {name} is Failed: no such image"
 
 
+def test_a_container_whose_process_has_finished_is_not_a_ready_replica():
+    fleet = Fleet(spec(GOOD, 1, port=80))
+    fleet.step()
+    assert fleet.object is not None
+    [name] = fleet.object.fields[CHILDREN]
+    finished = Child("Converged", ready=True, outputs={"exitCode": 0, "address": "10.0.0.2"})
+    counts = summary(fleet.object.fields, {name: finished})
+    assert (counts["ready"], counts["backends"]) == (0, [])
+    outputs = {CHILDREN: {name: msgspec.to_builtins(finished)}}
+    readiness = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
+    assert (readiness.is_ready, readiness.reason) == (False, "Progressing")
+
+
 def test_the_first_pending_container_is_named_with_its_reason():
     fleet = Fleet(spec(GOOD, 2))
     fleet.step()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from events.intake import Approved, Withdrawn
-from events.log import ActionDecided, ActionFailed, ActionSucceeded, DriftDetected
+from events.log import ActionDecided, ActionFailed, ActionSucceeded, Condition, DriftDetected
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Retry, Scope
@@ -25,6 +25,7 @@ from infra.providers.responses import Response
 from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
+from reconciler.sdk.plan import compute_plan
 from tests.engines import TestEngine, disposable_engine
 from tests.scenarios.harness import World, api_config, every
 
@@ -436,3 +437,197 @@ async def test_a_missing_command_is_reported_and_repaired_by_a_new_declaration(
     await docked.publish(key, Withdrawn())
     await docked.until_outcome(key, "Deleted")
     assert engine.admin.inspect(name) is None, "the unstarted container is ours, and is deleted"
+
+
+# --- a process that ends by itself
+
+
+async def until_ready_reason(world: World, key: ResourceKey, reason: str) -> Condition:
+    """Wait until the newest outcome has this reason for its readiness."""
+
+    async def is_recorded() -> Condition | None:
+        for outcome in (await world.outcomes(key))[-1:]:
+            for condition in outcome.conditions:
+                if (condition.type, condition.reason) == ("Ready", reason):
+                    return condition
+        return None
+
+    return await world.until(is_recorded, f"{key} is {reason}")
+
+
+def started_at(engine: TestEngine, name: str) -> str:
+    inspected = engine.admin.inspect(name)
+    assert inspected is not None
+    return inspected["State"]["StartedAt"]
+
+
+async def correct_memory(world: World, engine: TestEngine, name: str) -> None:
+    """Change the memory limit as another client, and wait until Reconciler corrects it."""
+    limit = {"Memory": 128 << 20, "MemorySwap": 256 << 20}
+    await asyncio.to_thread(engine.admin.post, f"/containers/{name}/update", limit)
+
+    def is_limited() -> bool:
+        inspected = engine.admin.inspect(name)
+        return inspected is not None and inspected["HostConfig"]["Memory"] == 64 << 20
+
+    await measure_until(world, is_limited, "the limit is corrected")
+    await world.until_settled()
+
+
+@pytest.mark.parametrize("restart", ["no", "on-failure"])
+async def test_a_process_that_exits_with_0_is_ready_and_is_not_started_again(
+    docked: World, engine: TestEngine, prefix: str, restart: str
+) -> None:
+    name = f"{prefix}-once"
+    spec = {"memoryBytes": 64 << 20, "restart": restart}
+    manifest = container(name, engine.image, command=["sleep", "0.3"], **spec)
+    await docked.declare_all([manifest])
+    ready = await until_ready_reason(docked, manifest.key, "Completed")
+    assert ready.status == "True"
+    first = started_at(engine, name)
+
+    await correct_memory(docked, engine, name)
+    assert started_at(engine, name) == first, "a correction of another field starts nothing"
+    await wait_until_converged(docked, manifest.key)
+    drifts = every(DriftDetected, await docked.facts(manifest.key))
+    assert [[each.path for each in drift.differences] for drift in drifts] == [["memoryBytes"]]
+    row = await docked.client.status(manifest.key)
+    assert row is not None
+    assert row.outputs["exitCode"] == 0
+
+    changed = container(name, engine.image, command=["sleep", "0.2"], **spec)
+    await docked.declare_all([changed])
+    await measure_until(
+        docked,
+        lambda: engine.admin.inspect(name) and started_at(engine, name) > first,
+        "a changed declaration runs again",
+    )
+
+
+async def test_a_process_that_fails_is_not_ready_and_only_its_restart_policy_starts_it(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    command = ["sh", "-c", "sleep 0.2; exit 7"]
+    failing = container(f"{prefix}-no", engine.image, command=command, restart="no")
+    limited = container(
+        f"{prefix}-twice", engine.image, command=command, restart="on-failure", maxRestarts=1
+    )
+    await docked.declare_all([failing, limited])
+    for manifest in (failing, limited):
+        ready = await until_ready_reason(docked, manifest.key, "Exited")
+        assert ready.status == "False"
+        assert "exited with 7" in ready.message
+        await docked.until_settled()
+        assert not every(DriftDetected, await docked.facts(manifest.key))
+    inspected = engine.admin.inspect(f"{prefix}-twice")
+    assert inspected is not None
+    assert inspected["RestartCount"] == 1, "the Engine restarted it"
+
+
+async def test_a_container_that_reconciler_stopped_is_started_whatever_its_restart_policy(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    admin, name = engine.admin, f"{prefix}-once"
+
+    def is_running() -> bool:
+        inspected = admin.inspect(name)
+        return inspected is not None and inspected["State"]["Running"]
+
+    for running in (True, False, True):
+        await docked.declare_all([container(name, engine.image, restart="no", running=running)])
+        await measure_until(docked, lambda: is_running() is running, f"running: {running}")  # noqa: B023
+
+    service = container(f"{prefix}-service", engine.image, restart="on-failure")
+    await docked.declare_all([service])
+    await wait_until_converged(docked, service.key)
+    name = service.metadata.name
+    await asyncio.to_thread(admin.post, f"/containers/{name}/kill")
+    await measure_until(docked, is_running, "on-failure restarts it, and another client's kill did")
+
+
+# --- anonymous volumes
+
+
+@pytest.fixture
+def volume_image(engine: TestEngine, prefix: str) -> Iterator[str]:
+    image = engine.admin.import_image(
+        f"reconciler-test:{prefix.lower()}-volume", "VOLUME /data", 'CMD ["/bin/sleep", "9999"]'
+    )
+    yield image
+    engine.admin.http.delete(f"/images/{image}", params={"force": "true"})
+
+
+def volume_of(engine: TestEngine, name: str) -> str:
+    """Return the name of the volume of a running container, or nothing."""
+    inspected = engine.admin.inspect(name)
+    if inspected is None or not inspected["State"]["Running"]:
+        return ""
+    (mount,) = inspected["Mounts"]
+    assert mount["Destination"] == "/data"
+    return mount["Name"]
+
+
+async def test_anonymous_volumes_are_carried_over_and_guarded(
+    docked: World, engine: TestEngine, prefix: str, volume_image: str
+) -> None:
+    admin, name = engine.admin, f"{prefix}-db"
+    manifest = container(name, volume_image)
+    await docked.declare_all([manifest])
+    await wait_until_converged(docked, manifest.key)
+    kept, uid = volume_of(engine, name), (admin.inspect(name) or {})["Id"]
+
+    changed = container(name, volume_image, env={"A": "1"})
+    plan = await compute_plan(docked.nc, [changed], kinds=docked.kinds)
+    planned = {each.path: each.wanted for each in plan.resources[0].actions[-1].changes}
+    assert planned["inheritedVolumes"] == {"/data": kept}
+
+    def is_carried_over() -> bool:
+        inspected = admin.inspect(name)
+        return inspected is not None and inspected["Id"] != uid and volume_of(engine, name) == kept
+
+    await docked.declare_all([changed])
+    await measure_until(docked, is_carried_over, "the new container has the volume")
+    await wait_until_converged(docked, manifest.key, 2)
+    uid = (admin.inspect(name) or {})["Id"]
+    await asyncio.to_thread(admin.delete, f"/containers/{name}", force="true")
+    await measure_until(docked, is_carried_over, "the recreated container has the volume")
+    await docked.until_settled()
+
+    mounted = container(
+        name, volume_image, env={"A": "1"}, mounts=[{"target": "/data/", "type": "tmpfs"}]
+    )
+    await docked.declare_all([mounted])
+    held = await docked.until_outcome(manifest.key, "Held", reason="DataLoss")
+    assert kept in held.message
+    await docked.declare_all([changed])
+    await wait_until_converged(docked, manifest.key, 4)
+
+    await docked.publish(manifest.key, Withdrawn())
+    held = await docked.until_outcome(manifest.key, "Held", reason="DataLoss")
+    assert f"/data ({kept})" in held.message
+    await docked.publish(manifest.key, Approved("DataLoss"), "approval")
+    await docked.until_outcome(manifest.key, "Deleted")
+    assert admin.volume(kept) is not None, "Reconciler deletes no volume"
+    await docked.declare_all([manifest])
+    await wait_until_converged(docked, manifest.key, 6)
+    assert volume_of(engine, name) != kept, "a new declaration starts with a new volume"
+    await asyncio.to_thread(admin.delete, f"/volumes/{kept}")
+
+
+async def test_a_deleted_anonymous_volume_is_not_replaced_by_an_empty_one(
+    docked: World, engine: TestEngine, prefix: str, volume_image: str
+) -> None:
+    admin, name = engine.admin, f"{prefix}-db"
+    manifest = container(name, volume_image, anonymousVolumes="Leave")
+    await docked.declare_all([manifest])
+    await wait_until_converged(docked, manifest.key)
+    lost = volume_of(engine, name)
+    await asyncio.to_thread(admin.delete, f"/containers/{name}", force="true", v="true")
+    waiting = await docked.until_outcome(manifest.key, "Degraded", reason="NotDone")
+    assert f"docker volume create {lost}" in waiting.message
+    await asyncio.to_thread(admin.post, "/volumes/create", {"Name": lost})
+    await measure_until(docked, lambda: volume_of(engine, name) == lost, "it uses the new volume")
+    await wait_until_converged(docked, manifest.key)
+    await docked.publish(manifest.key, Withdrawn())
+    await docked.until_outcome(manifest.key, "Deleted")
+    await asyncio.to_thread(admin.delete, f"/volumes/{lost}")

@@ -335,6 +335,18 @@ async def test_a_creation_interrupted_at_any_request_is_resumed(case: Case) -> N
     assert requests > 6
 
 
+async def test_a_repeated_creation_does_not_run_a_finished_process_again(case: Case) -> None:
+    create = action("Create", case.prefix, case.fields(command=["true"], restart="no"))
+    await case.containers.create(create)
+    case.admin.post(f"/containers/{case.prefix}/wait")
+    finished = case.admin.inspect(case.prefix) or {}
+    repeated = (await case.containers.create(create)).object
+    assert repeated is not None
+    assert repeated.outputs["exitCode"] == 0
+    again = case.admin.inspect(case.prefix) or {}
+    assert again["State"]["StartedAt"] == finished["State"]["StartedAt"]
+
+
 async def test_a_missing_dependency_is_named_and_nothing_is_created(case: Case) -> None:
     cases: list[tuple[Fields, str]] = [
         ({"image": "nowhere/none:1"}, "image 'nowhere/none:1' does not exist on this Engine"),
@@ -362,6 +374,7 @@ async def test_a_container_whose_port_is_in_use_starts_once_the_port_is_free(cas
     with pytest.raises(UnknownResultError, match=r"already allocated|already in use") as caught:
         await case.containers.create(create)
     assert caught.value.status == 409, "not a sign of a failing Engine"
+    assert f"container '{first.name}' uses port {port}/tcp" in caught.value.message
     unfinished = await case.containers.read(create.external_name)
     assert unfinished is not None
     assert unfinished.written_by == create.idempotency_key

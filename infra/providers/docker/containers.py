@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from events.allow import ROOT
+from events.excerpt import list_first
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -28,6 +29,7 @@ from infra.providers.docker.engine import (
     checked_name,
     filters,
     gather_limited,
+    is_port_in_use,
     label_filter,
     labels_to_write,
     mark_partial_failure,
@@ -49,8 +51,10 @@ from infra.providers.docker.inspection import (
 )
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import (
+    INHERITED_VOLUMES,
     MUTABLE,
     comparable,
+    has_finished,
 )
 from infra.providers.responses import Response, decode_body
 from reconciler.errors import (
@@ -174,7 +178,10 @@ class ContainersProvider(NamedObjects[_Container]):
         self, action: Action, existing: ExistingObject[_Container]
     ) -> _Container:
         """Connect and start a container that an earlier attempt created."""
-        return await self._finish(existing.native.inspection, action)
+        inspection = existing.native.inspection
+        if has_finished(action.fields, existing.object.outputs):
+            action = msgspec.structs.replace(action, fields=_without_running(action.fields))
+        return await self._finish(inspection, action)
 
     async def update_object(
         self, action: Action, existing: ExistingObject[_Container]
@@ -269,6 +276,13 @@ class ContainersProvider(NamedObjects[_Container]):
                     f"volume {volume!r} does not exist; declare or create it",
                     status=HTTPStatus.NOT_FOUND,
                 )
+        for path, volume in fields.get(INHERITED_VOLUMES, {}).items():
+            if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
+                raise NotDoneError(
+                    f"anonymous volume {volume} with the data of {path} does not exist; restore "
+                    f"it, or run `docker volume create {volume}` to start with an empty one",
+                    status=HTTPStatus.NOT_FOUND,
+                )
         await self._check_networks(fields)
 
     async def _check_networks(self, fields: Fields) -> None:
@@ -307,12 +321,13 @@ class ContainersProvider(NamedObjects[_Container]):
             for path, body in _network_changes(fields, inspection):
                 await self._post(path, body)
                 has_effect = True
-            should_run, state = fields.get("running", True), inspection.state
+            # A process that has finished has no value here, and stays as it is.
+            should_run, state = fields.get("running"), inspection.state
             if should_run and state.paused:
                 await self._post(f"{container_path}/unpause")
             elif should_run and not state.running:
-                await self._post(f"{container_path}/start")
-            elif state.running and not should_run:
+                await self._start(inspection, fields)
+            elif state.running and should_run is False:
                 await self._stop(inspection)
             has_effect = True
             return await self._container(await self._by_id(inspection.id))
@@ -320,6 +335,35 @@ class ContainersProvider(NamedObjects[_Container]):
             if not has_effect or isinstance(error, UnknownResultError):
                 raise
             raise build_partial_failure("the container was partly changed", error) from error
+
+    async def _start(self, inspection: Inspection, fields: Fields) -> None:
+        try:
+            await self._post(f"/containers/{inspection.id}/start")
+        except NotDoneError as error:
+            if not is_port_in_use(error.message):
+                raise
+            raise NotDoneError(
+                f"{error.message}; {await self._describe_port_users(inspection, fields)}",
+                status=error.status,
+            ) from error
+
+    async def _describe_port_users(self, inspection: Inspection, fields: Fields) -> str:
+        """Name the containers that publish the declared ports, which may have been renamed."""
+        users: list[str] = []
+        for port in fields.get("ports", ()):
+            if "host" not in port:
+                continue
+            published = f"{port['host']}/{port['protocol']}"
+            query = [filters(publish=[published])]
+            running = await self._api.get("/containers/json", _listing_decoder, query)
+            users += [
+                f"container {_name_of(each)!r} uses port {published}"
+                for each in running
+                if each.id != inspection.id
+            ]
+        if not users:
+            return "a process outside of this Engine uses a declared port"
+        return f"{list_first(users)}; stop it, or declare another port"
 
     async def _post(self, path: str, body: object = None) -> None:
         response = await self._api.call("POST", path, body=body)
@@ -450,6 +494,14 @@ class ContainersProvider(NamedObjects[_Container]):
         raise RefusedError(
             f"container {inspection.external_name!r}: {reason}; a resource cannot manage it"
         )
+
+
+def _name_of(container: _ListedContainer) -> str:
+    return (container.names or [container.id])[0].removeprefix("/")
+
+
+def _without_running(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if name != "running"}
 
 
 def _may_be_in(scope: Scope, container: _ListedContainer) -> bool:

@@ -280,6 +280,11 @@ def build_engine_error(response: Response) -> ProviderError:
     return inconclusive_error_class(response.method)(text, status=status)
 
 
+def is_port_in_use(message: str) -> bool:
+    """Return whether the Engine refused a start because a port of the host is in use."""
+    return _PORT_IN_USE.search(message) is not None
+
+
 @contextmanager
 def mark_partial_failure(description: str) -> Generator[None]:
     """Mark a failure as partial: part of the action was done, and a retry resumes it."""

@@ -8,6 +8,8 @@ fields, and which variables are secrets.
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
@@ -17,10 +19,12 @@ from events.external import ExternalObject
 from events.manifest import Fields
 from infra.providers.docker.engine import DECLARED, WRITTEN_BY, unreserved_labels
 from infra.providers.docker.spec import (
+    ANONYMOUS_VOLUMES,
     CPU_PERIOD_MICROSECONDS,
     DEFAULT_NETWORK,
     DEFAULT_RESTART,
     DURATIONS,
+    INHERITED_VOLUMES,
     MUTABLE,
     NANOSECONDS,
     is_secret,
@@ -36,6 +40,7 @@ MAX_INSPECTION_BYTES: Final = 1024 * 1024
 MAX_VARIABLES: Final = 32_768
 """Limit on a container's variables, each of which takes 7 µs. An object has no room for more."""
 
+_ANONYMOUS_NAME: Final = re.compile(r"[0-9a-f]{64}")
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
 _SECRET: Final = "$secret"  # noqa: S105 - a marker, not a secret
@@ -177,6 +182,17 @@ class Inspection(_ResponsePart, frozen=True):
         return self.config.labels or {}
 
     @property
+    def anonymous_volumes(self) -> dict[str, str]:
+        """The volumes without a declared name, by path, including inherited ones."""
+        declared = {posixpath.normpath(each.target) for each in self.host_config.mounts or ()}
+        return {
+            each.destination: each.name
+            for each in sorted(self.mounts or (), key=lambda each: each.destination)
+            if each.type == "volume" and each.destination not in declared
+            if _ANONYMOUS_NAME.fullmatch(each.name)
+        }
+
+    @property
     def networks(self) -> dict[str, Fields]:
         """The container's networks by name, in the format of a spec."""
         endpoints = self.network_settings.networks or {}
@@ -236,6 +252,8 @@ def build_configuration(
     """Build a container's configuration for the Engine. ``env`` contains the secrets' values."""
     host: dict[str, Any] = {
         "Mounts": [_build_mount(each) for each in fields.get("mounts", [])],
+        # Not in Mounts, which contains exactly the declared ones.
+        "Binds": [f"{name}:{path}" for path, name in fields.get(INHERITED_VOLUMES, {}).items()],
         "PortBindings": _build_bindings(fields),
         **_build_limits(fields),
     }
@@ -479,10 +497,12 @@ def _outputs(inspection: Inspection) -> Fields:
     """Return values that are stable while the container runs, which excludes counters."""
     state, settings = inspection.state, inspection.network_settings
     outputs: Fields = {"imageId": inspection.image, "state": state.status}
+    if volumes := inspection.anonymous_volumes:
+        outputs[ANONYMOUS_VOLUMES] = volumes
     if state.health is not None and state.health.status not in ("", "none"):
         outputs["health"] = state.health.status
     if not state.running:
-        return {**outputs, "exitCode": state.exit_code} if state.status == "exited" else outputs
+        return {**outputs, **_exit_outputs(inspection)}
     outputs["startedAt"] = state.started_at
     networks = settings.networks or {}
     addresses = {
@@ -493,6 +513,16 @@ def _outputs(inspection: Inspection) -> Fields:
         outputs["address"] = outputs["addresses"][min(addresses)]
     ports = {port: int(each[0].host_port) for port, each in (settings.ports or {}).items() if each}
     return {**outputs, "ports": ports} if ports else outputs
+
+
+def _exit_outputs(inspection: Inspection) -> Fields:
+    if inspection.state.status != "exited":
+        return {}
+    outputs: Fields = {"exitCode": inspection.state.exit_code}
+    policy = inspection.host_config.restart_policy
+    if 0 < policy.maximum_retry_count <= inspection.restart_count:
+        outputs["restartsExhausted"] = True
+    return outputs
 
 
 # --- declared fields

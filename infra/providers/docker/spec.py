@@ -5,15 +5,19 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
 from events.allow import ROOT, has_parent
+from events.composition import parent_in
+from events.excerpt import list_first
+from events.external import ExternalObject
 from events.manifest import Fields
 from events.secret import SecretRef
 from reconciler.provider.host_access import HostUse, format_address
+from reconciler.provider.kind import Inheritance
 
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
@@ -35,10 +39,15 @@ DEFAULT_RESTART: Final = "always"
 
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 - how the Engine writes it
 _USER_AND_GROUP: Final = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
+_DEPLOYMENT: Final = "Deployment"
 _UNRESTRICTED_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
 
 MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "restart", "running"})
 """Fields that the Engine changes in place. Changing any other field replaces the container."""
+
+ANONYMOUS_VOLUMES: Final = "anonymousVolumes"
+INHERITED_VOLUMES: Final = "inheritedVolumes"
+"""Field of a creation: the anonymous volumes of the replaced container, by path."""
 
 
 def _meta(description: str, **rules: Any) -> msgspec.Meta:
@@ -218,7 +227,20 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
             "most half of limits.requestTimeoutSeconds."
         ),
     ] = None
-    running: Annotated[bool, _meta("Whether the container runs. false keeps it stopped.")] = True
+    running: Annotated[
+        bool,
+        _meta(
+            "Whether the container is started. A process that ends as its restart policy expects "
+            "is not started again. false keeps the container stopped."
+        ),
+    ] = True
+    anonymous_volumes: Annotated[
+        Literal["Protect", "Leave"],
+        _meta(
+            "Whether a deletion of the container is held while the container has anonymous "
+            "volumes. Either way, the volumes stay on the Engine."
+        ),
+    ] = "Protect"
 
     def __post_init__(self) -> None:
         if self.max_restarts and self.restart != "on-failure":
@@ -277,6 +299,17 @@ class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
     exit_code: Annotated[
         int | None, msgspec.Meta(description="Exit code of a container that has exited.")
     ] = None
+    restarts_exhausted: Annotated[
+        bool,
+        msgspec.Meta(description="Whether the Engine stopped restarting it after maxRestarts."),
+    ] = False
+    anonymous_volumes: Annotated[
+        dict[str, str],
+        msgspec.Meta(
+            description="Volume without a declared name for each path, such as one that the image "
+            "requires."
+        ),
+    ] = {}
 
 
 def _check_address(name: str, value: str, kind: Callable[[str], object]) -> None:
@@ -312,15 +345,81 @@ def normalize(fields: Fields) -> Fields:
         normalized["cpus"] = to_cpu_quota(normalized["cpus"]) / CPU_PERIOD_MICROSECONDS
     if not normalized.get("maxRestarts"):
         normalized.pop("maxRestarts", None)
+    if normalized.get(ANONYMOUS_VOLUMES) == "Protect":
+        del normalized[ANONYMOUS_VOLUMES]
     return {"restart": DEFAULT_RESTART, "running": True, **normalized}
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields with each secret replaced by its digest, as in a container's object."""
+    """Return the fields that a container shows, with each secret replaced by its digest."""
+    if ANONYMOUS_VOLUMES in fields:
+        fields = {name: value for name, value in fields.items() if name != ANONYMOUS_VOLUMES}
     env = cast("dict[str, Any]", fields.get("env") or {})
     if not any(isinstance(value, dict) for value in env.values()):
         return fields
     return {**fields, "env": {name: _replace_by_digest(value) for name, value in env.items()}}
+
+
+# --- a process that ends by itself
+
+
+def has_finished(fields: Fields, outputs: Fields) -> bool:
+    """Return whether a process has ended, and its restart policy does not start it again.
+
+    With ``on-failure``, the Engine restarts a failed process until ``maxRestarts``. If it does not,
+    another client stopped the container.
+    """
+    exit_code = outputs.get("exitCode")
+    match fields.get("restart", DEFAULT_RESTART):
+        case "no":
+            return exit_code is not None
+        case "on-failure":
+            return exit_code == 0 or bool(outputs.get("restartsExhausted"))
+        case _:
+            return False
+
+
+def settled_paths(desired: Fields, applied: Fields, observed: ExternalObject) -> Collection[str]:
+    """Return ``running`` for a process that has finished, unless ``running: false`` stopped it."""
+    is_started = desired.get("running", True) and applied.get("running", True)
+    return ("running",) if is_started and has_finished(desired, observed.outputs) else ()
+
+
+# --- anonymous volumes
+
+
+def guards_data(fields: Fields) -> bool:
+    """Return whether the deletion of a container with anonymous volumes is held."""
+    return fields.get(ANONYMOUS_VOLUMES) != "Leave"
+
+
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
+    """Describe the anonymous volumes that only this container references; empty if none."""
+    parent = parent_in(observed.labels)
+    is_replica = parent is not None and parent.kind == _DEPLOYMENT
+    if fields is not None or is_replica:  # every rolling update deletes replicas
+        return ""
+    return _describe_volumes(observed.name, observed.outputs.get(ANONYMOUS_VOLUMES) or {})
+
+
+def inherit(desired: Fields, replaced: ExternalObject) -> Inheritance:
+    """Return the anonymous volumes for the new container, and those that it cannot mount."""
+    volumes: dict[str, str] = replaced.outputs.get(ANONYMOUS_VOLUMES) or {}
+    targets = {posixpath.normpath(each["target"]) for each in desired.get("mounts") or ()}
+    hidden = {path: name for path, name in volumes.items() if path in targets or ":" in path}
+    mounted = {path: name for path, name in volumes.items() if path not in hidden}
+    loss = _describe_volumes(replaced.name, hidden) if guards_data(desired) else ""
+    return Inheritance({INHERITED_VOLUMES: mounted} if mounted else {}, loss)
+
+
+def _describe_volumes(container: str, volumes: Mapping[str, str]) -> str:
+    if not volumes:
+        return ""
+    listed = list_first([f"{path} ({name})" for path, name in sorted(volumes.items())])
+    return (
+        f"the only reference to the anonymous volumes of container {container}: {listed}, which "
+        "stay on the Engine"
+    )
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
