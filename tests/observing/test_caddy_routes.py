@@ -82,13 +82,14 @@ class Site:
         """Write a new certificate into the same files."""
         return write_certificate(self.folder / "tls", self.ca.issue_cert(self.host))
 
+    def manifest(self, name: str, backends: list[str], **spec: Any) -> Manifest:
+        fields = {"hosts": [self.host], "providerConfigRef": {"name": "caddy"}, **spec}
+        metadata = Metadata(self.name(name))
+        return Manifest("caddy/v1", "Route", metadata, {**fields, "backends": backends})
+
     async def declare(self, name: str, backends: list[str], **spec: Any) -> None:
         """Declare a route, and wait until it has converged to this declaration."""
-        fields = {"hosts": [self.host], "providerConfigRef": {"name": "caddy"}, **spec}
-        manifest = Manifest(
-            "caddy/v1", "Route", Metadata(self.name(name)), {**fields, "backends": backends}
-        )
-        accepted = await self.world.client.declare(manifest)
+        accepted = await self.world.client.declare(self.manifest(name, backends, **spec))
         outcome = await self.world.client.wait_for(
             self.key(name), generation=accepted.generation, timeout_seconds=30
         )
@@ -233,6 +234,37 @@ async def test_out_of_band_changes_are_reverted_and_foreign_routes_are_left_alon
     await site.until(lambda: _true(observer.listings > listings), "the foreign change is read")
     await site.world.until_settled()
     assert await site.actions("shop") == count_before, "nothing is written while nothing differs"
+
+
+async def test_each_request_reaches_its_route_or_the_status_names_the_route_that_takes_it(
+    site: Site,
+) -> None:
+    await site.begin(resync=NO_RESYNC_SECONDS)
+    a, b = [await site.backend(name) for name in ("a", "b")]
+    wildcard = f"*.{site.host.partition('.')[2]}"
+    await site.declare("catch-all", [a.address], hosts=[f"www.{site.host}", wildcard])
+    await site.declare("billing", [b.address])
+    assert await site.request_text() == "b"
+    hosts = [site.host, f"second.{site.host}"]
+    await site.world.declare_all([site.manifest("second", [a.address], hosts=hosts)])
+    shadowed_text = f"route {site.name('billing')!r} receives the requests for {site.host}/"
+
+    async def readiness(name: str) -> tuple[str, str]:
+        row = await site.world.client.status(site.key(name))
+        ready = [each for each in (row.conditions if row else ()) if each.type == "Ready"]
+        return (ready[0].reason, ready[0].message) if ready else ("", "")
+
+    async def is_reported() -> bool:
+        return await readiness("second") == ("Shadowed", shadowed_text)
+
+    await site.until(is_reported, "the status names the route and the host")
+    assert (await readiness("billing"))[0] == (await readiness("catch-all"))[0] == "Ready"
+    await site.world.publish(site.key("billing"), Withdrawn())
+
+    async def is_reached() -> bool:
+        return (await readiness("second"))[0] == "Ready" and await site.request_text() == "a"
+
+    await site.until(is_reached, "the second route receives the requests")
 
 
 async def test_backends_follow_the_outputs_that_they_reference(site: Site) -> None:
