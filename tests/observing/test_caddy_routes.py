@@ -25,7 +25,10 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
+from infra.providers.caddy.routes import RoutesProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import Secrets
 from tests.caddy import SERVERS, Backend, CaddyAdmin, Visitors, put, read_file, write_certificate
 from tests.folders import short_folder
 from tests.scenarios.harness import World, api_config, every
@@ -35,6 +38,8 @@ pytestmark = [pytest.mark.caddy]
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "route.md"
 NO_RESYNC_SECONDS = 3600
 REPEATS = 3
+MANY_ROUTES = 12
+MIN_UPTIME_SECONDS = 3.0
 
 
 class Site:
@@ -57,11 +62,11 @@ class Site:
     def secure_url(self) -> str:
         return f"https://127.0.0.1:{self.server.https_port}/"
 
-    async def begin(self, **settings: Any) -> None:
+    async def begin(self, *, endpoint: str | None = None, **settings: Any) -> None:
         self.world.kinds = KindRegistry([ROUTE])
         await self.world.start_reconciler()
         config = api_config(
-            self.server.endpoint,
+            endpoint or self.server.endpoint,
             provider="caddy",
             least_resync_seconds=0.1,
             scope=Scope(prefix=self.prefix),
@@ -417,3 +422,60 @@ async def test_a_killed_and_restarted_proxy_receives_all_routes_again(
             assert await site.actions(name) == 1 + is_lost
         await site.end()
         await server.stop()
+
+
+async def test_many_lost_routes_return_after_a_restart_but_wait_if_another_server_responds(
+    bare_world: World, unique: str, tmp_path: Path
+) -> None:
+    server, other_server = Caddy(), Caddy()
+    with short_folder() as folder:
+        await other_server.start(folder / "other")
+        await server.start(folder / "caddy")
+        socket = folder / "admin"
+        socket.symlink_to(server.endpoint.removeprefix("unix://"))
+        site = Site(bare_world, server, unique.lower(), tmp_path)
+        await site.begin(
+            endpoint=f"unix://{socket}",
+            resync=0.3,
+            breaker={"initialSeconds": 0.2, "maxSeconds": 0.5},
+        )
+        hosts = {f"r{number}": f"r{number}.{site.host}" for number in range(MANY_ROUTES)}
+        manifests = [site.manifest(name, [], hosts=[host]) for name, host in hosts.items()]
+        await site.world.declare_all(manifests)
+        for each in manifests:
+            await site.world.until_outcome(each.key, "Converged")
+        await site.world.until_settled()
+
+        await server.kill()
+        (folder / "caddy" / "config" / "caddy" / "autosave.json").unlink()
+        await server.start(folder / "caddy")
+
+        async def is_complete() -> bool:
+            with suppress(httpx.HTTPError, OSError):
+                names = {str(each) for each in await site.admin.names()}
+                return {site.name(name) for name in hosts} <= names
+            return False
+
+        await site.until(is_complete, "all routes exist again, without an approval")
+        for each in manifests:
+            await site.world.until_outcome(each.key, "Converged")
+        await site.world.until_settled()
+
+        other_config = ProviderConfigSpec("caddy", other_server.endpoint)
+        other_routes = RoutesProvider(other_config, Secrets(), CallPermit())
+
+        async def is_older() -> bool:
+            return (await other_routes.uptime_seconds() or 0) > MIN_UPTIME_SECONDS
+
+        await site.until(is_older, "the other server is older than the last listing")
+        await other_routes.close()
+        socket.rename(folder / "admin-before")
+        socket.symlink_to(other_server.endpoint.removeprefix("unix://"))
+        for each in manifests:
+            await site.world.until_outcome(each.key, "Held", reason="LossGuard")
+        other_admin = CaddyAdmin(other_server)
+        assert await other_admin.names() == []
+        await other_admin.close()
+        await site.end()
+        await server.stop()
+        await other_server.stop()

@@ -281,6 +281,10 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         del after
         return await self._api.etag(SERVERS)
 
+    async def uptime_seconds(self) -> float | None:
+        """Return the age of Caddy's process. Without ``--resume``, a restart ends all routes."""
+        return await self._api.uptime_seconds()
+
     async def readings(self, external_name: str) -> Fields | None:
         """Read Caddy's counters for a route's backends: active requests and failures."""
         observed = await self.read(external_name)
