@@ -40,8 +40,9 @@ def test_a_listing_that_lost_its_objects_is_no_reference() -> None:
     recorded = restarts()
     recorded.record_listing(listing(NOW - 1), LOST, CONFIG)
     assert recorded.is_younger(30, listing(NOW), CONFIG)
-    for losses in (LOST, LossCount(0, 0), LossCount(3, 3)):
+    for losses in (LOST, LossCount(3, 3)):
         assert not restarts(losses).is_younger(0, listing(NOW), CONFIG), "never listed"
+    assert restarts(LossCount(0, 0)).is_younger(0, listing(NOW), CONFIG), "before the first object"
 
 
 def test_another_endpoint_is_no_restart() -> None:

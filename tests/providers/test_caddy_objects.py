@@ -35,7 +35,14 @@ from infra.providers.caddy.configuration import (
     certificate_tag,
     reach,
 )
-from infra.providers.caddy.order import Reach, build_rule, find_index, positions, rearrange
+from infra.providers.caddy.order import (
+    Reach,
+    build_rule,
+    find_index,
+    find_position,
+    positions,
+    rearrange,
+)
 from infra.providers.caddy.route import ROUTE
 from infra.providers.responses import Response
 from reconciler.errors import (
@@ -380,6 +387,7 @@ def test_routes_in_any_order_are_rearranged_or_reported(
     else:
         pytest.fail("the routes never reach a valid order")
     standings = {each.name: at for each, at in zip(order, positions(order), strict=True)}
+    assert list(standings.values()) == [find_position(order, at) for at in range(len(order))]
     for host, path in REQUESTS:
         ranks = {each.name: rank_of(rules[int(each.name)], host, path) for each in order}
         matching = {name: rank for name, rank in ranks.items() if rank is not None}
@@ -419,6 +427,27 @@ def test_a_route_with_many_hosts_and_paths_takes_little_time_and_memory() -> Non
     observed_route = as_object("big", route, "http", server, standing, CertificateState())
     assert time.process_time() - started_at < 5
     assert len(observed_route.outputs["urls"]) == MAX_URLS
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [["same.org"]],
+        [["a{}.x.org", "*.y.org"], ["b{}.y.org", "*.x.org"]],
+        [["a{}.x.org", "*.z{}.org", "b.z{}1.org"]],
+        [["*.x.org"], ["a{}.x.org"], []],
+    ],
+    ids=["tied", "contradictory", "unrelated", "covered"],
+)
+def test_many_routes_in_conflict_take_little_time(hosts: list[list[str]]) -> None:
+    routes = [
+        Reach(str(at), [build_rule(each.format(at) for each in hosts[at % len(hosts)])])
+        for at in range(MANY)
+    ]
+    started_at = time.process_time()
+    for _ in positions(routes):
+        pass
+    assert time.process_time() - started_at < 5
 
 
 @pytest.mark.parametrize("tls", [{"certificateFile": "{}", "keyFile": "{}"}, {}, {"keyFile": 1}])

@@ -21,6 +21,10 @@ MAX_SHADOWED: Final = 10
 MAX_PATTERNS: Final = 100
 """Limit on unusual patterns of foreign routes per server, each of which is tried for each pair."""
 
+MIN_COMPARISONS: Final = 5000
+"""Comparisons that may find a better position for one misplaced route, or five times the number of
+routes. With more conflicts, it stays shadowed until other routes have moved."""
+
 ANY_HOST: Final = ""
 ANY_PATH: Final = "/"
 
@@ -68,13 +72,15 @@ class Position(NamedTuple):
 class _Loss(NamedTuple):
     """Requests that an earlier route takes from a later one.
 
-    ``is_partial``: only some requests for this host and path.
+    ``is_partial``: only some requests for this host and path. ``is_tied``: the earlier route has
+    the same host and path, so the order is correct.
     """
 
     winner: int
     host: str
     path: str
     is_partial: bool = False
+    is_tied: bool = False
 
 
 def exact_path(path: str) -> str:
@@ -202,36 +208,40 @@ def _find_move(routes: Sequence[Reach], index: int) -> tuple[int, set[int]] | No
 
     A route moves together with those that must stay before it.
     """
-    route = routes[index]
+    route, remaining = routes[index], max(MIN_COMPARISONS, 5 * len(routes))
     targets = [each for each in range(index) if _precedes(route, routes[each])]
     for keeps_ties in (True, False) if targets else ():
         for target in targets:
-            block = _find_block(routes, index, target, keeps_ties=keeps_ties)
-            if block is not None:
+            block, remaining = _find_block(routes, index, target, remaining, keeps_ties=keeps_ties)
+            if block:
                 return target, block
     return None
 
 
 def _find_block(
-    routes: Sequence[Reach], index: int, target: int, *, keeps_ties: bool
-) -> set[int] | None:
+    routes: Sequence[Reach], index: int, target: int, remaining: int, *, keeps_ties: bool
+) -> tuple[set[int], int]:
+    """Return the routes to move before the target, and the comparisons that remain."""
     block, queue = {index}, [index]
     while queue:
         at = queue.pop()
         moved = routes[at]
-        if _precedes(routes[target], moved):
-            return None  # each of them is more specific for some requests
+        remaining -= at - target
+        # In the first case, each of two routes is more specific for some requests.
+        if _precedes(routes[target], moved) or remaining < 0:
+            return set(), remaining
         for each in range(target + 1, at):
             other = routes[each]
-            must_precede = _precedes(other, moved)
-            is_older = keeps_ties and other.is_movable and _is_tied(other, moved)
-            if each in block or not (must_precede or is_older):
+            if each in block or not (
+                _precedes(other, moved)
+                or (keeps_ties and other.is_movable and _is_tied(other, moved))
+            ):
                 continue
             if not other.is_movable:
-                return None
+                return set(), remaining
             block.add(each)
             queue.append(each)
-    return block
+    return block, remaining
 
 
 # --- the requests that each route receives
@@ -304,9 +314,10 @@ class _Server:
     def _find_loss(
         self, host: str, path: str, same: _Paths | None, wider: Sequence[_Paths]
     ) -> Iterator[_Loss]:
-        known = wider if same is None else (same, *wider)
         paths = (path, *_wider_paths(path))
-        winners = [each.first[at] for each in known for at in paths if at in each.first]
+        winners = [each.first[at] for each in wider for at in paths if at in each.first]
+        if same is not None:
+            winners += [same.first[at] for at in paths[1:] if at in same.first]
         if self._text_prefixes:
             request = f"{path.rstrip('/')}/{_UNNAMED}"
             winners += [
@@ -315,9 +326,13 @@ class _Server:
                 if request.startswith(text)
                 and (pattern in (host, ANY_HOST) or _matches(pattern, host))
             ]
+        tied = None if same is None else same.first.get(path)
         if winners:
-            yield _Loss(min(winners), host, path)
+            first = min(winners)
+            yield _Loss(first if tied is None else min(first, tied), host, path)
             return
+        if tied is not None:
+            yield _Loss(tied, host, path, is_tied=True)
         partial = [each.first_below[path] for each in wider if path in each.first_below]
         if partial:
             yield _Loss(min(partial), host, path, is_partial=True)
@@ -327,21 +342,32 @@ def positions(routes: Iterable[Reach]) -> Iterator[Position]:
     """Return the position of each route, in the order of the configuration."""
     routes, server = list(routes), _Server()
     for index, route in enumerate(routes):
-        losses = [each for rule in route.rules for each in server.find_losses(rule)]
+        yield _find_position(routes, index, server)
         for rule in route.rules:
             server.add(index, rule)
-        if not losses:
-            yield Position()
-            continue
-        is_misplaced = _find_move(routes, index) is not None
-        # A misplaced route that still loses only some of its requests is moved soon.
-        lasting = [each for each in losses if not (each.is_partial and is_misplaced)]
-        winner = min((each.winner for each in lasting), default=None)
-        if winner is None:
-            yield Position(is_misplaced)
-            continue
-        requests = [_show(each) for each in lasting if each.winner == winner]
-        yield Position(is_misplaced, routes[winner].name, requests[:MAX_SHADOWED])
+
+
+def find_position(routes: Sequence[Reach], index: int) -> Position:
+    """Return the position of one route."""
+    server = _Server()
+    for earlier in range(index):
+        for rule in routes[earlier].rules:
+            server.add(earlier, rule)
+    return _find_position(routes, index, server)
+
+
+def _find_position(routes: Sequence[Reach], index: int, server: _Server) -> Position:
+    losses = [each for rule in routes[index].rules for each in server.find_losses(rule)]
+    is_wrong = not all(each.is_tied for each in losses)
+    is_misplaced = is_wrong and _find_move(routes, index) is not None
+    # A misplaced route that still loses only some of its requests is moved soon.
+    lasting = [each for each in losses if not (each.is_partial and is_misplaced)]
+    winner = min((each.winner for each in lasting), default=None)
+    if winner is None:
+        return Position(is_misplaced)
+    requests = [_show(each) for each in lasting if each.winner == winner]
+    names = list(dict.fromkeys(requests))[:MAX_SHADOWED]
+    return Position(is_misplaced, routes[winner].name, names)
 
 
 def _show(loss: _Loss) -> str:

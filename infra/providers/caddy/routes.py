@@ -47,7 +47,14 @@ from infra.providers.caddy.configuration import (
     reach,
     read_marks,
 )
-from infra.providers.caddy.order import Position, Reach, find_index, positions, rearrange
+from infra.providers.caddy.order import (
+    Position,
+    Reach,
+    find_index,
+    find_position,
+    positions,
+    rearrange,
+)
 from infra.providers.caddy.spec import normalize
 from reconciler.errors import (
     ConflictError,
@@ -588,10 +595,10 @@ def _compute_reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
 
 
 def _position_of(name: str, routes: Sequence[CaddyRoute]) -> Position:
-    for route, position in zip(routes, positions(_compute_reaches(routes)), strict=True):
-        if name_of(route) == name:
-            return position
-    return Position()
+    names = [name_of(each) for each in routes]
+    if name not in names:
+        return Position()
+    return find_position(_compute_reaches(routes), names.index(name))
 
 
 def _objects(

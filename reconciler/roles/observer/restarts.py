@@ -20,7 +20,7 @@ class _Listing(NamedTuple):
 
 
 class Restarts:
-    """The last listing of each API that contained owned objects.
+    """The last listing of each API that contained the owned objects.
 
     It is only in memory. After a restart of this process, the loss guard therefore holds a loss.
     """
@@ -32,15 +32,16 @@ class Restarts:
     def record_listing(
         self, listing: ListingAssembler, losses: LossCount, config: ProviderConfigSpec
     ) -> None:
-        """Record a complete listing, unless it lacks too many objects or has none."""
-        is_trusted = not config.loss_guard.doubts(losses.missing, losses.owned)
-        if is_trusted and losses.owned > losses.missing and listing.began_monotonic is not None:
+        """Record a complete listing, unless it lacks too many or all of the owned objects."""
+        is_doubted = config.loss_guard.doubts(losses.missing, losses.owned)
+        is_empty = 0 < losses.owned <= losses.missing
+        if not (is_doubted or is_empty) and listing.began_monotonic is not None:
             self._last[_target(listing)] = _Listing(config, listing.began_monotonic)
 
     def is_younger(
         self, uptime_seconds: float | None, listing: ListingAssembler, config: ProviderConfigSpec
     ) -> bool:
-        """Return whether a process started after the last listing that contained objects.
+        """Return whether a process started after the last listing that contained the objects.
 
         False if the configuration has changed since: it may name another API.
         """
