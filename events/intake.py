@@ -232,6 +232,13 @@ class LossCount(_Intake, frozen=True):
 
     missing: Missing
     owned: Owned
+    restarted: Annotated[
+        bool,
+        description(
+            "Whether the process of the API, with which its objects end, started after the last "
+            "complete listing. The loss guard then accepts the loss, unless maxPercent is 0."
+        ),
+    ] = False
 
 
 class Observed(_Intake, frozen=True):

@@ -133,7 +133,8 @@ class LossGuard(ManifestStruct, frozen=True):
     """Limits beyond which a listing is not trusted, because too many owned objects are missing.
 
     The guard applies if both limits are exceeded. Such a listing probably comes from a different or
-    empty API.
+    empty API. It does not apply after a restart that ended all objects, unless ``max_percent`` is
+    0: an operator then decides about each loss.
     """
 
     min_count: Annotated[
@@ -147,8 +148,13 @@ class LossGuard(ManifestStruct, frozen=True):
         ),
     ] = 50
 
-    def doubts(self, missing: int, owned: int) -> bool:
-        """Return whether a listing without ``missing`` of the ``owned`` objects is not trusted."""
+    def doubts(self, missing: int, owned: int, *, restarted: bool = False) -> bool:
+        """Return whether a listing without ``missing`` of the ``owned`` objects is not trusted.
+
+        ``restarted``: the API restarted since the last listing, and its objects end with it.
+        """
+        if restarted and self.max_percent > 0:
+            return False
         return missing >= self.min_count and missing * 100 > owned * self.max_percent
 
 
@@ -335,7 +341,8 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         msgspec.Meta(
             description="If a listing lacks at least minCount of your objects, and more than "
             "maxPercent percent of them, Reconciler does not treat them as deleted, and their "
-            "resources are Held."
+            "resources are Held. Unless maxPercent is 0, this does not apply after a restart of "
+            "an API whose objects end with its process."
         ),
     ] = LossGuard()
     consistency_grace_seconds: Annotated[

@@ -134,6 +134,19 @@ class WatchingProvider(Provider, Protocol):
 
 
 @runtime_checkable
+class VolatileProvider(Provider, Protocol):
+    """A provider of an API whose objects may end with its process.
+
+    After a restart, a listing without objects is plausible. The loss guard accepts it if the
+    process is younger than the last complete listing. A different API is usually older.
+    """
+
+    async def uptime_seconds(self) -> float | None:
+        """Return the age of the API's process, both times by its own clock; None if unknown."""
+        ...
+
+
+@runtime_checkable
 class LoggingProvider(Provider, Protocol):
     """A provider whose objects write output for users, such as containers."""
 

@@ -25,7 +25,10 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
+from infra.providers.caddy.routes import RoutesProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import Secrets
 from tests.caddy import SERVERS, Backend, CaddyAdmin, Visitors, put, read_file, write_certificate
 from tests.folders import short_folder
 from tests.scenarios.harness import World, api_config, every
@@ -35,6 +38,8 @@ pytestmark = [pytest.mark.caddy]
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "route.md"
 NO_RESYNC_SECONDS = 3600
 REPEATS = 3
+MANY_ROUTES = 12
+MIN_UPTIME_SECONDS = 3.0
 
 
 class Site:
@@ -57,11 +62,11 @@ class Site:
     def secure_url(self) -> str:
         return f"https://127.0.0.1:{self.server.https_port}/"
 
-    async def begin(self, **settings: Any) -> None:
+    async def begin(self, *, endpoint: str | None = None, **settings: Any) -> None:
         self.world.kinds = KindRegistry([ROUTE])
         await self.world.start_reconciler()
         config = api_config(
-            self.server.endpoint,
+            endpoint or self.server.endpoint,
             provider="caddy",
             least_resync_seconds=0.1,
             scope=Scope(prefix=self.prefix),
@@ -82,13 +87,14 @@ class Site:
         """Write a new certificate into the same files."""
         return write_certificate(self.folder / "tls", self.ca.issue_cert(self.host))
 
+    def manifest(self, name: str, backends: list[str], **spec: Any) -> Manifest:
+        fields = {"hosts": [self.host], "providerConfigRef": {"name": "caddy"}, **spec}
+        metadata = Metadata(self.name(name))
+        return Manifest("caddy/v1", "Route", metadata, {**fields, "backends": backends})
+
     async def declare(self, name: str, backends: list[str], **spec: Any) -> None:
         """Declare a route, and wait until it has converged to this declaration."""
-        fields = {"hosts": [self.host], "providerConfigRef": {"name": "caddy"}, **spec}
-        manifest = Manifest(
-            "caddy/v1", "Route", Metadata(self.name(name)), {**fields, "backends": backends}
-        )
-        accepted = await self.world.client.declare(manifest)
+        accepted = await self.world.client.declare(self.manifest(name, backends, **spec))
         outcome = await self.world.client.wait_for(
             self.key(name), generation=accepted.generation, timeout_seconds=30
         )
@@ -233,6 +239,37 @@ async def test_out_of_band_changes_are_reverted_and_foreign_routes_are_left_alon
     await site.until(lambda: _true(observer.listings > listings), "the foreign change is read")
     await site.world.until_settled()
     assert await site.actions("shop") == count_before, "nothing is written while nothing differs"
+
+
+async def test_each_request_reaches_its_route_or_the_status_names_the_route_that_takes_it(
+    site: Site,
+) -> None:
+    await site.begin(resync=NO_RESYNC_SECONDS)
+    a, b = [await site.backend(name) for name in ("a", "b")]
+    wildcard = f"*.{site.host.partition('.')[2]}"
+    await site.declare("catch-all", [a.address], hosts=[f"www.{site.host}", wildcard])
+    await site.declare("billing", [b.address])
+    assert await site.request_text() == "b"
+    hosts = [site.host, f"second.{site.host}"]
+    await site.world.declare_all([site.manifest("second", [a.address], hosts=hosts)])
+    shadowed_text = f"route {site.name('billing')!r} receives the requests for {site.host}/"
+
+    async def readiness(name: str) -> tuple[str, str]:
+        row = await site.world.client.status(site.key(name))
+        ready = [each for each in (row.conditions if row else ()) if each.type == "Ready"]
+        return (ready[0].reason, ready[0].message) if ready else ("", "")
+
+    async def is_reported() -> bool:
+        return await readiness("second") == ("Shadowed", shadowed_text)
+
+    await site.until(is_reported, "the status names the route and the host")
+    assert (await readiness("billing"))[0] == (await readiness("catch-all"))[0] == "Ready"
+    await site.world.publish(site.key("billing"), Withdrawn())
+
+    async def is_reached() -> bool:
+        return (await readiness("second"))[0] == "Ready" and await site.request_text() == "a"
+
+    await site.until(is_reached, "the second route receives the requests")
 
 
 async def test_backends_follow_the_outputs_that_they_reference(site: Site) -> None:
@@ -385,3 +422,60 @@ async def test_a_killed_and_restarted_proxy_receives_all_routes_again(
             assert await site.actions(name) == 1 + is_lost
         await site.end()
         await server.stop()
+
+
+async def test_many_lost_routes_return_after_a_restart_but_wait_if_another_server_responds(
+    bare_world: World, unique: str, tmp_path: Path
+) -> None:
+    server, other_server = Caddy(), Caddy()
+    with short_folder() as folder:
+        await other_server.start(folder / "other")
+        await server.start(folder / "caddy")
+        socket = folder / "admin"
+        socket.symlink_to(server.endpoint.removeprefix("unix://"))
+        site = Site(bare_world, server, unique.lower(), tmp_path)
+        await site.begin(
+            endpoint=f"unix://{socket}",
+            resync=0.3,
+            breaker={"initialSeconds": 0.2, "maxSeconds": 0.5},
+        )
+        hosts = {f"r{number}": f"r{number}.{site.host}" for number in range(MANY_ROUTES)}
+        manifests = [site.manifest(name, [], hosts=[host]) for name, host in hosts.items()]
+        await site.world.declare_all(manifests)
+        for each in manifests:
+            await site.world.until_outcome(each.key, "Converged")
+        await site.world.until_settled()
+
+        await server.kill()
+        (folder / "caddy" / "config" / "caddy" / "autosave.json").unlink()
+        await server.start(folder / "caddy")
+
+        async def is_complete() -> bool:
+            with suppress(httpx.HTTPError, OSError):
+                names = {str(each) for each in await site.admin.names()}
+                return {site.name(name) for name in hosts} <= names
+            return False
+
+        await site.until(is_complete, "all routes exist again, without an approval")
+        for each in manifests:
+            await site.world.until_outcome(each.key, "Converged")
+        await site.world.until_settled()
+
+        other_config = ProviderConfigSpec("caddy", other_server.endpoint)
+        other_routes = RoutesProvider(other_config, Secrets(), CallPermit())
+
+        async def is_older() -> bool:
+            return (await other_routes.uptime_seconds() or 0) > MIN_UPTIME_SECONDS
+
+        await site.until(is_older, "the other server is older than the last listing")
+        await other_routes.close()
+        socket.rename(folder / "admin-before")
+        socket.symlink_to(other_server.endpoint.removeprefix("unix://"))
+        for each in manifests:
+            await site.world.until_outcome(each.key, "Held", reason="LossGuard")
+        other_admin = CaddyAdmin(other_server)
+        assert await other_admin.names() == []
+        await other_admin.close()
+        await site.end()
+        await server.stop()
+        await other_server.stop()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import trustme
@@ -32,7 +35,14 @@ from infra.providers.caddy.configuration import (
     certificate_tag,
     reach,
 )
-from infra.providers.caddy.order import Reach, find_index, positions
+from infra.providers.caddy.order import (
+    Reach,
+    build_rule,
+    find_index,
+    find_position,
+    positions,
+    rearrange,
+)
 from infra.providers.caddy.route import ROUTE
 from infra.providers.responses import Response
 from reconciler.errors import (
@@ -127,6 +137,8 @@ async def update_route(routes: Provider, existing: ExternalObject, **fields: Any
         ({"backends": [], "paths": ["/a*"]}, "paths"),
         ({"backends": [], "paths": ["/{x}"]}, "paths"),
         ({"backends": [], "path": "/"}, "did you mean paths?"),
+        ({"backends": [], "paths": ["/a/../b"]}, "'/a/../b' has a segment . or .., which Caddy"),
+        ({"backends": [], "paths": ["/a", "/."]}, "declare the path without it"),
         ({"backends": [], "balancing": "rand"}, "balancing"),
         ({"backends": [], "tls": {"certificateFile": "/a", "keyFile": "/b"}}, "requires hosts"),
         ({"backends": [], "tls": {"certificateFile": "a", "keyFile": "/b"}}, "certificateFile"),
@@ -159,6 +171,7 @@ def test_two_spellings_of_a_route_are_equal() -> None:
         server="http",
     )
     assert fields == other_fields == ROUTE.normalize(fields)
+    assert route_fields(hosts=["2001:DB8:0::1", "2001:db8::1"])["hosts"] == ["2001:db8::1"]
     assert route_fields(backends=["b:1", "a:1"], balancing="first")["backends"] == ["b:1", "a:1"]
 
 
@@ -204,7 +217,7 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_th
     assert ROUTE.ready(first.fields, first).is_ready
     is_ready, reason, message = ROUTE.ready(second.fields, second)
     assert (is_ready, reason) == (False, "Shadowed")
-    assert message == "route 'first' matches the same host and path, and takes precedence"
+    assert message == "route 'first' receives the requests for a.example.org/b"
     await routes.delete(with_version_of(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
     without_backends = await create_route(
@@ -213,28 +226,194 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_th
     assert ROUTE.ready(without_backends.fields, without_backends).reason == "NoBackends"
 
 
+async def test_paths_that_differ_in_case_are_the_same_for_caddy(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    await create_route(routes, "first", hosts=["a.example.org"], paths=["/API"])
+    second = await create_route(routes, "second", hosts=["a.example.org"], paths=["/api/"])
+    assert (second.outputs["shadowedBy"], second.outputs["shadowed"]) == (
+        "first",
+        ["a.example.org/api"],
+    )
+    third = await create_route(routes, "third", hosts=["a.example.org"], paths=["/Api/x"])
+    assert ROUTE.ready(third.fields, third).is_ready
+
+
+async def test_a_wildcard_beside_a_named_host_does_not_take_the_named_host_of_another_route(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    catch_all = await create_route(routes, "catch-all", hosts=["www.shop.org", "*.shop.org"])
+    billing = await create_route(routes, "billing", hosts=["billing.shop.org"])
+    assert await admin.names() == ["billing", "catch-all"]
+    assert ROUTE.ready(billing.fields, billing).is_ready
+    assert ROUTE.ready(catch_all.fields, await read_route(routes, "catch-all")).is_ready
+
+
+async def test_a_route_that_becomes_less_specific_moves_behind_the_others(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    """It must not take requests until the other routes are repaired."""
+    catch_all = await create_route(routes, "catch-all", hosts=["www.shop.org"])
+    await create_route(routes, "billing", hosts=["billing.shop.org"])
+    assert await admin.names() == ["catch-all", "billing"]
+    changed = await update_route(routes, catch_all, hosts=["www.shop.org", "*.shop.org"])
+    assert await admin.names() == ["billing", "catch-all"]
+    assert (changed.uid, changed.fields["differences"]) == (catch_all.uid, [])
+
+
+async def test_two_routes_that_are_each_more_specific_keep_their_order_and_one_is_shadowed(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    first = await create_route(routes, "first", hosts=["a.x.org", "*.y.org"])
+    second = await create_route(routes, "second", hosts=["b.y.org", "*.x.org", "c.z.org"])
+    assert second.fields["differences"] == [], "no order is correct, so none is written"
+    again = await update_route(routes, second, hosts=second.fields["hosts"])
+    assert (again.fields, again.outputs) == (second.fields, second.outputs)
+    assert await admin.names() == ["first", "second"]
+    assert ROUTE.ready(first.fields, await read_route(routes, "first")).is_ready
+    is_ready, reason, message = ROUTE.ready(second.fields, second)
+    assert (is_ready, reason) == (False, "Shadowed")
+    assert message == "route 'first' receives the requests for b.y.org/"
+
+
+async def test_a_move_takes_along_the_routes_that_must_stay_in_front(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    """``b`` must precede ``c``, and ``a`` must precede ``b``, so neither can move alone."""
+    hosts = {"a": ["a.x.org"], "b": ["*.x.org", "b.y.org"], "c": ["*.y.org", "c.z.org"]}
+    for name, each in {**hosts, "d": ["*.z.org"]}.items():
+        await create_route(routes, name, hosts=each)
+    a, b, c, d = await admin.get(f"{SERVERS}/http/routes")
+    await admin.send("PATCH", f"{SERVERS}/http/routes", [c, d, a, b])
+    misplaced = await read_route(routes, "b")
+    assert misplaced.fields["differences"] == ["order"]
+    repaired = await update_route(routes, misplaced, hosts=hosts["b"])
+    assert repaired.fields["differences"] == []
+    assert await admin.names() == ["a", "b", "c", "d"]
+
+
+FOREIGN_MATCHES: list[tuple[list[dict[str, Any]], list[str]]] = [
+    ([{"host": ["*.*.org"]}], ["a.shop.org/", "a.shop.org/payments"]),
+    ([{"host": ["*.SHOP.org"], "path": ["/pay*"]}], ["a.shop.org/payments"]),
+    ([{"path": ["/*"]}], ["a.shop.org/", "a.shop.org/payments"]),
+    ([{"path": ["*"]}], ["a.shop.org/", "a.shop.org/payments"]),
+    ([{"host": ["b.org"]}, {"path": ["/Payments", "/payments/*"]}], ["a.shop.org/payments"]),
+    ([{"host": ["b.org"]}, {"path": ["/api"]}], []),
+    ([{"host": ["a.shop.org"], "path": ["/"]}], []),
+    ([{"host": ["a.shop.org"], "path": ["/payments/1"]}], []),
+    ([{"host": []}], []),
+    ([{"host": ["{env.HOST}"]}], []),
+    ([{"host": ["a.shop.org"], "method": ["GET"]}], []),
+    ([{"path": ["*.php", "/a/*/b"]}], []),
+    ([{"host": ["*.org"]}], []),
+    ([{"host": ["*"]}], []),
+]
+
+
+async def test_a_foreign_route_shadows_exactly_the_requests_that_it_takes(
+    admin: CaddyAdmin, caddy_server: Caddy
+) -> None:
+    """Compared with the responses of Caddy, which receives a request below each path."""
+    own = {"a.shop.org/": build_rule(["a.shop.org"]), "a.shop.org/payments": None}
+    own["a.shop.org/payments"] = build_rule(["a.shop.org"], ["/payments"])
+    url, header = f"http://127.0.0.1:{caddy_server.http_port}", {"Host": "a.shop.org"}
+    async with httpx.AsyncClient(base_url=url, headers=header) as client:
+        for match, expected in FOREIGN_MATCHES:
+            theirs = {
+                "@id": "theirs",
+                "match": match,
+                "handle": [{"handler": "static_response", "body": "theirs"}],
+            }
+            await admin.send("PATCH", f"{SERVERS}/http/routes", [theirs])
+            for request, rule in own.items():
+                assert rule is not None
+                [_, ours] = positions([reach(theirs, "theirs"), Reach("ours", [rule])])
+                is_shadowed = request in expected
+                assert list(ours.shadowed) == [request] * is_shadowed, match
+                path = request.removeprefix("a.shop.org").rstrip("/")
+                if "{" not in repr(match[0].get("host")) and "method" not in match[0]:
+                    response = await client.get(f"{path}/unnamed")
+                    assert (response.text == "theirs") == is_shadowed, match
+
+
 hosts_and_paths = st.tuples(
-    st.lists(st.sampled_from(["a.x", "b.x", "*.x", "*.a.x"]), unique=True, max_size=2),
-    st.lists(st.sampled_from(["/", "/p", "/p/q"]), unique=True, max_size=2),
+    st.lists(
+        st.sampled_from(["a.x", "b.x", "*.x", "*.a.x", "a.y", "*.y"]), unique=True, max_size=3
+    ),
+    st.lists(st.sampled_from(["/", "/p", "/p/q", "/r"]), unique=True, max_size=2),
 )
 
 
-@given(st.lists(hosts_and_paths, max_size=8))
-def test_routes_created_in_any_order_end_in_a_valid_order(
-    expected: list[tuple[list[str], list[str]]],
+def is_within(path: str, prefix: str) -> bool:
+    return prefix in ("/", path) or path.startswith(f"{prefix}/")
+
+
+def rank_of(rule: tuple[list[str], list[str]], host: str, path: str) -> tuple[int, int] | None:
+    """Return how specific a rule is for a request, by a search of all its hosts and paths."""
+    wildcard = f"*.{host.partition('.')[2]}"
+    ranks = [
+        ([host, wildcard].index(own_host) * -1 + 2 if own_host else 0, len(own_path.rstrip("/")))
+        for own_host in rule[0] or [""]
+        for own_path in rule[1] or ["/"]
+        if own_host in ("", host, wildcard) and is_within(path, own_path)
+    ]
+    return max(ranks, default=None)
+
+
+REQUESTS = [
+    (host, path)
+    for host in ("a.x", "b.x", "u.x", "u.a.x", "a.y", "u.y", "u.u.u")
+    for path in ("/u", "/p/u", "/p/q/u", "/r/u")
+]
+
+
+@given(st.lists(hosts_and_paths, max_size=7), st.randoms())
+def test_routes_in_any_order_are_rearranged_or_reported(
+    rules: list[tuple[list[str], list[str]]], random: Random
 ) -> None:
+    """Each request reaches the most specific route, or that route is reported as shadowed."""
     order: list[Reach] = []
-    for number, (hosts, paths) in enumerate(expected):
-        route = Reach(str(number), hosts, paths)
+    for number, (hosts, paths) in enumerate(rules):
+        route = Reach(str(number), [build_rule(hosts, paths)])
         order.insert(find_index(route, order), route)
+    random.shuffle(order)
     for _ in range(len(order) ** 2 + 1):  # a misplaced route is moved when it is listed
-        standings_in_order = list(positions(order))
-        wrong = [at for at, each in enumerate(standings_in_order) if each.is_misplaced]
+        wrong = [at for at, each in enumerate(positions(order)) if each.is_misplaced]
         if not wrong:
-            return
-        moved = order.pop(wrong[0])
-        order.insert(find_index(moved, order), moved)
-    pytest.fail("the routes never reach a valid order")
+            break
+        moved = [order[each] for each in rearrange(order, random.choice(wrong))]
+        assert moved != order
+        order = moved
+    else:
+        pytest.fail("the routes never reach a valid order")
+    standings = {each.name: at for each, at in zip(order, positions(order), strict=True)}
+    assert list(standings.values()) == [find_position(order, at) for at in range(len(order))]
+    for host, path in REQUESTS:
+        ranks = {each.name: rank_of(rules[int(each.name)], host, path) for each in order}
+        matching = {name: rank for name, rank in ranks.items() if rank is not None}
+        if not matching:
+            continue
+        winner = next(iter(matching))
+        for name, rank in matching.items():
+            if rank >= matching[winner] and name != winner:
+                assert standings[name].shadowed_by is not None, (name, host, path)
+    for name, standing in standings.items():
+        if standing.shadowed_by is not None:
+            assert any(
+                rank_of(rules[int(name)], host, path) is not None
+                and rank_of(rules[int(standing.shadowed_by)], host, path) is not None
+                for host, path in REQUESTS
+            )
+
+
+def test_routes_created_one_by_one_in_any_order_are_in_the_same_order() -> None:
+    rules = {"deep": (["a.x"], ["/p"]), "host": (["a.x"], ["/"]), "wild": (["*.x", "b.y"], ["/"])}
+    for names in itertools.permutations([*rules, "any"]):
+        order: list[Reach] = []
+        for name in names:
+            route = Reach(name, [build_rule(*rules.get(name, ((), ())))])
+            order.insert(find_index(route, order), route)
+        assert [each.name for each in order] == [*rules, "any"]
 
 
 def test_a_route_with_many_hosts_and_paths_takes_little_time_and_memory() -> None:
@@ -248,6 +427,27 @@ def test_a_route_with_many_hosts_and_paths_takes_little_time_and_memory() -> Non
     observed_route = as_object("big", route, "http", server, standing, CertificateState())
     assert time.process_time() - started_at < 5
     assert len(observed_route.outputs["urls"]) == MAX_URLS
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [["same.org"]],
+        [["a{}.x.org", "*.y.org"], ["b{}.y.org", "*.x.org"]],
+        [["a{}.x.org", "*.z{}.org", "b.z{}1.org"]],
+        [["*.x.org"], ["a{}.x.org"], []],
+    ],
+    ids=["tied", "contradictory", "unrelated", "covered"],
+)
+def test_many_routes_in_conflict_take_little_time(hosts: list[list[str]]) -> None:
+    routes = [
+        Reach(str(at), [build_rule(each.format(at) for each in hosts[at % len(hosts)])])
+        for at in range(MANY)
+    ]
+    started_at = time.process_time()
+    for _ in positions(routes):
+        pass
+    assert time.process_time() - started_at < 5
 
 
 @pytest.mark.parametrize("tls", [{"certificateFile": "{}", "keyFile": "{}"}, {}, {"keyFile": 1}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from events.intake import (
     Approved,
@@ -29,6 +30,7 @@ from events.log import (
     ResourceEvent,
 )
 from events.names import ResourceKey
+from events.provider_config import LossGuard
 from reconciler.provider.kind import REFERENCE
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
@@ -285,6 +287,20 @@ def test_a_loss_of_few_objects_is_accepted(counts: tuple[int, int]):
     story = converged_story()
     assert every(DriftDetected, observe_missing(story, *counts))
     assert story.action.operation == "Create"
+
+
+@pytest.mark.parametrize("max_percent", [50, 0])
+def test_a_loss_after_a_restart_is_accepted_unless_an_operator_decides_about_each(max_percent: int):
+    config = replace(SHARED, loss_guard=LossGuard(max_percent=max_percent))
+    story = converged_story(configs={CONFIG: config})
+    losses = LossCount(12, 12, restarted=True)
+    story.turn(
+        Observed(CONFIG, story.key.name, None, "CompleteListing", story.position, losses=losses)
+    )
+    if max_percent:
+        assert story.action.operation == "Create"
+    else:
+        assert (story.outcome, story.reason) == ("Held", "LossGuard")
 
 
 def test_an_approved_loss_is_accepted_at_the_next_listing():

@@ -6,6 +6,7 @@ Caddy reloads the whole configuration on each change, and restores the old one i
 from __future__ import annotations
 
 import re
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -56,6 +57,9 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     """The body of an error response."""
 
     error: str = ""
+
+
+_START_TIME: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]{1,30})$", re.MULTILINE)
 
 
 class _IdOnly(msgspec.Struct, frozen=True):
@@ -116,6 +120,18 @@ class AdminApi:
     async def upstreams(self) -> list[Fields]:
         """Read Caddy's counters for each backend."""
         return decode_body(await self._read("/reverse_proxy/upstreams"), _upstreams_decoder)
+
+    async def uptime_seconds(self) -> float | None:
+        """Return the age of Caddy's process, by its own clock; None if its metrics lack it."""
+        response = await self._http.call("GET", "/metrics", headers=_HEADERS)
+        if response.status_code != HTTPStatus.OK:  # a build without metrics, for example
+            return None
+        started_at = _START_TIME.search(response.content)
+        try:
+            now = parsedate_to_datetime(response.headers.get("Date", ""))
+            return None if started_at is None else now.timestamp() - float(started_at[1])
+        except ValueError:
+            return None
 
     async def change(
         self, method: str, path: str, content: object = None, *, if_match: str | None = None

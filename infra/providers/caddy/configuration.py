@@ -16,8 +16,16 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
-from infra.providers.caddy.order import MAX_PAIRS, Position, Reach
-from infra.providers.caddy.spec import ANY_PATH, normalize
+from infra.providers.caddy.order import (
+    ANY_PATH,
+    MAX_PAIRS,
+    Position,
+    Reach,
+    Rule,
+    build_rule,
+    exact_path,
+)
+from infra.providers.caddy.spec import normalize
 from infra.providers.responses import UNDECODABLE
 
 FAIL_SECONDS: Final = 1
@@ -41,6 +49,10 @@ _PREFIX: Final = "reconciler "
 _MILLISECONDS: Final = re.compile(r"([0-9]{1,12})ms")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _RESPONDERS: Final = frozenset({"error", "file_server", "reverse_proxy", "static_response"})
+_PLACEHOLDERS: Final = frozenset("{}%")
+"""Characters of values that Caddy evaluates for each request, or compares in another form."""
+
+_MAX_NESTED: Final = 10
 _LISTEN: Final = re.compile(r"(?:tcp/)?(\[[^\]]*\]|[^:/]*):([0-9]{1,5})")
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
@@ -208,21 +220,48 @@ def read_marks(route: Mapping[str, Any]) -> Marks | None:
 
 
 def reach(route: Mapping[str, Any], name: str) -> Reach:
-    """Return which requests a route handles, according to its hosts and paths."""
-    sets = cast("list[dict[str, Any]]", route.get("match") or [])
-    hosts = [str(host).lower() for each in sets for host in each.get("host") or ()]
-    paths = [str(path) for each in sets for path in each.get("path") or ()]
-    is_open = any(not each.get("path") for each in sets) or not sets
-    is_small = max(1, len(hosts)) * max(1, len(paths)) <= MAX_PAIRS * _PATTERNS_PER_PATH
-    return Reach(
-        name,
-        [] if any(not each.get("host") for each in sets) else hosts,
-        [] if is_open else sorted({_prefix(path) for path in paths}),
-        is_known=is_small
-        and _is_terminal(route)
-        and all(each.keys() <= {"host", "path"} for each in sets)
-        and not any("*" in _prefix(path) for path in paths),
+    """Return which requests a route takes, according to its hosts and paths.
+
+    A route takes unknown requests if it is too large, or if it only changes requests or responses.
+    """
+    match_sets = _match_sets(route)
+    pairs = sum(
+        max(1, len(each.get("host") or ())) * max(1, len(each.get("path") or ()))
+        for each in match_sets
     )
+    is_known = pairs <= MAX_PAIRS * _PATTERNS_PER_PATH and _is_terminal(route)
+    rules = [rule for each in match_sets if (rule := _rule(each)) is not None] if is_known else []
+    return Reach(name, rules, is_movable=read_marks(route) is not None)
+
+
+def _match_sets(route: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the sets of matchers. A request must match all matchers of one set."""
+    return cast("list[dict[str, Any]]", route.get("match") or [{}])
+
+
+def _rule(match: Mapping[str, Any]) -> Rule | None:
+    """Return the requests that a set of matchers selects.
+
+    None if it selects none, or if that depends on more than the host and the path.
+    """
+    if not match.keys() <= {"host", "path"}:
+        return None
+    hosts = [each for each in match.get("host") or () if _PLACEHOLDERS.isdisjoint(str(each))]
+    patterns = {str(each).lower() for each in match.get("path") or ()}
+    paths, text_prefixes = set[str](), set[str]()
+    for pattern in patterns:
+        if not _PLACEHOLDERS.isdisjoint(pattern) or "*" in pattern[:-1] or "?" in pattern:
+            continue  # it selects some of the requests below a path
+        if not pattern.endswith("*"):
+            is_prefix = f"{pattern}/*" in patterns
+            paths.add(_prefix(pattern) if is_prefix else exact_path(pattern))
+        elif pattern == "*" or pattern.endswith("/*"):
+            paths.add(_prefix(pattern))
+        else:
+            text_prefixes.add(pattern[:-1])
+    if ("host" in match and not hosts) or ("path" in match and not (paths or text_prefixes)):
+        return None
+    return build_rule(map(str, hosts), paths, text_prefixes)
 
 
 def _prefix(pattern: str) -> str:
@@ -231,9 +270,22 @@ def _prefix(pattern: str) -> str:
 
 def _is_terminal(route: Mapping[str, Any]) -> bool:
     """Return whether a route ends the request. Other routes may only add a header, for example."""
+    return bool(route.get("terminal")) or _responds(route)
+
+
+def _responds(route: Mapping[str, Any], depth: int = 0) -> bool:
     handlers = cast("list[_Handler]", route.get("handle") or [])
-    return bool(route.get("terminal")) or any(
-        each.get("handler") in _RESPONDERS for each in handlers
+    return any(
+        each.get("handler") in _RESPONDERS
+        or (
+            depth < _MAX_NESTED
+            and each.get("handler") == "subroute"
+            and any(
+                not inner.get("match") and _responds(inner, depth + 1)
+                for inner in cast("list[dict[str, Any]]", each.get("routes") or [])
+            )
+        )
+        for each in handlers
     )
 
 
@@ -273,6 +325,7 @@ def as_object(
         outputs["certificateProblem"] = certificate.problem
     if position.shadowed_by is not None:
         outputs["shadowedBy"] = position.shadowed_by
+        outputs["shadowed"] = list(position.shadowed)
     return ExternalObject(
         name=name,
         fields={**fields, "differences": differences},
@@ -288,11 +341,14 @@ def _fields(route: Mapping[str, Any]) -> Fields:
     """Read everything that has a field. Anything else is a difference, and is overwritten."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
-    matched = reach(route, "")
+    match_sets = _match_sets(route)
+    # A set without hosts or paths matches all of them, and so does the route.
+    hosts = [list[object](each.get("host") or ()) for each in match_sets]
+    paths = [list[object](each.get("path") or ()) for each in match_sets]
     handler: _Handler = proxies[0] if proxies else {}
     fields: Fields = {
-        "hosts": list(matched.hosts),
-        "paths": list(matched.paths),
+        "hosts": [str(each) for part in hosts for each in part] if all(hosts) else [],
+        "paths": [_prefix(str(each)) for part in paths for each in part] if all(paths) else [],
         "backends": [str(_at(each, "dial")) for each in handler.get("upstreams") or ()],
         "retrySeconds": _seconds(_at(handler, "load_balancing", "try_duration")) or 0.0,
         "healthCheck": None,

@@ -47,7 +47,14 @@ from infra.providers.caddy.configuration import (
     reach,
     read_marks,
 )
-from infra.providers.caddy.order import Position, Reach, find_index, positions
+from infra.providers.caddy.order import (
+    Position,
+    Reach,
+    find_index,
+    find_position,
+    positions,
+    rearrange,
+)
 from infra.providers.caddy.spec import normalize
 from reconciler.errors import (
     ConflictError,
@@ -281,6 +288,10 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         del after
         return await self._api.etag(SERVERS)
 
+    async def uptime_seconds(self) -> float | None:
+        """Return the age of Caddy's process. Without ``--resume``, a restart ends all routes."""
+        return await self._api.uptime_seconds()
+
     async def readings(self, external_name: str) -> Fields | None:
         """Read Caddy's counters for a route's backends: active requests and failures."""
         observed = await self.read(external_name)
@@ -442,16 +453,15 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         assert native.part is not None
         routes = native.servers[native.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
-        if not (await asyncio.to_thread(_position_of, name, new)).is_misplaced:
+        if await asyncio.to_thread(_rearrange, name, new) == new:
             await self._change("PATCH", native.part, route)
             return new
         listing = await self._api.get(f"{SERVERS}/{native.server_name}/routes")
         old_routes: list[CaddyRoute] = listing.content or []
-        other_routes = [each for each in old_routes if each != native.route]
-        if len(other_routes) != len(old_routes) - 1:
+        if old_routes.count(native.route) != 1:
             raise NotDoneError(f"route {name!r} was changed during the write")
-        index = await asyncio.to_thread(_index, name, route, other_routes)
-        new_routes = _insert(other_routes, index, route)
+        replaced = [route if each == native.route else each for each in old_routes]
+        new_routes = await asyncio.to_thread(_rearrange, name, replaced)
         await self._change("PATCH", listing, new_routes)
         return new_routes
 
@@ -555,6 +565,14 @@ def _index(name: str, route: CaddyRoute, other_routes: Sequence[CaddyRoute]) -> 
     return find_index(reach(route, name), _compute_reaches(other_routes))
 
 
+def _rearrange(name: str, routes: Sequence[CaddyRoute]) -> list[CaddyRoute]:
+    """Return the routes in the order that is correct for one of them."""
+    names = [name_of(each) for each in routes]
+    if name not in names:  # it was moved to another server since the read
+        return list(routes)
+    return [routes[each] for each in rearrange(_compute_reaches(routes), names.index(name))]
+
+
 def _insert_all(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
     """Return the routes, with those of a group inserted by rank."""
     result, reaches = list(routes), _compute_reaches(routes)
@@ -577,10 +595,10 @@ def _compute_reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
 
 
 def _position_of(name: str, routes: Sequence[CaddyRoute]) -> Position:
-    for route, position in zip(routes, positions(_compute_reaches(routes)), strict=True):
-        if name_of(route) == name:
-            return position
-    return Position(False, None)
+    names = [name_of(each) for each in routes]
+    if name not in names:
+        return Position()
+    return find_position(_compute_reaches(routes), names.index(name))
 
 
 def _objects(

@@ -11,7 +11,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.caddy.order import MAX_PAIRS
+from infra.providers.caddy.order import ANY_PATH, MAX_PAIRS
 from reconciler.provider.host_access import HostUse, format_address, is_address, names_host
 from reconciler.provider.kind import READY, Readiness
 
@@ -23,7 +23,6 @@ DEFAULT_BALANCING: Final = "round_robin"
 DEFAULT_RETRY_SECONDS: Final = 0.0
 DEFAULT_INTERVAL_SECONDS: Final = 10.0
 DEFAULT_TIMEOUT_SECONDS: Final = 5.0
-ANY_PATH: Final = "/"
 MAX_PORT: Final = 65_535
 
 _LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -132,6 +131,8 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     def __post_init__(self) -> None:
         for host in self.hosts:
             _check_host(host)
+        for path in self.paths:
+            _check_path(path)
         for backend in self.backends:
             dial_address(backend)
         if len(self.hosts) * len(self.paths) > MAX_PAIRS:
@@ -156,7 +157,11 @@ class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
         str | None, msgspec.Meta(description="Reason why the certificate files cannot be used.")
     ] = None
     shadowed_by: Annotated[
-        str | None, msgspec.Meta(description="Route that receives the requests instead.")
+        str | None, msgspec.Meta(description="Route that receives requests of this route instead.")
+    ] = None
+    shadowed: Annotated[
+        list[str] | None,
+        msgspec.Meta(description="Hosts and paths whose requests that route receives, at most 10."),
     ] = None
 
 
@@ -171,6 +176,23 @@ def _check_host(host: str) -> None:
             f"hosts: {host!r} is not a host; use a value such as www.example.org, "
             "*.example.org or an IP address, without a port"
         ) from None
+
+
+def _check_path(path: str) -> None:
+    if {".", ".."}.isdisjoint(path.split("/")):
+        return
+    raise ValueError(
+        f"paths: {path!r} has a segment . or .., which Caddy removes from requests; declare the "
+        "path without it"
+    )
+
+
+def _canonical_host(host: str) -> str:
+    """Return a host as requests name it: clients compress IPv6 addresses."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower().removesuffix(".")
 
 
 def dial_address(backend: str | Backend) -> str:
@@ -221,7 +243,7 @@ def normalize(fields: Fields) -> Fields:
     backends = list(dict.fromkeys(map(_canonical_backend, declared)))
     return {
         "backends": backends if balancing == "first" else sorted(backends),
-        "hosts": sorted({host.lower().removesuffix(".") for host in hosts}),
+        "hosts": sorted(set(map(_canonical_host, hosts))),
         "paths": sorted({path.rstrip("/") or ANY_PATH for path in paths}),
         "server": fields.get("server") or (HTTP if tls is None else HTTPS),
         "tls": tls,
@@ -263,7 +285,8 @@ def ready(fields: Fields, observed: ExternalObject) -> Readiness:
         return Readiness(
             False,
             "Shadowed",
-            f"route {winner!r} matches the same host and path, and takes precedence",
+            f"route {winner!r} receives the requests for "
+            f"{', '.join(observed.outputs.get('shadowed') or ())}",
         )
     problem = observed.outputs.get("certificateProblem")
     if problem is not None:

@@ -23,7 +23,7 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError, UnreadableObjectsError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
-from reconciler.provider import Provider
+from reconciler.provider import Provider, VolatileProvider
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
@@ -43,6 +43,7 @@ from reconciler.roles.observer.next_listing import NextListing
 from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectReads, is_news
 from reconciler.roles.observer.publication import Publication
 from reconciler.roles.observer.recent_deletions import RecentDeletions
+from reconciler.roles.observer.restarts import Restarts
 from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.pauses import in_slices
@@ -122,6 +123,7 @@ class Observer:
         self._changed = asyncio.Event()
         self._deletions = RecentDeletions(self._clock)
         self._publication = Publication(self._clock)
+        self._restarts = Restarts(self._clock)
         self.listings = 0
 
     async def run(self) -> None:
@@ -348,6 +350,7 @@ class Observer:
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
+        findings = await self._check_restart(findings, listing, provider, config)
         unfiltered = findings.observed
         unfiltered += await self._read_unlisted(findings, listing, provider, config)
         observations = [each for each in unfiltered if not is_too_large(each[1].object)]
@@ -368,7 +371,40 @@ class Observer:
             await self._publish(listing, each)
         reach(Failpoint.OBSERVER_PUBLISHED)
         await self._reports.record_completion((began.provider_config, began.kind))
+        self._restarts.record_listing(listing, findings.losses, config)
         return len(observations)
+
+    async def _check_restart(
+        self,
+        findings: Findings,
+        listing: ListingAssembler,
+        provider: Provider,
+        config: ProviderConfigSpec,
+    ) -> Findings:
+        """Mark the losses of a listing if a restart of the API explains them."""
+        name = listing.began.provider_config
+        if not (
+            config.loss_guard.doubts(findings.losses.missing, findings.losses.owned)
+            and isinstance(provider, VolatileProvider)
+        ):
+            return findings
+        with self._gates.of(name).calls(name):
+            uptime_seconds = await provider.uptime_seconds()
+        if not self._restarts.is_younger(uptime_seconds, listing, config):
+            return findings
+        losses = replace(findings.losses, restarted=True)
+        _logger.warning(
+            "the API restarted without its objects",
+            config=name,
+            kind=listing.began.kind,
+            missing=losses.missing,
+            uptime_seconds=uptime_seconds,
+        )
+        observed = [
+            (key, each if each.losses is None else replace(each, losses=losses))
+            for key, each in findings.observed
+        ]
+        return Findings(observed, findings.uncertain, losses)
 
     def _is_undeclared(self, key: ResourceKey) -> bool:
         row = self._models.status.get(str(key))

@@ -16,7 +16,7 @@ from events.log import Action
 from events.provider_config import Scope
 from events.reference import resolved_secrets_in
 from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
-from reconciler.provider import Effect, Provider, WatchingProvider
+from reconciler.provider import Effect, Provider, VolatileProvider, WatchingProvider
 from reconciler.provider.secrets import Secrets
 from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, ResponseBudget, Share
 from reconciler.secrecy import Secrecy
@@ -129,6 +129,12 @@ class GuardedProvider:
                     return
                 yield page
             raise NotDoneError(f"the listing has more than {MAX_PAGES} pages")
+
+    async def uptime_seconds(self) -> float | None:
+        """Return the age of the API's process; None if its objects do not end with it."""
+        if not isinstance(self._provider, VolatileProvider):
+            return None
+        return await self._call(None, self._provider.uptime_seconds)
 
     async def close(self) -> None:
         """Close the connections."""
