@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from projections.status import StatusRow
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import READY, Readiness
+from reconciler.provider.kind import Readiness, always_ready
 from reconciler.resource import attempt, next_step, renewal, result
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
@@ -63,15 +62,11 @@ def _only_timers_trigger_renewals(patch: Patch) -> None:
 # --- readiness
 
 
-def _always_ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
-    return READY
-
-
 def _replaced_objects_do_not_wait_for_the_new_one(patch: Patch) -> None:
     original: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
-        always = dataclasses.replace(situation.kind, ready=_always_ready)
+        always = dataclasses.replace(situation.kind, ready=always_ready)
         if situation.state.retiring is not None:
             situation = replace(situation, kind=always)
         return original(observed_object, spec, situation)
