@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
@@ -90,8 +91,9 @@ def members(dotted: str) -> frozenset[str]:
     names: set[str] = set()
     for each in owner.__mro__:
         if each.__module__.partition(".")[0] not in FOLDERS:
-            annotations = vars(each).get("__annotations__")  # of a class in C: a descriptor
-            names.update(vars(each), annotations if isinstance(annotations, dict) else ())
+            names.update(vars(each))
+            if each is not ModuleType:  # its annotations are a descriptor
+                names.update(vars(each).get("__annotations__", ()))
             for value in vars(each).values():
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if (code := getattr(function, "__code__", None)) is not None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import msgspec
 from rich.text import Text
 
+from events.hold import Hold
 from events.intake import Reply
+from events.log import OutcomeName
 from events.names import ResourceKey
 from events.wording import plural
 from reconciler.cli.console import NOT_READY, colored, print_table
@@ -20,6 +24,11 @@ from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.sdk.client import Client
 from reconciler.sdk.outcomes import SETTLED, Outcome
+
+DELETED_OUTCOMES: Final[tuple[OutcomeName, ...]] = ("Deleted", "Released")
+_KEPT: Final = ("Held", Hold.REFERENCED)
+_REFERENCE_SECONDS: Final = 10.0
+"""Time for the end of a reference to take effect. It usually takes about a second."""
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -42,8 +51,28 @@ def build_result(key: ResourceKey, reply: Reply | DeclarationRefusedError) -> Re
     return Result(str(key), True, reply.reason, reply.generation, message=reply.message)
 
 
-async def wait_for_results(
+async def wait_for_deletions(
     client: Client, results: Sequence[Result], timeout_seconds: float
+) -> None:
+    """Wait like `wait_for_results`, and then for resources that others of them referenced."""
+    deadline = time.monotonic() + timeout_seconds
+    await wait_for_results(client, results, timeout_seconds)
+    count = len(results)
+    while True:
+        kept = [each for each in results if (each.outcome, each.reason) == _KEPT]
+        remaining = min(deadline - time.monotonic(), _REFERENCE_SECONDS)
+        if not kept or len(kept) >= count or remaining <= 0:
+            return  # nothing was deleted since, so other resources reference them
+        count = len(kept)
+        await wait_for_results(client, kept, remaining, outcomes=DELETED_OUTCOMES)
+
+
+async def wait_for_results(
+    client: Client,
+    results: Sequence[Result],
+    timeout_seconds: float,
+    *,
+    outcomes: Collection[OutcomeName] = SETTLED,
 ) -> None:
     """Wait until accepted requests settle, show the progress, and update the results."""
     accepted = {result.resource: result for result in results if result.accepted}
@@ -56,13 +85,16 @@ async def wait_for_results(
             show(len(settled))
 
         try:
-            outcomes = await client.wait_for_many(
-                generations, timeout_seconds=timeout_seconds, on_outcome=record
+            accepted_outcomes = await client.wait_for_many(
+                generations,
+                outcomes=outcomes,
+                timeout_seconds=timeout_seconds,
+                on_outcome=record,
             )
         except WaitTimeoutError:
             _record_timeout(accepted, settled)
             return
-    for key, outcome in outcomes.items():
+    for key, outcome in accepted_outcomes.items():
         _update(accepted[str(key)], outcome)
 
 

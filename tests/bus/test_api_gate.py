@@ -178,6 +178,42 @@ async def test_an_api_that_serves_no_client_is_down(process: Process, status: in
     assert not process.gates.of("first").may_send_now
 
 
+def call_for_object(process: Process, error: ProviderError | None) -> None:
+    with suppress(ProviderError), process.gates.of("first").calls("first", proves_failure=False):
+        if error is not None:
+            raise error
+
+
+async def test_calls_for_objects_lead_to_a_check_and_only_a_failed_check_closes_the_gate(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = process.gates.of("first")
+    for _ in range(10):
+        call_for_object(process, UnknownResultError("timeout"))
+    assert gate.may_send_now
+    assert gate.begin_check("first")
+    assert not gate.begin_check("first"), "one check at a time"
+    process.call(None)
+    gate.end_check()
+    for _ in range(10):
+        call_for_object(process, UnknownResultError("timeout"))
+    assert not gate.begin_check("first"), "it was checked recently"
+    monkeypatch.setattr(gate, "_next_check_at", 0.0)
+    assert gate.begin_check("first")
+    process.call(DOWN)
+    gate.end_check()
+    assert not gate.may_send_now
+    assert await process.reports() == [("Failing", 0)]
+
+
+async def test_a_success_ends_a_suspicion(process: Process) -> None:
+    gate = process.gates.of("first")
+    for _ in range(10):
+        call_for_object(process, UnknownResultError("timeout"))
+    call_for_object(process, None)
+    assert not gate.begin_check("first")
+
+
 async def test_a_call_that_began_before_a_breaker_event_proves_nothing(process: Process) -> None:
     with suppress(NotDoneError), process.gates.of("second").calls("second"):
         process.open_breaker("first", seconds=0.0)

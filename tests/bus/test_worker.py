@@ -40,6 +40,7 @@ from reconciler.errors import (
     ProviderError,
     RefusedError,
     ThrottledError,
+    UnknownResultError,
 )
 from reconciler.ports import (
     ActionDelivery,
@@ -114,6 +115,7 @@ class Bus:
         self.acknowledged = asyncio.Event()
         self.reports: list[Reported] = []
         self.api_reports: list[ApiReported] = []
+        self.has_api_report = asyncio.Event()
         self.ids: list[str] = []
         self.freed_slots = 0
 
@@ -141,6 +143,8 @@ class Bus:
             assert encode_intake(each.message_id, "test", each.data, time=datetime.now(UTC))
         self.reports += [each.data for each in messages if isinstance(each.data, Reported)]
         self.api_reports += [each.data for each in messages if isinstance(each.data, ApiReported)]
+        if self.api_reports:
+            self.has_api_report.set()
         self.ids += [each.message_id for each in messages]
 
     async def last_position(self) -> int:
@@ -224,11 +228,12 @@ async def running_worker(
         twins=TwinDetector(name="test", log=log, intake=bus, configurations=configurations),
         runtime=Runtime(clock=clock),
     )
-    running = asyncio.create_task(worker.run())
+    running = [asyncio.create_task(worker.run()), asyncio.create_task(gates.run())]
     try:
         yield worker
     finally:
-        running.cancel()
+        for each in running:
+            each.cancel()
 
 
 class FullBus(Bus):
@@ -911,3 +916,50 @@ async def test_a_write_by_one_action_proves_nothing_about_the_next_one(log: JetS
     await work(log, WritingApi(), [action_event(new_key())])
     bus = await work(log, Api(fails=NotDoneError("no", status=409)), [action_event(new_key())])
     assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]
+
+
+class ApiOfTwoTenants(Api):
+    """An API whose calls for one tenant's objects fail; its listings may fail, too."""
+
+    def __init__(self, *, is_down: bool) -> None:
+        super().__init__(fails=UnknownResultError("timeout"))
+        self.is_down = is_down
+        self.listings = 0
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        self.listings += 1
+        if self.is_down:
+            raise NotDoneError("timeout")
+        for _ in range(2):
+            yield []
+            assert page_size == 1
+        raise AssertionError("only one page is needed")
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_failed_calls_open_the_breaker_only_if_a_listing_fails_too(
+    log: JetStreamLog, is_down: bool
+) -> None:
+    """The objects of one tenant may cause any number of timeouts."""
+    api = ApiOfTwoTenants(is_down=is_down)
+    histories = [[action_event(new_key())] for _ in range(8)]
+    deliveries: list[ActionDelivery] = []
+    for history in histories:
+        [last] = await log.append([ResourceAppend(history[0].key, history, 0)])
+        deliveries.append(ActionDelivery(last, history[0], 1, None, True))
+    bus = Bus(*deliveries)
+    capabilities = Capabilities(
+        idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
+    )
+    async with running_worker(log, api, bus, capabilities=capabilities):
+        async with asyncio.timeout(60):
+            while len(bus.reports) < len(histories):
+                await bus.acknowledged.wait()
+                bus.acknowledged.clear()
+            if is_down:
+                await bus.has_api_report.wait()
+    assert api.calls >= 5
+    assert api.listings == 1
+    assert [each.state for each in bus.api_reports] == (["Failing"] if is_down else [])

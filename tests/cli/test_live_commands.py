@@ -122,6 +122,61 @@ def test_delete_names_unknown_resources(live: Cli) -> None:
     assert live.run("delete").status == 2
 
 
+def test_delete_waits_for_a_resource_until_its_references_are_deleted(live: Cli) -> None:
+    reference = (
+        "---\napiVersion: reconciler/v1\nkind: ShapeRef\nmetadata: {name: keeper}\n"
+        "spec: {target: {kind: Shape, name: kept}}\n"
+    )
+    live.ok("apply", "-f", "-", "--wait", text=shape("kept") + reference)
+    deadline = time.monotonic() + STOP_SECONDS
+    while "ReferenceAdded" not in live.ok("history", "Shape/kept", "-o", "json").out:
+        assert time.monotonic() < deadline, "the reference does not take effect"
+    result = live.run("delete", "Shape/kept", "ShapeRef/keeper", "--wait", "-o", "json")
+    assert (result.status, [row["outcome"] for row in result.json]) == (0, ["Deleted"] * 2), result
+
+
+def _config(name: str, url: str) -> str:
+    return (
+        f"apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {{name: {name}}}\n"
+        f"spec: {{provider: shapes, endpoint: '{url}', allow: {{addresses: ['*']}}}}\n"
+    )
+
+
+def test_delete_withdraws_a_configuration_after_its_resources(
+    running_up: tuple[Cli, Up], live: Cli
+) -> None:
+    url = running_up[1].ready["apiUrl"]
+    leaving = shape("in-a-file").replace("spec: {", "spec: {providerConfigRef: {name: own}, ")
+    documents = f"{_config('own', url)}---\n{leaving}"
+    live.ok("apply", "-f", "-", "--wait", text=documents)
+    assert (
+        "default/Shape/in-a-file still uses ProviderConfig 'own'"
+        in live.ok("delete", "ProviderConfig/own").err
+    )
+    live.ok("apply", "-f", "-", "--wait", text=documents)
+    deleted = live.ok("delete", "-f", "-", "-o", "json", text=documents).json
+    assert [each["resource"] for each in deleted] == [
+        "system/ProviderConfig/own",
+        "default/Shape/in-a-file",
+    ]
+    assert httpx.get(f"{url}/shapes/in-a-file").status_code == 404
+
+
+def test_delete_keeps_a_configuration_whose_resources_are_left(
+    running_up: tuple[Cli, Up], live: Cli
+) -> None:
+    url = running_up[1].ready["apiUrl"]
+    kept = shape("kept-in-a-file").replace("spec: {", "spec: {providerConfigRef: {name: own2}, ")
+    documents = f"{_config('own2', url)}---\n{kept}"
+    live.ok("apply", "-f", "-", "--wait", text=documents)
+    live.ok("finalizer", "add", "Shape/kept-in-a-file", "test/holder")
+    result = live.run("delete", "-f", "-", text=documents)
+    assert result.status == 1
+    assert "default/Shape/kept-in-a-file may still need it" in " ".join(result.out.split())
+    live.ok("finalizer", "remove", "Shape/kept-in-a-file", "test/holder")
+    live.ok("delete", "-f", "-", "--wait", text=documents)
+
+
 def test_wait_exits_with_3_after_its_timeout(live: Cli) -> None:
     config = (
         "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: away}\n"

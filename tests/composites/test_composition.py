@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -32,12 +33,13 @@ from events.names import ResourceKey
 from events.provider_config import Limits, Retry, config_key
 from events.stored_content import COMPOSED_CONTENT_KIND
 from infra.bus.streams import INTAKE
+from infra.embedded import EmbeddedServer
 from infra.jetstream.reads import read_subject
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.state_reader import Declaration, StateReader, set_of
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import COMPOSED_SET
-from reconciler.wiring import ROLES
+from reconciler.wiring import ROLES, initialize, open_connection
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, KIND, palette
 from tests.scenarios.harness import World, api_config, every, manifest, shape
@@ -65,6 +67,22 @@ async def test_a_composite_is_created_changed_and_deleted_with_its_parts(world: 
     await world.until_outcome(WARM, "Deleted")
     assert await colors(world) == {}
     await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), "Deleted")
+
+
+async def test_nothing_is_declared_on_the_bus_of_another_reconciler(world: World, tmp_path: Path):
+    other = EmbeddedServer()
+    await other.start(tmp_path / "other")
+    async with open_connection(other.url) as nc:
+        await initialize(nc)
+        await world.configure(api_config(other.url, provider="composition"), CONFIG)
+        await world.until_settled()
+
+        await world.declare_all([palette("warm", "Red")])
+
+        refused = await world.until_outcome(WARM, "Failed", reason="Refused")
+        assert "the bus of another reconciler, whose log has the id" in refused.message
+        assert not await read_subject(nc, INTAKE, "in.>")
+    await other.stop()
 
 
 async def test_an_idle_composite_writes_no_event(world: World):

@@ -104,6 +104,25 @@ async def test_a_source_that_was_slow_once_is_unproven(reads: Reads) -> None:
     assert len(reads.running) == MAX_UNPROVEN_READS
 
 
+async def test_quick_sources_of_two_namespaces_leave_a_slot(reads: Reads) -> None:
+    hostile = HOSTILE[:8]
+    await reads.prove(*hostile, "shop/a")
+    await reads.start(*hostile)
+    assert len(reads.running) == MAX_READS - 1
+    await reads.start("shop/a")
+    assert reads.running[-1] == "shop/a"
+
+
+async def test_a_slow_read_makes_all_sources_of_its_namespace_unproven(reads: Reads) -> None:
+    await reads.prove(*HOSTILE, "shop/a", "shop/b")
+    await reads.start(HOSTILE[0])
+    await reads.end(HOSTILE[0], after=QUICK_SECONDS + 1)
+    await reads.start(*[each for each in HOSTILE if each.startswith(("m1/", "m2/"))])
+    assert sum(each.startswith("m1/") for each in reads.running) >= 1
+    await reads.start("m3/0", "shop/a")
+    assert len(reads.running) == MAX_READS
+
+
 async def test_a_new_source_of_another_namespace_is_served_next(reads: Reads) -> None:
     await reads.start(*HOSTILE)
     await reads.end(*list(reads.running), after=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,31 @@ def test_a_target_without_an_object_is_not_ready() -> None:
     target.owned, target.outputs = True, {"port": 1}
     target.conditions = (Condition("Ready", "False", "Starting"),)
     assert _reported_states(rows)["a"] == TargetState(True, False, {"outputs.port": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_new", "serves"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"action_id": "a1"}, False, False),
+        ({"owned": False}, False, False),
+        ({"references": {"default/Shape/a": "Delete"}}, False, False),
+        ({"references": {"default/Shape/other": "Keep"}}, False, False),
+    ],
+)
+def test_a_withdrawn_target_serves_the_resources_for_which_it_is_kept(
+    changes: dict[str, Any], is_new: bool, serves: bool
+) -> None:
+    target = StatusRow("default", "Shape", "b", owned=True, outputs={"port": 1})
+    target.references = {"default/Shape/a": "Keep"}
+    for name, value in changes.items():
+        setattr(target, name, value)
+    user = _waiting_row("a", "b")
+    user.outcome = "Converged"
+    user.targets = {} if is_new else {"default/Shape/b": TargetState(True, True)}
+    kept = TargetState(True, True, {"outputs.port": 1})
+    assert _reported_states([user, target])["a"] == (kept if serves else TargetState(False))
 
 
 def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_deleted() -> None:

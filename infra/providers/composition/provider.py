@@ -33,7 +33,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from events.stored_content import CONTENT, Part, find_part_problem
 from events.subjects import outcome_filter
 from infra.bus.client_bus import JetStreamClientBus
-from infra.bus.streams import LOG
+from infra.bus.streams import LOG, find_log_id
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children, build_message, digest_of_text
@@ -53,6 +53,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Turns
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log
 
 EDITED: Final = "edited"
 """Field of a stored set that lists the children that differ from its declaration."""
@@ -89,11 +90,13 @@ class CompositionProvider:
         self._contents = Contents(self._state_reader, self._publish)
         self._bus: tuple[Client, JetStreamClientBus] | None = None
         self._opening = asyncio.Lock()
+        self._log_id: tuple[Client, str] | None = None
 
     # --- writes
 
     async def create(self, action: Action) -> Effect:
         """Declare the set, then its children."""
+        await self._check_log(action)
         existing = await self._find(action.external_name)
         if existing.spec is not None and existing.spec.key != action.idempotency_key:
             obstacle = await self._as_object(existing, existing.spec)
@@ -103,6 +106,7 @@ class CompositionProvider:
 
     async def update(self, action: Action) -> Effect:
         """Declare the changed set, and withdraw the children that are no longer in it."""
+        await self._check_log(action)
         existing = await self._find(action.external_name)
         if existing.spec is None:
             raise NotFoundError(f"{action.external_name} does not exist")
@@ -148,6 +152,27 @@ class CompositionProvider:
         await self._contents.withdraw_others(set_spec.parent, existing.key.namespace, ())
         await self._publish_set(action, existing, Withdrawn(existing.generation), "gone")
         return Effect(None)
+
+    async def _check_log(self, action: Action) -> None:
+        """Raise `RefusedError` if the endpoint is the bus of another reconciler.
+
+        Its decider would accept the parts, and its workers would create their objects.
+        """
+        label = action.labels.get(OWNER_LABEL)
+        if label is None:
+            return
+        nc = await self._api.connection()
+        if self._log_id is None or self._log_id[0] is not nc:
+            try:
+                self._log_id = nc, await find_log_id(nc)
+            except BusError as error:
+                raise classify_error(error, is_read=True) from error
+        log_id = self._log_id[1]
+        if not belongs_to_log(label, log_id):
+            raise RefusedError(
+                f"the endpoint is the bus of another reconciler, whose log has the id {log_id}; "
+                "set the endpoint of the ProviderConfig to the bus of this reconciler"
+            )
 
     async def _write(self, action: Action, existing: ComposedSet, uid: str) -> Effect:
         parent = parent_of(self.kind, action.external_name)

@@ -15,6 +15,7 @@ from typing import Final
 
 MAX_READS: Final = 4
 MAX_READS_PER_NAMESPACE: Final = 2
+"""Limit on reads of a namespace. The last free slot is for a namespace without a running read."""
 
 MAX_UNPROVEN_READS: Final = 3
 """Limit on reads of sources whose last read did not end within ``QUICK_SECONDS``."""
@@ -40,7 +41,7 @@ class ReadSlots:
         self._numbers = itertools.count()
         self._waiting: list[_Turn] = []
         self._running: list[_Turn] = []
-        self._quick: set[str] = set()
+        self._quick: dict[str, str] = {}  # namespaces of sources whose last read was quick
         self._used: dict[str, tuple[float, float]] = {}  # used seconds, and when they were counted
 
     @asynccontextmanager
@@ -60,7 +61,7 @@ class ReadSlots:
 
     def keep(self, sources: Collection[str], namespaces: Collection[str]) -> None:
         """Discard all other sources and namespaces."""
-        self._quick.intersection_update(sources)
+        self._quick = {name: each for name, each in self._quick.items() if name in sources}
         self._used = {name: used for name, used in self._used.items() if name in namespaces}
 
     def _end(self, turn: _Turn, began: float | None) -> None:
@@ -72,19 +73,22 @@ class ReadSlots:
             now = self._clock()
             self._used[turn.namespace] = self._used_seconds(turn.namespace) + now - began, now
             if now - began <= QUICK_SECONDS:
-                self._quick.add(turn.source)
-            else:
-                self._quick.discard(turn.source)
+                self._quick[turn.source] = turn.namespace
+            else:  # the other sources of the namespace probably use the same server
+                self._quick = {
+                    source: each for source, each in self._quick.items() if each != turn.namespace
+                }
         self._grant()
 
     def _grant(self) -> None:
         while len(self._running) < MAX_READS:
             reads = Counter(each.namespace for each in self._running)
+            is_last_slot = len(self._running) == MAX_READS - 1
             has_unproven_slot = sum(each.is_unproven for each in self._running) < MAX_UNPROVEN_READS
             eligible = [
                 each
                 for each in self._waiting
-                if reads[each.namespace] < MAX_READS_PER_NAMESPACE
+                if reads[each.namespace] < (1 if is_last_slot else MAX_READS_PER_NAMESPACE)
                 and (has_unproven_slot or each.source in self._quick)
             ]
             if not eligible:

@@ -40,6 +40,9 @@ LOCAL_OPENING_SECONDS = 1.0
 PROBE_WAIT_SECONDS = 1.0
 """Time for which a call waits for a probe's result before it is rejected."""
 
+CHECK_SECONDS = 5.0
+"""Minimum time between two checks of an API that responds, and time limit of a check."""
+
 _PROBE_REQUEST_SECONDS = 1.0
 _SPREAD_SECONDS = 0.5
 _NOTICEABLE_SECONDS = 0.01
@@ -103,6 +106,9 @@ class ApiGate:
         self._jitter = jitter
         self._may_be_closed = False
         self._failures = 0
+        self._suspicions = 0  # failures that the objects of one tenant may have caused
+        self._is_checking = False
+        self._next_check_at = float("-inf")
         self._local_throttle_until = 0.0
         self._local_opening_until = 0.0
         self._used_grant = ("", 0)
@@ -187,9 +193,33 @@ class ApiGate:
             await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
 
-    def calls(self, config: str, *, is_probe: bool = False) -> Calls:
-        """Return the context for the requests of an action or a listing."""
-        return Calls(self, config, is_probe=is_probe)
+    def calls(self, config: str, *, is_probe: bool = False, proves_failure: bool = True) -> Calls:
+        """Return the context for the requests of an action or a listing.
+
+        Without `proves_failure`, a failure may be due to the object, not to the API.
+        """
+        return Calls(self, config, is_probe=is_probe, proves_failure=proves_failure)
+
+    def begin_check(self, config: str) -> bool:
+        """Return whether the caller must check the API, because calls for objects failed.
+
+        A check is a call that does not depend on any tenant's objects. `end_check` must follow.
+        """
+        member = self.members.get(config)
+        is_due = (
+            member is not None
+            and self._suspicions >= member.failures_to_open
+            and not (self._is_checking or self._may_be_closed)
+            and self._clock() >= self._next_check_at
+        )
+        if is_due:
+            self._is_checking = True
+        return is_due
+
+    def end_check(self) -> None:
+        """Wait some time before the next check. A failed check counts as enough failures."""
+        self._is_checking = False
+        self._next_check_at = self._clock() + CHECK_SECONDS
 
     def check_open(self, config: str) -> None:
         """Raise ``GateClosedError`` if a call would have to wait, or be the breaker's probe."""
@@ -290,18 +320,25 @@ class ApiGate:
     # --- results of calls
 
     def process_result(
-        self, error: ProviderError | ConfigurationError | None, config: str, epoch: int
+        self,
+        error: ProviderError | ConfigurationError | None,
+        config: str,
+        epoch: int,
+        *,
+        proves_failure: bool = True,
     ) -> None:
         """Process the result of a call that started in ``epoch``."""
         if error is None:
-            if self._failures or self._may_be_closed:
+            if self._failures or self._suspicions or self._may_be_closed:
                 self._process_response(epoch)
             return
         if isinstance(error, (ConfigurationError, NotCalledError)):
             return  # no call was made
         self.report_throttling(error, config)
-        if _is_failure(error):
+        if _is_failure(error) and (proves_failure or self._may_be_closed):
             self._process_failure(error, config, epoch)
+        elif _is_failure(error):
+            self._suspicions += epoch == self.epoch
         else:
             self._process_response(epoch)
 
@@ -323,7 +360,7 @@ class ApiGate:
     def _process_response(self, epoch: int) -> None:
         if epoch != self.epoch:
             return
-        self._failures = 0
+        self._failures = self._suspicions = 0
         for member in self._open_breakers():
             self._report(GateReport(member.name, "Responding", member.breaker_version))
 
@@ -342,6 +379,8 @@ class ApiGate:
         if member is None or epoch != self.epoch:
             return
         self._failures += 1
+        if self._is_checking:
+            self._failures = max(self._failures, member.failures_to_open)
         broken = self._open_breakers()
         should_report = self._failures >= member.failures_to_open or bool(broken)
         if not should_report or self._local_opening_until > self._clock():
@@ -366,7 +405,7 @@ class ApiGate:
         if member.fold(event, now, self._clock()):
             self.epoch += 1
         if isinstance(event.data, (BreakerOpened, BreakerClosed)):
-            self._failures = 0
+            self._failures = self._suspicions = 0
             self._local_opening_until = 0.0
         self.refresh()
 
@@ -380,12 +419,15 @@ class ApiGate:
 class Calls:
     """Context that permits the requests of one action or listing, and processes their results."""
 
-    __slots__ = ("_config", "_epoch", "_gate", "_is_probe", "_previous_permit")
+    __slots__ = ("_config", "_epoch", "_gate", "_is_probe", "_previous_permit", "_proves_failure")
 
-    def __init__(self, gate: ApiGate, config: str, *, is_probe: bool) -> None:
+    def __init__(
+        self, gate: ApiGate, config: str, *, is_probe: bool, proves_failure: bool = True
+    ) -> None:
         self._gate = gate
         self._config = config
         self._is_probe = is_probe
+        self._proves_failure = proves_failure
         self._epoch = gate.epoch
         self._previous_permit: CallGate | None = None
 
@@ -400,7 +442,9 @@ class Calls:
         if CALL_GATE.get() is self:  # an abandoned generator is finalized in another context
             CALL_GATE.set(self._previous_permit)
         if error is None or isinstance(error, (ProviderError, ConfigurationError)):
-            self._gate.process_result(error, self._config, self._epoch)
+            self._gate.process_result(
+                error, self._config, self._epoch, proves_failure=self._proves_failure
+            )
 
     @property
     def may_send_now(self) -> bool:

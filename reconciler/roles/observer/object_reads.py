@@ -228,7 +228,9 @@ class ObjectReads:
             provider = self._providers.get(name, row.kind)
             gate = self._gates.of(name)
             is_probe = await gate.enter(name)
-            with gate.calls(name, is_probe=is_probe):
+            # Where the API can be listed, only a failed listing shows that it is down.
+            proves_failure = capabilities is None or not capabilities.listing
+            with gate.calls(name, is_probe=is_probe, proves_failure=proves_failure):
                 existing = await provider.read(external_name, uid)
         except (ProviderError, ConfigurationError) as error:
             _logger.info("failed to read an object", resource=str(row.key), reason=str(error))

@@ -401,7 +401,7 @@ class Observer:
 
         async def read(row: StatusRow) -> list[tuple[ResourceKey, Observed]]:
             async with slots:
-                with self._gates.of(name).calls(name):
+                with self._gates.of(name).calls(name, proves_failure=False):
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
         observations: list[tuple[ResourceKey, Observed]] = []

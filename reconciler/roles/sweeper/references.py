@@ -224,7 +224,7 @@ def _target_state(
     cycles: Mapping[str, tuple[str, ...]],
 ) -> TargetState:
     target = all_rows.get(reference.target)
-    if target is None or not target.declared:
+    if target is None or not (target.declared or _is_kept_for(row, known, target)):
         return TargetState(False)
     if not may_refer(target.key, row.namespace, target.referenced_from):
         # Report it as missing, because the namespace may not read its state.
@@ -239,6 +239,17 @@ def _target_state(
     cycle = cycles.get(reference.target, ())
     # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, cycle)
+
+
+def _is_kept_for(row: StatusRow, known: TargetState | None, target: StatusRow) -> bool:
+    """Return whether a withdrawn target is kept for a resource that used it before.
+
+    Without its values, the resource could not be repaired, although nothing else is wrong. A new
+    reference does not resolve.
+    """
+    if known is None or not known.declared or not target.owned or target.action_id:
+        return False
+    return target.references.get(str(row.key)) == "Keep"
 
 
 def _message(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -55,7 +55,12 @@ from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_RECORD, CallRecord
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
 from reconciler.resource.attempt import is_safe_to_repeat
-from reconciler.roles.gate.api_gate import ApiGate
+from reconciler.roles.gate.api_gate import (
+    CHECK_SECONDS,
+    PROBE_WAIT_SECONDS,
+    ApiGate,
+    GateClosedError,
+)
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_secrets, mask_ids
 from reconciler.roles.objects.oversize import is_too_large
@@ -244,6 +249,8 @@ class Worker:
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
                     error, effect = await self._call(gate, delivery, action, key.kind)
+                    if error is not None and gate.begin_check(config):
+                        await self._check_suspected_api(gate, action, key.kind)
                     if not isinstance(error, NotCalledError):
                         reach(Failpoint.WORKER_CALLED, action.operation)
                 finally:
@@ -293,7 +300,10 @@ class Worker:
         record = CallRecord()
         token = CALL_RECORD.set(record)
         try:
-            calls = gate.calls(config, is_probe=await gate.enter(config))
+            can_check = self._can_check(config, kind)
+            while (is_probe := await gate.enter(config)) and can_check:
+                await self._probe_api(gate, action, kind)
+            calls = gate.calls(config, is_probe=is_probe, proves_failure=not can_check)
             has_failpoint = is_armed(Failpoint.WORKER_BETWEEN_CALLS)
             with CallFailpoint(calls, action.operation) if has_failpoint else calls:
                 provider = self._providers.get(config, kind, action.definition)
@@ -321,6 +331,51 @@ class Worker:
             return error_class(f"{type(error).__name__}: {error}"), None
         finally:
             CALL_RECORD.reset(token)
+
+    def _can_check(self, config_name: str, kind: str) -> bool:
+        """Return whether a listing can show whether an API responds."""
+        capabilities = self._providers.capabilities(kind)
+        is_configured = config_name in self._configurations.by_name
+        return is_configured and capabilities is not None and capabilities.listing
+
+    async def _probe_api(self, gate: ApiGate, action: Action, kind: str) -> None:
+        """Check whether an API responds again. Raises `GateClosedError` if not."""
+        try:
+            await self._check_api(gate, action, kind, is_probe=True)
+        except ProviderError as error:
+            problem = f"API {action.provider_config!r} does not respond: {error.message}"
+            raise GateClosedError(problem, retry_after_seconds=PROBE_WAIT_SECONDS) from None
+
+    async def _check_suspected_api(self, gate: ApiGate, action: Action, kind: str) -> None:
+        """Check an API after failed calls, which the objects of one tenant may have caused."""
+        try:
+            await self._check_api(gate, action, kind)
+        except (ProviderError, ConfigurationError) as error:
+            _logger.info("an API does not respond", config=action.provider_config, error=str(error))
+        except Exception as error:  # noqa: BLE001 - a defect in a kind proves nothing
+            _logger.warning("failed to check an API", error=f"{type(error).__name__}: {error}")
+        finally:
+            gate.end_check()
+
+    async def _check_api(
+        self, gate: ApiGate, action: Action, kind: str, *, is_probe: bool = False
+    ) -> None:
+        """Read the first page of a listing, whose result does not depend on the action's object.
+
+        Raises `ProviderError` or `ConfigurationError` if that fails.
+        """
+        name = action.provider_config
+        with gate.calls(name, is_probe=is_probe):
+            provider = self._providers.get(name, kind, action.definition)
+            pages = aiter(provider.pages(self._configurations.by_name[name].scope, page_size=1))
+            try:
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await anext(pages, None)
+            except TimeoutError:
+                raise NotDoneError(f"the API did not respond within {CHECK_SECONDS:g} s") from None
+            finally:
+                if isinstance(pages, AsyncGenerator):
+                    await pages.aclose()
 
     async def _execute(self, provider: Provider, action: Action) -> Effect:
         task = asyncio.current_task()
