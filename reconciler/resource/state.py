@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 39
+STATE_SCHEMA = 40
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
