@@ -25,7 +25,10 @@ def describe_lost_data(known: ExternalObject | None, state: ResourceState, conte
         return ""
     if state.retiring is not None:
         return ""  # the replaced object still exists, and is owned again
-    return kind.describe_data_loss(None, _last_known_object(known, owned, state))
+    last = _last_known_object(known, owned, state)
+    if kind.inherit is not None:  # a new object takes over the rest
+        return kind.inherit(state.desired.fields, last).loss
+    return kind.describe_data_loss(None, last)
 
 
 def _last_known_object(

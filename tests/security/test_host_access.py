@@ -288,7 +288,7 @@ def test_every_field_of_a_container_is_classified():
     restricted = {"image", "user", "mounts", "ports", "networks"}
     harmless = {
         *("command", "entrypoint", "env", "workingDir", "memoryBytes", "cpus", "healthCheck"),
-        *("restart", "maxRestarts", "stopSeconds", "running"),
+        *("restart", "maxRestarts", "stopSeconds", "running", "anonymousVolumes"),
     }
     assert set(CONTAINER.schema.__struct_encode_fields__) == restricted | harmless
 
