@@ -53,7 +53,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Turns
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
-from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log
+from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log, namespace_of
 
 EDITED: Final = "edited"
 """Field of a stored set that lists the children that differ from its declaration."""
@@ -158,9 +158,9 @@ class CompositionProvider:
 
         Its decider would accept the parts, and its workers would create their objects.
         """
-        label = action.labels.get(OWNER_LABEL)
-        if label is None:
-            return
+        label = action.labels.get(OWNER_LABEL, "")
+        if not namespace_of(label):
+            return  # it names no log
         nc = await self._api.connection()
         if self._log_id is None or self._log_id[0] is not nc:
             try:
