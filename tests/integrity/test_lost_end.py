@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -408,7 +409,13 @@ async def test_a_log_whose_id_is_only_in_its_events_is_recovered_by_init(
 ) -> None:
     """A tool declared all streams and consumers again, without metadata. No event is missing."""
     world, url = bare_world, bare_world.server.url
-    monkeypatch.setattr(JetStreamLog, "epoch", "e2.e1")  # as after two restores
+    create_log = JetStreamLog.__init__
+
+    def create_restored_log(log: JetStreamLog, *args: Any, **kwargs: Any) -> None:
+        create_log(log, *args, **kwargs)
+        log.epoch = "e2.e1"  # as after two restores
+
+    monkeypatch.setattr(JetStreamLog, "__init__", create_restored_log)
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     await world.declare("foo")

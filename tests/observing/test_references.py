@@ -213,6 +213,16 @@ def test_a_withdrawn_target_serves_the_resources_for_which_it_is_kept(
     assert _reported_states([user, target])["a"] == (kept if serves else TargetState(False))
 
 
+def test_a_reference_without_an_object_shows_that_its_target_is_leaving() -> None:
+    target = StatusRow(
+        "default", "Shape", "b", owned=True, references={"default/ShapeRef/a": "Keep"}
+    )
+    user = _waiting_row("a", "b")
+    user.kind, user.outcome = REFERENCE_KIND, "Converged"
+    user.targets = {"default/Shape/b": TargetState(True, True)}
+    assert _reported_states([user, target])["a"] == TargetState(False)
+
+
 def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_deleted() -> None:
     row = _waiting_row("a", "b")
     row.declared, row.owned = False, True

@@ -25,7 +25,7 @@ from events.intake import (
 )
 from events.kind_definition import DefinitionRef
 from events.names import ResourceKey
-from events.reference import Reference, may_refer, value_of
+from events.reference import REFERENCE_KIND, Reference, may_refer, value_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
@@ -245,9 +245,15 @@ def _is_kept_for(row: StatusRow, known: TargetState | None, target: StatusRow) -
     """Return whether a withdrawn target is kept for a resource that used it before.
 
     Without its values, the resource could not be repaired, although nothing else is wrong. A new
-    reference does not resolve.
+    reference does not resolve. A resource without an object only shows that its target is leaving.
     """
-    if known is None or not known.declared or not target.owned or target.action_id:
+    if (
+        row.kind == REFERENCE_KIND
+        or known is None
+        or not known.declared
+        or not target.owned
+        or target.action_id
+    ):
         return False
     return target.references.get(str(row.key)) == "Keep"
 
