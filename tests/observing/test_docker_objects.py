@@ -491,9 +491,12 @@ async def test_a_process_that_exits_with_0_is_ready_and_is_not_started_again(
     await wait_until_converged(docked, manifest.key)
     drifts = every(DriftDetected, await docked.facts(manifest.key))
     assert [[each.path for each in drift.differences] for drift in drifts] == [["memoryBytes"]]
-    row = await docked.client.status(manifest.key)
-    assert row is not None
-    assert row.outputs["exitCode"] == 0
+
+    async def has_exit_code() -> bool:
+        row = await docked.client.status(manifest.key)
+        return row is not None and row.outputs["exitCode"] == 0
+
+    await docked.until(has_exit_code, "the row shows the exit code")
 
     changed = container(name, engine.image, command=["sleep", "0.2"], **spec)
     await docked.declare_all([changed])
