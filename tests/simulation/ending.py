@@ -94,7 +94,11 @@ def _settle(world: World) -> None:
 def _come_to_rest(world: World) -> None:
     for _ in range(_MAX_ROUNDS):
         progress_before = _progress(world)
-        is_early = _is_any_within_its_grace(world) or _is_any_lookup_due(world)
+        is_early = (
+            _is_any_within_its_grace(world)
+            or _is_any_lookup_due(world)
+            or _is_any_becoming_available(world)
+        )
         world.run_for(_QUIET_SECONDS)
         if world.checks.violations:
             return
@@ -115,6 +119,13 @@ def _is_any_within_its_grace(world: World) -> bool:
         and now < state.actions.effect_at + timedelta(seconds=state.observed.grace_seconds)
         for state in world.checks.turns.states.values()
     )
+
+
+def _is_any_becoming_available(world: World) -> bool:
+    """Return whether a replacement must stay ready for longer: interruptions double the time."""
+    now = date_of(world.loop.time())
+    states = world.checks.turns.states.values()
+    return any(each.availability.at is not None and now < each.availability.at for each in states)
 
 
 def _is_any_lookup_due(world: World) -> bool:
