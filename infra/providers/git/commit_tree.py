@@ -172,7 +172,7 @@ class CommitTree:
                 try:
                     found = self._follow(found, folder)
                 except _BrokenLinkError as error:
-                    if ignored is not None and _is_manifest(name):
+                    if ignored is not None and is_manifest(name):
                         raise GitError("BadCommit", f"{prefix}{name}: {error}") from None
             yield name, found._replace(mode=0) if is_skipped else found, links
 
@@ -243,7 +243,8 @@ def _is_ignored(ignored: IgnoreFilter, name: str) -> bool:
     return bool(ignored.is_ignored(name))
 
 
-def _is_manifest(name: str) -> bool:
+def is_manifest(name: str) -> bool:
+    """Return whether the name of a file is that of a manifest."""
     return PurePosixPath(name).suffix.lower() in SUFFIXES
 
 

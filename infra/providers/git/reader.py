@@ -20,7 +20,7 @@ import msgspec
 
 from events.documents import ParsedManifest
 from infra.providers.git.checks import check_credential, documents_in
-from infra.providers.git.commit_tree import IGNORE_FILE
+from infra.providers.git.commit_tree import IGNORE_FILE, is_manifest
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from infra.providers.git.rendering import read_renderers, run_renderer
@@ -175,7 +175,11 @@ def _check_lost_manifests(
         return
     path, found = str(request.source.get("path", "")), {each.file for each in documents}
     try:
-        earlier = [(name, sha) for name, sha in previous.entries(path) if name not in found]
+        earlier = [
+            (name, sha)
+            for name, sha in previous.entries(path)
+            if name not in found and is_manifest(name)
+        ]
     except GitError:
         return  # an earlier release declared it by other rules
     for name, sha in earlier:
