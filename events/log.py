@@ -437,6 +437,13 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
         str,
         description("Epoch of the log, which identifies its restores; empty if there were none."),
     ] = ""
+    data_loss: Annotated[
+        str,
+        description(
+            "Data that the action loses, according to the observation that it was decided by; "
+            "empty if none. A worker does not make the call if the object then has other data."
+        ),
+    ] = ""
 
     @property
     def namespace(self) -> str:
@@ -678,7 +685,8 @@ class ActionFailed(_Event, frozen=True):
             "permanently refuses a write that the generation does not depend on. Outdated: it "
             "refuses an older generation. Conflict: the recorded state was outdated. Observed: "
             "like Conflict, and the failure also shows the current object, or shows that none "
-            "exists. Retired: the replaced object no longer exists."
+            "exists. For the deletion of a replaced object, it shows that object. Retired: the "
+            "replaced object no longer exists."
         ),
     ] = "Retry"
 

@@ -307,7 +307,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.drifts += 1
         case OwnershipClaimed(object=ExternalObject() as replaced) as data:
             row.retiring, row.retiring_uid = data.external_name, data.uid
-            row.retiring_digest, row.retiring_outputs = digest(replaced), replaced.outputs
+            _set_retiring_content(row, replaced)
             row.is_unconfirmed = False
         case OwnershipClaimed() as data:
             _set_owned(row, event, data.reason)
@@ -585,6 +585,9 @@ def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
         return
     if data.consequence == "Retired":
         _clear_retiring(row)
+    elif data.consequence == "Observed" and data.purpose == "Retire":
+        assert data.object is not None
+        _set_retiring_content(row, data.object)
     elif data.consequence == "Observed":
         _set_observed(row, data.object)
 
@@ -649,6 +652,10 @@ def _remember_uncertain(row: StatusRow, *names: str) -> None:
 
 def _forget_release(row: StatusRow, released_object: tuple[str, str | None]) -> None:
     row.released = tuple(each for each in row.released if each != released_object)
+
+
+def _set_retiring_content(row: StatusRow, existing: ExternalObject) -> None:
+    row.retiring_digest, row.retiring_outputs = digest(existing), existing.outputs
 
 
 def _clear_retiring(row: StatusRow) -> None:

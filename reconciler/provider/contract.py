@@ -43,7 +43,9 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_GATE, CALL_RECORD, CallPermit, CallRecord
+from reconciler.provider.data_check import DATA_CHECK, DataCheck
 from reconciler.provider.kind import Kind
+from reconciler.provider.named_objects import NamedObjects
 from reconciler.provider.secrets import Secrets
 
 Capability = Literal["idempotency_keys", "deterministic_names", "labels", "conditional_writes"]
@@ -86,6 +88,10 @@ _NAME: Final = (
     "NamedObjects does this"
 )
 _NEVER_OVERWRITE: Final = "create must not change an object that another action created"
+_DATA: Final = (
+    "update and delete must call check_data with the object that they read, before the first "
+    "request that writes; NamedObjects does this"
+)
 _ABSENT: Final = (
     "delete returns Effect(None, absent=True) if the object does not exist, and absent=False if it "
     "deleted one; NamedObjects does this"
@@ -465,6 +471,26 @@ class ProviderContract(ContractCase):
             absent = (await provider.delete(self.action_on("Delete", own))).absent
             expect(absent, True, _ABSENT)
         expect(await provider.read(name), other_object, _UID)
+
+    async def test_an_object_with_newer_data_is_neither_deleted_nor_updated(
+        self, provider: Provider, name: str
+    ) -> None:
+        if not self.kind.describes_data:
+            pytest.skip(f"{self.kind.name} has no describe_data_loss")
+        if NamedObjects not in type(provider).__mro__:
+            pytest.skip("a worker reads the object before it calls a provider of another class")
+        created = await self.create_one(provider, name)
+        update = self.action_on("Update", created, self.other_fields)
+        token = DATA_CHECK.set(DataCheck(lambda _: "newer data", ""))
+        try:
+            with raises(ConflictError, remedy=_DATA) as raised:
+                await provider.delete(self.action_on("Delete", created))
+            expect(raised.value.obstacle, created, _DATA)
+            with raises(ConflictError, remedy=_DATA):
+                await provider.update(update)
+        finally:
+            DATA_CHECK.reset(token)
+        expect(await provider.read(name), created, _DATA)
 
     async def test_deleting_an_absent_object_succeeds(self, provider: Provider, name: str) -> None:
         effect = await provider.delete(self.action("Delete", name))

@@ -127,7 +127,8 @@ def _nothing_settled(
     return ()
 
 
-def _no_data_loss(_fields: Fields | None, _observed: ExternalObject) -> str:
+def no_data_loss(_fields: Fields | None, _observed: ExternalObject) -> str:
+    """Return that nothing is lost, because the kind describes no data."""
     return ""
 
 
@@ -214,12 +215,12 @@ class Kind:
     has_second_name: bool = False
     """Whether an object and its replacement can exist at the same time, under different names."""
 
-    describe_data_loss: Callable[[Fields | None, ExternalObject], str] = field(
-        default=_no_data_loss
-    )
+    describe_data_loss: Callable[[Fields | None, ExternalObject], str] = field(default=no_data_loss)
     """Describes the data that an object loses when the fields are written; None is a deletion.
 
-    An action that destroys data requires approval.
+    An action that destroys data requires approval. Describe which data it is, not its amount: if
+    the description of the object differs when the worker reads it before its call, the call is not
+    made, and the action is decided again.
     """
 
     explain_kept: Callable[[Fields, ExternalObject], str] = field(default=_no_explanation)
@@ -286,6 +287,11 @@ class Kind:
         Raises ``InvalidManifestError``.
         """
         return () if self.find_references is None else self.find_references(fields, namespace)
+
+    @property
+    def describes_data(self) -> bool:
+        """Whether the kind can describe the data of its objects."""
+        return self.describe_data_loss is not no_data_loss
 
     @property
     def watches(self) -> bool:

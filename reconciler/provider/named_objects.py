@@ -25,6 +25,7 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider import Effect, Provider
+from reconciler.provider.data_check import check_data
 from reconciler.provider.listing import Turns, Unreadable, convert_by_size
 
 
@@ -91,7 +92,8 @@ class NamedObjects(ABC, Generic[_N]):
     async def update_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
         """Write the fields, the labels and the key to the object that was found, and return it.
 
-        The object has the action's uid and version. Bind the write to them if the API can.
+        The object has the action's uid and version. Bind the write to them if the API can. A kind
+        with ``describe_data_loss`` has compared its data, so write immediately.
         """
 
     @abstractmethod
@@ -155,6 +157,7 @@ class NamedObjects(ABC, Generic[_N]):
             return await self.__complete(action, existing)
         if action.version not in (None, existing.object.version):
             raise self.__build_changed_error(existing.object)
+        check_data(existing.object)
         try:
             return Effect(await self.__convert(await self.update_object(action, existing)))
         except (ConflictError, NotFoundError) as error:
@@ -167,6 +170,7 @@ class NamedObjects(ABC, Generic[_N]):
         if existing is None:
             return Effect(None, absent=True)
         check_uid(existing.object, action)
+        check_data(existing.object)
         try:
             await self.delete_object(action, existing)
         except NotFoundError:

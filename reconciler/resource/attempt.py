@@ -70,10 +70,13 @@ def new_action(
     *,
     purpose: Purpose = "Converge",
     external_name: str = "",
+    data_loss: str | None = None,
 ) -> ActionDecided:
     """Return the decision for an operation on the object, with its key and fixed parameters.
 
     `purpose` Retire deletes the replaced object. `external_name` is the name of a created object.
+    `data_loss` is the data that an operator or an earlier decision gave up, by default the data of
+    the known object.
     """
     action_id = event_id(context.key, state.version + 1)
     owned = state.retiring if purpose == "Retire" else state.owned
@@ -81,6 +84,8 @@ def new_action(
     location = owned or spec
     assert location is not None
     replaces = existing if operation == "Update" else None
+    if data_loss is None:
+        data_loss = _describe_loss(operation, purpose, fields, state, context)
     return ActionDecided(
         Action(
             action_id=action_id,
@@ -99,8 +104,22 @@ def new_action(
             purpose=purpose,
             definition=state.desired.resolved_by,
             epoch=context.epoch,
+            data_loss=data_loss,
         )
     )
+
+
+def _describe_loss(
+    operation: Operation, purpose: Purpose, fields: Fields, state: ResourceState, context: Context
+) -> str:
+    """Describe the data that an action loses, or that of the object which a creation replaces."""
+    existing, kind = state.observed.object, context.kind
+    if purpose == "Retire":
+        existing = None if state.retiring is None else state.retiring.last_observed
+    is_plain_creation = operation == "Create" and purpose != "Replace"
+    if existing is None or kind is None or is_plain_creation:
+        return ""
+    return kind.describe_data_loss(fields if operation == "Update" else None, existing)
 
 
 def idempotency_key(log_id: str, action_id: str, epoch: str = "") -> str:
@@ -313,10 +332,15 @@ def wait_after_conflicts(situation: Situation) -> RetryScheduled | None:
 def retry_refused_deletion(
     situation: Situation, reason: str, purpose: Purpose = "Converge"
 ) -> Step:
-    """Repeat a deletion that the API refuses permanently, at the maximum delay."""
+    """Repeat a deletion that the API refuses permanently, at the maximum delay.
+
+    It gives up the same data as the refused one, because later data requires a new decision.
+    """
     state, context = situation.state, situation.context
     if has_waited(state, context):
-        return new_action(state, context, "Delete", {}, {}, purpose=purpose)
+        refused = next((each.action for each in reversed(state.actions.ended)), None)
+        loss = "" if refused is None or refused.operation != "Delete" else refused.data_loss
+        return new_action(state, context, "Delete", {}, {}, purpose=purpose, data_loss=loss)
     return wait_max_delay(situation.config.retry, context, reason)
 
 

@@ -609,7 +609,10 @@ def _restore_replaced(state: ResourceState) -> ResourceState:
         state.observed, object=replaced.last_observed, provider_config=replaced.provider_config
     )
     return replace(
-        state, owned=replace(replaced, last_observed=None), retiring=None, observed=observed
+        state,
+        owned=replace(replaced, last_observed=None, data_loss=""),
+        retiring=None,
+        observed=observed,
     )
 
 
@@ -1002,7 +1005,9 @@ def _with_result(
         state,
         owned=Owned(action.provider_config, action.external_name, uid, applied, responded_at),
         predecessor=None,
-        retiring=replace(state.owned, last_observed=state.observed.object)
+        retiring=replace(
+            state.owned, last_observed=state.observed.object, data_loss=action.data_loss
+        )
         if is_replaced and state.owned is not None
         else state.retiring,
         observed=replace(
@@ -1108,6 +1113,9 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
         return replace(state, retiring=None)
     if data.consequence == "Conflict":
         return state
+    if data.purpose == "Retire":
+        assert state.retiring is not None
+        return replace(state, retiring=replace(state.retiring, last_observed=data.object))
     if data.object is None:
         state = _with_predecessor(state)
     location = state.observed.provider_config if flight is None else flight.action.provider_config

@@ -57,6 +57,10 @@ def retirement(situation: Situation) -> Step:
     state, context = situation.state, situation.context
     if state.waits.failure is not None and is_refused(state):
         return retry_refused_deletion(situation, state.waits.failure.message, "Retire")
+    # Before the wait for conflicts: an approval may take longer.
+    held = _hold_for_loss_by_retirement(situation)
+    if held is not None:
+        return held
     waiting = wait_after_conflicts(situation)
     return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
 
@@ -90,6 +94,17 @@ def _hold_for_loss_by_replacement(
     if inherit is None:
         return hold_for_data_loss(None, situation)
     return _hold_for_loss(inherit(situation.state.desired.fields, existing).loss, situation)
+
+
+def _hold_for_loss_by_retirement(situation: Situation) -> Conclusion | None:
+    """Return a hold for data that the replaced object received after the replacement began."""
+    state, kind, replaced = situation.state, situation.kind, situation.state.retiring
+    if replaced is None or replaced.last_observed is None:
+        return None
+    if not kind.guards_data(state.desired.fields):
+        return None
+    loss = kind.describe_data_loss(None, replaced.last_observed)
+    return None if loss == replaced.data_loss else _hold_for_loss(loss, situation)
 
 
 def _hold_for_loss(loss: str, situation: Situation) -> Conclusion | None:

@@ -137,8 +137,10 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
             return "Outdated" if is_old else "Refused"
         case "Conflict" | "NotFound":
             if data.purpose == "Retire":
-                retiring = None if state.retiring is None else state.retiring.uid
-                return "Retired" if _is_retired(data, retiring) else "Conflict"
+                retiring = state.retiring
+                if _is_retired(data, None if retiring is None else retiring.uid):
+                    return "Retired"
+                return "Conflict" if None in (retiring, data.object) else "Observed"
             is_replacement = data.purpose == "Replace" and data.operation == "Create"
             if is_replacement and state.owned is not None:
                 return "Conflict"  # the conflicting object does not have the name of the owned one

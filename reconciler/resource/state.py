@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 40
+STATE_SCHEMA = 41
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -103,6 +103,7 @@ class Owned(msgspec.Struct, frozen=True, gc=False):
     # time of the response to its creation, until a read confirms its uid
     responded_at: datetime | None = None
     last_observed: ExternalObject | None = None  # for a replaced object: its last observed state
+    data_loss: str = ""  # for a replaced object: the data that its replacement gave up
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):

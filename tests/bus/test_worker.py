@@ -28,6 +28,7 @@ from events.log import (
     TwinDetected,
     event_id,
 )
+from events.manifest import Fields
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.bus.event_log import JetStreamLog
@@ -51,7 +52,7 @@ from reconciler.ports import (
 )
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.kind import Kind, KindRegistry, no_data_loss
 from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
@@ -178,6 +179,7 @@ async def work(
     is_count_certain: bool = True,
     capabilities: Capabilities | None = None,
     config_events: Sequence[ResourceEvent] = (),
+    describe_data_loss: Callable[[Fields | None, ExternalObject], str] = no_data_loss,
 ) -> Bus:
     """Deliver the first event of a history, by default a second time, and wait for its ack."""
     key = history[0].key
@@ -185,7 +187,12 @@ async def work(
     position = last - len(history) + 1
     bus = Bus(ActionDelivery(position, history[0], delivered, None, is_count_certain))
     async with running_worker(
-        log, api, bus, capabilities=capabilities, config_events=config_events
+        log,
+        api,
+        bus,
+        capabilities=capabilities,
+        config_events=config_events,
+        describe_data_loss=describe_data_loss,
     ):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     return bus
@@ -201,6 +208,7 @@ async def running_worker(
     capabilities: Capabilities | None = None,
     stores: SecretStores | None = None,
     config_events: Sequence[ResourceEvent] = (),
+    describe_data_loss: Callable[[Fields | None, ExternalObject], str] = no_data_loss,
 ) -> AsyncGenerator[Worker]:
     """Run a worker in the block; ``config_events`` follow the declaration of its API."""
     configurations = Configurations()
@@ -216,6 +224,7 @@ async def running_worker(
         provider="test",
         capabilities=capabilities,
         connect=api,
+        describe_data_loss=describe_data_loss,
     )
     worker = Worker(
         name="test",
@@ -318,6 +327,66 @@ async def test_a_delivery_without_a_report_may_have_created_a_second_object(
     assert api.calls == 0
     errors = [each.error.error_class for each in bus.reports if each.error is not None]
     assert errors == (["Unknown"] if is_in_doubt else [])
+
+
+def _describe_rows(fields: Fields | None, observed_object: ExternalObject) -> str:
+    rows = observed_object.outputs.get("rows", 0)
+    return f"table {observed_object.name}" if rows and not fields else ""
+
+
+@pytest.mark.parametrize(
+    ("change", "is_called"),
+    [
+        ({"rows": 0}, True),
+        ({"rows": 1}, False),
+        ({"rows": 1, "data_loss": "table x"}, True),  # an operator gave it up
+        ({"rows": 1, "data_loss": "table y"}, False),
+        ({"rows": 1, "uid": "another"}, True),  # the provider reports the conflict
+        ({"rows": 1, "operation": "Update", "fields": {"size": 1}}, True),
+        ({"rows": 1, "operation": "Update"}, False),
+        ({"rows": 1, "operation": "Update", "written_by": "key"}, True),  # it continues
+    ],
+)
+async def test_an_object_whose_data_is_newer_than_the_decision_is_not_written(
+    log: JetStreamLog, change: dict[str, Any], is_called: bool
+) -> None:
+    """The provider is a plain one, so the worker reads the object before the call."""
+    key = new_key()
+    loss = change.get("data_loss", "").replace("x", key.name)
+    existing = ExternalObject(
+        key.name,
+        {},
+        change.get("uid", "u1"),
+        written_by=change.get("written_by"),
+        outputs={"rows": change["rows"]},
+    )
+    action = Action(
+        f"{key}@1",
+        "key",
+        change.get("operation", "Delete"),
+        1,
+        "default",
+        key.name,
+        (),
+        fields=change.get("fields", {}),
+        uid="u1",
+        data_loss=loss,
+    )
+    api = Api(existing)
+    bus = await work(
+        log,
+        api,
+        [event(key, 1, ActionDecided(action))],
+        delivered=1,
+        describe_data_loss=_describe_rows,
+    )
+    [reported] = bus.reports
+    assert api.calls == is_called
+    if not is_called:
+        assert reported.error is not None
+        assert reported.error.error_class == "Conflict"
+        assert f"would lose table {key.name}" in reported.error.message
+        assert reported.object == existing
 
 
 async def test_each_attempt_and_each_outcome_has_a_separate_result(

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from events.intake import Withdrawn
+from events.log import ActionFailed
 from events.manifest import Manifest
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
@@ -19,6 +21,7 @@ from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.provider.kind import KindRegistry
+from tests.resource.building import every
 from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World, api_config
 
@@ -119,3 +122,32 @@ async def test_an_exclusive_scope_deletes_unmanaged_objects_but_keeps_our_stream
     for stream in ALL_STREAMS:
         key = ResourceKey("default", "Stream", stream)
         assert await world.outcomes(key) == []
+
+
+async def test_data_that_is_newer_than_the_last_listing_is_not_lost_without_approval(
+    bare_world: World,
+) -> None:
+    """Messages cause no advisory, so the next listing is an hour away."""
+    world = bare_world
+    await declare_example(world)
+    for subject in ("orders.placed", "$KV.sessions.user"):
+        assert (await world.nc.request(subject, b"1")).data, "the server has stored it"
+    stream, consumer, bucket = KEYS
+    declared = {each.key: each for each in EXAMPLE}[stream]
+    smaller = msgspec.structs.replace(declared, spec={**declared.spec, "maxMessages": 1})
+
+    await world.declare_all([smaller])
+    held = await world.until_outcome(stream, "Held", reason="DataLoss")
+    assert "messages of stream ORDERS: maxMessages from no limit to 1 messages" in held.message
+    assert (await configs(world))["ORDERS"]["max_msgs"] == -1
+    for key in (bucket, consumer, stream):
+        await world.publish(key, Withdrawn())
+        await world.until_outcome(key, "Held", reason="DataLoss", generation=3 - (key != stream))
+    assert {"ORDERS", "KV_sessions"} <= set(await configs(world))
+    failures = every(ActionFailed, await world.facts(bucket))
+    assert [each.consequence for each in failures] == ["Observed"]
+
+    await world.client.approve_many([consumer, stream, bucket], hold="DataLoss")
+    for key in (consumer, stream, bucket):
+        await world.until_outcome(key, "Deleted")
+    assert not {"ORDERS", "KV_sessions"} & set(await configs(world))

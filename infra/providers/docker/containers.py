@@ -51,6 +51,7 @@ from infra.providers.docker.inspection import (
 )
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import (
+    ANONYMOUS_VOLUMES,
     INHERITED_VOLUMES,
     MUTABLE,
     comparable,
@@ -67,6 +68,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.data_check import check_data
 from reconciler.provider.listing import Unreadable, convert_by_size
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
@@ -204,7 +206,22 @@ class ContainersProvider(NamedObjects[_Container]):
         )
         if inspection is None:
             return await super().delete(action)  # another container may have the name
+        await self._check_data(inspection)
         return Effect(None, absent=not await self._delete(inspection))
+
+    async def _check_data(self, inspection: Inspection) -> None:
+        """Compare the anonymous volumes with the decision, even if the rest cannot be converted."""
+        try:
+            existing = (await self._container(inspection)).as_object()
+        except RefusedError:
+            existing = ExternalObject(
+                inspection.external_name,
+                {},
+                inspection.id,
+                labels=dict(inspection.labels),
+                outputs={ANONYMOUS_VOLUMES: inspection.anonymous_volumes},
+            )
+        check_data(existing)
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Container]) -> None:
         """Delete a container. Its volumes are kept, including anonymous ones."""

@@ -44,6 +44,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.data_check import check_data
 from reconciler.provider.listing import Unreadable
 from reconciler.provider.named_objects import ExistingObject, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
@@ -234,10 +235,10 @@ class DatabasesProvider(NamedObjects[_Database]):
         if action.uid not in (None, row.uid):
             check_uid((await self._database(row)).as_object(), action)
         database = self._database_with_recorded_extensions(row)
+        existing = database.as_object()
+        check_data(existing)
         try:
-            await self.delete_object(
-                action, ExistingObject(database, database.as_object(), read_at)
-            )
+            await self.delete_object(action, ExistingObject(database, existing, read_at))
         except NotFoundError:
             return Effect(None, absent=True)
         return Effect(None)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 
+from events.log import Action
 from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError, HostError
 from reconciler.provider import Capabilities, Provider, ProviderFactory
 from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.data_check import DataCheck
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.runtime.configurations import Configurations
@@ -73,6 +76,14 @@ class ProviderPool:
         """Return the capabilities of a kind's API, or None if this process lacks the kind."""
         kind = self._kinds.find(kind_name)
         return None if kind is None else kind.capabilities
+
+    def data_check(self, action: Action, kind_name: str) -> DataCheck | None:
+        """Return the check of the data that an action would lose; None if there is none to lose."""
+        kind = self._kinds.find(kind_name)
+        if kind is None or not kind.describes_data or action.operation == "Create":
+            return None
+        fields = None if action.operation == "Delete" else action.fields
+        return DataCheck(partial(kind.describe_data_loss, fields), action.data_loss)
 
     def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> GuardedProvider:
         if kind.connect is None or kind.provider != config.provider:

@@ -17,6 +17,8 @@ from events.provider_config import Scope
 from events.reference import resolved_secrets_in
 from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
 from reconciler.provider import Effect, Provider, VolatileProvider, WatchingProvider
+from reconciler.provider.data_check import DATA_CHECK, check_data
+from reconciler.provider.named_objects import NamedObjects
 from reconciler.provider.secrets import Secrets
 from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, ResponseBudget, Share
 from reconciler.secrecy import Secrecy
@@ -64,11 +66,23 @@ class GuardedProvider:
 
     async def update(self, action: Action) -> Effect:
         """Update an object."""
+        await self._check_data(action)
         return await self._call(action, self._provider.update, action)
 
     async def delete(self, action: Action) -> Effect:
         """Delete an object."""
+        await self._check_data(action)
         return await self._call(action, self._provider.delete, action)
+
+    async def _check_data(self, action: Action) -> None:
+        """Compare the object's data with the decision, if the provider itself does not."""
+        if DATA_CHECK.get() is None or isinstance(self._provider, NamedObjects):
+            return
+        existing = await self.read(action.external_name, action.uid)
+        if existing is None or existing.written_by == action.idempotency_key:
+            return  # an earlier attempt at the action has begun, and continues
+        if action.uid in (None, existing.uid):
+            check_data(existing)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read an object."""

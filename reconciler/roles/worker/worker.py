@@ -53,6 +53,7 @@ from reconciler.ports import (
 )
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_RECORD, CallRecord
+from reconciler.provider.data_check import DATA_CHECK
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
 from reconciler.resource.attempt import is_safe_to_repeat
 from reconciler.roles.gate.api_gate import (
@@ -309,7 +310,7 @@ class Worker:
                 provider = self._providers.get(config, kind, action.definition)
                 if not is_lookup:
                     gate.check_writes()
-                    return None, await self._execute(provider, action)
+                    return None, await self._execute(provider, action, kind)
                 spec = self._configurations.by_name.get(config)
                 capabilities = self._providers.capabilities(kind)
                 known_uids = lookup.known_uids
@@ -377,7 +378,9 @@ class Worker:
                 if isinstance(pages, AsyncGenerator):
                     await pages.aclose()
 
-    async def _execute(self, provider: Provider, action: Action) -> Effect:
+    async def _execute(self, provider: Provider, action: Action, kind: str) -> Effect:
+        # The decision may be based on a listing from before the data arrived.
+        DATA_CHECK.set(self._providers.data_check(action, kind))
         task = asyncio.current_task()
         assert task is not None
         # A write ends when its result is reported, which the search for secrets may delay.
