@@ -351,7 +351,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ApprovalRefused():
             pass  # the outcome describes it
         case HoldApproved() as data:
-            row.doubted = not row.action_id and data.hold in _NEED_LISTING
+            if data.hold != Hold.DATA_LOSS:  # it does not replace the approval of another hold
+                row.doubted = not row.action_id and data.hold in _NEED_LISTING
             if data.hold == Hold.DATA_MISSING:
                 row.lost = None
         case ReconcileAccepted(reads):

@@ -76,6 +76,7 @@ from reconciler.resource.state import (
     Desired,
     Ended,
     Finalizer,
+    Holds,
     InFlight,
     KnownProgress,
     LostData,
@@ -141,8 +142,8 @@ def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
         state = replace(state, renewal=None, progress=None)
     if endings.deadlines and state.availability.at is not None:
         state = replace(state, availability=replace(state.availability, at=None))
-    if endings.approval and state.holds.approved:
-        state = replace(state, holds=replace(state.holds, approved=""))
+    if endings.approval:
+        state = replace(state, holds=_without_approval(state.holds))
     if endings.plan and plan is not None:
         # An approval stays valid until its action ends, and for the creation that completes a
         # replacement. A plan without approval is outdated once another action is in flight.
@@ -575,9 +576,7 @@ def _fold_observation(
     owned = state.owned
     if owned is not None and existing is not None and owned.uid == existing.uid:
         owned = replace(owned, responded_at=None)
-    holds = state.holds
-    if holds.approved and not is_same:
-        holds = replace(holds, approved="")
+    holds = state.holds if is_same else _without_approval(state.holds)
     waits = replace(state.waits, conflicts=0)
     if not is_same:
         state = _with_predecessor(state)
@@ -749,6 +748,12 @@ def _with_approved_content(state: ResourceState) -> ResourceState:
     return _with_approval(state, replace(approval, content=state.desired.digest))
 
 
+def _without_approval(holds: Holds) -> Holds:
+    if not (holds.approved or holds.approved_loss):
+        return holds
+    return replace(holds, approved="", approved_loss="")
+
+
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
     return replace(state, holds=replace(state.holds, approval=approval))
 
@@ -799,6 +804,10 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
     if data.hold == Hold.DATA_MISSING:
         state = replace(state, lost=None)
+    if data.hold == Hold.DATA_LOSS:
+        message = "" if state.outcome is None else state.outcome.message
+        holds = replace(state.holds, approved_loss=message)
+        return _remember_message(replace(state, holds=holds, cause=event.id), event)
     holds = replace(state.holds, approved=data.hold, approved_position=event.causationposition)
     return _remember_message(replace(state, holds=holds, cause=event.id), event)
 

@@ -151,7 +151,9 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
     if hold == Hold.TWIN and not state.api.twin.objects:
         remedy = "approve it for the ProviderConfig that the resource's status message names"
         return refuse(state, command, "Invalid", f"{Hold.TWIN} hold: {remedy}")
-    if state.holds.approved == hold:
+    message = "" if outcome is None else outcome.message
+    is_loss_approved = hold == Hold.DATA_LOSS and state.holds.approved_loss == message
+    if state.holds.approved == hold or is_loss_approved:
         return accept(state, command, reason="Unchanged")
     approved = HoldApproved(hold, data.decision, data.reason, approved_at=command.stored_at)
     return accept(state, command, approved)

@@ -108,16 +108,12 @@ def _hold_for_loss_by_retirement(situation: Situation) -> Conclusion | None:
 
 
 def _hold_for_loss(loss: str, situation: Situation) -> Conclusion | None:
-    if situation.state.holds.approved == Hold.DATA_LOSS:
+    if not loss:
         return None
-    return (
-        on_hold(
-            Hold.DATA_LOSS,
-            f"the action would lose {loss}; approve the loss, or change the declaration",
-        )
-        if loss
-        else None
-    )
+    message = f"the action would lose {loss}; approve the loss, or change the declaration"
+    # The approval covers the data that the operator read about, not what arrived afterwards.
+    is_approved = situation.state.holds.approved_loss == message
+    return None if is_approved else on_hold(Hold.DATA_LOSS, message)
 
 
 def hold_for_definition(situation: Situation) -> Conclusion | None:

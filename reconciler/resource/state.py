@@ -287,7 +287,9 @@ class Holds(msgspec.Struct, frozen=True, gc=False):
     references: dict[str, OnWithdrawal] = {}  # by referencing resource
     release_forced: bool = False
     orphan_forced: bool = False  # whether a forced release keeps the object in the API
-    approved: str = ""  # the hold that an operator approved
+    approved: str = ""  # the hold that an operator approved, except for DataLoss
+    # Message of the approved DataLoss hold. The approval of another hold does not end it.
+    approved_loss: str = ""
     approved_position: int = 0
     approval: ApprovalState | None = None
 

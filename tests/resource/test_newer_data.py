@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from events.external import ExternalObject
-from events.intake import Approved
-from events.log import ActionFailed
+from events.intake import Approved, Observed
+from events.log import ActionFailed, HoldApproved
 from events.manifest import Fields
 from reconciler.provider.kind import READY, Readiness
+from reconciler.resource.evolve import evolve
 from tests.resource.building import BLOCK, Story, api_object, converged_story, only
 
 SQUARE = {"type": "Square", "color": "Red"}
@@ -62,6 +64,48 @@ def test_an_approval_does_not_cover_data_that_arrives_after_it():
     story.fail("Conflict", existing=with_data(known, "2 rows and 1 table"))
     assert (outcome(story), story.idle) == (HELD, True)
     assert "2 rows and 1 table" in story.outcome_message
+
+
+def test_an_approval_does_not_cover_data_that_is_observed_before_the_call():
+    story = converged_story(kind=KEEPER)
+    known = with_data(story.existing)
+    story.observe(known)
+    story.withdraw()
+    story.turn(Approved("DataLoss"))
+    story.fail("NotDone")
+    story.declare()
+    story.withdraw()
+    assert (outcome(story), story.idle) == (HELD, True), "an approval covers one withdrawal"
+    story.process(
+        [
+            story.command(Approved("DataLoss")),
+            story.command(
+                Observed("default", "Foo", with_data(known, "3 rows"), "Read", story.position + 1)
+            ),
+        ]
+    )
+    assert (outcome(story), story.idle) == (HELD, True)
+    assert "3 rows of Foo" in story.outcome_message
+    story.turn(Approved("DataLoss"))
+    assert story.action.data_loss == "3 rows of Foo"
+
+
+def test_two_holds_of_one_replacement_can_both_be_approved():
+    """The approval of the second one must not end that of the first one."""
+    story = converged_story(kind=IN_PLACE)
+    story.observe(with_data(story.existing))
+    story.declare({**SQUARE, "type": "Circle"})
+    message = story.outcome_message
+    assert outcome(story) == HELD
+    approved = replace_struct(story.state.holds, approved="DefinitionGuard")
+    state = replace_struct(story.state, holds=approved)
+    event = replace_struct(
+        story.log[-1],
+        data=HoldApproved("DataLoss"),
+        resourceversion=state.version + 1,
+    )
+    holds = evolve(state, event).holds
+    assert (holds.approved, holds.approved_loss) == ("DefinitionGuard", message)
 
 
 def test_a_deletion_of_an_object_that_was_never_read_gives_up_no_data():
