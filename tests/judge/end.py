@@ -54,7 +54,8 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
     """
     for key, resource in _undamaged_resources(ledger):
         found = _object_of(ledger, resource)
-        if not is_held(ledger, resource) and _is_leaked(ledger, resource, found):
+        is_kept = is_held(ledger, resource) or found in _held_objects(ledger)
+        if not is_kept and _is_leaked(ledger, resource, found):
             yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
     owned, pending, waiting = _owned_and_pending(ledger)
     for found in ledger.history.objects or ():
@@ -99,6 +100,13 @@ def is_held(ledger: Ledger, resource: Resource, *, forever: bool = True) -> bool
     is_held = not resource.is_forced and "Keep" in resource.references.values()
     is_held = is_held and (forever or not ledger.history.damaged) and not resource.is_declared
     return bool(resource.finalizers) or is_held or resource.is_held_for_a_person
+
+
+def _held_objects(ledger: Ledger) -> list[ExternalObject]:
+    """Return the objects that a held resource owns; another resource may declare their names."""
+    held = [each.owned for each in ledger.resources.values() if is_held(ledger, each)]
+    uids = {owned.uid for owned in held if owned is not None}
+    return [each for each in ledger.history.objects or () if each.uid in uids]
 
 
 def _is_managed(resource: Resource) -> bool:

@@ -81,6 +81,7 @@ class Witness:
         log.after_store.append(self._on_append)
         api.before_call = self._on_call
         api.after_change = self._on_change
+        api.unread_loss = self.fail
 
     def fail(self, what: str) -> None:
         """Add a violation, and end the run."""

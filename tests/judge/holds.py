@@ -94,6 +94,22 @@ def unapproved_action(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
         yield f"{action.operation} that no person approved in its current form"
 
 
+@on(ActionDecided)
+def unapproved_loss(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
+    """Data is given up only with an approval, which a later action repeats (invariants 16, 17)."""
+    action = context.data.action
+    loses = action.operation == "Delete" or action.purpose == "Replace"
+    if not action.data_loss or not loses or "DataLoss" in context.resource.approved:
+        return
+    key = str(context.event.key)
+    earlier = (each.action for each in context.ledger.actions.values())
+    if not any(
+        each.action_id.startswith(f"{key}@") and each.data_loss == action.data_loss
+        for each in earlier
+    ):
+        yield f"{action.operation} gives up {action.data_loss} without approval"
+
+
 @on(OwnershipClaimed)
 def unmanaged(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
     """Few undeclared objects are claimed for deletion, and none is referenced (invariant 17)."""
@@ -101,7 +117,7 @@ def unmanaged(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
     if context.resource.is_declared or not is_stray:
         return
     is_allowed = _allows(context.settings(context.data.provider_config), context.resource.unmanaged)
-    if not is_allowed and context.resource.approved != "DeletionGuard":
+    if not is_allowed and "DeletionGuard" not in context.resource.approved:
         yield f"one of {context.resource.unmanaged} unmanaged objects is deleted without approval"
     if context.resource.references:
         yield "a referenced stray is deleted"
@@ -117,7 +133,7 @@ def redefinitions(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
     if not is_present or not _is_replacement(action, resource):
         return
     is_allowed = _allows(context.settings(action.provider_config), resource.redefined)
-    if not is_allowed and resource.approved != "DefinitionGuard":
+    if not is_allowed and "DefinitionGuard" not in resource.approved:
         yield f"{resource.redefined} are replaced without approval"
 
 

@@ -99,7 +99,7 @@ class Resource:
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
     is_orphaned: bool = False
-    approved: str = ""
+    approved: frozenset[str] = frozenset()
     requested_approval: tuple[str, object] = ("", None)
     plan: object = None
     held_by: e.LogEvent | None = None  # for a configuration: its API has objects newer than the log
@@ -123,7 +123,10 @@ class Resource:
     @property
     def is_held_for_a_person(self) -> bool:
         """Whether its newest outcome is waiting for approval."""
-        reasons = ("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval")
+        reasons = (
+            *("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval"),
+            *("DataLoss", "DataMissing"),
+        )
         return (
             self.outcome_name == "Held"
             and self.outcome is not None
@@ -297,19 +300,19 @@ def _fold_resource_event(resource: Resource, event: e.LogEvent) -> None:  # noqa
         case e.SpecWithdrawn(generation):
             resource.generation, resource.is_declared = generation, False
             resource.position = event.causationposition
-            resource.is_troubled, resource.has_news, resource.approved = False, True, ""
+            resource.is_troubled, resource.has_news, resource.approved = False, True, frozenset()
         case e.SpecResolved(fields=fields):
-            resource.resolved, resource.is_troubled, resource.approved = fields, False, ""
+            resource.resolved, resource.is_troubled, resource.approved = fields, False, frozenset()
             if resource.owned is not None and resource.expected == resource.owned.written:
                 resource.redefined = 0
         case e.DefinitionObserved(definition):
             resource.definition, resource.redefined = definition.digest, definition.affected
-            resource.approved = ""
+            resource.approved = frozenset()
         case e.ExternalObserved(object=found, unmanaged=unmanaged, as_of=as_of):
             observed_object = resource.observed
             resource.absent_at = as_of if found is None else 0
             if observed_object is None or found is None or observed_object.uid != found.uid:
-                resource.approved = ""
+                resource.approved = frozenset()
             resource.observed, resource.unmanaged, resource.doubted = found, unmanaged or 0, None
         case e.AbsenceDoubted(missing=missing, owned=owned):
             resource.doubted = LossCount(missing, owned)
@@ -350,7 +353,7 @@ def _fold_resource_event(resource: Resource, event: e.LogEvent) -> None:  # noqa
         case e.HoldApproved(hold="Approval"):
             resource.plan = resource.requested_approval[1]
         case e.HoldApproved(hold, decision):
-            resource.approved = hold
+            resource.approved |= {hold}
             if decision == "Abandon" and resource.in_flight is not None:
                 resource.in_flight.is_given_up = True
             elif resource.in_flight is not None and resource.in_flight.progress == "held":
@@ -372,7 +375,7 @@ def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> Non
         resource.observed = None  # it was observed under another name
     resource.spec, resource.resolved, resource.is_declared = data, None, True
     resource.generation, resource.position = data.generation, event.causationposition
-    resource.is_troubled, resource.has_news, resource.approved = False, True, ""
+    resource.is_troubled, resource.has_news, resource.approved = False, True, frozenset()
     resource.is_forced = resource.is_orphaned = False
     resource.definition = "" if data.definition is None else data.definition.digest
     resource.redefined = 0 if data.definition is None else data.definition.affected
@@ -403,14 +406,14 @@ def _restore_replaced(resource: Resource) -> None:
 def _fold_action_event(resource: Resource, event: e.LogEvent, decided: DecidedAction) -> None:
     match event.data:
         case e.ActionDecided(action):
-            resource.in_flight, resource.approved = decided, ""
+            resource.in_flight, resource.approved = decided, frozenset()
             if resource.outcome_name in _SETTLED_OUTCOMES or action.operation == "Delete":
                 resource.outcome = None
         case e.ActionRetried() | e.LookupDecided():
             resource.in_flight, decided.progress = decided, "under way"
             decided.is_lookup = isinstance(event.data, e.LookupDecided)
         case e.ActionHeld():
-            decided.progress, resource.approved = "held", ""
+            decided.progress, resource.approved = "held", frozenset()
             decided.in_doubt = decided.may_be_done = True
         case e.ActionNotDone():
             decided.progress, decided.is_open = "not done", False

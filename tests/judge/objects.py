@@ -313,7 +313,7 @@ def implausible_loss(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
         context.settings(context.data.provider_config),
     )
     losses = None if observed is None or context.data.object is not None else observed.losses
-    if losses is None or context.resource.owned is None or context.resource.approved == "LossGuard":
+    if losses is None or context.resource.owned is None or "LossGuard" in context.resource.approved:
         return
     is_implausible = all(
         losses.missing >= each.loss_guard.min_count

@@ -759,6 +759,11 @@ def a_deletion_that_the_policy_has_approved_first(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 6, "Delete")))
 
 
+@breaks_rule("unapproved_loss")
+def a_deletion_that_gives_up_data_without_approval(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Delete", data_loss="2 rows")))
+
+
 @breaks_rule("unmanaged")
 def one_of_many_unmanaged_objects_that_is_claimed(story: Story) -> None:
     story.configure(deletion_guard=DeletionGuard(max_count=2))

@@ -21,6 +21,9 @@ REFUSED_COLOR = "Invisible"
 """The API never accepts an object of this color."""
 
 
+DATA = "data"
+"""The output that names the newest data of an object, if it holds any."""
+
 UNPAINTED = "White"
 """The color that the first of two calls sets."""
 
@@ -60,7 +63,10 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """The API's state. ``after_change`` receives every effect, ``before_call`` every request."""
+    """The API's state. ``after_change`` receives every effect, ``before_call`` every request.
+
+    ``unread_loss`` receives every deletion that was not preceded by a read of the object's data.
+    """
 
     def __init__(self, traits: ApiTraits, time: Callable[[], float]) -> None:
         self.traits = traits
@@ -79,6 +85,7 @@ class Api:
         self.calls = 0
         self.before_call: Callable[[Action], None] = lambda action: None
         self.after_change: Callable[[Change], None] = lambda change: None
+        self.unread_loss: Callable[[str], None] = lambda text: None
 
     @property
     def now(self) -> float:
@@ -197,6 +204,8 @@ class Api:
         assert uid is not None
         self._written_at[uid] = self._time()
         outputs: Fields = {}
+        if existing is not None and DATA in existing.outputs:
+            outputs[DATA] = existing.outputs[DATA]
         if self.traits.lifetime_seconds:
             outputs["expires"] = date_of(self._time() + self.lifetime_seconds).isoformat()
         is_marked = self.traits.two_calls or self.traits.wrong_uids or self.traits.lag_seconds > 0
@@ -246,6 +255,13 @@ class Api:
                 existing, fields={**existing.fields, **fields}, version=self._next("v")
             )
             self._change(name, changed, "")
+
+    def human_fills(self, name: str) -> None:
+        """Store data in an object and in its replacement, if they exist."""
+        for slot, existing in list(self.objects.items()):
+            if existing.name == name or existing.name.startswith(f"{name}-"):
+                filled = {**existing.outputs, DATA: self._next("d")}
+                self._change(slot, replace(existing, outputs=filled), "")
 
     def human_strips_labels(self, name: str) -> None:
         """Remove the labels of an object, if it exists."""

@@ -12,7 +12,7 @@ from events.manifest import ApprovalLevel, Fields
 from tests.memory_bus.faults import BUS_REQUESTS, RequestType, Strike
 from tests.simulation import plan as p
 from tests.simulation.generator_holds import copy_steps, holder_steps, look_steps, possible_steps
-from tests.simulation.generator_inputs import with_inputs
+from tests.simulation.generator_inputs import with_data, with_inputs
 from tests.simulation.generator_limits import draw_limits
 
 _COLORS = ("Red", "Green", "Blue", "Red", "Green", "Blue", "Invisible")
@@ -146,6 +146,7 @@ def plan_of(seed: int) -> p.Plan:
     steps += look_steps(seed, shapes, dice.duration)
     steps += copy_steps(seed, traits, shapes, dice.duration)
     traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
+    traits, steps = with_data(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)
 

@@ -15,6 +15,8 @@ from tests.simulation import plan as p
 
 _FIELDS = ("name", "uid", "outputs.address")
 _SECRETS = ("first", "second")
+_DATA_SHARE = 0.2
+"""Share of the plans whose objects may hold data."""
 
 
 def with_inputs(
@@ -30,6 +32,22 @@ def with_inputs(
     if draw < 0.55:
         return replace(traits, defined=True), _define_kind(random, steps, duration)
     return traits, steps
+
+
+def with_data(
+    seed: int, traits: p.ApiTraits, shapes: Sequence[str], steps: list[p.Step], duration: float
+) -> tuple[p.ApiTraits, list[p.Step]]:
+    """In some plans, let objects hold data, and draw the moments at which a human stores some.
+
+    A damaged history may keep the only slot for actions, so that no approved one starts.
+    """
+    random = Random(f"plan/{seed}/data")
+    is_damaged = any(isinstance(step, p.DamageLog) for step in steps)
+    if is_damaged or random.random() >= _DATA_SHARE:
+        return traits, steps
+    moments = [round(random.uniform(0.5, duration), 3) for _ in range(random.randint(1, 6))]
+    fills = [p.HumanFills(at=at, name=random.choice(shapes)) for at in moments]
+    return replace(traits, data=True), [*steps, *fills]
 
 
 def _add_references(random: Random, shapes: Sequence[str], steps: list[p.Step]) -> list[p.Step]:

@@ -11,13 +11,23 @@ from events.external import ExternalObject
 from events.integrity import HistoryChain
 from events.log import FinalizerRemoved, HoldApproved, OwnershipClaimed
 from projections.status import StatusRow
-from reconciler.resource import approval, decide, evolve, holds, next_step, observation
+from reconciler.provider.data_check import DataCheck
+from reconciler.resource import (
+    approval,
+    decide,
+    evolve,
+    holds,
+    next_step,
+    observation,
+    replacement,
+)
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, CommandResult
 from reconciler.roles.decider import repository
 from reconciler.roles.objects.twins import Comparison, TwinDetector
 from reconciler.roles.observer.listing import ListingAssembler
 from reconciler.roles.projector.scrubber import Scrubber
+from reconciler.roles.runtime.secret_guard import GuardedProvider
 from reconciler.roles.sweeper import sweeper
 from tests.simulation.mutation import Mutation, Patch
 
@@ -107,7 +117,7 @@ def _approvals_have_no_effect(patch: Patch) -> None:
         folded = _original_fold_data(state, event)
         if not isinstance(event.data, HoldApproved):
             return folded
-        return replace(folded, holds=replace(folded.holds, approved=""))
+        return replace(folded, holds=replace(folded.holds, approved="", approved_loss=""))
 
     patch.setattr(evolve, "_fold_data", after)
 
@@ -205,7 +215,29 @@ def _a_held_api_is_written_to(patch: Patch) -> None:
     patch.setattr(decide, "hold_for_twin", hold_for_twin)
 
 
+def _data_is_not_read_before_the_call(patch: Patch) -> None:
+    async def check_data(_self: Any, _action: Any) -> None: ...
+
+    patch.setattr(GuardedProvider, "_check_data", check_data)
+
+
+def _newer_data_does_not_stop_a_call(patch: Patch) -> None:
+    patch.setattr(DataCheck, "compare", _nothing)
+
+
+def _data_is_lost_without_approval(patch: Patch) -> None:
+    patch.setattr(replacement, "_hold_for_loss", _nothing)
+
+
+def _replaced_objects_lose_their_data(patch: Patch) -> None:
+    patch.setattr(replacement, "_hold_for_loss_by_retirement", _nothing)
+
+
 HOLD_MUTATIONS: tuple[Mutation, ...] = (
+    Mutation("data is not read before the call", _data_is_not_read_before_the_call),
+    Mutation("newer data does not stop a call", _newer_data_does_not_stop_a_call),
+    Mutation("data is lost without approval", _data_is_lost_without_approval),
+    Mutation("replaced objects lose their data", _replaced_objects_lose_their_data),
     Mutation("newer objects are not detected", _newer_objects_are_not_detected),
     Mutation("a held API is written to", _a_held_api_is_written_to),
     Mutation("finalizers ignored", _finalizers_ignored),

@@ -162,6 +162,12 @@ class HumanReplaces(TimedStep, frozen=True, tag=True):
     fields: Fields
 
 
+class HumanFills(TimedStep, frozen=True, tag=True):
+    """A human stores data in an object, or in its replacement, which changes no version."""
+
+    name: str
+
+
 class HumanStripsLabels(TimedStep, frozen=True, tag=True):
     """A human removes all labels from an object."""
 
@@ -268,6 +274,7 @@ Step = (
     | HumanDeletes
     | HumanWipes
     | HumanReplaces
+    | HumanFills
     | HumanStripsLabels
     | OnRequest
     | Crash
@@ -300,7 +307,8 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     paints it. ``approve``: which actions wait for a person. ``wrong_uids``: the response to a
     creation has a uid that no object has; the objects show their keys.
     ``addresses``: an object's address is derived from its id and color. ``defined``: the resources'
-    kind is defined at run time, over an installed one.
+    kind is defined at run time, over an installed one. ``data``: objects may hold data, whose loss
+    a person must approve.
     """
 
     idempotency_keys: bool = True
@@ -322,6 +330,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     defined: bool = False
     approve: ApprovalLevel = "Never"
     wrong_uids: bool = False
+    data: bool = False
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
 from datetime import datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,13 +34,21 @@ from reconciler.provider.secrets import Secrets
 from tests.memory_bus.faults import OnRequest, RequestType
 from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
-from tests.simulation.api import Api, RefusalError, StoredResponse
+from tests.simulation.api import DATA, Api, RefusalError, StoredResponse
 from tests.simulation.plan import ApiTraits, ListingFails
 from tests.simulation.vault import hide_secrets, resolve_secrets
 
 TIMEOUT_SECONDS = 2.0
 _RETRY_AFTER_SECONDS = 3.0
 _T = TypeVar("_T")
+
+
+class _Read(NamedTuple):
+    object: ExternalObject | None
+
+
+_READ: ContextVar[_Read | None] = ContextVar("read", default=None)
+"""The newest read of the current task."""
 
 
 class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,12 +129,25 @@ class SimulatedProvider:
         return await self._write(action)
 
     async def delete(self, action: Action) -> Effect:
+        self._check_reading(action)
         if not self._api.traits.conditional_writes:
             try:
                 await self._read_before(action)
             except NotFoundError:
                 return Effect(None, absent=True)
         return await self._write(action)
+
+    def _check_reading(self, action: Action) -> None:
+        """Report a deletion by a worker that has not read the data, or has read other data."""
+        if not self._api.traits.data:
+            return
+        read = _READ.get()
+        if read is None:
+            self._api.unread_loss(f"{action.action_id} deletes an object that was not read")
+        elif read.object is not None and read.object.uid == action.uid:
+            loss = _describe_data_loss(None, read.object)
+            if loss not in ("", action.data_loss):
+                self._api.unread_loss(f"{action.action_id} deletes {loss}, which it does not name")
 
     async def _read_before(self, action: Action) -> None:
         """Read the object before a write that cannot be conditional."""
@@ -162,7 +184,9 @@ class SimulatedProvider:
         existing = await self._call(
             "read", lambda: self._api.read(external_name, uid), NotDoneError
         )
-        return None if existing is None else hide_secrets(existing)
+        shown = None if existing is None else hide_secrets(existing)
+        _READ.set(_Read(shown))
+        return shown
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -323,6 +347,8 @@ def simulated_kind(api: Api, network: Network, listing_faults: ListingFaults, se
         immutable=frozenset({"size"} if api.traits.replaces else ()),
         has_second_name=api.traits.replaces == "beside",
     )
+    if api.traits.data:
+        kind = dataclasses.replace(kind, describe_data_loss=_describe_data_loss)
     return (
         dataclasses.replace(kind, renewal_time=_renewal_time)
         if api.traits.lifetime_seconds
@@ -347,6 +373,11 @@ def _ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
 def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime | None:
     expires = observed_object.outputs.get("expires")  # objects created by people never expire
     return None if expires is None else datetime.fromisoformat(expires)
+
+
+def _describe_data_loss(fields: Fields | None, observed_object: ExternalObject) -> str:
+    data = observed_object.outputs.get(DATA)
+    return f"data {data} of {observed_object.name}" if fields is None and data else ""
 
 
 def _normalize(fields: Fields) -> Fields:

@@ -57,7 +57,14 @@ CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
 DEFINITION_KEY = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Shape")
-_APPROVABLE_HOLDS = (Hold.DELETION_GUARD, Hold.LOSS_GUARD, Hold.DEFINITION_GUARD, Hold.APPROVAL)
+_APPROVABLE_HOLDS = (
+    Hold.DELETION_GUARD,
+    Hold.LOSS_GUARD,
+    Hold.DEFINITION_GUARD,
+    Hold.APPROVAL,
+    Hold.DATA_LOSS,
+    Hold.DATA_MISSING,
+)
 _SUBJECT_CLASSES: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",

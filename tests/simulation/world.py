@@ -188,6 +188,9 @@ class World:
         self.api.human_deletes(step.name)
         self.api.human_creates(step.name, step.fields, {})
 
+    def _human_fills(self, step: p.HumanFills) -> None:
+        self.api.human_fills(step.name)
+
     def _human_strips_labels(self, step: p.HumanStripsLabels) -> None:
         self.api.human_strips_labels(step.name)
 
@@ -308,6 +311,7 @@ _HANDLERS: dict[type[p.Step], Callable[[World, Any], None]] = {
     p.DamageLog: World._damage,  # pyright: ignore[reportPrivateUsage]
     p.HumanWipes: World._human_wipes,  # pyright: ignore[reportPrivateUsage]
     p.HumanReplaces: World._human_replaces,  # pyright: ignore[reportPrivateUsage]
+    p.HumanFills: World._human_fills,  # pyright: ignore[reportPrivateUsage]
     p.HumanStripsLabels: World._human_strips_labels,  # pyright: ignore[reportPrivateUsage]
     p.OnRequest: World._on_request,  # pyright: ignore[reportPrivateUsage]
     p.Crash: World._crash,  # pyright: ignore[reportPrivateUsage]
