@@ -7,6 +7,7 @@ and the roles repeat it, which is safe (invariants 3 and 5).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -197,8 +198,8 @@ class IntakeReader(Protocol):
         """Number of messages from a partition that may be delivered and not yet acknowledged."""
         ...
 
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        """Return the available messages. With ``wait``, wait for at least one."""
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
+        """Return the available messages. Wait for the first one, but at most ``max_seconds``."""
         ...
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -146,10 +147,10 @@ class JetStreamIntakeReader:
         """Number of unacknowledged messages that a consumer may have."""
         return MAX_UNACKNOWLEDGED
 
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
         """Return messages from any partitions; by default, wait for at least one."""
         with with_remedy():
-            delivered = await self._group.next_batch(wait=wait)
+            delivered = await self._group.next_batch(max_seconds)
         if self._unchecked_identity is not None:
             await check_same_log(self._nc, self._unchecked_identity)
             self._unchecked_identity = None

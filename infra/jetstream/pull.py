@@ -10,6 +10,7 @@ second, compared with 24,000 on a limits stream (same run).
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -98,8 +99,10 @@ class PullGroup:
         }
         self._by_index = list(self._sources.values())
 
-    async def next_batch(self, *, wait: bool = True) -> list[Delivered]:
-        """Return the available messages, at most `max_batch`; by default, wait for at least one.
+    async def next_batch(self, max_seconds: float = math.inf) -> list[Delivered]:
+        """Return the available messages, at most `max_batch`; wait for the first one.
+
+        Return an empty list if none arrives within `max_seconds`.
 
         Raises:
             NotFoundOnBusError: a consumer does not exist or was deleted.
@@ -108,6 +111,7 @@ class PullGroup:
         """
         if self._subscription is None:
             await self._open()
+        deadline = time.monotonic() + max_seconds
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -118,9 +122,9 @@ class PullGroup:
             except BaseException:  # including a cancellation: no fetched message may be lost
                 self._return_batch(batch)
                 raise
-            if batch or not wait:
+            if batch or (remaining := deadline - time.monotonic()) <= 0:
                 return batch
-            await self._wait()
+            await self._wait(min(remaining, _CHECK_SECONDS))
 
     def set_slots(self, consumer: str, slots: int) -> None:
         """Add a consumer with this number of slots, or change the number for an existing one."""
@@ -216,9 +220,9 @@ class PullGroup:
             for delivery in batch:
                 self._sources[delivery.consumer].credit -= 1
 
-    async def _wait(self) -> None:
+    async def _wait(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(_CHECK_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._wakeup.wait()
         except TimeoutError:
             pass

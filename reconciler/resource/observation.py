@@ -58,7 +58,7 @@ def observe(
     ):
         return NOTHING_NEW
     belongs_to = _find_other_owner(data, state, context)
-    if belongs_to == state.observed.belongs_to and not _is_new(data, state, context):
+    if belongs_to == state.observed.belongs_to and not _is_new(data, command, state, context):
         return NOTHING_NEW
     doubt = _doubt_absence(data, state, context)
     if doubt is not None:
@@ -309,7 +309,7 @@ def are_similar(known: tuple[int, int], current: tuple[int, int]) -> bool:
     return all(old <= 2 * new and new <= 2 * old for old, new in zip(known, current, strict=True))
 
 
-def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
+def _is_new(data: Observed, command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether the observation changes something that the state or a guard depends on."""
     known, existing = state.observed, data.object
     if awaits_first_listing(state, context) and data.as_of >= state.desired.position:
@@ -323,7 +323,7 @@ def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
         is_listed = data.evidence == "CompleteListing"
         return state.lost is not None and is_listed and data.found_as != known.found_as
     if state.outcome is not None and state.outcome.reason == AWAITING_READ:
-        return True
+        return command.position > known.message  # a parked message is delivered again
     if known.doubted is not None and existing is not None:
         return True
     is_held_or_unowned = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")

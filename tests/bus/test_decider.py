@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,7 @@ from events.intake import (
 from events.log import (
     Action,
     ActionDecided,
+    ActionHeld,
     ActionRetried,
     SpecDeclared,
     SpecResolved,
@@ -62,7 +64,7 @@ from reconciler.roles.decider.decider import Decider
 from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
-from tests.bus.histories import history_of, new_key
+from tests.bus.histories import event, history_of, new_key
 
 SHARE = 2
 
@@ -71,19 +73,16 @@ class Bus:
     """The decider's reader and sink: it delivers nothing and records replies."""
 
     def __init__(self) -> None:
+        self.slots = 4 * SHARE
         self.replies: list[Reply] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
         self.overtaking: list[IntakeDelivery] = []
         self.lookups = 0
 
-    @property
-    def slots(self) -> int:
-        return 4 * SHARE
-
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None: ...
 
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
         return []
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
@@ -396,7 +395,7 @@ class IdleBus(Bus):
         await super().ack(deliveries)
         self.has_acknowledged.set()
 
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
         await asyncio.sleep(0.01)
         return []
 
@@ -447,14 +446,16 @@ async def test_a_batch_starts_no_more_actions_than_the_limit(log: JetStreamLog) 
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     keys = [new_key() for _ in range(10)]
-    limited = decider(log, Bus(), configurations, max_actions=3)
+    bus = Bus()
+    bus.slots = 2 * len(keys)
+    limited = decider(log, bus, configurations, max_actions=3)
     await limited.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
     assert sum([len(await read_actions(log, key)) for key in keys]) == 3
 
 
-@pytest.mark.parametrize("has_ended", [True, False])
+@pytest.mark.parametrize("end", ["success", "hold", ""])
 async def test_an_old_action_leaves_room_once_another_decider_has_recorded_its_end(
-    log: JetStreamLog, has_ended: bool
+    log: JetStreamLog, end: str
 ) -> None:
     configurations, clock, now = Configurations(), [0.0], datetime.now(UTC)
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
@@ -463,7 +464,11 @@ async def test_an_old_action_leaves_room_once_another_decider_has_recorded_its_e
     await limited.handle([declaration(running, 1, "Red")])
     await limited.handle([declaration(waiting, 2, "Red")])
     [create] = await read_actions(log, running)
-    if has_ended:
+    if end == "hold":
+        loaded = (await log.load([running], from_leader=True, use_cache=False))[running]
+        held = event(running, len(loaded.events) + 1, ActionHeld(create.action_id, "look at it"))
+        await log.append([ResourceAppend(running, [held], loaded.last_position)])
+    if end == "success":
         created = ExternalObject(running.name, create.fields, "u1", "1", create.labels)
         result = Reported(create.action_id, 1, now, now, "w", object=created)
         await decider(log, Bus(), configurations).handle([delivery("result", running, 3, result)])
@@ -471,9 +476,9 @@ async def test_an_old_action_leaves_room_once_another_decider_has_recorded_its_e
     bus.has_acknowledged.clear()
     running_decider = asyncio.create_task(limited.run())
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(bus.has_acknowledged.wait(), 10 if has_ended else 0.5)
+        await asyncio.wait_for(bus.has_acknowledged.wait(), 10 if end else 0.5)
     running_decider.cancel()
-    assert len(await read_actions(log, waiting)) == has_ended
+    assert len(await read_actions(log, waiting)) == bool(end)
 
 
 class RecordingBus(Bus):
@@ -850,17 +855,14 @@ class OneBatchBus(FullBus):
 
     def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
         super().__init__()
+        self.slots = 8 * MAX_MESSAGES_PER_TURN
         self.batches = [batch]
         self.finished = asyncio.Event()
 
-    @property
-    def slots(self) -> int:
-        return 8 * MAX_MESSAGES_PER_TURN
-
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
         if self.batches:
             return self.batches.pop()
-        if wait:
+        if max_seconds:
             self.finished.set()
             await asyncio.Event().wait()
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -17,11 +18,13 @@ from reconciler.roles.decider.fair_queue import (
     MAX_MESSAGES_PER_TURN,
     Destination,
     FairQueue,
+    ParkedCounts,
     Quota,
+    parking_place,
 )
 
-LARGE = Quota(messages=100_000, bytes=2**40, all_messages=200_000, all_bytes=2**40)
-SMALL = Quota(messages=10, bytes=1_000, all_messages=20, all_bytes=2_000)
+LARGE = Quota(messages=100_000, bytes=2**40, all_messages=200_000, all_bytes=2**40, slots=400_000)
+SMALL = Quota(messages=10, bytes=1_000, all_messages=20, all_bytes=2_000, slots=40)
 
 
 def message(
@@ -205,10 +208,22 @@ def test_a_turn_ends_when_the_remaining_bytes_are_fewer_than_the_namespaces():
 
 
 def test_parked_messages_of_roles_do_not_fill_the_partition():
-    queue, destination = FairQueue(SMALL), Destination("one", "default")
-    timers = [message("one", position, what="timer") for position in range(SMALL.messages)]
-    assert queue.can_park("one", timers[0])
-    queue.park(destination, timers)
-    assert not queue.can_park("one", message("one", 100, what="timer"))
-    assert queue.can_park("two", message("two", 101, what="timer"))
-    assert queue.can_park("one", message("one", 102)), "declarations within the quota may wait"
+    queue, none = FairQueue(SMALL), ParkedCounts()
+    for namespace, first in (("one", 0), ("two", 5)):
+        timers = [message(namespace, first + at, what="timer") for at in range(5)]
+        assert queue.can_park(timers[0], none)
+        queue.park(Destination(namespace, "default"), timers)
+    assert not queue.can_park(message("three", 100, what="timer"), none)
+    assert queue.can_park(message("one", 102), none), "declarations have slots of their own"
+    queue.resume(Destination("one", "default"), 1)
+    assert queue.can_park(message("three", 103, what="timer"), none)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 20, 16_000])
+def test_parked_messages_leave_slots_for_results(slots: int):
+    queue, parked = FairQueue(Quota.for_slots(slots)), ParkedCounts()
+    for position in range(2 * slots):
+        each = message("one", position, what="desired" if position % 2 else "timer")
+        if queue.can_park(each, parked):
+            parked[parking_place(each)] += 1
+    assert parked.total() < slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections import Counter
@@ -326,12 +327,13 @@ class MemoryIntakeReader:
     def slots(self) -> int:
         return self._stream.max_ack_pending
 
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        if not wait:
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
+        if max_seconds <= 0:
             return await pull(self._network, "pull", self._request_available, 0.0)
         while True:
             batch = await pull(self._network, "pull", self._request, _REQUEST_SECONDS)
-            if batch:
+            max_seconds -= _REQUEST_SECONDS
+            if batch or max_seconds <= 0:
                 return batch
 
     def _request_available(self, deliver: Deliver[IntakeDelivery]) -> None:

@@ -59,7 +59,14 @@ from reconciler.roles.decider.actions_in_flight import (
     Capacity,
 )
 from reconciler.roles.decider.decision_time import DecisionTime
-from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN, Destination, FairQueue, Quota
+from reconciler.roles.decider.fair_queue import (
+    MAX_MESSAGES_PER_TURN,
+    Destination,
+    FairQueue,
+    ParkedCounts,
+    Quota,
+    parking_place,
+)
 from reconciler.roles.decider.postponed import MAX_POSTPONED, PostponedMessages
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
 from reconciler.roles.decider.refusals import (
@@ -298,8 +305,12 @@ class Decider:
             return
         for action_id, key in old.items():
             flight = resources[key].state.actions.in_flight if key in resources else None
-            is_in_flight = flight is not None and flight.retry_at is None
-            if flight is not None and is_in_flight and flight.action.action_id == action_id:
+            if (
+                flight is not None
+                and flight.action.action_id == action_id
+                and flight.retry_at is None
+                and not flight.is_held  # it makes no call until an operator decides
+            ):
                 self._actions.renew(action_id)
             else:
                 self._actions.end(action_id)
@@ -315,10 +326,16 @@ class Decider:
                 resumed = self._queue.resume(destination, limit)
                 self._fresh_positions.update(each.position for each in resumed)
 
+    def _max_wait(self) -> float:
+        """Return the time to wait for messages. The leases of parked ones must not expire."""
+        if self._queue:
+            return 0.0
+        return _EXTEND_SECONDS if self._queue.parked else math.inf
+
     async def _fetch(self) -> None:
         """Fetch all available messages, and reject those that exceed their namespace's quota."""
         for _ in range(_MAX_FETCHED_BATCHES):
-            batch = await self._reader.next_batch(wait=not self._queue)
+            batch = await self._reader.next_batch(self._max_wait())
             now = self._now()
             # A message that was fetched immediately stays fresh while it waits in the queue.
             self._fresh_positions.update([each.position for each in batch if _is_fresh(each, now)])
@@ -629,6 +646,7 @@ class Decider:
         self, work: Mapping[ResourceKey, _Work], resources: Mapping[ResourceKey, FoldedResource]
     ) -> list[_Decision]:
         shared, capacity = self._build_shared_context(), Capacity(self._actions)
+        parked = ParkedCounts()
         decisions: list[_Decision] = []
         for key, item in work.items():
             base = resources.get(key)
@@ -642,13 +660,13 @@ class Decider:
                 self._time.undecided.add(key)
                 continue
             self._time.undecided.discard(key)
-            destination = self._full_destination(key, item, capacity)
+            destination = self._full_destination(key, item, capacity, parked)
             context = self._build_context(shared, key, can_start=destination is None)
             started_at = self._time.clock()
             turn = self._take_turn(key, item, base, context)
             started = [] if turn is None else _destinations(key, turn)
             if started and destination is None:
-                destination = self._exceeded_destination(item, started, capacity)
+                destination = self._exceeded_destination(item, started, capacity, parked)
                 if destination is not None:
                     context = self._build_context(shared, key, can_start=False)
                     turn = self._take_turn(key, item, base, context)
@@ -657,11 +675,13 @@ class Decider:
             if turn is not None:
                 for each in started:
                     capacity[each] -= 1
+                if destination is not None:
+                    parked[parking_place(item.deliveries[-1])] += 1
                 decisions.append(_Decision(key, item, base, turn, destination))
         return decisions
 
     def _full_destination(
-        self, key: ResourceKey, item: _Work, capacity: Capacity
+        self, key: ResourceKey, item: _Work, capacity: Capacity, parked: ParkedCounts
     ) -> Destination | None:
         """Return the destination of a declared resource if no further action can start there."""
         spec: Fields = {}
@@ -670,10 +690,14 @@ class Decider:
                 return None
             spec = command.data.manifest.spec
         destination = Destination(key.namespace, config_named_in(spec))
-        return destination if self._is_full(destination, item, capacity) else None
+        return destination if self._is_full(destination, item, capacity, parked) else None
 
     def _exceeded_destination(
-        self, item: _Work, destinations: Sequence[Destination], capacity: Capacity
+        self,
+        item: _Work,
+        destinations: Sequence[Destination],
+        capacity: Capacity,
+        parked: ParkedCounts,
     ) -> Destination | None:
         """Return the destination of the action that a turn would start without room for it.
 
@@ -681,14 +705,18 @@ class Decider:
         """
         if any(isinstance(each.data, Reported) for each in item.commands):
             return None
-        return next((each for each in destinations if self._is_full(each, item, capacity)), None)
+        return next(
+            (each for each in destinations if self._is_full(each, item, capacity, parked)), None
+        )
 
-    def _is_full(self, destination: Destination, item: _Work, capacity: Capacity) -> bool:
+    def _is_full(
+        self, destination: Destination, item: _Work, capacity: Capacity, parked: ParkedCounts
+    ) -> bool:
         """Return whether the work must wait until actions at a destination end."""
         return (
             bool(item.deliveries)
             and capacity[destination] <= 0
-            and self._queue.can_park(destination.namespace, item.deliveries[-1])
+            and self._queue.can_park(item.deliveries[-1], parked)
         )
 
     def _take_turn(

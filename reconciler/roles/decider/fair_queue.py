@@ -34,18 +34,27 @@ class Quota(NamedTuple):
     """Limits on a partition's waiting messages, per namespace and in total.
 
     Client messages beyond a limit are rejected. Messages from Reconciler's own roles never are.
+    ``slots``: number of messages that may be delivered and not yet acknowledged.
     """
 
     messages: int
     bytes: int
     all_messages: int
     all_bytes: int
+    slots: int
 
     @classmethod
     def for_slots(cls, slots: int) -> Quota:
         """Return a quota of a quarter of the slots per namespace, and half in total."""
         messages = max(_FEW_MESSAGES, slots // 4)
-        return cls(messages, MAX_NAMESPACE_BYTES, 2 * messages, 4 * MAX_NAMESPACE_BYTES)
+        return cls(messages, MAX_NAMESPACE_BYTES, 2 * messages, 4 * MAX_NAMESPACE_BYTES, slots)
+
+    def max_parked(self, *, from_clients: bool) -> int:
+        """Return the number of messages that may be parked.
+
+        The results that end actions, and so resume parked messages, need the remaining slots.
+        """
+        return self.slots // (2 if from_clients else 4)
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
@@ -53,6 +62,17 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
     namespace: str
     provider_config: str
+
+
+class ParkingPlace(NamedTuple):
+    """A partition, and whether the messages parked there come from clients or from roles."""
+
+    partition: str
+    from_clients: bool
+
+
+ParkedCounts = Counter[ParkingPlace]
+"""The number of parked messages."""
 
 
 @dataclass(slots=True)
@@ -80,6 +100,7 @@ class FairQueue:
         self._limits: dict[str, int] = {}  # messages per turn of a slow namespace
         self._partitions: defaultdict[str, _Partition] = defaultdict(_Partition)
         self._parked: dict[Destination, dict[int, IntakeDelivery]] = {}
+        self._parked_counts = ParkedCounts()
         self._excess: list[IntakeDelivery] = []
 
     def __bool__(self) -> bool:
@@ -104,15 +125,14 @@ class FairQueue:
                 lane = self._lanes[namespace] = deque()
             lane.append(each)
 
-    def can_park(self, namespace: str, delivery: IntakeDelivery) -> bool:
-        """Return whether a message may be parked.
+    def can_park(self, delivery: IntakeDelivery, reserved: ParkedCounts) -> bool:
+        """Return whether a message may be parked, in addition to the ``reserved`` ones.
 
-        Messages of roles are never rejected, so a quota limits how many of them may be parked.
+        Otherwise all slots might be taken by messages that wait for a result.
         """
-        partition = self._partitions.get(partition_of(delivery.subject))
-        waiting = None if partition is None else partition.by_namespace.get(namespace)
-        is_client_message = intake_kind_of(delivery.subject) in CLIENT_MESSAGES
-        return is_client_message or waiting is None or waiting.messages < self._quota.messages
+        place = parking_place(delivery)
+        limit = self._quota.max_parked(from_clients=place.from_clients)
+        return self._parked_counts[place] + reserved[place] < limit
 
     def park(self, destination: Destination, deliveries: Iterable[IntakeDelivery]) -> None:
         """Keep messages until ``resume``. A redelivery replaces the earlier delivery."""
@@ -120,6 +140,7 @@ class FairQueue:
         for each in deliveries:
             if each.position not in parked:
                 self._count(destination.namespace, each)
+                self._parked_counts[parking_place(each)] += 1
             parked[each.position] = each
 
     @property
@@ -131,6 +152,7 @@ class FairQueue:
         """Move a destination's oldest parked messages to its namespace's lane, and return them."""
         parked = self._parked[destination]
         resumed = [parked.pop(position) for position in list(islice(parked, limit))]
+        self._parked_counts.subtract(map(parking_place, resumed))
         self._lanes.setdefault(destination.namespace, deque()).extend(resumed)
         if not parked:
             del self._parked[destination]
@@ -253,6 +275,12 @@ class FairQueue:
             if not partition.by_namespace:
                 del self._partitions[partition_of(delivery.subject)]
         return size
+
+
+def parking_place(delivery: IntakeDelivery) -> ParkingPlace:
+    """Return where a message is parked."""
+    from_clients = intake_kind_of(delivery.subject) in CLIENT_MESSAGES
+    return ParkingPlace(partition_of(delivery.subject), from_clients)
 
 
 @lru_cache(MAX_CACHED_SUBJECTS)
