@@ -820,7 +820,8 @@ def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion
     """Hold an unmarked object that a creation in doubt may have created (ADR 0012)."""
     context, evidence = situation.context, situation.evidence
     capabilities = context.capabilities
-    if capabilities.idempotency_keys or not capabilities.deterministic_names:
+    shows_key = capabilities.idempotency_keys and capabilities.labels
+    if shows_key or not capabilities.deterministic_names:
         return None
     is_in_doubt = any(
         each.action.operation == "Create"

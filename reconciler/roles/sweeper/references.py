@@ -230,7 +230,9 @@ def _target_state(
         # Report it as missing, because the namespace may not read its state.
         return TargetState(False)
     was_ready = known is not None and known.ready
-    is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
+    # During an action, the outcome and the readiness are those of an earlier object or content.
+    is_settled = target.outcome == "Converged" and not target.action_id
+    is_ready = was_ready or (is_settled and target.not_ready is None)
     values: dict[str, Any] = {}
     for field in reference.fields:
         value = value_of(field, target.external_name, target.uid, target.outputs)
