@@ -377,6 +377,8 @@ def _find_creator(
         return None
     if (row.provider_config, row.kind) != (began.provider_config, began.kind):
         return None
+    if row.outcome == "Released":
+        return None  # it observes only the released object
     if not listing.unique_names and existing.written_by is None:
         return None  # nothing indicates that the resource may have created it
     if not listing.unique_names and row.owned:
