@@ -421,8 +421,16 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     causes: Annotated[
         tuple[str, ...], description("Ids of the events and messages that caused the action.")
     ]
-    fields: Annotated[Fields, description("Fields to write. Secrets are digests.")] = {}
-    labels: Annotated[dict[str, str], description("Labels to write.")] = {}
+    fields: Annotated[
+        Fields,
+        description(
+            "Fields to write. Secrets are digests. For a deletion that begins a replacement, the "
+            "fields of the new object."
+        ),
+    ] = {}
+    labels: Annotated[
+        dict[str, str], description("Labels to write, or those of the new object.")
+    ] = {}
     uid: Annotated[
         str | None, description("Required uid of the object to update or delete; null for any.")
     ] = None

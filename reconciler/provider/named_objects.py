@@ -123,6 +123,13 @@ class NamedObjects(ABC, Generic[_N]):
         del action
         return existing.native
 
+    async def check_replacement(self, action: Action) -> None:
+        """Raise an error if an object with the fields of the action cannot be created now.
+
+        ``delete`` calls this before it deletes an object to create another one in its place.
+        Override this to check what a creation needs, such as an image or a role.
+        """
+
     def size_bytes(self, native: _N) -> int:
         """Return the size of an object. The base class converts large ones in a thread."""
         del native
@@ -170,6 +177,7 @@ class NamedObjects(ABC, Generic[_N]):
         if existing is None:
             return Effect(None, absent=True)
         check_uid(existing.object, action)
+        await self.check_before_deletion(action)
         check_data(existing.object)
         try:
             await self.delete_object(action, existing)
@@ -220,6 +228,14 @@ class NamedObjects(ABC, Generic[_N]):
         problem = self.name_problem(external_name)
         if problem is not None:
             raise RefusedError(f"invalid name {external_name!r}: {problem}")
+
+    async def check_before_deletion(self, action: Action) -> None:
+        """Check what the new object needs, if the deletion is the first step of a replacement.
+
+        Call this in a ``delete`` of your own, once you have found the object.
+        """
+        if action.purpose == "Replace" and action.fields:  # older releases recorded no fields
+            await self.check_replacement(action)
 
     async def __find(self, external_name: str) -> ExistingObject[_N] | None:
         read_at = time.monotonic()

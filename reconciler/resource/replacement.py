@@ -35,17 +35,13 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
     if hold is not None:
         return hold
     name = _second_name(spec, existing.name, situation)
+    fields, labels = fields_to_create(existing, situation), situation.comparison.wanted.labels
     # Otherwise there would be three objects: delete the one that is neither kept nor replaced.
     if name is None or state.retiring is not None:
-        return new_action(state, context, "Delete", {}, {}, purpose="Replace")
+        # With the new content: the provider checks what it needs before it deletes the old object.
+        return new_action(state, context, "Delete", fields, labels, purpose="Replace")
     return new_action(
-        state,
-        context,
-        "Create",
-        fields_to_create(existing, situation),
-        situation.comparison.wanted.labels,
-        purpose="Replace",
-        external_name=name,
+        state, context, "Create", fields, labels, purpose="Replace", external_name=name
     )
 
 

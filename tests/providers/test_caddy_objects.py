@@ -625,6 +625,20 @@ async def test_a_route_waits_for_an_unsuitable_server_and_names_it(
     assert await listing(routes, Scope()) == []
 
 
+async def test_a_route_is_kept_until_the_server_of_its_replacement_is_usable(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    del admin  # it deletes the routes of earlier tests
+    route = await create_route(routes, "ours")
+    deletion = with_version_of(action("Delete", "ours", route_fields(server="htpp")), route)
+    deletion = msgspec.structs.replace(deletion, purpose="Replace")
+    with pytest.raises(NotDoneError, match=r"no server 'htpp' \(its servers: http, https\)"):
+        await routes.delete(deletion)
+    assert await read_route(routes, "ours") == route
+    await routes.delete(msgspec.structs.replace(deletion, fields=route_fields(server="https")))
+    assert await routes.read("ours") is None
+
+
 async def test_a_refusal_by_caddy_is_permanent_and_changes_nothing(
     routes: Provider, admin: CaddyAdmin
 ) -> None:

@@ -592,6 +592,19 @@ async def test_an_attachment_waits_for_a_disk_that_is_missing_or_mounted_out_of_
     await case.attach_disk()
 
 
+async def test_a_disk_stays_mounted_until_the_attachment_can_be_replaced(case: Case) -> None:
+    await case.create_disk()
+    attachment = await case.attach_disk()
+    deletion = action("Delete", "data", ATTACHMENT.check_fields({"disk": "dada"}))
+    deletion = msgspec.structs.replace(deletion, uid=attachment.uid, purpose="Replace")
+    with pytest.raises(NotDoneError, match=r"disk .dada. does not exist yet"):
+        await case.attachments.delete(deletion)
+    assert await case.attachment() == attachment
+    await case.create_disk("dada")
+    await case.attachments.delete(deletion)
+    assert await case.attachments.read("data") is None
+
+
 async def test_a_foreign_mount_at_the_mount_point_is_a_conflict_and_never_unmounted(
     case: Case,
 ) -> None:

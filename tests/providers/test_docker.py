@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -33,7 +34,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
-from reconciler.provider import LoggingProvider
+from reconciler.provider import Effect, LoggingProvider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import ProviderContract, action, listing, with_version_of
 from reconciler.provider.kind import Kind
@@ -429,6 +430,38 @@ async def test_a_command_that_is_not_in_the_image_is_refused(case: Case) -> None
     small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})
     with pytest.raises(RefusedError, match=r"Minimum memory|minimum"):
         await case.containers.create(small)
+
+
+# --- replacements
+
+
+@pytest.mark.parametrize(
+    ("spec", "error_text"),
+    [
+        ({"image": "nowhere/nnginx:1"}, "image 'nowhere/nnginx:1' does not exist on this Engine"),
+        ({"image": "localhost:5000/a@sha256:" + 64 * "0"}, "image .* does not exist"),
+        ({"networks": [{"name": "net-typo"}]}, "network net-typo not found"),
+        ({"mounts": [{"target": "/d", "source": "typo"}]}, "volume 'typo' does not exist"),
+        ({"env": {"PASSWORD": {"$secret": "typo"}}}, "typo"),
+    ],
+    ids=["image", "digest", "network", "volume", "secret"],
+)
+async def test_a_container_keeps_running_until_its_replacement_can_be_created(
+    case: Case, spec: Fields, error_text: str
+) -> None:
+    container = await case.create_container()
+    deletion = action("Delete", case.prefix, case.fields(**spec))
+    deletion = msgspec.structs.replace(deletion, uid=container.uid, purpose="Replace")
+    with pytest.raises((NotDoneError, ConfigurationError), match=error_text):
+        await case.containers.delete(deletion)
+    assert await case.containers.read(case.prefix) == container
+    for fields in (case.fields(command=["/bin/true"]), {}):  # older releases recorded no fields
+        container = await case.containers.read(case.prefix) or await case.create_container()
+        effect = await case.containers.delete(
+            msgspec.structs.replace(deletion, uid=container.uid, fields=fields)
+        )
+        assert effect == Effect(None)
+        assert await case.containers.read(case.prefix) is None
 
 
 # --- updates in place

@@ -461,6 +461,19 @@ async def test_a_database_in_use_is_not_dropped_and_the_error_names_the_session(
     assert not (await databases.delete(delete)).absent
 
 
+async def test_a_database_is_kept_until_its_replacement_can_be_created(
+    databases: Provider, unique: str
+) -> None:
+    existing = await create_object(databases, DATABASE, unique.lower(), {})
+    fields = DATABASE.check_fields({"encoding": "SQL_ASCII", "locale": "C", "owner": "nobody"})
+    delete = with_version_of(action("Delete", existing.name, fields), existing)
+    delete = msgspec.structs.replace(delete, purpose="Replace")
+    with pytest.raises(NotDoneError, match="role 'nobody' does not exist"):
+        await databases.delete(delete)
+    assert await read_object(databases, existing.name) == existing
+    assert not (await databases.delete(msgspec.structs.replace(delete, fields={}))).absent
+
+
 async def test_a_role_with_dependents_is_kept_and_the_error_names_them(
     roles: Provider, databases: Provider, unique: str
 ) -> None:

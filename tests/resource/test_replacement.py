@@ -245,6 +245,26 @@ def test_a_replacement_that_the_api_refuses_keeps_the_old_object():
     assert story.existing == old
 
 
+def test_a_deletion_before_a_creation_contains_what_will_be_created():
+    story = created_story(IN_PLACE)
+    story.declare(CIRCLE)
+    deletion = story.action
+    assert (deletion.operation, deletion.purpose) == ("Delete", "Replace")
+    story.succeed()
+    assert (story.action.fields, story.action.labels) == (deletion.fields, deletion.labels)
+    assert story.action.fields == CIRCLE
+
+
+def test_a_replacement_whose_requirements_are_missing_keeps_the_old_object():
+    story = created_story(IN_PLACE)
+    original = story.existing
+    story.declare(CIRCLE)
+    story.fail("NotDone", message="image 'circle' does not exist")
+    assert (story.outcome, story.existing) == ("Degraded", original)
+    story.declare(SQUARE)
+    assert (story.outcome, story.idle, story.existing) == ("Converged", True, original)
+
+
 def test_a_second_name_that_is_in_use_is_replaced_by_another():
     story = created_story()
     old = story.existing

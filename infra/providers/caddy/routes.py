@@ -252,6 +252,12 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             await self._write_certificate(action, native.certificate, uid, files)
             return await self._read_written(name, servers)
 
+    async def check_replacement(self, action: Action) -> None:
+        """Check that Caddy has the new server, and that the certificate is readable."""
+        fields = normalize(action.fields)
+        _find_usable_server(await self._servers(), fields)
+        await self._files(fields)
+
     async def delete(self, action: Action) -> Effect:
         """Delete a route, or the certificate that a deleted route left behind."""
         async with self._change_lock:

@@ -170,6 +170,10 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             await self._step(lambda: self._remount(action))
         return await self._step(lambda: self._update_mark(action))
 
+    async def check_replacement(self, action: Action) -> None:
+        """Check that the new disk exists and can be mounted."""
+        await self._step(lambda: self._check_disk(action))
+
     async def delete_object(self, action: Action, existing: ExistingObject[Attachment]) -> None:
         """Unmount and detach the disk when it is no longer in use."""
         if existing.native.mark is None:
@@ -226,6 +230,10 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             self._folder.root.mark()
             self._attachments.write(name, _mark(action, uid), is_new=True)
         return False
+
+    def _check_disk(self, action: Action) -> None:
+        with self._attachments.disk(action.fields["disk"]) as file:
+            _check_usable(action, file)
 
     def _check_free(self, name: str, disk: str, file: int | None) -> None:
         """Raise ``NotDoneError`` if the disk or the mount point is in use."""

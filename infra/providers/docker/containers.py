@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -206,6 +207,7 @@ class ContainersProvider(NamedObjects[_Container]):
         )
         if inspection is None:
             return await super().delete(action)  # another container may have the name
+        await self.check_before_deletion(action)
         await self._check_data(inspection)
         return Effect(None, absent=not await self._delete(inspection))
 
@@ -222,6 +224,18 @@ class ContainersProvider(NamedObjects[_Container]):
                 outputs={ANONYMOUS_VOLUMES: inspection.anonymous_volumes},
             )
         check_data(existing)
+
+    async def check_replacement(self, action: Action) -> None:
+        """Check that the image, secrets, volumes and networks of a new container exist."""
+        await self._configuration(action)
+        image = action.fields["image"]
+        response = await self._api.call("GET", f"/images/{quote(image, safe='/:@')}/json")
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            raise _build_creation_error(response, action.fields)
+        # A proxy of the Engine may forbid access to images. Only the creation then shows an error.
+        if response.status_code not in (HTTPStatus.OK, HTTPStatus.FORBIDDEN):
+            raise build_engine_error(response)
+        await self._check_requirements(action.fields)
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Container]) -> None:
         """Delete a container. Its volumes are kept, including anonymous ones."""

@@ -186,7 +186,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             extensions=tuple(sorted(action.fields["extensions"])),
         )
         if unfinished_row is None:
-            await self._check_requirements(action)
+            await self.check_replacement(action)
             await self._create_unfinished(unfinished, action.fields, read_at)
         if unfinished_row is None or unfinished_row.mark is None:
             await self._server.run(_comment_statement(unfinished, replace_mark(None, mark)))
@@ -234,6 +234,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             return Effect(None, absent=True)
         if action.uid not in (None, row.uid):
             check_uid((await self._database(row)).as_object(), action)
+        await self.check_before_deletion(action)
         database = self._database_with_recorded_extensions(row)
         existing = database.as_object()
         check_data(existing)
@@ -317,8 +318,8 @@ class DatabasesProvider(NamedObjects[_Database]):
 
     # --- writing
 
-    async def _check_requirements(self, action: Action) -> None:
-        """Raise if the owner or an extension is missing, before anything is created."""
+    async def check_replacement(self, action: Action) -> None:
+        """Raise if the owner or an extension is missing, before anything is created or deleted."""
         owner, extensions = action.fields.get("owner"), sorted(action.fields["extensions"])
         query = sql.SQL(
             "SELECT 'role' AS what, wanted AS name FROM unnest({}::text[]) AS wanted"
