@@ -28,6 +28,7 @@ class Hold(StrEnum):
     LOSS_GUARD = "LossGuard"
     DATA_LOSS = "DataLoss"
     DATA_MISSING = "DataMissing"
+    ADOPTION = "Adoption"
     DEFINITION_GUARD = "DefinitionGuard"
     PRUNE_GUARD = "PruneGuard"
     APPROVAL = "Approval"
@@ -72,6 +73,7 @@ _APPROVABLE = frozenset(
         Hold.UNKNOWN_RESULT,
         Hold.DATA_LOSS,
         Hold.DATA_MISSING,
+        Hold.ADOPTION,
         Hold.DEFINITION_GUARD,
         Hold.PRUNE_GUARD,
         Hold.TWIN,
@@ -147,6 +149,12 @@ _TEXTS: Final[Mapping[Hold, _HoldText]] = {
         "Message",
         "An object that held data is missing. Reconciler does not replace it with an empty one",
         "Restore the object or rename it back; or approve an empty one, or withdraw the resource",
+    ),
+    Hold.ADOPTION: _HoldText(
+        "Message",
+        "Reconciler would delete and recreate an object that it adopts, because a declared field "
+        "differs that cannot change in place",
+        "Declare what the object has, or approve the replacement",
     ),
     Hold.DEFINITION_GUARD: _HoldText(
         "ProviderConfig",

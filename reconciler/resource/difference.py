@@ -10,12 +10,13 @@ The rules are those of the three-way merge of ``kubectl apply``, without strateg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from events.composition import PART_OF_LABEL
+from events.excerpt import list_first
 from events.external import ExternalObject
 from events.log import Action, FieldDifference
 from events.manifest import Fields, Policy
@@ -248,6 +249,16 @@ def needs_replacement(differences: Iterable[FieldDifference], kind: Kind) -> tup
         each.path
         for each in differences
         if any(each.path == path or each.path.startswith(f"{path}.") for path in kind.immutable)
+    )
+
+
+def describe_differences(differences: Sequence[FieldDifference]) -> str:
+    """Return the first differences as text, with the declared values."""
+    return list_first(
+        [
+            f"{each.path}: {format_value(each.observed)} (declared {format_value(each.desired)})"
+            for each in differences
+        ]
     )
 
 

@@ -6,6 +6,8 @@ Level-triggered: nothing here depends on the message that triggered the decision
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from events.excerpt import list_first
@@ -14,7 +16,6 @@ from events.hold import Hold
 from events.intake import LossCount
 from events.log import (
     ActionDecided,
-    FieldDifference,
     OwnershipClaimed,
     OwnershipReleased,
 )
@@ -40,7 +41,7 @@ from reconciler.resource.contention import contention_wait, report_contention
 from reconciler.resource.difference import (
     LABELS,
     Comparison,
-    format_value,
+    describe_differences,
     merge_desired,
     needs_replacement,
 )
@@ -67,6 +68,7 @@ from reconciler.resource.progress import with_progress
 from reconciler.resource.renewal import renewal_step
 from reconciler.resource.replacement import (
     fields_to_create,
+    hold_for_adoption,
     hold_for_data_loss,
     hold_for_definition,
     hold_for_parts,
@@ -84,6 +86,9 @@ from reconciler.resource.turn import (
     Step,
     on_hold,
 )
+
+_UNMARKED_CLAIMS: Final = ("Prefix", "ExclusiveScope")
+"""Claims to objects that another client may have created."""
 
 _AWAITS_FIRST_LISTING = Conclusion(
     "Waiting",
@@ -318,7 +323,10 @@ def would_claim(
     if spec.policy.mode == "ObserveOnly" or _check_prerequisites(spec, situation) is not None:
         return False
     step = _adopt(spec.policy, existing, situation)
-    is_claimed_later = isinstance(step, Conclusion) and step.reason == AWAITING_READ
+    is_claimed_later = isinstance(step, Conclusion) and step.reason in (
+        AWAITING_READ,
+        Hold.ADOPTION,
+    )
     return is_claimed_later or isinstance(step, OwnershipClaimed)
 
 
@@ -410,14 +418,14 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         return Conclusion(
             "Drifted",
             mode,
-            f"drift not corrected (spec.policy.mode {mode}): {_describe_differences(differences)}",
+            f"drift not corrected (spec.policy.mode {mode}): {describe_differences(differences)}",
         )
     # Before the waits: only another declaration changes what the API rejects or keeps.
     rejected = rejection(state)
     if rejected is not None:
         return rejected
     if situation.comparison.is_kept_by_api:
-        message = "the API accepted the write but keeps " + _describe_differences(differences)
+        message = "the API accepted the write but keeps " + describe_differences(differences)
         explanation = kind.explain_kept(state.desired.fields, existing)
         message += f"; {explanation}" if explanation else ""
         return Conclusion("Degraded", "NotAccepted", message)
@@ -568,7 +576,9 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
         if waiting is not None:
             return waiting
     if claim is not None:
-        return _claim(existing, claim, situation)
+        # Its label shows that this log's owner created the object, whatever its differences are.
+        held = hold_for_adoption(existing, situation) if claim in _UNMARKED_CLAIMS else None
+        return held or _claim(existing, claim, situation)
     if policy.adoption != "Adopt":
         held = _hold_in_doubt(existing, situation)
         if held is not None:
@@ -591,7 +601,9 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
         )
     if evidence.label == "another's":
         return Conclusion("Conflict", "OwnedByAnother", _describe_label(existing, context))
-    return OwnershipClaimed(existing.name, existing.uid, "Adopted", state.observed.provider_config)
+    return hold_for_adoption(existing, situation) or OwnershipClaimed(
+        existing.name, existing.uid, "Adopted", state.observed.provider_config
+    )
 
 
 def _keep_absent(spec: Spec, situation: Situation) -> Step:
@@ -602,16 +614,6 @@ def _keep_absent(spec: Spec, situation: Situation) -> Step:
         _AWAITS_FIRST_LISTING
         if awaits_first_listing(situation.state, situation.context)
         else Conclusion("Converged", "Absent")
-    )
-
-
-def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
-    """Return the first differences as text, with the declared values."""
-    return list_first(
-        [
-            f"{each.path}: {format_value(each.observed)} (declared {format_value(each.desired)})"
-            for each in differences
-        ]
     )
 
 

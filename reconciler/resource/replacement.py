@@ -14,6 +14,7 @@ from reconciler.resource.attempt import (
     retry_refused_deletion,
     wait_after_conflicts,
 )
+from reconciler.resource.difference import describe_differences, needs_replacement
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Step, on_hold
@@ -59,6 +60,24 @@ def retirement(situation: Situation) -> Step:
         return held
     waiting = wait_after_conflicts(situation)
     return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
+
+
+def hold_for_adoption(existing: ExternalObject, situation: Situation) -> Conclusion | None:
+    """Return a hold if an object that another client created would be replaced, unless approved."""
+    spec, kind = situation.state.desired.spec, situation.kind
+    if spec is None or spec.policy.mode != "Present":
+        return None
+    differences = situation.comparison.differences
+    immutable = needs_replacement(differences, kind)
+    if not immutable or situation.state.holds.approved == Hold.ADOPTION:
+        return None
+    described = describe_differences([each for each in differences if each.path in immutable])
+    return on_hold(
+        Hold.ADOPTION,
+        f"the adoption of {existing.name!r} would delete and recreate it, because these fields "
+        f"cannot change in place: {described}; declare what the object has, or approve the "
+        "replacement",
+    )
 
 
 def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusion | None:

@@ -271,6 +271,37 @@ async def test_a_change_that_is_impossible_in_place_replaces_the_container(
     assert [each["Names"] for each in admin.containers(prefix)] == [[f"/{name}"]]
 
 
+async def test_another_clients_container_is_not_replaced_without_approval(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    """The old container also stays if the approved image does not exist."""
+    admin, name = engine.admin, f"{prefix}-theirs"
+    content = {"Image": engine.image, "Cmd": ["/bin/sleep", "9999"], "StopTimeout": 0}
+    foreign = admin.post("/containers/create", content, name=name)
+    admin.post(f"/containers/{name}/start")
+    manifest = container(name, f"{engine.image}-typo", policy={"adoption": "Adopt"})
+    await docked.until_outcome(manifest.key, "Unowned")
+
+    def is_running() -> bool:
+        existing = admin.inspect(name)
+        return existing is not None and existing["State"]["Running"]
+
+    plan = await compute_plan(docked.nc, [manifest], kinds=docked.kinds)
+    (planned,) = plan.resources
+    assert (planned.says, planned.reason) == ("Held", "Adoption")
+    assert f'image: "{engine.image}" (declared "{engine.image}-typo")' in planned.message
+    await docked.declare_all([manifest])
+    await docked.until_outcome(manifest.key, "Held", reason="Adoption")
+    await docked.publish(manifest.key, Approved("Adoption"), "approval")
+    waiting = await docked.until_outcome(manifest.key, "Degraded", reason="NotDone")
+    assert f"image '{engine.image}-typo' does not exist" in waiting.message
+    assert is_running()
+    same = container(name, engine.image, command=content["Cmd"], policy={"adoption": "Adopt"})
+    await docked.declare_all([same])
+    await wait_until_converged(docked, manifest.key, 2)
+    assert (is_running(), (admin.inspect(name) or {})["Id"]) == (True, foreign["Id"])
+
+
 async def test_a_volume_in_use_is_kept_with_its_data_and_its_user_is_named(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:

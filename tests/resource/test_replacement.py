@@ -12,6 +12,7 @@ from events.external import ExternalObject
 from events.intake import Approved
 from events.log import ActionDecided, AvailabilityNoted, OwnershipClaimed, OwnershipReleased
 from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 from reconciler.provider import Capabilities
@@ -19,7 +20,10 @@ from reconciler.provider.kind import READY, Kind, Readiness, always_ready
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     BLOCK,
+    CONFIG,
+    EXCLUSIVE,
     FOO,
+    SHARED,
     START,
     Story,
     api_object,
@@ -421,6 +425,7 @@ def test_an_object_that_a_late_call_creates_after_a_refused_redelivery_is_delete
     story = Story(kind=BESIDE)
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     story.fail("Conflict", existing=api_object(SQUARE, uid="h1"), redelivered=True)
+    story.turn(Approved("Adoption"))
     assert story.action.purpose == "Replace"
     story.succeed()
     story.succeed()
@@ -575,6 +580,50 @@ def test_an_approval_covers_only_one_action():
 
 
 FIXED_LABELS = replace(BESIDE, immutable=frozenset({"labels"}))
+
+
+BY_PREFIX = msgspec.structs.replace(SHARED, ownership="Prefix", owner_prefix="F")
+
+
+@pytest.mark.parametrize("kind", [IN_PLACE, BESIDE, BY_ID])
+@pytest.mark.parametrize("config", [SHARED, EXCLUSIVE, BY_PREFIX])
+def test_an_adoption_that_would_replace_another_clients_object_waits_for_approval(
+    kind: Kind, config: ProviderConfigSpec
+):
+    story = Story(kind=kind, configs={CONFIG: config})
+    foreign = api_object(SQUARE)
+    story.observe(foreign)
+    story.declare(CIRCLE, policy={"adoption": "Adopt"} if config is SHARED else {})
+    story.observe(foreign)
+    assert (story.outcome, story.reason) == ("Held", "Adoption")
+    assert 'type: "Square" (declared "Circle")' in story.outcome_message
+    assert (story.idle, story.state.owned) == (True, None)
+    assert not every(OwnershipClaimed, [event.data for event in story.log])
+    story.turn(Approved("Adoption"))
+    assert story.state.owned is not None
+    assert story.action.purpose == "Replace"
+
+
+def test_an_adoption_waits_no_longer_once_the_object_or_the_declaration_is_equal():
+    for is_redeclared in (True, False):
+        story = Story(kind=IN_PLACE)
+        story.declare(CIRCLE, policy={"adoption": "Adopt"})
+        story.fail("Conflict", existing=api_object(fields=SQUARE))
+        assert story.reason == "Adoption"
+        if is_redeclared:
+            story.declare(SQUARE, policy={"adoption": "Adopt"})
+        else:
+            story.observe(api_object(fields=CIRCLE, labels={}, version="2"))
+        assert story.state.owned is not None
+        assert (story.action.operation, story.action.purpose) == ("Update", "Converge")
+
+
+@pytest.mark.parametrize("mode", ["CreateOnly", "ObserveOnly"])
+def test_an_adoption_that_writes_nothing_needs_no_approval(mode: str):
+    story = Story(kind=IN_PLACE)
+    story.observe(api_object(fields=SQUARE))
+    story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": mode})
+    assert (story.outcome, story.idle) == ("Drifted", True)
 
 
 def test_a_missing_owner_label_does_not_replace_an_adopted_object():

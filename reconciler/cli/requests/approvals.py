@@ -26,6 +26,7 @@ HoldName = Literal[
     "UnknownResult",
     "DataLoss",
     "DataMissing",
+    "Adoption",
     "DefinitionGuard",
     "PruneGuard",
     "Twin",

@@ -474,7 +474,7 @@ class Foresight:
         return follow_ups
 
     def _repeated_observations(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
-        """Yield known objects for resources that wait for the next listing, once per resource."""
+        """Yield known objects for resources that wait for the next read, once per resource."""
         for key, resource in self.resources.items():
             state = resource.state
             observed, last, spec = state.observed, state.outcome, state.desired.spec
@@ -485,7 +485,7 @@ class Foresight:
                     target = (spec.provider_config, spec.external_name)
                     yield key, Observed(*target, None, evidence, as_of, self._now)
                 continue
-            if resource.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
+            if last is None or last.reason != AWAITING_READ:
                 continue
             if observed.object is None or key in self._observed_again:
                 continue
