@@ -361,6 +361,12 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         ),
     ] = "Never"
 
+    @property
+    def deletes_undeclared(self) -> bool:
+        """Whether the scope or the name alone can make undeclared objects subject to deletion."""
+        is_exclusive = self.scope.mode == "Exclusive" and self.ownership != "Strict"
+        return is_exclusive or (self.ownership == "Prefix" and self.owner_prefix is not None)
+
     def may_be_used_in(self, namespace: str) -> bool:
         """Return whether resources of a namespace may use this configuration."""
         if namespace == SYSTEM_NAMESPACE or "*" in self.namespaces:  # the default, and faster

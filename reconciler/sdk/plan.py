@@ -215,6 +215,11 @@ def _plan_resource(
             f"{plural(count, 'object is', 'objects are')} expected at another endpoint; use "
             "--refresh to list the objects there"
         )
+    elif is_config(key) and foresight.may_delete_unknown_objects(key.name):
+        message = (
+            "Reconciler would delete undeclared objects of this scope, but the log does not "
+            "contain all of its objects; use --refresh to list them"
+        )
     return PlannedResource(
         resource=str(key),
         says=verdict,

@@ -225,6 +225,28 @@ def test_a_refreshed_plan_lists_objects_that_no_observer_reported(
     assert "  + Create plans-own" in result.out
 
 
+@pytest.mark.parametrize("first", [None, "typo"], ids=["new", "changed prefix"])
+def test_a_plan_lists_what_an_unknown_exclusive_scope_would_delete(
+    live: Cli, running_up: tuple[Cli, Up], unique: str, first: str | None
+) -> None:
+    running, team = running_up[1], unique.lower()
+    foreign_shape = {"name": f"{team}-hand", "type": "Circle", "color": "Blue"}
+    httpx.post(f"{running.ready['apiUrl']}/shapes", json=foreign_shape).raise_for_status()
+    if first is not None:
+        prefix = f"{team}-{first}-"
+        earlier = config(running, team, namespace=team, mode="Exclusive", prefix=prefix)
+        live.ok("apply", "-f", "-", "--wait", text=earlier)
+    live.write("exclusive.yaml", config(running, team, namespace=team, mode="Exclusive"))
+    result = live.run("plan", "-f", "exclusive.yaml")
+    assert "the log does not contain all of its objects; use --refresh to list them" in result.out
+    assert "Delete" not in result.out
+
+    result = live.run("plan", "-f", "exclusive.yaml", "--refresh")
+    assert f"  - Delete {team}-hand" in result.out.splitlines()
+    assert "use --refresh" not in result.out
+    assert "1 to delete" in result.out
+
+
 def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:

@@ -164,7 +164,7 @@ class Foresight:
         self._reconfigured: set[str] = set()
         self._observed_again: set[ResourceKey] = set()
         self._reference_graph: Graph = {}
-        self._endpoints: dict[str, str] = {}
+        self._current_configs: dict[str, ProviderConfigSpec] = {}  # according to the log
         self._contents: dict[str, Fields] = {}  # contents of manifest sets, by digest
         self._listed: set[ListingTarget] = set()  # listed afresh for this plan
         self._blocked: set[str] = set()  # actions whose parts belong to another resource
@@ -178,8 +178,7 @@ class Foresight:
         self._index.take_changed()  # changes in progress are not part of this plan
         self._definitions.listen(self._redefined.add)
         self.configurations.listen(self._reconfigured.add)
-        configs = self.configurations.by_name.items()
-        self._endpoints = {name: config.endpoint for name, config in configs}
+        self._current_configs = dict(self.configurations.by_name)
 
     async def declare(self, manifests: Iterable[Manifest]) -> None:
         """Declare manifests, and predict all consequences."""
@@ -231,6 +230,7 @@ class Foresight:
             for name, config in self.configurations.by_name.items()
             if config_key(name) in selected
             for kind in self.kinds.of_provider(config.provider)
+            if not config.kinds or kind.name in config.kinds  # the observer lists no others
         }
 
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
@@ -248,6 +248,23 @@ class Foresight:
             return resource.observed_at
         scope = self.configurations.by_name[state.provider_config].scope
         return self._now if scope.has(existing.name, existing.labels) else resource.observed_at
+
+    def may_delete_unknown_objects(self, name: str) -> bool:
+        """Return whether a changed configuration would delete objects that the log does not know.
+
+        It deletes undeclared objects of a scope whose objects are neither recorded nor listed.
+        """
+        config, current = self.configurations.by_name.get(name), self._current_configs.get(name)
+        if config is None or not config.deletes_undeclared:
+            return False
+        if current is not None and _listed_part(current) == _listed_part(config):
+            return False
+        kinds = [
+            each.name
+            for each in self.kinds.of_provider(config.provider)
+            if each.lists and (not config.kinds or each.name in config.kinds)
+        ]
+        return any(ListingTarget(name, each) not in self._listed for each in kinds)
 
     # --- turns
 
@@ -515,7 +532,7 @@ class Foresight:
         config = configs.get(name)
         if config is None:
             return messages
-        if self._endpoints.get(name, config.endpoint) != config.endpoint:
+        if self._current_configs.get(name, config).endpoint != config.endpoint:
             self.moved_objects[name] = sum(row.owned for row in rows)
             return messages  # only a listing can show the objects of another API
         await self._load_resources({row.key: () for row in rows})
@@ -586,3 +603,8 @@ class Foresight:
             check_part_name=self.kinds.check_name,
             missing_hint=self.kinds.missing_hint,
         )
+
+
+def _listed_part(config: ProviderConfigSpec) -> tuple[object, ...]:
+    """Return the settings that determine which objects the listings of a configuration contain."""
+    return config.provider, config.endpoint, config.scope.prefix, config.scope.labels, config.kinds
