@@ -342,10 +342,14 @@ def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) 
         )
     restore_note = describe_restoration(context)
     hint = f"; {restore_note}: repeat the withdrawals made after it" if restore_note else ""
+    spec = state.desired.spec
+    is_present = state.desired.is_declared and spec is not None and spec.policy.mode == "Present"
+    is_recreated = is_present and not describe_lost_data(state.observed.object, state, context)
+    effect = "recreate this one" if is_recreated else "record this one as deleted"
     return on_hold(
         Hold.LOSS_GUARD,
         f"{summary} from one listing{hint}; check that the ProviderConfig points to the right API, "
-        "or approve the loss to recreate them",
+        f"or approve the loss to {effect}",
     )
 
 

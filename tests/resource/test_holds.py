@@ -274,6 +274,31 @@ def test_a_sudden_loss_of_most_objects_is_doubted():
     assert story.outcome == "Converged"
 
 
+def test_the_message_of_a_doubted_loss_names_what_an_approval_does():
+    story = converged_story()
+    observe_missing(story, 12, 14)
+    assert story.outcome_message.endswith("or approve the loss to recreate this one")
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "LossGuard")
+    assert story.outcome_message.endswith("or approve the loss to record this one as deleted")
+    story.turn(Approved("LossGuard", reason="region lost"))
+    observe_missing(story, 12, 14)
+    assert story.outcome == "Deleted"
+    assert story.idle
+
+
+@pytest.mark.parametrize("mode", ["Absent", "CreateOnly", "ObserveOnly"])
+def test_the_message_promises_no_new_object_in_modes_that_create_none(mode: str):
+    story = converged_story()
+    observe_missing(story, 12, 14)
+    story.declare(policy={"mode": mode})
+    assert (story.outcome, story.reason) == ("Held", "LossGuard")
+    assert story.outcome_message.endswith("or approve the loss to record this one as deleted")
+    story.turn(Approved("LossGuard", reason="region lost"))
+    observe_missing(story, 12, 14)
+    assert story.idle
+
+
 @pytest.mark.parametrize("counts", [(10, 10), (10, 19)])
 def test_a_loss_at_the_limits_of_the_guard_is_doubted(counts: tuple[int, int]):
     assert (SHARED.loss_guard.min_count, SHARED.loss_guard.max_percent) == (10, 50)

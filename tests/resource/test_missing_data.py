@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from events.external import ExternalObject
-from events.intake import Approved
+from events.intake import Approved, LossCount, Observed
 from events.log import ActionDecided, ExternalObserved, OwnershipClaimed, OwnershipReleased
 from events.manifest import Fields
 from tests.resource.building import (
     BLOCK,
+    CONFIG,
     SHARED,
     Story,
     api_object,
@@ -68,6 +69,23 @@ def test_45_an_object_that_returns_ends_the_hold():
     story.now += timedelta(seconds=60)  # longer than the lag that the return may have shown
     story.observe(None, evidence="Read")
     assert outcome(story) == HELD, "it can vanish again"
+
+
+def test_an_approved_loss_of_many_objects_does_not_recreate_one_with_data():
+    story = converged_story(kind=KEEPER)
+
+    def miss_many() -> None:
+        losses = LossCount(12, 12)
+        story.turn(
+            Observed(CONFIG, story.key.name, None, "CompleteListing", story.position, losses=losses)
+        )
+
+    miss_many()
+    assert outcome(story) == ("Held", "LossGuard")
+    assert story.outcome_message.endswith("or approve the loss to record this one as deleted")
+    story.turn(Approved("LossGuard"))
+    miss_many()
+    assert (outcome(story), story.idle) == (HELD, True)
 
 
 def test_the_hold_names_the_object_under_its_new_name():
