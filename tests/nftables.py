@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from infra.providers.nftables.flows import conntrack_problem
 from infra.providers.nftables.nft import SEARCH_PATH, nft_problem
 
 CONNECTED_SECONDS = 5.0
@@ -35,6 +36,8 @@ def nftables_problem() -> str | None:
         return "only root can create network namespaces"
     if shutil.which("ip", path=SEARCH_PATH) is None:
         return "the ip program is not installed (iproute2 package)"
+    if (problem := conntrack_problem()) is not None:
+        return problem
     return _kernel_problem()
 
 
@@ -209,8 +212,29 @@ def network(*, clients: int, backends: int) -> Generator[Network]:
             net.close()
 
 
+class Flow:
+    """A client that sends all its datagrams from one port."""
+
+    def __init__(self, client: Host, address: str, port: int) -> None:
+        self._socket = client.namespace.socket(socket.SOCK_DGRAM)
+        self._socket.settimeout(CONNECTED_SECONDS)
+        self._socket.connect((address, port))
+
+    def send(self) -> str:
+        """Send a datagram and return the response; raises ``ConnectionRefusedError``."""
+        self._socket.send(b"?")
+        return self._socket.recv(100).decode()
+
+    def send_unanswered(self) -> None:
+        """Send a datagram without waiting for a response."""
+        self._socket.send(b"?")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class Echo:
-    """Responds to datagrams with a name."""
+    """Responds to datagrams with its name and the client's address."""
 
     def __init__(self, host: Host, port: int) -> None:
         self.host, self.port = host, port
@@ -224,7 +248,7 @@ class Echo:
         while not self._ended:
             if select.select([self.socket], [], [], 0.05)[0]:
                 _, client = self.socket.recvfrom(100)
-                self.socket.sendto(self.host.name.encode(), client)
+                self.socket.sendto(f"{self.host.name} {client[0]}".encode(), client)
 
     def close(self) -> None:
         self._ended = True

@@ -43,12 +43,14 @@ from tests.hostile_server import measure_memory
 from tests.nftables import (
     Backend,
     Echo,
+    Flow,
     Host,
     Namespace,
     Network,
     is_refused_within,
     namespace,
     network,
+    run,
 )
 
 pytestmark = pytest.mark.nftables
@@ -227,12 +229,162 @@ async def test_datagrams_are_forwarded_or_refused(routed: Services, net: Network
     try:
         dns = {"port": 53, "protocol": "udp"}
         service = await routed.create_service("dns", (host.address, 5353), **dns)
-        assert await asyncio.to_thread(client.send_datagram, VIRTUAL_ADDRESS, 53) == "b0"
+        response = await asyncio.to_thread(client.send_datagram, VIRTUAL_ADDRESS, 53)
+        assert response.split()[0] == "b0"
         await routed.update_service(service, **dns)
         call = partial(client.send_datagram, VIRTUAL_ADDRESS, 53)
         assert await asyncio.to_thread(is_refused_within, REFUSED_WITHIN_SECONDS, call)
     finally:
         echo.close()
+
+
+# --- flows that the kernel keeps
+
+
+DNS: Fields = {"port": 53, "protocol": "udp"}
+
+
+@pytest.fixture
+def echoes(net: Network) -> Iterator[list[tuple[str, int]]]:
+    """Respond to datagrams on both backends."""
+    opened = [Echo(each.host, 5353) for each in net.backends]
+    yield [(each.host.address, 5353) for each in opened]
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def flow(net: Network) -> Iterator[Flow]:
+    opened = Flow(net.clients[0], VIRTUAL_ADDRESS, 53)
+    yield opened
+    opened.close()
+
+
+async def responder(flow: Flow) -> str:
+    return (await asyncio.to_thread(flow.send)).split()[0]
+
+
+async def test_a_udp_client_leaves_a_removed_backend_and_stays_on_a_kept_one(
+    routed: Services, net: Network, flow: Flow, echoes: list[tuple[str, int]]
+) -> None:
+    first, second = echoes
+    service = await routed.create_service("dns", first, **DNS)
+    assert await responder(flow) == "b0"
+    service = await routed.update_service(service, first, second, balance="RoundRobin", **DNS)
+    for _ in range(6):
+        assert await responder(flow) == "b0", "a flow to a declared backend is kept"
+    service = await routed.update_service(service, second, **DNS)
+    assert await responder(flow) == "b1"
+    assert service == await routed.find_service("dns")
+    await routed.update_service(service, **DNS)
+    call = partial(flow.send)
+    assert await asyncio.to_thread(is_refused_within, REFUSED_WITHIN_SECONDS, call)
+
+
+async def test_a_udp_client_of_a_deleted_or_moved_service_reaches_no_backend(
+    routed: Services, net: Network, flow: Flow, echoes: list[tuple[str, int]]
+) -> None:
+    service = await routed.create_service("dns", echoes[0], **DNS)
+    assert await responder(flow) == "b0"
+    service = await routed.update_service(service, echoes[0], **{**DNS, "port": 54})
+    assert list_flows(net) == ""
+    service = await routed.update_service(service, echoes[0], **DNS)
+    assert await responder(flow) == "b0"
+    await routed.provider.delete(with_version_of(action("Delete", "dns", {}), service))
+    assert list_flows(net) == ""
+    assert await routed.list_services() == []
+
+
+async def test_a_flow_that_began_before_its_service_reaches_it(
+    routed: Services, net: Network, flow: Flow, echoes: list[tuple[str, int]]
+) -> None:
+    other = await routed.create_service("other", echoes[0], **{**DNS, "port": 54})
+    run_in_router(net, "ip", "route", "add", VIRTUAL_ADDRESS, "via", echoes[1][0])
+    await asyncio.to_thread(flow.send_unanswered)
+    assert "dport=53" in list_flows(net)
+    await routed.create_service("dns", echoes[0], **DNS)
+    assert await responder(flow) == "b0"
+    assert other == await routed.find_service("other")
+
+
+async def test_a_flow_to_a_removed_backend_differs_from_the_declaration(
+    routed: Services, net: Network, flow: Flow, echoes: list[tuple[str, int]]
+) -> None:
+    """A worker may be killed between the rules and the flows."""
+    first, second = echoes
+    service = await routed.create_service("dns", first, second, **DNS)
+    while await responder(flow) != "b0":
+        run_in_router(net, "conntrack", "-F")
+    without_first = action("Update", "dns", routed.fields(second, **DNS))
+    update = with_version_of(without_first, service)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("infra.providers.nftables.services.end_flows", stop_worker)
+        with pytest.raises(asyncio.CancelledError):
+            await routed.provider.update(update)
+    for observed in (await routed.find_service("dns"), await routed.provider.read("dns")):
+        assert observed is not None
+        assert observed.fields["backends"] == [
+            {"address": address, "port": port} for address, port in (second, first)
+        ]
+    assert (await routed.provider.update(update)).replayed, "the same action continues"
+    assert await responder(flow) == "b1"
+    assert (await routed.find_service("dns")).fields == without_first.fields
+
+
+async def test_a_udp_client_is_masqueraded_as_declared(
+    routed: Services, net: Network, flow: Flow, echoes: list[tuple[str, int]]
+) -> None:
+    service = await routed.create_service("dns", echoes[0], **DNS)
+    assert (await asyncio.to_thread(flow.send)).split()[1] == "10.77.3.1"
+    await routed.update_service(service, echoes[0], masquerade=False, **DNS)
+    assert (await asyncio.to_thread(flow.send)).split()[1] == net.clients[0].address
+
+
+async def test_flows_of_other_ports_and_tcp_connections_are_kept(
+    routed: Services, net: Network, flow: Flow, echoes: list[tuple[str, int]]
+) -> None:
+    service = await routed.create_service("dns", echoes[0], **DNS)
+    await routed.create_service("other", echoes[0], **{**DNS, "port": 54})
+    await routed.create_service("web", *backend_addresses(net))
+    await asyncio.to_thread(net.clients[1].send_datagram, VIRTUAL_ADDRESS, 54)
+    await asyncio.to_thread(net.clients[1].connect, VIRTUAL_ADDRESS, 80)
+    before = list_flows(net), list_flows(net, "tcp").count("dport=80")
+    await asyncio.to_thread(flow.send)
+    await routed.update_service(service, echoes[1], **DNS)
+    assert (re.sub(r" \d+ ", " ", list_flows(net)), list_flows(net, "tcp").count("dport=80")) == (
+        re.sub(r" \d+ ", " ", before[0]),
+        before[1],
+    )
+
+
+async def test_without_conntrack_a_udp_service_is_refused_before_any_change(
+    services: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    service = await services.create_service("dns", ("10.0.0.1", 53), **DNS)
+    rules_before = services.network_namespace.nft("list ruleset", "-a")
+    monkeypatch.setattr("infra.providers.nftables.flows.SEARCH_PATH", str(tmp_path))
+    assert await services.list_services() == [service]
+    for refused in (
+        services.create_service("new", ("10.0.0.1", 53), **{**DNS, "port": 54}),
+        services.update_service(service, ("10.0.0.2", 53), **DNS),
+        services.provider.delete(with_version_of(action("Delete", "dns", {}), service)),
+    ):
+        with pytest.raises(ConfigurationError, match="install the conntrack package"):
+            await refused
+    assert services.network_namespace.nft("list ruleset", "-a") == rules_before
+    await services.create_service("web", ("10.0.0.1", 80))
+
+
+def run_in_router(net: Network, *command: str) -> str:
+    return run("nsenter", f"--net=/run/netns/{net.router.name}", *command)
+
+
+def list_flows(net: Network, protocol: str = "udp") -> str:
+    return run_in_router(net, "conntrack", "-L", "-p", protocol)
+
+
+async def stop_worker(*_arguments: object) -> None:
+    raise asyncio.CancelledError
 
 
 # --- foreign tables and rules

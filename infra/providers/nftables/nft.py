@@ -11,9 +11,9 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +37,7 @@ MAX_PROCESSES: Final = 4
 SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 """Search path for nft, which includes /usr/sbin for users other than root."""
 
+_NFT: Final = "nft"
 _NAMESPACES: Final = "/run/netns"
 _ENVIRONMENT: Final = {"LC_ALL": "C", "PATH": SEARCH_PATH}
 _MAX_MESSAGE_CHARACTERS: Final = 1_000
@@ -76,6 +77,20 @@ class ExistsError(NotDoneError):
     """An object that a command creates already exists, so nothing was done."""
 
 
+class ProgramResult(NamedTuple):
+    """The exit status of a program, and both of its outputs."""
+
+    code: int
+    output: bytes
+    errors: bytes
+
+    @property
+    def error_text(self) -> str:
+        """The first line of its error output."""
+        lines = self.errors.decode(errors="replace").splitlines()
+        return next((each for each in lines if each.strip()), "no output")[:_MAX_MESSAGE_CHARACTERS]
+
+
 class Nft:
     """Runs nft for a table. ``TableRef`` has validated all arguments of the process."""
 
@@ -83,6 +98,7 @@ class Nft:
         self.permit = permit
         self.table_ref = table_ref
         self.program = _program(table_ref)
+        self._prefix = self.program[:-1]
         self._timeout_seconds = timeout_seconds
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
 
@@ -108,6 +124,44 @@ class Nft:
         """Run a query without JSON output. The caller has validated each word of the script."""
         return (await self._run(list(options), script.encode())).decode()
 
+    async def execute(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        script: bytes = b"",
+        *,
+        read_at: float | None = None,
+        writes: bool = False,
+        keeps_line: Callable[[bytes], bool] | None = None,
+    ) -> ProgramResult:
+        """Run a program in the table's network namespace, until it exits.
+
+        ``keeps_line`` receives each line of the output, and selects those that are returned.
+        """
+        async with self._slots:
+            await self.permit.before_request(read_at=read_at)
+            process = await self._start_process(name, arguments, script)
+            error_class = UnknownResultError if writes else NotDoneError
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    output, errors = await _outputs(process, keeps_line)
+                    take_memory(output)
+            except TimeoutError:
+                raise error_class(
+                    f"{name} did not exit within {self._timeout_seconds:g} s"
+                ) from None
+            except MemoryLimitError as error:
+                raise error_class(f"the output of {name} is unusable: {error}") from None
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+        assert process.returncode is not None
+        if process.returncode < 0:
+            raise error_class(f"{name} was killed by signal {-process.returncode}")
+        return ProgramResult(process.returncode, output, errors)
+
     async def _run(
         self,
         options: list[str],
@@ -116,52 +170,31 @@ class Nft:
         read_at: float | None = None,
         writes: bool = False,
     ) -> bytes:
-        async with self._slots:
-            await self.permit.before_request(read_at=read_at)
-            process = await self._start_process(options, script)
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    output, errors = await _outputs(process)
-                    take_memory(output)
-            except TimeoutError:
-                timeout_class = UnknownResultError if writes else NotDoneError
-                raise timeout_class(
-                    f"nft did not exit within {self._timeout_seconds:g} s"
-                ) from None
-            except MemoryLimitError as error:
-                limit_class = UnknownResultError if writes else NotDoneError
-                raise limit_class(f"nft's output is unusable: {error}") from None
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-        if process.returncode == 0:
-            return output
-        error_output = errors.decode(errors="replace")
-        if process.returncode is not None and process.returncode < 0:
-            signal_class = UnknownResultError if writes else NotDoneError
-            raise signal_class(f"nft was killed by signal {-process.returncode}")
-        raise self._reject(error_output)
+        result = await self.execute(
+            _NFT, [*options, "-f", "-"], script, read_at=read_at, writes=writes
+        )
+        if result.code == 0:
+            return result.output
+        raise self._reject(result.errors.decode(errors="replace"))
 
-    async def _start_process(self, options: list[str], script: bytes) -> asyncio.subprocess.Process:
+    async def _start_process(
+        self, name: str, arguments: Sequence[str], script: bytes
+    ) -> asyncio.subprocess.Process:
         file = os.memfd_create("script")
         try:
             with os.fdopen(os.dup(file), "wb") as writer:
                 writer.write(script)
             os.lseek(file, 0, os.SEEK_SET)
             return await asyncio.create_subprocess_exec(
-                *self.program,
-                *options,
-                "-f",
-                "-",
+                *(self.program if name == _NFT else (*self._prefix, name)),
+                *arguments,
                 stdin=file,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=_ENVIRONMENT,
             )
         except OSError as error:
-            raise NotDoneError(f"cannot start nft: {error.strerror}") from None
+            raise NotDoneError(f"cannot start {name}: {error.strerror}") from None
         finally:
             os.close(file)
 
@@ -222,9 +255,14 @@ def nft_problem() -> str | None:
     return None
 
 
-async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+async def _outputs(
+    process: asyncio.subprocess.Process, keeps_line: Callable[[bytes], bool] | None
+) -> tuple[bytes, bytes]:
     """Read both outputs until the process exits. Raises ``MemoryLimitError``."""
-    reads = [asyncio.create_task(_read(each)) for each in (process.stdout, process.stderr)]
+    reads = [
+        asyncio.create_task(_read(process.stdout, keeps_line)),
+        asyncio.create_task(_read(process.stderr)),
+    ]
     try:
         output, errors = await asyncio.gather(*reads)
     finally:
@@ -234,11 +272,16 @@ async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     return output, errors
 
 
-async def _read(output: asyncio.StreamReader | None) -> bytes:
-    """Read an output of nft. Raises ``MemoryLimitError``."""
+async def _read(
+    output: asyncio.StreamReader | None, keeps_line: Callable[[bytes], bool] | None = None
+) -> bytes:
+    """Read an output of a program. Raises ``MemoryLimitError``."""
     assert output is not None
-    content = bytearray()
+    content, partial_line = bytearray(), b""
     while chunk := await output.read(_CHUNK_BYTES):
+        if keeps_line is not None:
+            *lines, partial_line = (partial_line + chunk).split(b"\n")
+            chunk = b"".join(each + b"\n" for each in lines if keeps_line(each))
         content += chunk
         if len(content) > MAX_OUTPUT_BYTES:
             raise MemoryLimitError(f"it is longer than {MAX_OUTPUT_BYTES // 1024**2} MiB")

@@ -9,6 +9,7 @@ docs/kinds/service.md).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -34,7 +35,14 @@ from infra.providers.nftables.marks import (
     is_mark_comment,
 )
 from infra.providers.nftables.nft import Command
-from infra.providers.nftables.spec import Backend, Balance, Front, Protocol, name_problem
+from infra.providers.nftables.spec import (
+    MAX_BACKENDS,
+    Backend,
+    Balance,
+    Front,
+    Protocol,
+    name_problem,
+)
 from infra.providers.nftables.table_ref import FAMILY
 
 _PREFIX: Final = "service-"
@@ -62,7 +70,8 @@ class ServiceState:
     """The state of a service: its chain, and how packets reach it.
 
     ``element`` leads to the chain. ``is_masqueraded``: whether ``front`` is masqueraded.
-    ``is_reachable``: whether the table's shared chains are intact.
+    ``is_reachable``: whether the table's shared chains are intact. ``flow_backends``: the backends
+    of existing UDP flows.
     """
 
     name: str
@@ -72,6 +81,7 @@ class ServiceState:
     element: Element | None
     is_masqueraded: bool
     is_reachable: bool = True
+    flow_backends: Collection[Backend] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -131,9 +141,18 @@ class ServiceState:
         candidates = _BALANCES if self.mark is None else (self.mark.balance,)
         for balance in candidates:
             if body == _body(front.protocol, balance, backends):
-                addresses = [{"address": each.address, "port": each.port} for each in backends]
+                # A backend without a rule still receives the packets of its existing flows.
+                removed = sorted(set(self.flow_backends) - set(backends), key=_sort_key)
+                addresses = [
+                    {"address": each.address, "port": each.port}
+                    for each in (*backends, *removed[:MAX_BACKENDS])
+                ]
                 return {"backends": addresses, "balance": balance}
         return {}
+
+
+def _sort_key(backend: Backend) -> tuple[str, int]:
+    return backend.address, backend.port
 
 
 def build_state(
@@ -191,6 +210,11 @@ def declared_front(fields: Fields) -> Front:
     return Front(fields["address"], fields["protocol"], fields["port"])
 
 
+def declared_backends(fields: Fields) -> list[Backend]:
+    """Return the backends that an action declares."""
+    return [Backend(each["address"], each["port"]) for each in fields["backends"]]
+
+
 def build_write_commands(
     table: str, action: Action, uid: str, current: ServiceState | None
 ) -> list[Command]:
@@ -202,7 +226,7 @@ def build_write_commands(
     chain, front = chain_of(action.external_name), declared_front(action.fields)
     balance: Balance = action.fields["balance"]
     mark = Mark(uid, action.idempotency_key, front, balance, action.labels)
-    backends = [Backend(each["address"], each["port"]) for each in action.fields["backends"]]
+    backends = declared_backends(action.fields)
     rules: list[Command] = [{"expr": each} for each in _body(front.protocol, balance, backends)]
     rules.extend({"expr": _NO_OP, "comment": each} for each in mark.comments())
     commands: list[Command] = []
@@ -225,12 +249,18 @@ def build_write_commands(
 
 def build_delete_commands(table: str, current: ServiceState) -> list[Command]:
     """Return the commands that delete the known state of a service."""
-    commands = _delete_rules(table, current)
+    commands = [*_delete_rules(table, current), *build_close_commands(table, current)]
+    return [*commands, {"delete": {"chain": _in_table(table, name=current.chain.name)}}]
+
+
+def build_close_commands(table: str, current: ServiceState) -> list[Command]:
+    """Return the commands after which a service receives no new flows."""
+    commands: list[Command] = []
     if current.element is not None:
         commands.append(_delete_element(table, SERVICES, current.element.front))
     if current.is_masqueraded and current.front is not None:
         commands.append(_delete_element(table, MASQUERADED, current.front))
-    return [*commands, {"delete": {"chain": _in_table(table, name=current.chain.name)}}]
+    return commands
 
 
 def _delete_rules(table: str, current: ServiceState) -> list[Command]:

@@ -13,6 +13,7 @@ from typing import Final
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.nftables import base
+from infra.providers.nftables.flows import check_program, end_flows, read_flows
 from infra.providers.nftables.listed import (
     MASQUERADED,
     SERVICES,
@@ -26,10 +27,12 @@ from infra.providers.nftables.nft import Command, ExistsError, MissingError, Nft
 from infra.providers.nftables.rules import (
     ServiceState,
     all_services,
+    build_close_commands,
     build_delete_commands,
     build_state,
     build_write_commands,
     chain_of,
+    declared_backends,
     declared_front,
     describe_target,
     leading_element,
@@ -77,11 +80,14 @@ class ServicesProvider(NamedObjects[ServiceState]):
     async def find(self, external_name: str) -> ServiceState | None:
         """Read a service."""
         state = await self._read_state(external_name)
-        return None if state is None or state.is_empty else state
+        if state is None or state.is_empty:
+            return None
+        return (await self._add_flows([state]))[0]
 
     async def create_object(self, action: Action) -> ServiceState:
         """Create a service in one transaction, which fails if another client uses its chain."""
         name, read_at = action.external_name, time.monotonic()
+        check_program(declared_front(action.fields))
         current = await self._read_state(name)
         if current is not None and not current.is_empty:
             raise ConflictError(f"service {name!r} already exists")
@@ -93,14 +99,16 @@ class ServicesProvider(NamedObjects[ServiceState]):
             if await self.find(name) is not None:
                 raise ConflictError(f"service {name!r} already exists") from error
             raise await self._build_front_conflict(action, error) from error
+        await self._end_outdated_flows(action)
         return await self._read_written(action)
 
     async def update_object(
         self, action: Action, existing: ExistingObject[ServiceState]
     ) -> ServiceState:
         """Replace the rules of a service in one transaction, which fails if one was deleted."""
-        observed = existing.object
+        observed, current = existing.object, existing.native
         assert observed.uid is not None
+        check_program(declared_front(action.fields))
         commands = build_write_commands(self._table, action, observed.uid, existing.native)
         # If the service does not differ, or has no rules left, the shared chains may be damaged.
         is_as_declared = normalize(observed.fields) == normalize(action.fields)
@@ -113,14 +121,38 @@ class ServicesProvider(NamedObjects[ServiceState]):
             raise _build_changed_error(action, error) from error
         except ExistsError as error:
             raise await self._build_front_conflict(action, error) from error
+        if current.front is not None and current.front != declared_front(action.fields):
+            await self._end_flows_of_free_front(current.front)
+        is_masquerade_changed = current.is_masqueraded != action.fields["masquerade"]
+        await self._end_outdated_flows(action, keeps_backends=not is_masquerade_changed)
+        return await self._read_written(action)
+
+    async def complete_object(
+        self, action: Action, existing: ExistingObject[ServiceState]
+    ) -> ServiceState:
+        """End the flows that an interrupted write has left behind."""
+        del existing
+        # Whether it changed the masquerading is unknown.
+        await self._end_outdated_flows(action, keeps_backends=action.operation == "Create")
         return await self._read_written(action)
 
     async def delete_object(self, action: Action, existing: ExistingObject[ServiceState]) -> None:
-        """Delete a service in one transaction, which fails if one of its rules was deleted."""
+        """Delete a service in one transaction, which fails if one of its rules was deleted.
+
+        A UDP service first loses its element and its flows: a repetition then still finds the rest.
+        """
+        current = existing.native
         try:
+            if current.front is not None and current.front.protocol == "udp":
+                check_program(current.front)
+                if commands := build_close_commands(self._table, current):
+                    async with self._write_lock:
+                        await self.nft.apply(commands, read_at=existing.read_at)
+                await self._end_flows_of_free_front(current.front)
+                current = replace(current, element=None, is_masqueraded=False)
             async with self._write_lock:
                 await self.nft.apply(
-                    build_delete_commands(self._table, existing.native), read_at=existing.read_at
+                    build_delete_commands(self._table, current), read_at=existing.read_at
                 )
         except MissingError as error:
             raise _build_changed_error(action, error) from error
@@ -132,7 +164,8 @@ class ServicesProvider(NamedObjects[ServiceState]):
         del scope, page_size, unreadable
         output = await self._read_table()
         if output is not None:
-            yield await asyncio.to_thread(self._all_services, output)
+            states = await asyncio.to_thread(self._all_services, output)
+            yield await self._add_flows(states)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the next event about the table."""
@@ -195,6 +228,21 @@ class ServicesProvider(NamedObjects[ServiceState]):
         listing = await asyncio.to_thread(parse_listing, output)
         return leading_element(None, [each for each in listing.elements if each.target == chain])
 
+    async def _add_flows(self, states: list[ServiceState]) -> list[ServiceState]:
+        """Add the backends of existing flows to the services that Reconciler wrote."""
+        fronts = {
+            each.name: each.element.front
+            for each in states
+            if each.mark is not None and each.element is not None
+        }
+        flows = await read_flows(self.nft, set(fronts.values()))
+        return [
+            replace(each, flow_backends=flows.get(fronts[each.name], ()))
+            if each.name in fronts
+            else each
+            for each in states
+        ]
+
     async def _read_table(self) -> bytes | None:
         try:
             return await self.nft.show("table")
@@ -220,6 +268,21 @@ class ServicesProvider(NamedObjects[ServiceState]):
                 if not await self._create_table():
                     raise
                 await self.nft.apply(commands, read_at=read_at)
+
+    async def _end_outdated_flows(self, action: Action, *, keeps_backends: bool = True) -> None:
+        """End the flows to a written service that do not match its declaration."""
+        kept = declared_backends(action.fields) if keeps_backends else ()
+        try:
+            await end_flows(self.nft, declared_front(action.fields), kept)
+        except ProviderError as error:
+            raise UnknownResultError(
+                f"the service was written, but {error.message}", status=HTTPStatus.CONFLICT
+            ) from error
+
+    async def _end_flows_of_free_front(self, front: Front) -> None:
+        """End the flows to a former front of a service, unless it now belongs to another."""
+        if front.protocol == "udp" and (await self._read_front(front))[0] is None:
+            await end_flows(self.nft, front)
 
     async def _build_chain_repairs(self) -> list[Command]:
         """Return repairs for the shared chains. Reads only those: listing a table is slow."""
