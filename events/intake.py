@@ -239,6 +239,18 @@ class LossCount(_Intake, frozen=True):
             "complete listing. The loss guard then accepts the loss, unless maxPercent is 0."
         ),
     ] = False
+    same_system: Annotated[
+        bool,
+        description(
+            "Whether the listed system is the one that had the objects. The loss guard then "
+            "accepts the loss, unless maxPercent is 0."
+        ),
+    ] = False
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the listing is proven to come from the right API."""
+        return self.restarted or self.same_system
 
 
 class Observed(_Intake, frozen=True):
@@ -386,6 +398,14 @@ class ListingFailure(_Intake, frozen=True):
     message: Annotated[str, description("Error from the newest listing.")] = ""
 
 
+SystemId = Annotated[
+    str,
+    description(
+        "Id of the system that a complete listing showed, for ListingsResumed; empty if unknown."
+    ),
+]
+
+
 class ApiReported(_Intake, frozen=True):
     """A worker or an observer reports the condition of an API to its ``ProviderConfig``."""
 
@@ -406,7 +426,8 @@ class ApiReported(_Intake, frozen=True):
             "open breaker closes. Responding: the API responded to that call. Stopping: the "
             "reporter stops and does not probe. Twin: the API has objects that are newer than the "
             "log. ListingsFailed: no listing of `kind` has completed for several resync intervals. "
-            "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
+            "ListingsResumed: a listing of `kind` completed after a failure or at another system, "
+            "or no resource uses the kind."
         ),
     ]
     reporter: Annotated[str, description("Reporting process.")]
@@ -433,6 +454,7 @@ class ApiReported(_Intake, frozen=True):
     failure: Annotated[
         ListingFailure | None, description("How the listings failed, for ListingsFailed.")
     ] = None
+    system_id: SystemId = ""
 
 
 WaitPurpose = Literal["Retry", "Renewal", "Progress", "Availability"]

@@ -43,6 +43,7 @@ from events.intake import (
     ApprovalDecision,
     ListingFailure,
     NewerObject,
+    SystemId,
     TargetState,
     WithdrawalEffect,
 )
@@ -873,9 +874,13 @@ class ListingsFailed(_Event, frozen=True):
 
 
 class ListingsResumed(_Event, frozen=True):
-    """A listing of a kind completed after ``ListingsFailed``, or no resource uses it anymore."""
+    """A listing of a kind completed after ``ListingsFailed``, or no resource uses it anymore.
+
+    With a new ``system_id``, it is the first complete listing with objects at that system.
+    """
 
     kind: Annotated[str, description("Kind of the objects.")]
+    system_id: SystemId = ""
 
 
 OutcomeName = Literal[

@@ -133,8 +133,8 @@ class LossGuard(ManifestStruct, frozen=True):
     """Limits beyond which a listing is not trusted, because too many owned objects are missing.
 
     The guard applies if both limits are exceeded. Such a listing probably comes from a different or
-    empty API. It does not apply after a restart that ended all objects, unless ``max_percent`` is
-    0: an operator then decides about each loss.
+    empty API. It does not apply if the listing is proven to come from the right API, unless
+    ``max_percent`` is 0: an operator then decides about each loss.
     """
 
     min_count: Annotated[
@@ -148,12 +148,12 @@ class LossGuard(ManifestStruct, frozen=True):
         ),
     ] = 50
 
-    def doubts(self, missing: int, owned: int, *, restarted: bool = False) -> bool:
+    def doubts(self, missing: int, owned: int, *, explained: bool = False) -> bool:
         """Return whether a listing without ``missing`` of the ``owned`` objects is not trusted.
 
-        ``restarted``: the API restarted since the last listing, and its objects end with it.
+        ``explained``: the listing is proven to come from the right API.
         """
-        if restarted and self.max_percent > 0:
+        if explained and self.max_percent > 0:
             return False
         return missing >= self.min_count and missing * 100 > owned * self.max_percent
 

@@ -181,6 +181,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     throttled_seconds: float = 0.0
     breaker_until: datetime | None = None
     failed_listings: dict[str, ListingFailure] | None = None  # by kind; None: no failures
+    systems: dict[str, str] | None = None  # ids of the listed systems, by kind
 
     @property
     def key(self) -> ResourceKey:
@@ -408,7 +409,9 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the outcome describes it
         case ListingsFailed(kind, failure):
             row.failed_listings = {**(row.failed_listings or {}), kind: failure}
-        case ListingsResumed(kind):
+        case ListingsResumed(kind, system_id):
+            if system_id:
+                row.systems = {**(row.systems or {}), kind: system_id}
             failed = (row.failed_listings or {}).items()
             row.failed_listings = {name: each for name, each in failed if name != kind} or None
         case _:
@@ -471,7 +474,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     if not row.declared:  # a declaration after a withdrawal starts over
         row.targets, row.secrets = {}, {}
     row.declared = True
-    row.throttled_until = row.breaker_until = row.failed_listings = None
+    row.throttled_until = row.breaker_until = row.failed_listings = row.systems = None
     row.refers = data.references
     row.targets = {
         each.target: row.targets[each.target]

@@ -147,6 +147,22 @@ class VolatileProvider(Provider, Protocol):
 
 
 @runtime_checkable
+class IdentifiedProvider(Provider, Protocol):
+    """A provider of a system that can lose all objects and still be the same system.
+
+    Examples are rules of the kernel, which end with a reboot. The ``ProviderConfig`` records the id
+    of a listing that contains the objects. The loss guard accepts a loss at the same system.
+    """
+
+    async def system_id(self) -> str | None:
+        """Return an id that differs from that of each other system; None if it is unknown.
+
+        A restart does not change it. It contains no secret, because it is recorded.
+        """
+        ...
+
+
+@runtime_checkable
 class LoggingProvider(Provider, Protocol):
     """A provider whose objects write output for users, such as containers."""
 

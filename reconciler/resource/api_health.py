@@ -172,7 +172,8 @@ def _record_listings(
         return None  # the report concerns a different generation, possibly with a different API
     is_known = data.kind in state.api.failed_listings
     if data.state == "ListingsResumed":
-        return ListingsResumed(data.kind) if is_known else None
+        is_new_system = data.system_id not in ("", state.api.systems.get(data.kind))
+        return ListingsResumed(data.kind, data.system_id) if is_known or is_new_system else None
     if is_known or data.failure is None:
         return None
     failure = replace(

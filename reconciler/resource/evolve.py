@@ -404,6 +404,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 message=data.message,
                 twin=state.api.twin,
                 failed_listings=state.api.failed_listings,
+                systems=state.api.systems,
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
@@ -422,6 +423,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 throttled_seconds=state.api.throttled_seconds,
                 twin=state.api.twin,
                 failed_listings=state.api.failed_listings,
+                systems=state.api.systems,
             )
             return replace(state, api=api)
         case TwinDetected(objects, total):
@@ -430,10 +432,12 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ListingsFailed(kind, failure):
             failed = {**state.api.failed_listings, kind: failure}
             return replace(state, api=replace(state.api, failed_listings=failed))
-        case ListingsResumed(kind):
-            failed = {**state.api.failed_listings}
+        case ListingsResumed(kind, system_id):
+            failed, systems = {**state.api.failed_listings}, {**state.api.systems}
             failed.pop(kind, None)
-            return replace(state, api=replace(state.api, failed_listings=failed))
+            if system_id:
+                systems[kind] = system_id
+            return replace(state, api=replace(state.api, failed_listings=failed, systems=systems))
         case _:
             assert_never(event.data)
 

@@ -353,7 +353,9 @@ def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> Ab
     if data.object is not None or state.owned is None or losses is None or config is None:
         return None
     is_approved = state.holds.approved == Hold.LOSS_GUARD
-    is_doubted = config.loss_guard.doubts(losses.missing, losses.owned, restarted=losses.restarted)
+    is_doubted = config.loss_guard.doubts(
+        losses.missing, losses.owned, explained=losses.is_explained
+    )
     if is_approved or not is_doubted:
         return None
     return AbsenceDoubted(data.provider_config, data.external_name, losses.missing, losses.owned)

@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 41
+STATE_SCHEMA = 42
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -319,6 +319,7 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     probe_by: str = ""
     twin: Twin = Twin()
     failed_listings: dict[str, ListingFailure] = {}  # by kind
+    systems: dict[str, str] = {}  # ids of the listed systems, by kind
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

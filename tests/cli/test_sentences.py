@@ -280,6 +280,7 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         ListingsFailed("Shape", ListingFailure(AT, "GET /shapes: 500")),
         "No listing of Shape has completed since 2026-01-02T03:04:05Z: GET /shapes: 500",
     ),
+    (ListingsResumed("Service", "5d1f"), "Listings of Service complete, at the system 5d1f"),
     (
         ListingsResumed("Shape"),
         "Listings of Shape complete again, or no resource uses the kind",

@@ -78,6 +78,7 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
         "throttled_until": state.api.throttled_until,
         "breaker_until": state.api.open_until,
         "failed_listings": state.api.failed_listings or None,
+        "systems": state.api.systems or None,
     }
     return {**fields, **_outcome_of(state)}
 

@@ -19,10 +19,10 @@ import trustme
 import yaml
 
 from events.intake import Withdrawn
-from events.log import ActionDecided, DriftDetected
+from events.log import AbsenceDoubted, ActionDecided, DriftDetected, ListingsResumed
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
 from infra.providers.caddy.routes import RoutesProvider
@@ -424,6 +424,27 @@ async def test_a_killed_and_restarted_proxy_receives_all_routes_again(
         await server.stop()
 
 
+async def reload_without_routes(site: Site) -> None:
+    """Stop the reconciler after it has recorded the process, which then loads no routes."""
+    routes = RoutesProvider(
+        ProviderConfigSpec("caddy", site.server.endpoint), Secrets(), CallPermit()
+    )
+    process_id = await routes.system_id()
+    assert process_id is not None
+    await routes.close()
+
+    async def is_recorded() -> bool:
+        facts = await site.world.facts(config_key("caddy"))
+        return every(ListingsResumed, facts)[-1].system_id == process_id
+
+    await site.until(is_recorded, "the new process is recorded")
+    await site.world.stop_reconciler()
+    configuration = await site.admin.get("/config/")
+    configuration["apps"]["http"]["servers"]["http"]["routes"] = []
+    await site.admin.send("POST", "/load", configuration)
+    assert await site.admin.names() == []
+
+
 async def test_many_lost_routes_return_after_a_restart_but_wait_if_another_server_responds(
     bare_world: World, unique: str, tmp_path: Path
 ) -> None:
@@ -458,6 +479,14 @@ async def test_many_lost_routes_return_after_a_restart_but_wait_if_another_serve
 
         await site.until(is_complete, "all routes exist again, without an approval")
         for each in manifests:
+            await site.world.until_outcome(each.key, "Converged")
+        await site.world.until_settled()
+
+        await reload_without_routes(site)
+        await site.world.start_reconciler()
+        await site.until(is_complete, "caddy reload: all routes exist again, without an approval")
+        for each in manifests:
+            assert every(AbsenceDoubted, await site.world.facts(each.key)) == []
             await site.world.until_outcome(each.key, "Converged")
         await site.world.until_settled()
 

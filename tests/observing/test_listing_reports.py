@@ -88,7 +88,7 @@ class Stage:
             assert report.failure is not None
             self.record(ListingsFailed(report.kind, report.failure))
         else:
-            self.record(ListingsResumed(report.kind))
+            self.record(ListingsResumed(report.kind, report.system_id))
 
     async def fail_for(self, seconds: float, *, every: float = RETRY_SECONDS) -> None:
         """Let listings fail for this long."""
@@ -113,6 +113,22 @@ def stage_with_resource(key: str = "default/Shape/foo") -> Stage:
     declared = SpecDeclared(1, "shapes/v1", "billing", "foo", {})
     stage.record(declared, ResourceKey.parse(key))
     return stage
+
+
+async def test_a_listed_system_is_reported_once_until_it_changes() -> None:
+    stage = stage_with_resource()
+    reported: list[str] = []
+    for system_id in ("", "a", "a", "", "b", "a"):
+        await stage.listings.record_completion(LISTING, system_id)
+        if len(stage.reports) > len(reported):
+            reported.append(stage.reports[-1].system_id)
+            stage.decide()
+    assert reported == ["a", "b", "a"]
+    assert stage.listings.recorded_system(LISTING) == "a"
+    stage.record(SpecDeclared(2, "reconciler/v1", "", "billing", {}))
+    assert stage.listings.recorded_system(LISTING) == ""
+    await stage.listings.record_completion(LISTING, "a")
+    assert (stage.reports[-1].system_id, stage.reports[-1].as_of) == ("a", 2)
 
 
 async def test_listings_that_fail_for_the_bound_are_reported_once() -> None:

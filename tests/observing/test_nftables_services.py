@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,13 +17,13 @@ import pytest
 import yaml
 
 from events.intake import Withdrawn
-from events.log import ActionDecided, DriftDetected
+from events.log import AbsenceDoubted, ActionDecided, DriftDetected, ListingsResumed
 from events.manifest import Fields, Manifest
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec, config_key
 from infra.providers.nftables.service import SERVICE
 from reconciler.provider.kind import KindRegistry
-from tests.nftables import Network, is_refused_within, network
+from tests.nftables import Network, is_refused_within, namespace, network, run
 from tests.scenarios.harness import World, api_config, every
 
 pytestmark = pytest.mark.nftables
@@ -198,6 +200,98 @@ def rules_of(net: Network) -> list[str]:
         return []
     parts = re.split(r"[{},\n]", re.sub(r'comment "[^"]*"', "", rules))
     return sorted(" ".join(each.split()) for each in parts if each.strip())
+
+
+MANY_SERVICES = 11  # more than the loss guard accepts
+
+
+async def declare_many(world: World) -> list[Manifest]:
+    """Declare services, and wait until a listing has recorded their system."""
+    service = documented_manifests()["orders"]
+    declared = [
+        with_spec(
+            msgspec.structs.replace(
+                service, metadata=msgspec.structs.replace(service.metadata, name=f"s{port}")
+            ),
+            port=port,
+        )
+        for port in range(8000, 8000 + MANY_SERVICES)
+    ]
+    await world.declare_all(declared)
+    for each in declared:
+        await world.until_outcome(each.key, "Converged")
+
+    async def is_recorded() -> bool:
+        facts = await world.facts(config_key("services"))
+        return any(each.system_id for each in every(ListingsResumed, facts))
+
+    await world.until(is_recorded, "the system is recorded")
+    await world.until_settled()
+    return declared
+
+
+async def test_many_services_return_after_a_flush_or_a_reboot_without_an_approval(
+    bare_world: World,
+) -> None:
+    world = bare_world
+    world.kinds = KindRegistry([SERVICE])
+    name = f"rec-{uuid.uuid4().hex[:10]}"
+    with namespace(name) as router:
+        await world.start_reconciler()
+        config = api_config(
+            router.endpoint(), provider="nftables", resync=0.3, least_resync_seconds=0.1
+        )
+        await world.configure(config, "services")
+        declared = await declare_many(world)
+
+        async def is_complete() -> bool:
+            try:
+                return router.nft("list map ip reconciler services").count("goto") == MANY_SERVICES
+            except subprocess.CalledProcessError:
+                return False
+
+        router.nft("flush ruleset")
+        await world.until(is_complete, "the services return after a flush", seconds=30)
+        await world.until_settled()
+        await world.stop_reconciler()
+        run("ip", "netns", "del", name)  # a reboot loses all rules and restarts the observer
+        run("ip", "netns", "add", name)
+        await world.start_reconciler()
+        await world.until(is_complete, "the services return after a reboot", seconds=30)
+        await world.until_settled()
+        for each in declared:
+            facts = await world.facts(each.key)
+            assert every(AbsenceDoubted, facts) == []
+        facts = await world.facts(config_key("services"))
+        assert len([each for each in every(ListingsResumed, facts) if each.system_id]) == 1
+        await world.stop_reconciler()
+
+
+async def test_many_missing_services_of_another_machine_are_held(
+    bare_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = bare_world
+    world.kinds = KindRegistry([SERVICE])
+    name = f"rec-{uuid.uuid4().hex[:10]}"
+    with namespace(name) as router:
+        await world.start_reconciler()
+        config = api_config(
+            router.endpoint(), provider="nftables", resync=0.3, least_resync_seconds=0.1
+        )
+        await world.configure(config, "services")
+        declared = await declare_many(world)
+        await world.stop_reconciler()
+        run("ip", "netns", "del", name)
+        run("ip", "netns", "add", name)
+        machine_id = tmp_path / "machine-id"
+        machine_id.write_text("0123456789abcdef" * 2 + "\n")
+        monkeypatch.setattr("infra.providers.nftables.system._MACHINE_ID", machine_id)
+        await world.start_reconciler()
+        for each in declared:
+            await world.until_outcome(each.key, "Held", reason="LossGuard")
+        await world.until_observed_again(3)
+        assert router.nft("list ruleset") == ""
+        await world.stop_reconciler()
 
 
 async def test_without_drift_nothing_is_written_and_foreign_services_are_listed(

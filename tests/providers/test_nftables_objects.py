@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -25,6 +26,7 @@ from infra.providers.nftables import rules
 from infra.providers.nftables.marks import MAX_COMMENT_BYTES
 from infra.providers.nftables.service import SERVICE
 from infra.providers.nftables.services import ServicesProvider
+from infra.providers.nftables.system import read_system_id
 from infra.providers.nftables.table_ref import parse_endpoint
 from reconciler.errors import (
     ConfigurationError,
@@ -385,6 +387,39 @@ def list_flows(net: Network, protocol: str = "udp") -> str:
 
 async def stop_worker(*_arguments: object) -> None:
     raise asyncio.CancelledError
+
+
+# --- identity of the system
+
+
+def test_the_system_is_the_machine_and_its_namespace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = read_system_id(parse_endpoint("nft:reconciler"))
+    named = {read_system_id(parse_endpoint(f"netns:{each}/reconciler")) for each in "ab"}
+    machine_id = tmp_path / "machine-id"
+    monkeypatch.setattr("infra.providers.nftables.system._MACHINE_ID", machine_id)
+    for unknown in ("", "uninitialized"):
+        machine_id.write_text(unknown)
+        assert read_system_id(parse_endpoint("nft:reconciler")) is None
+    machine_id.write_text("0123456789abcdef" * 2)
+    other_machine = read_system_id(parse_endpoint("nft:reconciler"))
+    assert len({host, *named, other_machine} - {None}) == 4
+
+
+def test_an_unnamed_namespace_is_not_the_host(network_namespace: Namespace) -> None:
+    host = read_system_id(parse_endpoint("nft:reconciler"))
+    code = (
+        "from infra.providers.nftables.system import read_system_id;"
+        "from infra.providers.nftables.table_ref import parse_endpoint;"
+        "print(read_system_id(parse_endpoint('nft:reconciler')))"
+    )
+    inside = (f"--net=/run/netns/{network_namespace.name}", sys.executable, "-c", code)
+    first = run("nsenter", *inside)
+    assert first == run("nsenter", *inside)
+    with namespace() as other:
+        second = run("nsenter", f"--net=/run/netns/{other.name}", sys.executable, "-c", code)
+    assert len({host, first.strip(), second.strip()}) == 3
 
 
 # --- foreign tables and rules

@@ -111,10 +111,13 @@ def report_listings_failed(
 
 
 def report_listings_resumed(
-    story: Story, kind: str = "Block", *, as_of: int | None = None
+    story: Story, kind: str = "Block", *, as_of: int | None = None, system_id: str = ""
 ) -> list[ResourceEvent]:
     known_generation = story.state.desired.generation if as_of is None else as_of
-    return story.turn(ApiReported("ListingsResumed", "o1", story.now, known_generation, kind=kind))
+    report = ApiReported(
+        "ListingsResumed", "o1", story.now, known_generation, kind=kind, system_id=system_id
+    )
+    return story.turn(report)
 
 
 def test_a_breaker_opens_temporarily_and_reports_the_reason():
@@ -336,6 +339,26 @@ def test_a_report_about_listings_under_an_older_declaration_changes_nothing():
     assert every(ListingsFailed, report_listings_failed(story))
     assert report_listings_resumed(story, as_of=1) == []
     assert every(ListingsResumed, report_listings_resumed(story))
+
+
+def test_a_listed_system_is_recorded_once_for_each_kind_and_declaration():
+    story = config_story()
+    assert names(report_listings_resumed(story, system_id="a")) == ["ListingsResumed"]
+    assert report_listings_resumed(story, system_id="a") == []
+    assert names(report_listings_resumed(story, "Anvil", system_id="a")) == ["ListingsResumed"]
+    assert story.state.api.systems == {"Block": "a", "Anvil": "a"}
+    report_listings_failed(story)
+    assert report_failing(story)
+    story.wake(1.5)
+    report_probing(story)
+    report_responding(story)
+    report_listings_resumed(story)
+    assert story.state.api.systems == {"Block": "a", "Anvil": "a"}, "the breaker keeps them"
+    assert names(report_listings_resumed(story, system_id="b")) == ["ListingsResumed"]
+    assert story.state.api.systems["Block"] == "b"
+    declare(story, {**FIELDS, "endpoint": "http://elsewhere"})
+    assert story.state.api.systems == {}, "it may be another system"
+    assert report_listings_resumed(story, as_of=1, system_id="b") == []
 
 
 def test_failed_listings_survive_a_restart():

@@ -315,10 +315,14 @@ def test_a_loss_of_few_objects_is_accepted(counts: tuple[int, int]):
 
 
 @pytest.mark.parametrize("max_percent", [50, 0])
-def test_a_loss_after_a_restart_is_accepted_unless_an_operator_decides_about_each(max_percent: int):
+@pytest.mark.parametrize(
+    "losses", [LossCount(12, 12, restarted=True), LossCount(12, 12, same_system=True)]
+)
+def test_an_explained_loss_is_accepted_unless_an_operator_decides_about_each(
+    max_percent: int, losses: LossCount
+):
     config = replace(SHARED, loss_guard=LossGuard(max_percent=max_percent))
     story = converged_story(configs={CONFIG: config})
-    losses = LossCount(12, 12, restarted=True)
     story.turn(
         Observed(CONFIG, story.key.name, None, "CompleteListing", story.position, losses=losses)
     )

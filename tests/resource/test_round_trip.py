@@ -321,7 +321,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     BreakerClosed: st.just(BreakerClosed()),
     TwinDetected: st.builds(TwinDetected, newer_objects, numbers),
     ListingsFailed: st.builds(ListingsFailed, strings, st.builds(ListingFailure, moments, strings)),
-    ListingsResumed: st.builds(ListingsResumed, strings),
+    ListingsResumed: st.builds(ListingsResumed, strings, strings),
     OutcomeRecorded: st.builds(
         OutcomeRecorded,
         literal(OutcomeName),

@@ -298,6 +298,10 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         """Return the age of Caddy's process. Without ``--resume``, a restart ends all routes."""
         return await self._api.uptime_seconds()
 
+    async def system_id(self) -> str | None:
+        """Return an id of Caddy's process, which may load a configuration without routes."""
+        return await self._api.process_id()
+
     async def readings(self, external_name: str) -> Fields | None:
         """Read Caddy's counters for a route's backends: active requests and failures."""
         observed = await self.read(external_name)

@@ -40,6 +40,7 @@ from infra.providers.nftables.rules import (
     read_mark,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
+from infra.providers.nftables.system import read_system_id
 from infra.providers.nftables.table_ref import FAMILY, parse_endpoint
 from reconciler.errors import (
     ConfigurationError,
@@ -170,6 +171,10 @@ class ServicesProvider(NamedObjects[ServiceState]):
     async def changes(self, after: str | None) -> str:
         """Wait for the next event about the table."""
         return await self._monitor.changes(after)
+
+    async def system_id(self) -> str | None:
+        """Return an id of the machine and the network namespace of the table."""
+        return read_system_id(self._table_ref)
 
     async def close(self) -> None:
         """Stop the process that follows events."""

@@ -298,6 +298,8 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return (
                 f"No listing of {kind} has completed since {since}{message_suffix(failure.message)}"
             )
+        case ListingsResumed(kind, system_id) if system_id:
+            return f"Listings of {kind} complete, at the system {system_id}"
         case ListingsResumed(kind):
             return f"Listings of {kind} complete again, or no resource uses the kind"
         case OutcomeRecorded():

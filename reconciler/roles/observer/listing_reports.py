@@ -1,5 +1,7 @@
 """Report to a ``ProviderConfig`` that listings of a kind fail, or complete again (ADR 0069).
 
+They also report a new system, which is evidence for the loss guard (``restarts``).
+
 Reports are level-triggered: this process compares its observations with the log, so a lost report
 is repeated, and an unchanged fleet does not cause events.
 """
@@ -179,32 +181,51 @@ class ListingReports:
         if is_stored:
             health.record_report()
 
-    async def record_completion(self, target: ListingTarget) -> None:
-        """Record that a complete listing was published, and report it if a failure was reported."""
+    async def record_completion(self, target: ListingTarget, system_id: str = "") -> None:
+        """Record that a complete listing was published.
+
+        Report it if a failure was reported, or another system was recorded.
+        """
         self.get_health(target).record_completion()
-        await self._report_resumed(target)
+        is_new_system = system_id not in ("", self.recorded_system(target))
+        await self._report_resumed(target, system_id if is_new_system else "")
+
+    def recorded_system(self, target: ListingTarget) -> str:
+        """Return the id of the system that the last recorded listing showed, or ""."""
+        row = self._row(target)
+        return "" if row is None else (row.systems or {}).get(target[1], "")
 
     async def remove(self, target: ListingTarget) -> None:
         """Remove a target that is no longer listed, and end its reported failure."""
         self._health.pop(target, None)
         await self._report_resumed(target)
 
-    async def _report_resumed(self, target: ListingTarget) -> bool:
-        if not self._is_recorded(target):
+    async def _report_resumed(self, target: ListingTarget, system_id: str = "") -> bool:
+        if not (system_id or self._is_recorded(target)):
             return True
-        return await self._report("ListingsResumed", target)
+        return await self._report("ListingsResumed", target, system_id=system_id)
 
     async def _report(
         self,
         state: Literal["ListingsFailed", "ListingsResumed"],
         target: ListingTarget,
         failure: ListingFailure | None = None,
+        *,
+        system_id: str = "",
     ) -> bool:
         """Publish a report. Return whether it is stored; if not, a later listing repeats it."""
         name, kind = target
         row = self._row(target)
         generation = 0 if row is None else row.generation
-        data = ApiReported(state, self._name, self._now(), generation, kind=kind, failure=failure)
+        data = ApiReported(
+            state,
+            self._name,
+            self._now(),
+            generation,
+            kind=kind,
+            failure=failure,
+            system_id=system_id,
+        )
         message = IntakeMessageOut("result", config_key(name), data, self._new_id())
         try:
             await self._intake.publish([message])

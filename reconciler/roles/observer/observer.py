@@ -23,7 +23,7 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError, UnreadableObjectsError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
-from reconciler.provider import Provider, VolatileProvider
+from reconciler.provider import IdentifiedProvider, Provider, VolatileProvider
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
@@ -43,7 +43,7 @@ from reconciler.roles.observer.next_listing import NextListing
 from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectReads, is_news
 from reconciler.roles.observer.publication import Publication
 from reconciler.roles.observer.recent_deletions import RecentDeletions
-from reconciler.roles.observer.restarts import Restarts
+from reconciler.roles.observer.restarts import Restarts, contains_objects
 from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.pauses import in_slices
@@ -350,7 +350,10 @@ class Observer:
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
-        findings = await self._check_restart(findings, listing, provider, config)
+        system_id = await self._read_system_id(findings.losses, listing, provider)
+        findings = await self._explain_losses(
+            findings, listing, provider, config, system_id=system_id
+        )
         unfiltered = findings.observed
         unfiltered += await self._read_unlisted(findings, listing, provider, config)
         observations = [each for each in unfiltered if not is_too_large(each[1].object)]
@@ -370,41 +373,64 @@ class Observer:
                 raise ListingRefusedError("its ProviderConfig was changed during publication")
             await self._publish(listing, each)
         reach(Failpoint.OBSERVER_PUBLISHED)
-        await self._reports.record_completion((began.provider_config, began.kind))
+        await self._reports.record_completion(
+            (began.provider_config, began.kind),
+            system_id if contains_objects(findings.losses, config) else "",
+        )
         self._restarts.record_listing(listing, findings.losses, config)
         return len(observations)
 
-    async def _check_restart(
+    async def _explain_losses(
         self,
         findings: Findings,
         listing: ListingAssembler,
         provider: Provider,
         config: ProviderConfigSpec,
+        *,
+        system_id: str,
     ) -> Findings:
-        """Mark the losses of a listing if a restart of the API explains them."""
-        name = listing.began.provider_config
-        if not (
-            config.loss_guard.doubts(findings.losses.missing, findings.losses.owned)
-            and isinstance(provider, VolatileProvider)
-        ):
+        """Mark the losses of a listing if its system is the recorded one, or has restarted."""
+        if not config.loss_guard.doubts(findings.losses.missing, findings.losses.owned):
             return findings
-        with self._gates.of(name).calls(name):
-            uptime_seconds = await provider.uptime_seconds()
-        if not self._restarts.is_younger(uptime_seconds, listing, config):
+        name, kind = listing.began.provider_config, listing.began.kind
+        same_system = system_id == self._reports.recorded_system((name, kind)) != ""
+        restarted = not same_system and await self._has_restarted(listing, provider, config)
+        if not (same_system or restarted):
             return findings
-        losses = replace(findings.losses, restarted=True)
+        losses = replace(findings.losses, same_system=same_system, restarted=restarted)
         _logger.warning(
-            "the API restarted without its objects",
+            "the API has lost its objects",
             config=name,
-            kind=listing.began.kind,
+            kind=kind,
             missing=losses.missing,
-            uptime_seconds=uptime_seconds,
         )
         observed = [
             (key, each if each.losses is None else replace(each, losses=losses))
             for key, each in findings.observed
         ]
         return Findings(observed, findings.uncertain, losses)
+
+    async def _read_system_id(
+        self, losses: LossCount, listing: ListingAssembler, provider: Provider
+    ) -> str:
+        """Return the id of the system that this process has listed, or "" if it has none."""
+        is_own = losses.owned > 0 and listing.began_monotonic is not None
+        if not (is_own and isinstance(provider, IdentifiedProvider)):
+            return ""
+        name = listing.began.provider_config
+        with self._gates.of(name).calls(name):
+            return await provider.system_id() or ""
+
+    async def _has_restarted(
+        self, listing: ListingAssembler, provider: Provider, config: ProviderConfigSpec
+    ) -> bool:
+        """Return whether the API's process is younger than the last complete listing."""
+        if not isinstance(provider, VolatileProvider):
+            return False
+        name = listing.began.provider_config
+        with self._gates.of(name).calls(name):
+            uptime_seconds = await provider.uptime_seconds()
+        return self._restarts.is_younger(uptime_seconds, listing, config)
 
     def _is_undeclared(self, key: ResourceKey) -> bool:
         row = self._models.status.get(str(key))

@@ -33,9 +33,7 @@ class Restarts:
         self, listing: ListingAssembler, losses: LossCount, config: ProviderConfigSpec
     ) -> None:
         """Record a complete listing, unless it lacks too many or all of the owned objects."""
-        is_doubted = config.loss_guard.doubts(losses.missing, losses.owned)
-        is_empty = 0 < losses.owned <= losses.missing
-        if not (is_doubted or is_empty) and listing.began_monotonic is not None:
+        if contains_objects(losses, config) and listing.began_monotonic is not None:
             self._last[_target(listing)] = _Listing(config, listing.began_monotonic)
 
     def is_younger(
@@ -49,6 +47,12 @@ class Restarts:
         if uptime_seconds is None or last is None or last.config != config:
             return False
         return uptime_seconds < self._clock() - last.began_monotonic + UPTIME_ERROR_SECONDS
+
+
+def contains_objects(losses: LossCount, config: ProviderConfigSpec) -> bool:
+    """Return whether a listing lacks neither too many nor all of the owned objects."""
+    is_empty = 0 < losses.owned <= losses.missing
+    return not (is_empty or config.loss_guard.doubts(losses.missing, losses.owned))
 
 
 def _target(listing: ListingAssembler) -> ListingTarget:

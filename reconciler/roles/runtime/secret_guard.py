@@ -16,7 +16,13 @@ from events.log import Action
 from events.provider_config import Scope
 from events.reference import resolved_secrets_in
 from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
-from reconciler.provider import Effect, Provider, VolatileProvider, WatchingProvider
+from reconciler.provider import (
+    Effect,
+    IdentifiedProvider,
+    Provider,
+    VolatileProvider,
+    WatchingProvider,
+)
 from reconciler.provider.data_check import DATA_CHECK, check_data
 from reconciler.provider.named_objects import NamedObjects
 from reconciler.provider.secrets import Secrets
@@ -149,6 +155,12 @@ class GuardedProvider:
         if not isinstance(self._provider, VolatileProvider):
             return None
         return await self._call(None, self._provider.uptime_seconds)
+
+    async def system_id(self) -> str | None:
+        """Return the id of the system; None if the API has none."""
+        if not isinstance(self._provider, IdentifiedProvider):
+            return None
+        return await self._call(None, self._provider.system_id)
 
     async def close(self) -> None:
         """Close the connections."""
