@@ -6,12 +6,12 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Never, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Never, Protocol
 
 import msgspec
 import structlog
@@ -23,6 +23,7 @@ from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UP_LOCK, UpFile, read_up_file
 from reconciler.cli.errors import DISK_FULL_ERRNOS, StackError, UsageError
 from reconciler.cli.local_configs import LocalApi, build_example_api
+from reconciler.cli.supervision import supervise
 
 if TYPE_CHECKING:
     from infra.embedded.full_disk import FullDiskWatch
@@ -33,6 +34,8 @@ DEFAULT_API_PORT: Final = 8080
 
 EXAMPLE_API: Final = "shapes_api"
 """Package of the example API, which is an optional, separate distribution."""
+
+EXAMPLE_API_DIRECTORY: Final = "example-api"
 
 EXAMPLE_API_MISSING: Final = (
     "the example API and its kinds are not installed; to install them, run `pip install "
@@ -96,6 +99,7 @@ class Stack:
 
     data: Path
     nats_url: str
+    latency_ms: float = 0
     api_url: str | None = None
     server: EmbeddedServer | None = None
     api: ExampleApi | None = None
@@ -119,7 +123,7 @@ class Stack:
         return redact_url(self.nats_url)
 
     async def watch(self) -> None:
-        """Wait indefinitely; raises ``StackError`` if a server exits unexpectedly.
+        """Wait indefinitely; raises ``StackError`` if the embedded server exits unexpectedly.
 
         If the embedded server's disk was full, restart the server once there is space, and the
         roles reconnect. This check begins only after the roles have started, because a server
@@ -137,16 +141,40 @@ class Stack:
                 next_check = time.monotonic() + _DISK_CHECK_SECONDS
             await asyncio.sleep(_WATCH_INTERVAL_SECONDS)
 
+    def supervise(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return one coroutine for each other server, which restarts it whenever it exits."""
+        coroutines = [self._supervise_component(*each) for each in self.components.items()]
+        if self.api is not None:
+            coroutines.append(self._supervise_api(self.api))
+        return coroutines
+
+    async def _supervise_component(self, name: str, component: Component) -> None:
+        endpoint = component.endpoint
+
+        async def restart() -> None:
+            await component.kill()  # ends the processes that outlived the one that exited
+            await component.start(self.data / name)
+            if component.endpoint != endpoint:
+                self._fail(
+                    f"{name}: the address {endpoint} is in use since it exited; restart "
+                    f"`reconciler up`, which declares the new address {component.endpoint}"
+                )
+
+        await supervise(name, component.log, lambda: component.is_running, restart)
+
+    async def _supervise_api(self, api: ExampleApi) -> None:
+        directory = self.data / EXAMPLE_API_DIRECTORY
+
+        async def restart() -> None:
+            await api.start(directory, port=api.port, latency_ms=self.latency_ms)
+
+        log = directory / f"{EXAMPLE_API_DIRECTORY}.log"
+        await supervise("the example API", log, lambda: api.is_running, restart)
+
     def _check_running(self) -> None:
         if self.server is not None and not self.server.is_running:
             log = self.server.data_dir / "nats.log"
             self._fail(f"nats-server exited unexpectedly; its log is {log}")
-        if self.api is not None and not self.api.is_running:
-            log = self.data / "example-api" / "example-api.log"
-            self._fail(f"the example API exited unexpectedly; its log is {log}")
-        for name, component in self.components.items():
-            if not component.is_running:
-                self._fail(f"{name} exited unexpectedly; its log is {component.log}")
 
     def _fail(self, message: str) -> Never:
         self.failure = StackError(message)
@@ -164,7 +192,7 @@ async def start_stack(options: StackOptions) -> AsyncGenerator[Stack]:
     async with AsyncExitStack() as closing:
         closing.enter_context(_lock_directory(options.data))
         with _naming_full_disk(options.data):
-            stack = Stack(options.data, options.nats_url or "")
+            stack = Stack(options.data, options.nats_url or "", options.latency_ms)
             if not options.nats_url:
                 from infra.embedded.server import EmbeddedServer  # noqa: PLC0415 - slow to import
 
@@ -276,7 +304,7 @@ def _find_example_api() -> ExampleApi | None:
 async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -> str:
     ports = _read_ports(options.data)
     port = _choose_port(options.api_port, DEFAULT_API_PORT, ports.api)
-    directory = options.data / "example-api"
+    directory = options.data / EXAMPLE_API_DIRECTORY
     try:
         url = await api.start(directory, port=port, latency_ms=options.latency_ms)
     except import_module(EXAMPLE_API).ExampleApiError as error:

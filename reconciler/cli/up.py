@@ -233,8 +233,8 @@ async def _start_roles(
 
 
 async def _serve_while_running(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
-    """Serve until a server exits unexpectedly, even while the roles are starting."""
-    tasks = [asyncio.ensure_future(each) for each in (serving, stack.watch())]
+    """Serve until NATS exits unexpectedly, even while the roles start; restart other servers."""
+    tasks = [asyncio.ensure_future(each) for each in (serving, stack.watch(), *stack.supervise())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

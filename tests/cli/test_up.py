@@ -49,6 +49,21 @@ def test_up_stops_and_reports_when_its_server_dies(cli: Cli) -> None:
         assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
+def test_up_restarts_the_example_api_when_it_dies(cli: Cli) -> None:
+    with up(cli, "--log-level", "warning") as running:
+        (line,) = subprocess.run(
+            ["pgrep", "-P", str(running.process.pid), "-f", "shapes_api"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        os.kill(int(line), signal.SIGKILL)
+        cli.ok("apply", "-f", "-", "--wait", text=shape("after-the-restart"))
+        status, err = running.stop()
+    assert status == 0
+    assert "the example API is running again" in err
+
+
 def test_doctor_reports_its_local_checks_when_the_server_does_not_respond(cli: Cli) -> None:
     with up(cli, "--no-api") as running:
         server = _find_child(running.process.pid, "nats-server")

@@ -86,7 +86,7 @@ def short_cli() -> Iterator[Cli]:
 
 
 @pytest.mark.own_dockerd
-def test_up_starts_an_engine_with_its_configuration_and_reports_its_exit(short_cli: Cli) -> None:
+def test_up_starts_an_engine_with_its_configuration_and_restarts_it(short_cli: Cli) -> None:
     cli = short_cli
     directory = cli.folder / "reconciler-data" / "docker"
     with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as first:
@@ -121,14 +121,18 @@ def test_up_starts_an_engine_with_its_configuration_and_reports_its_exit(short_c
         assert first.stop()[0] == 0
         assert not (directory / "docker.pid").exists()
 
-    with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as second:
-        assert EngineAdmin(second.ready["components"]["docker"]).volume("data") is not None
+    with up(cli, "--no-api", "--with", "docker", "--log-level", "warning") as second:
+        engine = EngineAdmin(second.ready["components"]["docker"])
+        assert engine.volume("data") is not None
         os.kill(int((directory / "docker.pid").read_text()), signal.SIGKILL)
-        _out, err = second.process.communicate(timeout=STOP_SECONDS)
-    assert second.process.returncode == 1
-    assert err.splitlines()[-1] == (
-        f"error: docker exited unexpectedly; its log is {directory / 'dockerd.log'}"
-    )
+        cli.write("second.yaml", VOLUME.replace("name: data", "name: second"))
+        cli.ok("apply", "-f", "second.yaml", "--wait")
+        assert engine.volume("second") is not None
+        status, err = second.stop()
+    assert status == 0
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert "docker exited unexpectedly; restarting it" in events
+    assert "docker is running again" in events
 
 
 @pytest.mark.postgres
@@ -155,6 +159,16 @@ def test_up_starts_postgresql_with_its_configuration_and_data(short_cli: Cli) ->
             assert running.stop()[0] == 0
 
 
+def caddy_process(folder: Path) -> int:
+    """Return the id of the Caddy process that uses the folder."""
+    (process,) = (
+        int(command.parent.name)
+        for command in Path("/proc").glob("[0-9]*/cmdline")
+        if command.exists() and bytes(folder / "first.json") in command.read_bytes().split(b"\0")
+    )
+    return process
+
+
 @pytest.mark.caddy
 def test_up_starts_a_proxy_with_its_configuration_and_routes(short_cli: Cli) -> None:
     cli = short_cli
@@ -175,6 +189,8 @@ def test_up_starts_a_proxy_with_its_configuration_and_routes(short_cli: Cli) -> 
             with httpx.Client() as client:
                 response = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
             assert response.status_code == httpx.codes.BAD_GATEWAY, "no backend is listening"
+            os.kill(caddy_process(socket.parent), signal.SIGKILL)
+            cli.ok("delete", "Route", "shop", "--wait")
             assert running.stop()[0] == 0
 
 
