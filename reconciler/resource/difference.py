@@ -25,7 +25,6 @@ from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Applied, Desired, Owned, ResourceState, Spec
 from reconciler.resource.turn import Context
 
-Normalize = Callable[[Fields], Fields]
 _MISSING = object()
 LABELS = "labels"
 _MAX_VALUE_CHARACTERS = 120
@@ -49,9 +48,14 @@ def differences(
     desired, actual, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
     if kind.comparable is not None:
         desired, actual, applied = map(kind.comparable, (desired, actual, applied))
-    if desired == actual and wanted.labels == observed.labels:
+    visible = kind.visible_paths
+    may_hide = bool(visible) and desired != applied
+    if not may_hide and desired == actual and wanted.labels == observed.labels:
         return ()  # the most frequent case
-    field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.visible_paths)
+    field_differences = _compare(desired, actual, applied, wanted.ignored, "", visible)
+    if may_hide and LABELS not in kind.immutable:  # otherwise the API cannot update an object
+        hidden = _hidden(desired, actual, applied, wanted.ignored, "", visible)
+        field_differences = sorted((*field_differences, *hidden), key=lambda each: each.path)
     # A label's name may contain dots, so labels are one level deep.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
@@ -60,11 +64,19 @@ def differences(
 
 
 def merge_desired(
-    wanted: Wanted, observed: ExternalObject, normalize: Normalize
+    wanted: Wanted, observed: ExternalObject, kind: Kind
 ) -> tuple[Fields, dict[str, str]]:
-    """Return the fields and labels to write: the desired ones, merged into the observed ones."""
+    """Return the fields and labels to write: the desired ones, merged into the observed ones.
+
+    If the kind shows missing values as null, a null removes a value that was applied.
+    """
     fields = _merge(
-        wanted.fields, normalize(observed.fields), wanted.applied_fields, wanted.ignored, ""
+        wanted.fields,
+        kind.normalize(observed.fields),
+        wanted.applied_fields,
+        wanted.ignored,
+        "",
+        has_nulls=bool(kind.visible_paths),
     )
     labels = _merge(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
@@ -316,26 +328,61 @@ def _compare(
             yield FieldDifference(path, want, None if have is _MISSING else have)
 
 
+def _hidden(
+    desired: Mapping[str, object],
+    observed: Mapping[str, object],
+    applied: Mapping[str, object],
+    ignored: frozenset[str],
+    prefix: str,
+    visible_paths: frozenset[str],
+) -> Iterator[FieldDifference]:
+    """Yield the applied fields that the definition no longer has, so that no read shows them."""
+    for name in sorted(applied):
+        path, value = prefix + name, applied[name]
+        if path in ignored:
+            continue
+        if path not in visible_paths:
+            # Otherwise the object was read with the older definition, and was compared.
+            if name not in desired and name not in observed and value is not None:
+                yield FieldDifference(path, None, value)
+        elif _is_mapping(value):
+            want, have = _mapping(desired.get(name)), _mapping(observed.get(name))
+            if any(each.startswith(f"{path}.") for each in visible_paths):
+                yield from _hidden(want, have, _mapping(value), ignored, f"{path}.", visible_paths)
+
+
 def _merge(
     desired: Mapping[str, object],
     observed: Mapping[str, object],
     applied: Mapping[str, object],
     ignored: frozenset[str],
     prefix: str,
+    *,
+    has_nulls: bool = False,
 ) -> dict[str, object]:
     result: dict[str, object] = {}
-    for name in observed.keys() | desired.keys():
+    names = observed.keys() | desired.keys()
+    for name in names | applied.keys() if has_nulls else names:
         path = prefix + name
         want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
-        if path in ignored:
+        if has_nulls and have is None:
+            have = _MISSING
+        is_removed = want is _MISSING and name in applied
+        if path in ignored or (want is _MISSING and not is_removed):
             if have is not _MISSING:
                 result[name] = have
-        elif want is _MISSING:
-            if name not in applied:
-                result[name] = have
-        elif _is_mapping(want) and _is_mapping(have):
+        elif is_removed and not has_nulls:
+            continue
+        elif is_removed and not _is_mapping(applied[name]):
+            result[name] = None
+        elif is_removed or (_is_mapping(want) and _is_mapping(have)):
             result[name] = _merge(
-                _mapping(want), _mapping(have), _mapping(applied.get(name)), ignored, path + "."
+                _mapping(want),
+                _mapping(have),
+                _mapping(applied.get(name)),
+                ignored,
+                path + ".",
+                has_nulls=has_nulls,
             )
         else:
             result[name] = want

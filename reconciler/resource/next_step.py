@@ -439,7 +439,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         return waiting
     if needs_replacement(differences, kind):
         return hold_for_definition(situation) or replacement(spec, existing, situation)
-    fields, labels = merge_desired(situation.comparison.wanted, existing, kind.normalize)
+    fields, labels = merge_desired(situation.comparison.wanted, existing, kind)
     held = hold_for_data_loss(fields, situation) or hold_for_parts(situation)
     return held or new_action(state, context, "Update", fields, labels)
 

@@ -54,5 +54,5 @@ def renewal_step(
     waiting = wait_after_conflicts(situation)
     if waiting is not None:
         return waiting
-    fields, labels = merge_desired(situation.comparison.wanted, existing, kind.normalize)
+    fields, labels = merge_desired(situation.comparison.wanted, existing, kind)
     return new_action(state, context, "Update", fields, labels, purpose="Renew")

@@ -263,7 +263,7 @@ async def test_fields_that_other_clients_manage_are_not_overwritten(
     (root / "etc/app.ini").write_text("theirs\n")
     changed = await read_file(files)
     desired = Wanted(FILE.check_fields(PLAIN), {}, ignored=frozenset({"content"}))
-    fields, _labels = merge_desired(desired, changed, FILE.normalize)
+    fields, _labels = merge_desired(desired, changed, FILE)
     write = with_version_of(action("Update", file.name, {**fields, "mode": "0640"}), changed)
     await files.update(msgspec.structs.replace(write, labels={}))
 
@@ -693,7 +693,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     rotated = await secrets.store(SecretRef("db"), f"{PLANTED}-2", "default")
     expected = {**SECRET, "content": msgspec.to_builtins(rotated)}
     assert drift(file, expected) == ["content.secret"]
-    to_write, _labels = merge_desired(Wanted(FILE.check_fields(expected), {}), file, FILE.normalize)
+    to_write, _labels = merge_desired(Wanted(FILE.check_fields(expected), {}), file, FILE)
     write = with_version_of(action("Update", file.name, to_write), file)
     renewed = (await files.update(write)).object
     assert renewed is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -34,6 +34,7 @@ class NotesApi:
         app.router.add_post("/notes", self._create)
         app.router.add_get("/notes/{id}", self._read)
         app.router.add_put("/notes/{id}", self._update)
+        app.router.add_patch("/notes/{id}", self._patch)
         app.router.add_delete("/notes/{id}", self._delete)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
@@ -63,6 +64,12 @@ class NotesApi:
         note.update(expected, rev=note["rev"] + 1)
         return web.json_response(note)
 
+    async def _patch(self, request: web.Request) -> web.Response:
+        note = self._find_note(request)
+        _merge_patch(note, await request.json())
+        note["rev"] += 1
+        return web.json_response(note)
+
     async def _delete(self, request: web.Request) -> web.Response:
         del self.notes[self._find_note(request)["id"]]
         return web.Response(status=204)
@@ -86,3 +93,14 @@ class NotesApi:
             link = self.next_page or f"/notes?size={size}&offset={start + size}"
             headers["Link"] = f'</notes>; rel="first", <{link}>; rel="next"'
         return web.json_response(page, headers=headers)
+
+
+def _merge_patch(target: Note, patch: Note) -> None:
+    """Merge a document as RFC 7396 defines it."""
+    for name, value in patch.items():
+        if value is None:
+            target.pop(name, None)
+        elif isinstance(value, dict) and isinstance(target.get(name), dict):
+            _merge_patch(target[name], cast("Note", value))
+        else:
+            target[name] = value

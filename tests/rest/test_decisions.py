@@ -115,6 +115,11 @@ def test_an_object_with_an_unexpected_form_is_foreign_and_does_not_break_a_listi
     assert observed_object.fields == {"ttl": [], "records": [1]}
 
 
+def redeclare_text(story: Story, fields: dict[str, Any]) -> dict[str, Any]:
+    story.declare({**fields, "text": "more"}, api_version="memos/v1")
+    return story.action.fields
+
+
 def test_an_undeclared_optional_field_is_left_to_other_clients():
     story = Story(kind=replace(memo("Link"), provider=BLOCK.provider), key=KEY)
     fields: dict[str, Any] = {"text": "one", "config": {"tags": []}}
@@ -131,7 +136,9 @@ def test_an_undeclared_optional_field_is_left_to_other_clients():
     assert story.action.fields["remark"] == "ours"
     story.succeed()
     story.declare(fields, api_version="memos/v1")
-    assert "remark" not in story.action.fields, "what we wrote is removed with its declaration"
+    assert story.action.fields["remark"] is None, "what we wrote is removed with its declaration"
+    story.succeed()
+    assert "remark" not in redeclare_text(story, fields), "it is removed once"
 
 
 def test_readiness_is_evaluated_when_an_object_is_read_and_stored_in_the_log():

@@ -17,7 +17,9 @@ from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import CredentialsRef
 from reconciler.wiring import ROLES
 from tests.rest.kinds import KINDS, manifest
+from tests.rest.notes_api import NotesApi
 from tests.rest.servers import API_KEY
+from tests.rest.test_assigned_ids import SPEC as MEMO
 from tests.scenarios.conftest import api_url, bare_world
 from tests.scenarios.harness import World, api_config, only
 
@@ -206,3 +208,61 @@ async def test_the_example_on_the_page_works_unchanged(bare_world: World):
         return (await world.human.get("welcome"))["color"] == "Red"
 
     await world.until(is_repaired, "the drift is repaired")
+
+
+async def test_a_field_that_is_no_longer_declared_or_defined_is_removed_from_the_object(
+    bare_world: World,
+):
+    """The API merges a PATCH, so a value that is only left out would remain for ever."""
+    world, api = bare_world, NotesApi()
+    rest = {**MEMO["rest"], "update": {"path": "/notes/{uid}", "method": "PATCH", "shows": "."}}
+    spec = {**MEMO, "rest": {each: rest[each] for each in rest if each != "condition"}}
+
+    async def define(**fields: Any) -> None:
+        key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Memo")
+        body = {**spec, "fields": {**MEMO["fields"], **fields}}
+        body["fields"] = {
+            each: value for each, value in body["fields"].items() if value is not None
+        }
+        kind_definition = Manifest("reconciler/v1", key.kind, Metadata("Memo", key.namespace), body)
+        assert (await world.ask(key, Declared(kind_definition))).accepted
+
+    async with api.serving() as url:
+        await world.start_reconciler()
+        await define(footer={"optional": True})
+        await world.configure(api_config(url, provider="memos"), "api")
+
+        async def declare(spec: Fields) -> None:
+            reply = await world.ask(key, Declared(resource("Memo", "memos/v1", key.name, spec)))
+            assert reply.accepted, reply
+
+        key = ResourceKey("default", "Memo", "first")
+        fields: Fields = {"text": "one", "config": {"tags": ["a"], "options": {"a": 1, "b": 2}}}
+        both = {**fields, "remark": "ours", "footer": "ours"}
+        await declare(both)
+        await world.until_outcome(key, "Converged")
+        [note] = api.notes.values()
+        assert (note["remark"], note["footer"]) == ("ours", "ours")
+        note["theirs"] = "kept"
+
+        fewer = {**fields, "footer": "ours", "config": {"tags": ["a"], "options": {"b": 2}}}
+        await declare(fewer)
+        await world.until_outcome(key, "Converged", generation=2)
+        assert "remark" not in note
+        assert note["config"]["options"] == {"b": 2}
+        assert note["config"]["owner"] == "the API"
+
+        await define(footer=None)
+        await world.until_outcome(key, "Failed", reason="InvalidInput")
+        await world.until_observed_again()  # no read shows the field any more
+        del fewer["footer"]
+        await declare(fewer)
+
+        async def is_removed() -> bool:
+            return "footer" not in note
+
+        await world.until(is_removed, "the field that the kind no longer has is removed")
+        revision = note["rev"]
+        await world.until_observed_again()
+        assert note["rev"] == revision, "it is removed once"
+        assert note["theirs"] == "kept"

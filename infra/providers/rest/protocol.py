@@ -39,7 +39,7 @@ from infra.providers.rest.patterns import Pattern, PatternError, read_pattern
 from reconciler.provider import Capabilities
 
 _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
-BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
+BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "patch", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 MAX_RULE_CHARACTERS: Final = 64 * 1024
 """Number of characters in a response to search for a rule's text: 32 MiB would take seconds."""

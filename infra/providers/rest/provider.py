@@ -431,7 +431,7 @@ class RestProvider:
         variables = self._variables(values, action, uid=uid, version=version)
         body = self._build_body(request, variables)
         if body is None and action.operation != "Delete":
-            body = self._build_default_body(variables)
+            body = self._build_default_body(request, variables)
         return await self._api.call(
             request.method,
             request.path(values),
@@ -456,12 +456,14 @@ class RestProvider:
             "version": version,
             "key": None,
             "object": {},
+            "patch": {},
             "metadata": "",
         }
         if action is None:
             return variables
         variables["key"] = action.idempotency_key
         variables["object"] = remove_null_members(action.fields)
+        variables["patch"] = action.fields
         marking = self._protocol.marking
         if marking is not None:
             stored_uid = None if self._protocol.uid_at is not None else uid
@@ -479,10 +481,14 @@ class RestProvider:
                 f"{request.method}: not sent, because its body is invalid: {error}"
             ) from None
 
-    def _build_default_body(self, variables: Mapping[str, Any]) -> bytes:
-        """Return the default body: the document with the object's name and metadata."""
+    def _build_default_body(self, request: Request, variables: Mapping[str, Any]) -> bytes:
+        """Return the default body: the document with the object's name and metadata.
+
+        A PATCH is a JSON merge patch (RFC 7396), in which null removes a value.
+        """
         protocol = self._protocol
-        body: Fields = msgspec.to_builtins(variables["object"])
+        is_patch = request.method == "PATCH"
+        body: Fields = msgspec.to_builtins(variables["patch" if is_patch else "object"])
         if protocol.name_at.steps:
             put_at(body, protocol.name_at.steps, variables["name"])
         marking = protocol.marking
