@@ -34,7 +34,7 @@ from reconciler.provider import Capabilities
 from reconciler.resource.backoff import MAX_SECONDS, delay, is_over
 from reconciler.resource.difference import Wanted, differences
 from reconciler.resource.evolve import CHECKED_NOT_DONE, NOT_DONE
-from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import label_in
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import InFlight, ResourceState
 from reconciler.resource.turn import (
@@ -417,7 +417,7 @@ def _judge_creation(action: Action, existing: ExternalObject | None, context: Co
         return "NotDone" if is_findable else "Unclear"
     if existing.written_by == action.idempotency_key:
         return "Key"
-    label = existing.labels.get(OWNER_LABEL)
+    label = label_in(existing.labels)
     if label is not None:
         if label == context.owner:
             return "Label"

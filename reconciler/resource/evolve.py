@@ -65,7 +65,7 @@ from events.log import (
 )
 from events.manifest import Fields
 from reconciler.resource.effect import effect_after
-from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import OWNER_LABEL, label_in
 from reconciler.resource.state import (
     NEW,
     Actions,
@@ -1008,7 +1008,7 @@ def _with_result(
     is_complete = data.found_by not in ("Label", "Key") and not data.replayed
     applied = replace(base, result=existing if is_complete else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
-    keeps_label = OWNER_LABEL in existing.labels and OWNER_LABEL not in action.labels
+    keeps_label = label_in(existing.labels) is not None and OWNER_LABEL not in action.labels
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
     is_replaced = data.operation == "Create" and data.purpose == "Replace"

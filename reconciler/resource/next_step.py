@@ -56,7 +56,7 @@ from reconciler.resource.observation import (
     find_labeled_resource,
     find_owner_namespace,
 )
-from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import OWNER_LABEL, label_in
 from reconciler.resource.ownership import (
     ClaimReason,
     describe_restoration,
@@ -491,7 +491,7 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
             return noted
         ready = noted
     is_fixed = LABELS in kind.immutable  # the label cannot be added to an adopted object
-    is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
+    is_missing = state.owned is not None and not is_fixed and label_in(existing.labels) is None
     if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
         message = "the log records ownership of the object, but the object lost its owner label"
         return Conclusion("Disputed", "LabelMissing", message, ready=ready)

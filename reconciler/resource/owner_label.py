@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from events.names import InvalidNameError, ResourceKey
 
 OWNER_LABEL = "reconciler/owner"
@@ -10,6 +12,11 @@ OWNER_LABEL = "reconciler/owner"
 def owner(log_id: str, key: ResourceKey) -> str:
     """Return the value of the owner label: ``<log id>.<namespace>.<kind>.<name>``."""
     return f"{log_id}.{key.namespace}.{key.kind}.{key.name}"
+
+
+def label_in(labels: Mapping[str, str]) -> str | None:
+    """Return the owner label. None if it is missing, or empty, because it then names no owner."""
+    return labels.get(OWNER_LABEL) or None
 
 
 def belongs_to_log(value: str, log_id: str) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from events.external import ExternalObject
 from events.intake import OnWithdrawal
 from events.provider_config import Ownership, ProviderConfigSpec
-from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import label_in
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context
 
@@ -60,7 +60,7 @@ def collect_evidence(
     existing: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Evidence:
     """Return the evidence about an object with the external name of a resource."""
-    label = existing.labels.get(OWNER_LABEL)
+    label = label_in(existing.labels)
     label_owner: LabelOwner = "nothing" if label is None else "another's"
     if label == context.owner:
         label_owner = "ours"

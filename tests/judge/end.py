@@ -79,7 +79,7 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
             yield key, "there is nothing to conflict with"
         elif existing.uid in ledger.ours - ledger.late:
             label = existing.labels.get(OWNER_LABEL)
-            if label in (None, owner_labels(ledger, resource).get(OWNER_LABEL)):
+            if label in (None, "", owner_labels(ledger, resource).get(OWNER_LABEL)):
                 yield key, f"it conflicts with {existing.uid}, which is ours"
 
 
@@ -213,7 +213,7 @@ def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
     if owned is None and resource.spec is not None:
         name = resource.spec.external_name
     of_name = [each for each in objects if each.name == name]
-    return next((each for each in of_name if OWNER_LABEL in each.labels), None) or next(
+    return next((each for each in of_name if each.labels.get(OWNER_LABEL)), None) or next(
         iter(of_name), None
     )
 

@@ -238,7 +238,7 @@ class SimulatedTruth:
 
     def shows_result(self, key: ResourceKey, existing: ExternalObject | None) -> bool:
         has_names = self._api.traits.names
-        if existing is None or (OWNER_LABEL in existing.labels and has_names):
+        if existing is None or (existing.labels.get(OWNER_LABEL) and has_names):
             return True
         mark = (key.name, owner(LOG_ID, key))
         labeled = [

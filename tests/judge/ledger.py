@@ -473,7 +473,9 @@ def _fold_success(
     observed_object = data.object or ExternalObject(
         action.external_name, action.fields, action.uid, None, action.labels
     )
-    is_label_kept = OWNER_LABEL in observed_object.labels.keys() - action.labels.keys()
+    is_label_kept = bool(observed_object.labels.get(OWNER_LABEL)) and (
+        OWNER_LABEL not in action.labels
+    )
     if action.operation == "Update" and not resource.is_declared and is_label_kept:
         resource.is_troubled = True
     if action.operation == "Create" and action.purpose == "Replace" and owned is not None:

@@ -176,7 +176,7 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
     if (
         previous_effect is None
         or previous_effect.after is None
-        or OWNER_LABEL not in previous_effect.after.labels
+        or not previous_effect.after.labels.get(OWNER_LABEL)
     ):
         return  # the key alone is no evidence: another client has removed the label (ADR 0065)
     written_by = previous_effect.after.written_by

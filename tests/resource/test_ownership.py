@@ -145,9 +145,37 @@ def test_an_object_that_another_owner_claimed_is_not_overwritten():
     assert story.outcome == "Converged"
 
 
-def test_an_object_without_its_owner_label_is_deleted_on_withdrawal():
+EMPTY = {OWNER_LABEL: ""}
+
+
+@pytest.mark.parametrize("labels", [{}, EMPTY])
+def test_an_owner_label_that_was_removed_or_emptied_is_restored(labels: dict[str, str]):
+    story = converged_story()
+    story.observe(relabel(story.existing, labels))
+    assert story.action.labels == owned_labels()
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_an_empty_owner_label_is_reported_as_missing():
+    story = converged_story(policy={"ownerLabel": "Report"})
+    story.observe(relabel(story.existing, EMPTY))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Disputed", "LabelMissing")
+
+
+def test_an_object_with_an_empty_owner_label_can_be_adopted():
+    story = Story()
+    story.observe(api_object(labels=EMPTY))
+    events = story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
+    assert only(OwnershipClaimed, events).reason == "Adopted"
+    assert story.action.labels == owned_labels()
+
+
+@pytest.mark.parametrize("labels", [{}, EMPTY])
+def test_an_object_without_its_owner_label_is_deleted_on_withdrawal(labels: dict[str, str]):
     story = converged_story(policy={"mode": "CreateOnly"})
-    story.observe(relabel(story.existing, {}))
+    story.observe(relabel(story.existing, labels))
     story.withdraw()
     assert story.action.operation == "Delete"
 

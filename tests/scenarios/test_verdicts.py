@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from events.provider_config import DeletionGuard
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import World, api_config, shape
@@ -23,11 +25,12 @@ async def test_9_our_label_on_an_undeclared_object_is_disputed(world: World):
     assert await world.human.effects("bar") == ["human POST"]
 
 
-async def test_10_our_label_is_restored_after_its_removal(world: World):
+@pytest.mark.parametrize("labels", [{}, {OWNER_LABEL: ""}])
+async def test_10_our_label_is_restored_after_its_removal(world: World, labels: dict[str, str]):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
-    await world.human.update("foo", labels={})
+    await world.human.update("foo", labels=labels)
 
     await world.until(lambda: has_label(world, "foo"), "the label is restored")
     await world.until_observed_again()

@@ -351,7 +351,7 @@ def _human_step(dice: _Dice, at: float, shapes: list[str]) -> p.Step:
     if draw < 0.90:
         fields = dice.fields() if dice.is_drawn(0.7) else {"note": "mine"}
         return p.HumanEdits(at=at, name=name, fields=fields)
-    return p.HumanStripsLabels(at=at, name=name)
+    return p.HumanStripsLabels(at=at, name=name, empties=draw > 0.97)
 
 
 def _fault_step(dice: _Dice, at: float, processes: list[str]) -> p.Step:

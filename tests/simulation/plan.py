@@ -169,9 +169,10 @@ class HumanFills(TimedStep, frozen=True, tag=True):
 
 
 class HumanStripsLabels(TimedStep, frozen=True, tag=True):
-    """A human removes all labels from an object."""
+    """A human removes all labels from an object, or only empties its owner label."""
 
     name: str
+    empties: bool = False
 
 
 class CopyWrites(TimedStep, frozen=True, tag=True):

@@ -192,7 +192,10 @@ class World:
         self.api.human_fills(step.name)
 
     def _human_strips_labels(self, step: p.HumanStripsLabels) -> None:
-        self.api.human_strips_labels(step.name)
+        if step.empties:
+            self.api.human_labels(step.name, {OWNER_LABEL: ""})
+        else:
+            self.api.human_strips_labels(step.name)
 
     # --- faults
 

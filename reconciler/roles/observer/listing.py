@@ -24,7 +24,13 @@ from events.wording import plural
 from projections.status import StatusRow
 from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ, is_new_count
-from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log, owner, resource_of
+from reconciler.resource.owner_label import (
+    OWNER_LABEL,
+    belongs_to_log,
+    label_in,
+    owner,
+    resource_of,
+)
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.search_turns import SearchTurns
@@ -187,7 +193,7 @@ async def compare_listing(
                 continue  # the frequent case
             # The listing may have started before the deletion, or the API may lag. A labeled object
             # is the deleted one even after a long lag. Without a label, its id may be reused.
-            has_deleted_id = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
+            has_deleted_id = each.uid in (late_ids if label_in(each.labels) else deleted_ids)
             was_deleted = has_deleted_id and not any(
                 row.owned and row.uid == each.uid for row in matches
             )
@@ -369,7 +375,7 @@ def _find_creator(
     unique names, the listing may lack the uid that the creation returned, or an earlier creation
     may have been abandoned. The resource then compares the idempotency keys.
     """
-    label, began = existing.labels.get(OWNER_LABEL), listing.began
+    label, began = label_in(existing.labels), listing.began
     if not label or any(row.owned or row.retiring for row in matches):
         return None
     row = rows.get(resource_of(label, log_id))
@@ -396,7 +402,7 @@ def _find_owner_elsewhere(
     log_id: str,
 ) -> str:
     """Return the resource that owns an object through another configuration of its API, or ""."""
-    label, began = existing.labels.get(OWNER_LABEL), listing.began
+    label, began = label_in(existing.labels), listing.began
     row = rows.get(resource_of(label, log_id)) if label and not listing.unique_names else None
     if row is None or row.kind != began.kind or row.provider_config == began.provider_config:
         return ""
@@ -598,7 +604,7 @@ def _may_change_hold(
         return is_new_count(guard, (row.unmanaged, row.total), counts)
     if not own_log_id or row.outcome != "Unowned" or row.belongs_to:
         return False
-    return existing.labels.get(OWNER_LABEL) in (None, owner(own_log_id, row.key))
+    return label_in(existing.labels) in (None, owner(own_log_id, row.key))
 
 
 async def _count_unmanaged(
