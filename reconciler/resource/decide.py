@@ -194,7 +194,7 @@ def _take_steps(history: _History, cause: Command) -> None:
             case NothingToReport():
                 return
             case Conclusion():
-                outcome = outcome_to_record(state, step)
+                outcome = outcome_to_record(state, step, context.kind)
                 if outcome is not None:
                     history.record((outcome,), cause)
                 return

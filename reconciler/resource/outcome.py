@@ -6,16 +6,22 @@ from msgspec.structs import replace
 
 from events.excerpt import shorten
 from events.log import Condition, OutcomeName, OutcomeRecorded
-from reconciler.provider.kind import Readiness
+from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Conclusion
 
 _CONVERGED: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
+_INACTIVE: frozenset[OutcomeName] = frozenset({"Waiting", "Held", "Paused", "Drifted", "Failed"})
+"""Outcomes whose reason concerns the declaration, so that they could hide one of the object."""
+
 _UNHEALTHY: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 
-def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRecorded | None:
+def outcome_to_record(
+    state: ResourceState, conclusion: Conclusion, kind: Kind | None
+) -> OutcomeRecorded | None:
     """Return the outcome to record, or None if it equals the last one."""
+    conclusion = _with_readiness(conclusion, state, kind)
     last, generation = state.outcome, state.desired.generation
     reason, message = str(conclusion.reason), shorten(conclusion.message)  # converts a `Hold`
     outcome = OutcomeRecorded(
@@ -29,6 +35,30 @@ def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRe
     if last is not None:
         last = replace(last, action_id=conclusion.action_id, confirms_write=False)
     return None if last == outcome else outcome
+
+
+def _with_readiness(conclusion: Conclusion, state: ResourceState, kind: Kind | None) -> Conclusion:
+    """Add why the owned object is not ready to a conclusion that has another reason."""
+    existing = state.observed.object
+    if conclusion.outcome not in _INACTIVE or conclusion.ready is not None:
+        return conclusion
+    if kind is None or kind.composition is not None or existing is None or state.owned is None:
+        return conclusion  # the parts of a composed object have their own conditions
+    if state.owned.uid is not None and existing.uid != state.owned.uid:
+        return conclusion
+    desired, applied = state.desired, state.owned.applied
+    spec, fields = desired.spec, desired.fields
+    if desired.resolved is None and spec is not None and (spec.references or spec.secrets):
+        if applied is None:
+            return conclusion
+        fields = applied.fields  # the declared ones have no values yet
+    ready = kind.ready(fields, existing)
+    if ready.is_ready:
+        return conclusion
+    message = conclusion.message
+    if conclusion.outcome == "Waiting":
+        message += f"; the object is not ready, {ready.reason}: {ready.message}"
+    return replace(conclusion, ready=ready, message=message)
 
 
 def _conditions(

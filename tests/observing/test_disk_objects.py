@@ -231,6 +231,12 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
     file.write_text("data")
     image.unlink()
     await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
+
+    async def is_alarm_shown() -> bool:
+        waiting = await with_disks.until_outcome(attachment().key, "Waiting")
+        return "ImageDeleted" in waiting.message
+
+    await with_disks.until(is_alarm_shown, "the wait does not hide the alarm")
     (device,) = (each.path for each in remaining_mounts(disk_root)[1])
 
     await asyncio.to_thread(run, "umount", file.parent)

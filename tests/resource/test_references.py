@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from events.external import ExternalObject
 from events.intake import Referenced, SecretReported, TargetReported, TargetState
 from events.log import (
     ActionDecided,
@@ -21,6 +22,7 @@ from events.reference import MAX_SECRETS, secrets_in
 from events.secret import SecretRef
 from projections.read_models import ReadModels, rebuild
 from projections.status import StatusRow
+from reconciler.provider.kind import Readiness
 from tests.projections.logs import interleave
 from tests.resource.building import BLOCK, CONFIG, EXCLUSIVE, Story, api_object, every, names, only
 
@@ -108,6 +110,29 @@ def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted
     assert row_of(story).refers
     story.succeed()
     assert str(story.key) not in rebuild(interleave(story)).status
+
+
+def test_a_wait_for_a_value_does_not_hide_why_the_object_is_not_ready():
+    def ready(fields: Fields, existing: ExternalObject) -> Readiness:
+        assert fields["type"] == "db-1", "readiness is computed from values"
+        return Readiness("alarm" not in existing.outputs, "Lost", "copy the data")
+
+    story = Story(kind=replace(SERVER, ready=ready))
+    story.declare({"type": HOST})
+    report_target(story, **ready_target())
+    story.succeed()
+    report_target(story, declared=True)
+    waiting = story.state.outcome
+    assert waiting is not None
+    assert waiting.message == f"waiting for {DATABASE}: it has no outputs.host yet"
+    story.declare({"type": HOST, "color": "Red"})  # not resolved yet
+    story.observe(msgspec.structs.replace(story.existing, outputs={"alarm": "Lost"}, version="v9"))
+    waiting = story.state.outcome
+    assert waiting is not None
+    assert (waiting.outcome, waiting.reason) == ("Waiting", "ValueMissing")
+    assert waiting.message.endswith("; the object is not ready, Lost: copy the data")
+    conditions = {each.type: each.reason for each in waiting.conditions}
+    assert conditions == {"Converged": "ValueMissing", "Ready": "Lost"}
 
 
 def test_a_changed_output_is_a_changed_input():
