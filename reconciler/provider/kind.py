@@ -121,6 +121,10 @@ def no_removal(_fields: Fields, _observed: ExternalObject) -> Removal:
     return Removal()
 
 
+def _no_followed_inputs(_existing: ExternalObject, _written: ExternalObject) -> Collection[str]:
+    return ()
+
+
 def _nothing_settled(
     _desired: Fields, _applied: Fields, _observed: ExternalObject
 ) -> Collection[str]:
@@ -201,6 +205,15 @@ class Kind:
 
     They are neither compared nor written, such as ``running`` of a process that has finished. The
     arguments are the desired fields, those of the last write, and the object.
+    """
+
+    follows_input: Callable[[ExternalObject, ExternalObject], Collection[str]] = field(
+        default=_no_followed_inputs
+    )
+    """Returns the paths that differ only because an input outside the API changed, such as a file.
+
+    Such a difference is no drift: no other client has changed the object. The arguments are the
+    object, and the object as the last write left it.
     """
 
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None

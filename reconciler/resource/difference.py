@@ -10,7 +10,7 @@ The rules are those of the three-way merge of ``kubectl apply``, without strateg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec

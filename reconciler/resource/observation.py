@@ -14,6 +14,7 @@ from events.log import (
     Action,
     DriftDetected,
     ExternalObserved,
+    FieldDifference,
     Operation,
     OwnershipClaimed,
     OwnershipReleased,
@@ -406,9 +407,21 @@ def detect_loss_and_drift(
         return (release,)
     if not desired.is_declared or not comparison.is_applied or not comparison.differences:
         return ()
+    differences = _drifted(comparison, owned, context)
+    if not differences:
+        return ()
     suspect = _find_suspect(state, owned, "Update", _explains(comparison))
-    differences = comparison.differences
     return (DriftDetected(desired.generation, differences=differences, suspected_action=suspect),)
+
+
+def _drifted(comparison: Comparison, owned: Owned, context: Context) -> tuple[FieldDifference, ...]:
+    """Return the differences, without those that a changed input of the object explains."""
+    written = None if owned.applied is None else owned.applied.result
+    existing, kind = comparison.existing, context.kind
+    if written is None or existing is None or kind is None:
+        return comparison.differences
+    followed = kind.follows_input(existing, written)
+    return tuple(each for each in comparison.differences if each.path not in followed)
 
 
 def _seconds_since_write(command: Command, state: ResourceState) -> float:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -38,6 +39,8 @@ pytestmark = [pytest.mark.caddy]
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "route.md"
 NO_RESYNC_SECONDS = 3600
 REPEATS = 3
+ROTATIONS = 6
+ROTATION_RESYNC_SECONDS = 3.0
 MANY_ROUTES = 12
 MIN_UPTIME_SECONDS = 3.0
 
@@ -382,6 +385,29 @@ async def test_a_certificate_is_replaced_under_load_and_an_invalid_one_is_ignore
     for text in (texts, read_file(str(site.server.log)).decode()):
         assert "PRIVATE KEY" not in text
         assert valid_key.splitlines()[1].decode() not in text
+
+
+async def test_each_of_many_rotations_is_served_after_the_next_listing(site: Site) -> None:
+    """A rotated file is not the change of another client, so no repair of it is delayed."""
+    await site.begin(resync=ROTATION_RESYNC_SECONDS)
+    a = await site.backend("a")
+    await site.declare("shop", [a.address], tls=site.certificate())
+    served = {await site.served_fingerprint()}
+    seconds: list[float] = []
+    for _ in range(ROTATIONS):
+        site.certificate()
+        rotated_at = time.monotonic()
+
+        async def is_served() -> bool:
+            return await site.served_fingerprint() not in served
+
+        await site.until(is_served, "the rotated certificate is served")
+        seconds.append(time.monotonic() - rotated_at)
+        served.add(await site.served_fingerprint())
+    assert max(seconds) < 1.5 * ROTATION_RESYNC_SECONDS, seconds
+    facts = await site.world.facts(site.key("shop"))
+    assert every(DriftDetected, facts) == []
+    assert len(every(ActionDecided, facts)) == 1 + ROTATIONS
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -25,7 +25,7 @@ from infra.providers.caddy.order import (
     build_rule,
     exact_path,
 )
-from infra.providers.caddy.spec import normalize
+from infra.providers.caddy.spec import CERTIFICATE, normalize
 from infra.providers.responses import UNDECODABLE
 
 FAIL_SECONDS: Final = 1
@@ -41,7 +41,6 @@ STREAM_HOURS: Final = 24
 """Hours that a WebSocket may outlive a change to the configuration."""
 
 MISPLACED: Final = "order"
-CERTIFICATE: Final = "certificate"
 OTHER_SETTINGS: Final = "other settings"
 
 _PATTERNS_PER_PATH: Final = 2  # the path itself, and everything below it

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from infra.providers.caddy.configuration import name_problem
-from infra.providers.caddy.spec import RouteFields, RouteOutputs, find_host_uses, normalize, ready
+from infra.providers.caddy.spec import (
+    RouteFields,
+    RouteOutputs,
+    find_host_uses,
+    follows_input,
+    normalize,
+    ready,
+)
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
 from reconciler.provider.lazy import lazy
@@ -25,6 +32,7 @@ ROUTE = Kind(
     name_problem=name_problem,
     outputs=RouteOutputs,
     ready=ready,
+    follows_input=follows_input,
     find_host_uses=find_host_uses,
     immutable=frozenset({"server"}),
 )

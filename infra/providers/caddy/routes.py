@@ -204,7 +204,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 with _mark_partial_failure(f"route {name!r} was created, but a later step failed"):
                     certificate = await self._api.find(certificate_id(name))
                     await self._write_certificate(action, certificate, uid, files)
-                    return await self._read_written(name, creation.servers)
+                    return await self._read_written(name, files, creation.servers)
         finally:
             if creation in self._creations:  # canceled while waiting
                 self._creations.remove(creation)
@@ -222,7 +222,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             ):
                 uid = existing.object.uid or ""
                 await self._write_certificate(action, existing.native.certificate, uid, files)
-                return await self._read_written(action.external_name)
+                return await self._read_written(action.external_name, files)
 
     async def update(self, action: Action) -> Effect:
         """Update a route. Waits for other changes before the read, not after it."""
@@ -250,7 +250,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             servers = _replace_routes(servers, fields, routes)
         with _mark_partial_failure(f"route {name!r} was written, but a later step failed"):
             await self._write_certificate(action, native.certificate, uid, files)
-            return await self._read_written(name, servers)
+            return await self._read_written(name, files, servers)
 
     async def check_replacement(self, action: Action) -> None:
         """Check that Caddy has the new server, and that the certificate is readable."""
@@ -328,8 +328,14 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     async def _servers(self) -> _Servers:
         return _convert(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
 
-    async def _read_route(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
-        """Read the object with this name. Reads the ``servers`` only if they are not passed."""
+    async def _read_route(
+        self, name: str, servers: _Servers | None = None, written: Files | None = None
+    ) -> _NamedRoute:
+        """Read the object with this name. Reads the ``servers`` only if they are not passed.
+
+        ``written``: files that were just written. If they have changed again since, the next
+        listing compares them. Otherwise the result would look as if Caddy kept the old ones.
+        """
         if servers is None:
             servers = await self._servers()
         certificate = await self._api.find(certificate_id(name))
@@ -348,11 +354,15 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             compare_certificate, marks, stored_pair, self._allow
         )
         self._secrecy.add(certificate_state.key)
+        if stored_pair is not None and (stored_pair.certificate, stored_pair.key) == written:
+            certificate_state = certificate_state._replace(is_current=True)
         observed = as_object(name, route, match[1], server, position, certificate_state)
         return _NamedRoute(servers, part, match[1], certificate, observed)
 
-    async def _read_written(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
-        native = await self._read_route(name, servers)
+    async def _read_written(
+        self, name: str, files: Files | None, servers: _Servers | None = None
+    ) -> _NamedRoute:
+        native = await self._read_route(name, servers, files)
         if native.observed is None:
             raise NotDoneError(f"route {name!r} has since been deleted")
         return native

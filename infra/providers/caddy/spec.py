@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -14,6 +14,9 @@ from events.manifest import Fields
 from infra.providers.caddy.order import ANY_PATH, MAX_PAIRS
 from reconciler.provider.host_access import HostUse, format_address, is_address, names_host
 from reconciler.provider.kind import READY, Readiness
+
+CERTIFICATE: Final = "certificate"
+"""The difference of a certificate that is not the one in the files."""
 
 HTTP: Final = "http"
 HTTPS: Final = "https"
@@ -252,6 +255,14 @@ def normalize(fields: Fields) -> Fields:
         "healthCheck": _canonical_check(fields.get("healthCheck")),
         "differences": sorted(fields.get("differences") or []),
     }
+
+
+def follows_input(existing: ExternalObject, written: ExternalObject) -> Collection[str]:
+    """Return ``differences`` if only the files of the certificate changed since the last write."""
+    is_certificate = existing.fields.get("differences") == [CERTIFICATE]
+    fingerprints = [each.outputs.get("certificate") for each in (existing, written)]
+    is_kept = fingerprints[0] is not None and fingerprints[0] == fingerprints[1]
+    return ("differences",) if is_certificate and is_kept else ()
 
 
 def _canonical_backend(backend: str | Fields) -> str:
