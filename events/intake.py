@@ -191,6 +191,13 @@ class TargetState(_Intake, frozen=True):
         tuple[str, ...],
         description("Resources that wait for each other, if the reference is part of a cycle."),
     ] = ()
+    api_event: Annotated[
+        str,
+        description(
+            "Event of its ProviderConfig on which `ready` depends: ApiFellSilent if the readiness "
+            "is unknown, or ApiSilenceEnded. Empty if the API was never silent."
+        ),
+    ] = ""
 
 
 class TargetReported(_Intake, frozen=True):
@@ -419,6 +426,8 @@ class ApiReported(_Intake, frozen=True):
             "Twin",
             "ListingsFailed",
             "ListingsResumed",
+            "Silent",
+            "SilenceEnded",
         ],
         description(
             "Throttled: the API temporarily rejects calls. Failing: consecutive calls failed. "
@@ -427,7 +436,8 @@ class ApiReported(_Intake, frozen=True):
             "reporter stops and does not probe. Twin: the API has objects that are newer than the "
             "log. ListingsFailed: no listing of `kind` has completed for several resync intervals. "
             "ListingsResumed: a listing of `kind` completed after a failure or at another system, "
-            "or no resource uses the kind."
+            "or no resource uses the kind. Silent: the API has not responded for `silentSeconds`. "
+            "SilenceEnded: it responded."
         ),
     ]
     reporter: Annotated[str, description("Reporting process.")]
@@ -437,7 +447,8 @@ class ApiReported(_Intake, frozen=True):
         description(
             "Version of the event that had last changed the breaker when the call began. For Twin: "
             "version of the event that last set or ended that hold. For listings: generation of "
-            "the ProviderConfig. The decider ignores older reports."
+            "the ProviderConfig. For silence: version of the event that last began or ended it. "
+            "The decider ignores older reports."
         ),
     ] = 0
     retry_after_seconds: Annotated[
@@ -455,6 +466,7 @@ class ApiReported(_Intake, frozen=True):
         ListingFailure | None, description("How the listings failed, for ListingsFailed.")
     ] = None
     system_id: SystemId = ""
+    silent_seconds: Annotated[float, description("Time since the last response, for Silent.")] = 0.0
 
 
 WaitPurpose = Literal["Retry", "Renewal", "Progress", "Availability"]

@@ -51,7 +51,7 @@ from events.kind_definition import DefinitionRef
 from events.manifest import ApprovalLevel, Fields, Policy
 from events.names import DEFAULT_NAMESPACE, ResourceKey
 from events.reference import Reference
-from events.subjects import LogClass
+from events.subjects import SILENCE, LogClass
 
 
 class _Event(
@@ -794,6 +794,13 @@ class PartAvailability(msgspec.Struct, frozen=True, gc=False, rename="camel", om
     available: Annotated[
         bool, description("Whether it has been ready for long enough to replace another part.")
     ] = False
+    api_event: Annotated[
+        str,
+        description(
+            "Event of the part's ProviderConfig that this decision used: ApiFellSilent if it "
+            "waits for the API, or ApiSilenceEnded. Empty if the API was never silent."
+        ),
+    ] = ""
 
 
 class AvailabilityNoted(_Event, frozen=True):
@@ -883,6 +890,26 @@ class ListingsResumed(_Event, frozen=True):
     system_id: SystemId = ""
 
 
+class ApiFellSilent(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` does not respond (ADR 0080).
+
+    Until ``ApiSilenceEnded``, the readiness of its objects is unknown. No other event records this.
+    """
+
+    since: Annotated[datetime, description("Time of the last response.")]
+    outages: Annotated[
+        int,
+        description(
+            "Number of outages in quick succession, including this one. The more there are, the "
+            "longer the next one must last before it is recorded."
+        ),
+    ] = 1
+
+
+class ApiSilenceEnded(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` responded after ``ApiFellSilent``, or it was withdrawn."""
+
+
 OutcomeName = Literal[
     "Converged",
     "Waiting",
@@ -939,6 +966,10 @@ class OutcomeRecorded(_Event, frozen=True):
         bool,
         description("Whether the object has the content of an update whose result was unknown."),
     ] = False
+    provider_config: Annotated[
+        str,
+        description("ProviderConfig of the object; empty if the resource has none."),
+    ] = ""
 
 
 ResourceEvent = (
@@ -984,6 +1015,8 @@ ResourceEvent = (
     | TwinDetected
     | ListingsFailed
     | ListingsResumed
+    | ApiFellSilent
+    | ApiSilenceEnded
     | OutcomeRecorded
 )
 
@@ -993,6 +1026,8 @@ _LOG_CLASSES: Final[Mapping[type[ResourceEvent], LogClass]] = {
     ActionRetried: "action",
     LookupDecided: "action",
     OutcomeRecorded: "outcome",
+    ApiFellSilent: "silence",
+    ApiSilenceEnded: "silence",
 }
 
 
@@ -1010,6 +1045,8 @@ def log_suffix(event: ResourceEvent) -> str:
             return f"action.{event.action.provider_config}"
         case OutcomeRecorded():
             return f"outcome.{event.outcome}"
+        case ApiFellSilent() | ApiSilenceEnded():
+            return SILENCE
         case _:
             return "fact"
 

@@ -17,7 +17,7 @@ from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest, Policy, ProviderConfigRef
 from events.provider_config import ProviderConfigSpec
 from events.reference import ReferenceSpec
-from events.subjects import REPLY_HEADER
+from events.subjects import REPLY_HEADER, SILENCE
 
 VERSION: Final = "1.0.0"
 """Version of the published language. Increase it with every change that a reader can notice."""
@@ -264,7 +264,7 @@ _WITH_REPLY: Final = frozenset({"desired", "finalizer", "approval"})
 _SENT: Final = frozenset({"reply", "outcome", "rejection", "log", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that starts with _INBOX."},
-    "class": {"enum": ["fact"], "description": "Class of the event."},
+    "class": {"enum": ["fact", SILENCE], "description": "Class of the event."},
     "outcome": {"enum": list(get_args(OutcomeName)), "description": "Outcome of the generation."},
     "size": {"description": "Upper limit on the message's size in bytes, a power of two."},
     "stage": {"enum": list(get_args(Stage)), "description": "Stage that rejected the message."},

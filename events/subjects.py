@@ -8,8 +8,9 @@
 ``rec.<what>=<user>.<ns>...``          the same, from a bus user; permissions restrict the
                                        token, so the server verifies the user (ADR 0042)
 ``listing.<config>.<kind>.<id>``       a listing of a scope: its start, its items and its end
-``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``, or
-                                       ``action.<config>`` for the workers of one configuration
+``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``,
+                                       ``action.<config>`` for the workers of one configuration,
+                                       or ``silence`` for whether an API responds
 ``rejection.<ns>.<kind>.<name>``       rejected declarations, which the log does not contain
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream stores
@@ -29,11 +30,20 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, Literal, get_args
 
-from events.names import InvalidNameError, ResourceKey, check_token
+from events.names import (
+    PROVIDER_CONFIG_KIND,
+    SYSTEM_NAMESPACE,
+    InvalidNameError,
+    ResourceKey,
+    check_token,
+)
 
 Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "result", "timer"]
 INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
-LogClass = Literal["fact", "action", "outcome"]
+LogClass = Literal["fact", "action", "outcome", "silence"]
+
+SILENCE: Final = "silence"
+"""Class of the events about whether an API responds. Permissions can allow just these."""
 
 CLIENT_MESSAGES: tuple[Intake, ...] = ("desired", "finalizer", "approval")
 """Messages that users and services publish. Only Reconciler's roles publish the others."""
@@ -126,6 +136,11 @@ def log_filter_of(subject: str) -> str:
 def outcome_filter(tokens: str) -> str:
     """Return the filter for the outcomes of all resources that match ``namespace.kind.name``."""
     return f"log.{tokens}.outcome.*"
+
+
+def silence(provider_config: str) -> str:
+    """Return the subject of the events about whether the API of a configuration responds."""
+    return log(ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, provider_config), SILENCE)
 
 
 def rejection(key: ResourceKey) -> str:

@@ -24,6 +24,8 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    ApiFellSilent,
+    ApiSilenceEnded,
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
@@ -62,7 +64,7 @@ from events.log import (
     TwinDetected,
 )
 from events.manifest import ApprovalLevel, Fields
-from events.names import ResourceKey, name_for_external
+from events.names import PROVIDER_CONFIG_KIND, ResourceKey, name_for_external
 from events.reference import Reference
 
 _NEED_LISTING = frozenset(each for each in Hold if each.needs_listing)
@@ -182,6 +184,10 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     breaker_until: datetime | None = None
     failed_listings: dict[str, ListingFailure] | None = None  # by kind; None: no failures
     systems: dict[str, str] | None = None  # ids of the listed systems, by kind
+    silent_since: datetime | None = None  # time of the last response; None while it responds
+    # version of the declaration, or of the event that last began or ended a silence
+    silence_version: int = 0
+    silence_event: str = ""  # id of the last event that began or ended one
 
     @property
     def key(self) -> ResourceKey:
@@ -414,6 +420,12 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 row.systems = {**(row.systems or {}), kind: system_id}
             failed = (row.failed_listings or {}).items()
             row.failed_listings = {name: each for name, each in failed if name != kind} or None
+        case ApiFellSilent(since):
+            row.silent_since = since
+            row.silence_version, row.silence_event = event.resourceversion, event.id
+        case ApiSilenceEnded():
+            row.silent_since = None
+            row.silence_version, row.silence_event = event.resourceversion, event.id
         case _:
             assert_never(event.data)
     _apply_endings(row, endings_of(event.data))
@@ -475,6 +487,8 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
         row.targets, row.secrets = {}, {}
     row.declared = True
     row.throttled_until = row.breaker_until = row.failed_listings = row.systems = None
+    if row.kind == PROVIDER_CONFIG_KIND:
+        row.silence_version = row.version
     row.refers = data.references
     row.targets = {
         each.target: row.targets[each.target]

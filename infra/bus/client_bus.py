@@ -17,8 +17,9 @@ from nats.aio.client import Client
 from events.dead_letter import DeadLetterHandled, DeadLetterRecord, Discarded
 from events.envelope import encode_intake, encode_listing_part
 from events.intake import ListingPart, Reply
+from events.log import ApiFellSilent
 from events.names import ResourceKey
-from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
+from events.subjects import REPLY_HEADER, outcome_filter, parse_intake, silence
 from events.subjects import intake as intake_subject
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
 from infra.bus.log_times import log_between
@@ -81,6 +82,7 @@ class JetStreamClientBus:
         self._replies = ReplyBox(nc)
         self._rows = JetStreamRows(nc)
         self._uses_service_consumers = False
+        self._unreadable_apis: set[str] = set()
         self._user = ""
 
     async def open(self) -> None:
@@ -291,6 +293,28 @@ class JetStreamClientBus:
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
         return list(newest.values())
+
+    async def silent_since(self, provider_config: str) -> datetime | None:
+        """Return the time of the last response of a silent API; None if it responds.
+
+        Raises:
+            BusDeniedError: the user may not read this configuration's condition.
+        """
+        subject = silence(provider_config)
+        messages = await retry_read(self._nc, lambda: last_by_subject(self._nc, LOG, [subject]))
+        events = [each.event.data for each in decode_readable(messages, LOG)]
+        return events[0].since if events and isinstance(events[0], ApiFellSilent) else None
+
+    async def readable_silence(self, provider_config: str) -> datetime | None:
+        """Return the same as `silent_since`, or None if the user may not read it."""
+        if provider_config in self._unreadable_apis:
+            return None
+        try:
+            return await self.silent_since(provider_config)
+        except BusDeniedError as error:
+            self._unreadable_apis.add(provider_config)  # not requested again
+            _logger.info("cannot read whether an API responds", reason=str(error))
+            return None
 
     # --- the log
 

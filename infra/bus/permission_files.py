@@ -31,7 +31,8 @@ class User(msgspec.Struct, frozen=True):
     """A NATS user.
 
     ``key``: the public nkey; empty for a placeholder. ``namespace``: only for a service.
-    ``finalizers``: whether a service may remove its finalizers.
+    ``finalizers``: whether a service may remove its finalizers. ``provider_configs``: the
+    configurations whose condition a service may read.
     """
 
     name: str
@@ -39,6 +40,7 @@ class User(msgspec.Struct, frozen=True):
     key: str = ""
     namespace: str = ""
     finalizers: bool = False
+    provider_configs: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise ``ValueError`` for a user that the server would reject or misinterpret."""
@@ -68,7 +70,12 @@ class User(msgspec.Struct, frozen=True):
     def permissions(self) -> Permissions:
         """The permissions of the user."""
         if self.principal == "service":
-            return service_permissions(self.namespace, self.inboxes, finalizers=self.finalizers)
+            return service_permissions(
+                self.namespace,
+                self.inboxes,
+                finalizers=self.finalizers,
+                provider_configs=self.provider_configs,
+            )
         return principal_permissions(self.principal, self.inboxes)
 
 
@@ -149,7 +156,12 @@ def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
         (user.account, each)
         for user in users
         if user.principal == "service"
-        for each in service_exchanges(user.namespace, user.inboxes, finalizers=user.finalizers)
+        for each in service_exchanges(
+            user.namespace,
+            user.inboxes,
+            finalizers=user.finalizers,
+            provider_configs=user.provider_configs,
+        )
     ]
     return list(dict.fromkeys(exchanges))
 

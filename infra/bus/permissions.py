@@ -119,10 +119,16 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
 
 
 def service_permissions(
-    namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
+    namespace: str,
+    inboxes: Sequence[str],
+    *,
+    finalizers: bool = False,
+    provider_configs: Sequence[str] = (),
 ) -> Permissions:
     """Return the permissions of a service in one namespace, in an account with its imports."""
-    exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
+    exchanges = service_exchanges(
+        namespace, inboxes, finalizers=finalizers, provider_configs=provider_configs
+    )
     published = tuple(each.subject for each in exchanges if each.kind == "service")
     return Permissions(
         (USER_INFO_SUBJECT, *published),
@@ -140,11 +146,16 @@ def _internal_declarations(namespace: str, inboxes: Sequence[str]) -> tuple[str,
 
 
 def service_exchanges(
-    namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
+    namespace: str,
+    inboxes: Sequence[str],
+    *,
+    finalizers: bool = False,
+    provider_configs: Sequence[str] = (),
 ) -> tuple[Exchange, ...]:
     """Return the imports of a service's account.
 
-    ``finalizers``: whether the service may also remove its finalizers.
+    ``finalizers``: whether the service may also remove its finalizers. ``provider_configs``: the
+    configurations that it uses, and of which it may read only whether their API responds.
 
     Raises:
         ValueError: a service may not have this namespace.
@@ -163,6 +174,9 @@ def service_exchanges(
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
     ]
+    for name in provider_configs:
+        check_token(name, what="provider_config")
+        requests.append(f"{_API}.DIRECT.GET.{LOG}.{subjects.silence(name)}")
     pull_requests: list[str] = []
     # A user that may create a consumer can make the server deliver to any subject in Reconciler's
     # account, and so steal all other consumers' messages. So `init` creates the consumers of

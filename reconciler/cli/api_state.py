@@ -25,6 +25,20 @@ def describe_throttling(row: StatusRow, now: datetime) -> str:
     return f"the API does not accept calls before {time_text(until)}"
 
 
+def find_silent_api(row: StatusRow | None) -> Finding | None:
+    """Return a finding if an API does not respond, or None."""
+    if row is None or row.silent_since is None:
+        return None
+    text = f"no response since {time_text(row.silent_since)}"
+    breaker = "" if row.breaker_until is None else f"; {row.message}"
+    remedy = (
+        "Start the API, or correct spec.endpoint. Until it responds, `get`, `describe` and `wait` "
+        "show its objects with Ready Unknown. Their outcomes do not change. "
+        f"`reconciler history {row.key}` shows the outages."
+    )
+    return Finding(f"API {row.name}", "fail", f"{text}{breaker}", remedy)
+
+
 def find_blocked_api(row: StatusRow | None, now: datetime) -> Finding | None:
     """Return a finding if workers are currently not calling an API, or None."""
     if row is None:

@@ -90,6 +90,9 @@ def help_console() -> Console:
 NOT_READY = "Converged, not ready"
 """Label for a resource whose object is as declared but not usable yet."""
 
+READINESS_UNKNOWN = "Converged, readiness unknown"
+"""Label for a resource whose object was as declared and ready before its API fell silent."""
+
 
 _AGES = (("d", 86_400.0), ("h", 3_600.0), ("m", 60.0), ("s", 1.0))
 _MIN_UNITS = 2  # fewer than 2 h are shown in minutes: 90m, not 1h

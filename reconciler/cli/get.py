@@ -16,6 +16,7 @@ from events.names import ResourceKey
 from events.stored_content import COMPOSED_KINDS
 from events.wording import plural
 from projections.read_models import ReadModels
+from projections.readiness import show_readiness
 from projections.status import StatusRow
 from reconciler.cli.api_state import find_listing_failure
 from reconciler.cli.completion import complete_outcomes
@@ -193,7 +194,8 @@ def _with_status(row: StatusRow, declared: Manifest, models: ReadModels) -> dict
     plain: dict[str, Any] = msgspec.to_builtins(declared, str_keys=True)
     metadata = {"name": row.name, "namespace": row.namespace, "generation": row.generation}
     plain["metadata"] = {**metadata, **plain["metadata"]}
-    status: dict[str, Any] = msgspec.to_builtins(row, str_keys=True)
+    shown = show_readiness(row, models.status)
+    status: dict[str, Any] = msgspec.to_builtins(shown, str_keys=True)
     failure = find_listing_failure(row, models.status)
     if failure is not None:
         status["listingFailure"] = msgspec.to_builtins(failure)
@@ -259,7 +261,10 @@ async def _show_changed(
     """Show the rows that have changed since the last time they were shown."""
     changed_rows: list[StatusRow] = []
     for row in rows:
-        content = row.version if request.is_structured else table.stable_cells(row)
+        shown = show_readiness(row, models.status)
+        content = (
+            (row.version, shown.conditions) if request.is_structured else table.stable_cells(row)
+        )
         if known.get(row.key) != content:
             known[row.key] = content
             changed_rows.append(row)

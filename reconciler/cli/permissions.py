@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from infra.bus.permission_files import User, claims, server_configuration
@@ -22,6 +23,7 @@ def permissions(
     user: tuple[str, ...] = (),
     key: tuple[str, ...] = (),
     finalizers: bool = False,
+    provider_config: tuple[str, ...] = (),
     output: Annotated[Literal["conf", "json"], Parameter(name=("--output", "-o"))] = "conf",
 ) -> int:
     """Print the minimal NATS permissions of each principal.
@@ -52,10 +54,15 @@ def permissions(
         Public nkey of a user, as NAME=KEY. May be repeated.
     finalizers
         Also allow services to add and remove finalizers in their namespace.
+    provider_config
+        Name of a ProviderConfig that the services use. They may read whether its API responds, and
+        nothing else of it. May be repeated.
     output
         conf: a block for the NATS server configuration. json: JWT claims in the format of `nsc`.
     """
-    users = _users(principal, namespace, user, finalizers=finalizers)
+    users = _users(
+        principal, namespace, user, finalizers=finalizers, provider_configs=provider_config
+    )
     users = _with_keys(users, key)
     if output == "conf":
         sys.stdout.write(server_configuration(users))
@@ -70,6 +77,7 @@ def _users(
     names: tuple[str, ...],
     *,
     finalizers: bool,
+    provider_configs: tuple[str, ...],
 ) -> list[User]:
     if names and (principal is None or len(namespaces) > 1):
         raise UsageError("--user: requires a PRINCIPAL, and for a service exactly one --namespace")
@@ -79,6 +87,8 @@ def _users(
         raise UsageError(f"--namespace: allowed only for a service, not for {principal}")
     if finalizers and not namespaces:
         raise UsageError("--finalizers: allowed only for services; add --namespace")
+    if provider_configs and not namespaces:
+        raise UsageError("--provider-config: allowed only for services; add --namespace")
     namespaces, names = tuple(dict.fromkeys(namespaces)), tuple(dict.fromkeys(names))
     users = [
         User(name, each)
@@ -88,7 +98,13 @@ def _users(
     ]
     for namespace in namespaces:
         users += [
-            User(name, "service", namespace=namespace, finalizers=finalizers)
+            User(
+                name,
+                "service",
+                namespace=namespace,
+                finalizers=finalizers,
+                provider_configs=tuple(dict.fromkeys(provider_configs)),
+            )
             for name in (names or (namespace,))
         ]
     return users
@@ -113,13 +129,7 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
                 f"a service cannot be named {user.name}: that is the name of a principal, and "
                 "the two would share an inbox; name its users with --user"
             )
-        keyed = User(
-            user.name,
-            user.principal,
-            keys_by_name.get(user.name, ""),
-            user.namespace,
-            user.finalizers,
-        )
+        keyed = msgspec.structs.replace(user, key=keys_by_name.get(user.name, ""))
         _check_user(keyed)
         matches.append(keyed)
     return matches

@@ -8,13 +8,14 @@ from typing import Final
 
 from rich.text import Text
 
+from projections.readiness import show_readiness
 from projections.status import StatusRow
 from reconciler.cli.api_state import (
     describe_listing_failure,
     describe_throttling,
     find_listing_failure,
 )
-from reconciler.cli.console import NOT_READY, Table, colored, format_age
+from reconciler.cli.console import NOT_READY, READINESS_UNKNOWN, Table, colored, format_age
 from reconciler.cli.output import single_line, time_text
 
 PENDING: Final = "Pending"
@@ -27,7 +28,7 @@ _WIDE: Final = ("WAITING SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACT
 class ResourceTable:
     """A table of resources, printed in one or more calls.
 
-    ``known`` contains the rows of the ProviderConfigs, by key.
+    ``known`` contains the rows of the ProviderConfigs and of parts, by key.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class ResourceTable:
         return [str(each) for each in self._cells(row, row.since or datetime.now(UTC))]
 
     def _cells(self, row: StatusRow, now: datetime) -> list[str | Text]:
+        row = show_readiness(row, self._known)
         outcome, source = colored(row.outcome or PENDING), row.not_ready or row
         if row.not_ready is not None:
-            outcome = Text(NOT_READY, "yellow")
+            is_unknown = row.not_ready.status == "Unknown"
+            outcome = Text(READINESS_UNKNOWN if is_unknown else NOT_READY, "yellow")
         cells: list[str | Text] = [row.namespace] if self._with_namespace else []
         cells += [row.kind, row.name, outcome, _generation(row), format_owned(row)]
         cells += [source.reason, "" if row.since is None else format_age(row.since, now)]

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 
 from events.names import ResourceKey
 from projections.read_models import ReadModels
+from projections.readiness import show_readiness
 from projections.status import StatusRow
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
@@ -49,6 +50,8 @@ def wait(
     connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Wait until resources reach a state.
+
+    While the API of a resource does not respond, the resource is not Ready.
 
     Exit status: 0 if all resources reach it, 1 if any settles in a
     different state, such as Failed or Held, 3 on timeout.
@@ -146,12 +149,12 @@ async def _wait_until(
         result.timed_out = True
     rows = [_row_or_placeholder(models.status.get(name), name) for name in results]
     with progress_bar("waiting", len(results)) as show:
-        if _update_results(rows, results, target, show):
+        if _update_results(rows, models, results, target, show):
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 async for changed in row_changes(nc, models):
-                    if _update_results(changed, results, target, show):
+                    if _update_results(changed, models, results, target, show):
                         return
 
 
@@ -165,6 +168,7 @@ def _row_or_placeholder(row: StatusRow | None, name: str) -> StatusRow:
 
 def _update_results(
     rows: Iterable[StatusRow],
+    models: ReadModels,
     results: dict[str, Result],
     target: WaitTarget,
     show: Callable[[int], object],
@@ -174,6 +178,7 @@ def _update_results(
         result = results.get(str(row.key))
         if result is None:
             continue
+        row = show_readiness(row, models.status)  # noqa: PLW2901 - the row as users see it
         source, is_ready = row.not_ready or row, row.not_ready is None
         result.generation, result.outcome, result.ready = row.generation, row.outcome, is_ready
         result.reason, result.message = source.reason, source.message

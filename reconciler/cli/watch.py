@@ -15,7 +15,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import DriftDetected, LogEvent, OutcomeRecorded, SpecDeclared
-from events.subjects import outcome_filter, rejection_filter
+from events.subjects import SILENCE, outcome_filter, rejection_filter
 from infra.bus.event_log import ALL_RESOURCES
 from infra.bus.streams import LOG, REJECTIONS
 from infra.jetstream.follow import Follower, follow
@@ -125,7 +125,7 @@ async def _watch(
 ) -> None:
     """Follow the log and the rejections, which are not in the log."""
     tokens = watch_filter.tokens
-    filters = [outcome_filter(tokens), f"log.{tokens}.fact"]
+    filters = [outcome_filter(tokens), f"log.{tokens}.fact", f"log.{tokens}.{SILENCE}"]
     starts = {LOG: 1, REJECTIONS: 1}
     if not since_start:
         starts = {stream: (await stream_state(nc, stream)).last_seq + 1 for stream in starts}

@@ -1,4 +1,4 @@
-"""Health of an external API: throttling, circuit breaker and listings of a ``ProviderConfig``.
+"""Health of an external API: throttling, circuit breaker, listings and silence.
 
 The breaker follows Nygard, "Release It!" (2007): closed, open, and half-open for one probe. Reports
 are level-triggered. Several reports of the same condition are recorded once, because each names the
@@ -30,6 +30,7 @@ from events.log import (
 from events.provider_config import ProviderConfigSpec, Retry, is_config
 from events.wording import plural
 from reconciler.provider.kind import Readiness
+from reconciler.resource.api_silence import record_silence
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
 from reconciler.resource.turn import NOTHING_NEW, CommandResult, Conclusion, Context, on_hold
@@ -66,6 +67,8 @@ def _new_event(data: ApiReported, state: ResourceState, context: Context) -> Res
         return _record_twin(data, state.api.twin)
     if data.state in ("ListingsFailed", "ListingsResumed"):
         return _record_listings(data, state, context)
+    if data.state in ("Silent", "SilenceEnded"):
+        return record_silence(data, state.api.silence, context)
     if data.state != "Throttled" and data.as_of != state.api.version:
         return None  # the call began before the breaker changed
     match data.state:

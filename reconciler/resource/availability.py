@@ -3,11 +3,14 @@
 A process that exits after a second is ready for a moment. So a composed kind that replaces parts
 does so only for available ones. The log contains the times by the bus's clock, so a replay reads no
 clock. An interruption is a part that stops being ready, or whose process started again.
+
+While the API of a part does not respond, its readiness is unknown, so it does not become available
+(ADR 0080). After the API has responded, a new reading must show the part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -21,6 +24,7 @@ from events.provider_config import ProviderConfigSpec
 from reconciler.provider.kind import Readiness
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Availability
+from reconciler.resource.turn import ApiSilence
 
 MAX_READY_SECONDS: Final = 600.0
 """Limit of the interval after interruptions. After a part was ready for this long, its earlier
@@ -30,6 +34,7 @@ REPLACEMENT_READY_SECONDS: Final = 5.0
 """Time for which a replacement must be ready before the replaced object is deleted."""
 
 _UNKNOWN: Final = PartAvailability()
+_NEVER_SILENT: Final = ApiSilence(0, "")
 _MAX_DOUBLINGS: Final = 32
 _LISTING_JITTER: Final = 1.1  # the observer delays a listing by up to 10 percent
 
@@ -38,8 +43,17 @@ def note_availability(
     min_seconds: float, existing: ExternalObject, situation: Situation
 ) -> AvailabilityNoted | None:
     """Return the event that records changes of the parts' availability; None if there are none."""
-    age = _max_reading_age(existing, situation) if min_seconds else timedelta(0)
-    return _note(children_of(existing), min_seconds, age, situation)
+    bodies: Mapping[str, Fields] = existing.fields.get(MANIFESTS, {})
+    contents: Mapping[str, str] = existing.fields.get(CHILDREN, {})
+    configs = {
+        name: config_named_in(bodies[content]["spec"])
+        for name, content in contents.items()
+        if content in bodies
+    }
+    was_silent = any(each in situation.context.silences for each in configs.values())
+    needs_age = min_seconds or was_silent
+    age = _max_reading_age(configs.values(), situation) if needs_age else timedelta(0)
+    return _note(children_of(existing), configs, min_seconds, age, situation)
 
 
 def note_replacement(
@@ -51,7 +65,9 @@ def note_replacement(
     """
     age = timedelta(seconds=_listing_seconds(situation.config) * _LISTING_JITTER)
     child = Child("Converged", ready=ready.is_ready, outputs=existing.outputs)
-    return _note({_identity(existing): child}, REPLACEMENT_READY_SECONDS, age, situation)
+    name = _identity(existing)
+    configs = {name: situation.state.provider_config}
+    return _note({name: child}, configs, REPLACEMENT_READY_SECONDS, age, situation)
 
 
 def is_available(existing: ExternalObject, availability: Availability) -> bool:
@@ -64,7 +80,11 @@ def _identity(existing: ExternalObject) -> str:
 
 
 def _note(
-    children: Mapping[str, Child], min_seconds: float, age: timedelta, situation: Situation
+    children: Mapping[str, Child],
+    configs: Mapping[str, str],
+    min_seconds: float,
+    age: timedelta,
+    situation: Situation,
 ) -> AvailabilityNoted | None:
     state, now = situation.state.availability, situation.context.bus_now
     changes: dict[str, PartAvailability | None] = {
@@ -76,9 +96,17 @@ def _note(
         part = _next_run(known, child, now)
         if part is None:
             continue
-        if part.since is not None:
-            end = part.since + _required(min_seconds, part.interruptions) + age
-            part = msgspec.structs.replace(part, available=part.available or end <= now)
+        if part.since is not None and not part.available:
+            silence = situation.context.silences.get(configs.get(name, ""), _NEVER_SILENT)
+            end = part.since + _required(min_seconds, part.interruptions)
+            end += age if min_seconds else timedelta(0)
+            if silence.ended_at is not None:
+                end = max(end, silence.ended_at + age)
+            if end <= now:
+                is_silent = silence.since is not None
+                part = msgspec.structs.replace(
+                    part, available=not is_silent, api_event=silence.event
+                )
             if not part.available:
                 ends.append(end)
         if part != known:
@@ -141,12 +169,9 @@ def _required(min_seconds: float, interruptions: int) -> timedelta:
     return timedelta(seconds=max(min_seconds, min(extended, MAX_READY_SECONDS)))
 
 
-def _max_reading_age(existing: ExternalObject, situation: Situation) -> timedelta:
+def _max_reading_age(names: Iterable[str], situation: Situation) -> timedelta:
     """Return how old the last reading of a part may be: its own listing, and that of its parent."""
-    bodies: Mapping[str, Fields] = existing.fields.get(MANIFESTS, {})
-    configs = [
-        situation.context.configs.get(config_named_in(body["spec"])) for body in bodies.values()
-    ]
+    configs = [situation.context.configs.get(name) for name in names]
     of_parts = max((_listing_seconds(each) for each in configs if each is not None), default=0.0)
     return timedelta(seconds=(of_parts + _listing_seconds(situation.config)) * _LISTING_JITTER)
 

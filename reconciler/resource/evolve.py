@@ -23,6 +23,8 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    ApiFellSilent,
+    ApiSilenceEnded,
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
@@ -64,6 +66,7 @@ from events.log import (
     TwinDetected,
 )
 from events.manifest import Fields
+from events.provider_config import is_config
 from reconciler.resource.effect import effect_after
 from reconciler.resource.owner_label import OWNER_LABEL, label_in
 from reconciler.resource.state import (
@@ -84,6 +87,7 @@ from reconciler.resource.state import (
     Owned,
     Renewal,
     ResourceState,
+    Silence,
     Spec,
     Twin,
     Waits,
@@ -405,6 +409,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 twin=state.api.twin,
                 failed_listings=state.api.failed_listings,
                 systems=state.api.systems,
+                silence=state.api.silence,
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
@@ -424,6 +429,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 twin=state.api.twin,
                 failed_listings=state.api.failed_listings,
                 systems=state.api.systems,
+                silence=state.api.silence,
             )
             return replace(state, api=api)
         case TwinDetected(objects, total):
@@ -438,6 +444,13 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if system_id:
                 systems[kind] = system_id
             return replace(state, api=replace(state.api, failed_listings=failed, systems=systems))
+        case ApiFellSilent(since, outages):
+            silence = Silence(event.resourceversion, since, outages)
+            return replace(state, api=replace(state.api, silence=silence))
+        case ApiSilenceEnded():
+            outages = state.api.silence.outages
+            silence = Silence(event.resourceversion, None, outages, event.time)
+            return replace(state, api=replace(state.api, silence=silence))
         case _:
             assert_never(event.data)
 
@@ -502,8 +515,15 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         holds=holds,
         recent_drifts=(),
         cause=event.id,
-        # The endpoint may have changed, so its health is unknown. A detected copy stays recorded.
-        api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
+        # The endpoint may have changed, so its health is unknown. A detected copy and a silence
+        # stay recorded: the readiness of the objects is unknown until the API responds.
+        api=ApiHealth(
+            event.resourceversion if state.api.version else 0,
+            twin=state.api.twin,
+            silence=replace(state.api.silence, version=event.resourceversion)
+            if is_config(event.key)
+            else state.api.silence,
+        ),
     )
 
 

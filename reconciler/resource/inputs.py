@@ -139,7 +139,8 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     if missing:
         return Conclusion("Waiting", "ValueMissing", f"waiting for {name}: it has no {missing} yet")
     if desired.resolved is None and not target.ready:
-        return Conclusion("Waiting", "NotReady", f"waiting for {name}: it is not ready")
+        why = "its API does not respond" if target.api_event else "it is not ready"
+        return Conclusion("Waiting", "NotReady", f"waiting for {name}: {why}")
     return None
 
 

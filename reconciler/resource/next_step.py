@@ -16,6 +16,7 @@ from events.hold import Hold
 from events.intake import LossCount
 from events.log import (
     ActionDecided,
+    ApiSilenceEnded,
     OwnershipClaimed,
     OwnershipReleased,
 )
@@ -179,6 +180,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
 def _conclude_without_object(state: ResourceState, context: Context) -> Step:
     """Return the conclusion for a resource without an object, such as a ProviderConfig."""
     if not state.desired.is_declared:
+        if state.api.silence.since is not None:
+            return ApiSilenceEnded()
         was_declared = bool(state.desired.generation)
         return Conclusion("Deleted", "Withdrawn") if was_declared else NOTHING_TO_REPORT
     if state.desired.spec is not None and state.desired.spec.references:

@@ -31,9 +31,15 @@ def outcome_to_record(
         message=message,
         conditions=_conditions(conclusion, generation, reason, message),
         action_id=conclusion.action_id,
+        provider_config=state.provider_config,
     )
     if last is not None:
-        last = replace(last, action_id=conclusion.action_id, confirms_write=False)
+        last = replace(
+            last,
+            action_id=conclusion.action_id,
+            confirms_write=False,
+            provider_config=outcome.provider_config,
+        )
     return None if last == outcome else outcome
 
 

@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 42
+STATE_SCHEMA = 43
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -302,6 +302,15 @@ class Twin(msgspec.Struct, frozen=True, gc=False):
     total: int = 0
 
 
+class Silence(msgspec.Struct, frozen=True, gc=False):
+    """Whether the API of a ProviderConfig responds, and its recent outages (ADR 0080)."""
+
+    version: int = 0  # version of the declaration, or of the event that last began or ended it
+    since: datetime | None = None  # time of the last response; None while it responds
+    outages: int = 0  # in quick succession
+    ended_at: datetime | None = None
+
+
 class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     """Health of a ProviderConfig's API: throttling, breaker, copies of the log and listings."""
 
@@ -320,6 +329,7 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     twin: Twin = Twin()
     failed_listings: dict[str, ListingFailure] = {}  # by kind
     systems: dict[str, str] = {}  # ids of the listed systems, by kind
+    silence: Silence = Silence()
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

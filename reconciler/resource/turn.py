@@ -62,6 +62,18 @@ class TwinHold(NamedTuple):
     approved_by: str = ""
 
 
+class ApiSilence(NamedTuple):
+    """Whether an API responds, as of the event that last recorded a change (ADR 0080).
+
+    ``since``: time of the last response of a silent API. ``ended_at``: end of its last silence.
+    """
+
+    version: int
+    event: str
+    since: datetime | None = None
+    ended_at: datetime | None = None
+
+
 def key_epoch(epoch: str, hold: TwinHold | None) -> str:
     """Return the epoch of an API's idempotency keys: the log's epoch and the last approval."""
     return epoch if hold is None or not hold.approved_by else f"{epoch}:{hold.approved_by}"
@@ -82,6 +94,7 @@ class Context(msgspec.Struct, frozen=True):
     epoch: str = ""  # epoch of the log, set by its last restore
     restored_as_of: str = ""  # time of the restored backup
     twins: Mapping[str, TwinHold] = {}  # by ProviderConfig name
+    silences: Mapping[str, ApiSilence] = {}  # by ProviderConfig name; none if never silent
     # known providers with their kinds; None if they are unknown
     providers: Mapping[str, tuple[str, ...]] | None = None
     # Targets by referencing resource, to detect cycles that a declaration would close.

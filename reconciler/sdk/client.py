@@ -24,6 +24,7 @@ from events.integrity import LogDamagedError
 from events.log import OutcomeName
 from events.manifest import Manifest
 from events.names import ResourceKey, check_token
+from events.provider_config import config_key
 from infra.bus.bus_clock import BusClock, read_clock
 from infra.bus.client_bus import JetStreamClientBus
 from projections.ownership import OwnershipRow, ownership_of
@@ -38,6 +39,7 @@ from projections.read_models import (
     restore,
     status_name,
 )
+from projections.readiness import show_readiness
 from projections.status import StatusRow
 from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import IntakeMessageOut, StoredEvent
@@ -344,7 +346,9 @@ class Client:
         """Wait until a generation, or a newer one, has one of these outcomes; return the outcome.
 
         An existing outcome counts. ``Converged`` counts only when the object is also ready, unless
-        ``ready`` is false. Raises ``WaitTimeoutError`` with the outcomes so far.
+        ``ready`` is false. While its API does not respond, its readiness is unknown, so the wait
+        continues if you may read that (`silent_since`). Raises ``WaitTimeoutError`` with the
+        outcomes so far.
         """
         key = as_key(resource)
         outcomes_by_key = await self.wait_for_many(
@@ -370,6 +374,15 @@ class Client:
         waiting = Waiting(generations, outcomes, on_outcome, ready=ready)
         await wait(self._bus, waiting, timeout_seconds)
         return waiting.accepted
+
+    async def silent_since(self, provider_config: str) -> datetime | None:
+        """Return the time of the last response of an API that does not respond, or None.
+
+        Meanwhile, the readiness of its objects is unknown, but their outcomes do not change. A
+        service may read this only for the configurations in its permissions, otherwise it raises
+        ``BusDeniedError``. Raises ``InvalidNameError``.
+        """
+        return await self._bus.silent_since(check_token(provider_config, what="provider_config"))
 
     # --- the log
 
@@ -445,13 +458,15 @@ class Client:
     async def status(self, resource: ResourceName, *, at: When | None = None) -> StatusRow | None:
         """Return the status of a resource; None if only its history is left.
 
+        While its API does not respond, the condition ``Ready`` is ``Unknown``.
+
         ``at``: the status at a position of the log or at a time, folded from the history, which
         raises ``PositionNotFoundError`` and ``LogDamagedError``.
         """
         key = as_key(resource)
         if at is None:
             row = await self._bus.row(status_name(key))
-            return None if row is None else decode_status(row)
+            return None if row is None else (await self._show([decode_status(row)]))[0]
         requested = await moment(self._nc, at)
         history = await self._read_events(key, requested.position)
         return rebuild(history).status.get(str(key))
@@ -461,6 +476,8 @@ class Client:
     ) -> list[StatusRow]:
         """Return the status of all resources, sorted by key.
 
+        While the API of a resource does not respond, its condition ``Ready`` is ``Unknown``.
+
         ``at``: the status at a position of the log or at a time, which raises
         ``PositionNotFoundError``. If it precedes the read models' position, the log is read up to
         it, limited to the namespace or kind. Without ``at``, the log is read if the stored rows of
@@ -468,6 +485,8 @@ class Client:
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         rows = None if at is not None else await self._stored_statuses(tokens)
+        if rows is not None:
+            rows = await self._show(rows)
         if rows is None:
             from reconciler.sdk.log_replay import replay_to  # noqa: PLC0415 - rarely used
 
@@ -490,6 +509,19 @@ class Client:
             return list(restore(stored).status.values())
         except OutdatedRowsError:
             return None
+
+    async def _show(self, rows: Sequence[StatusRow]) -> list[StatusRow]:
+        """Return the rows with unknown readiness where an API does not respond."""
+        configs = await self._decode_rows(config_key("*").tokens)
+        if all(each.silent_since is None for each in configs.values()):
+            return list(rows)
+        # The readiness of a composed resource depends on its parts.
+        known = await self._decode_rows(_pattern("*", "*", "*"))
+        return [show_readiness(each, known) for each in rows]
+
+    async def _decode_rows(self, tokens: str) -> dict[str, StatusRow]:
+        stored = await self._bus.rows(f"{STATUS}.{tokens}")
+        return {str(row.key): row for row in map(decode_status, stored.values())}
 
     async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
         """Return the external object that a resource owns or may own, or None."""

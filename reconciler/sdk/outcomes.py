@@ -17,6 +17,7 @@ from events.names import ResourceKey
 from events.wording import plural
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.outcome_feeds import OutcomeFeed
+from projections.readiness import unknown_readiness
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import StoredEvent
 
@@ -47,6 +48,10 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     ``position`` is its position in the log, from which ``after`` continues. A rejected declaration
     is not in the log, and has the position of the preceding outcome. ``version`` counts the
     resource's events, 0 for a rejection. ``actor`` is the source of the message that led to it.
+    ``provider_config`` names the configuration of the object; empty if it has none.
+
+    The conditions are as recorded. If the API stops responding later, there is no new outcome:
+    ``Client.silent_since`` returns this for a configuration, and a wait for a ready object waits.
     """
 
     position: int
@@ -60,6 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     event_id: str
     version: int = 0
     actor: str = ""
+    provider_config: str = ""
 
     @property
     def not_ready(self) -> Condition | None:
@@ -88,6 +94,7 @@ def as_outcome(stored: StoredEvent) -> Outcome | None:
         event_id=event.id,
         version=event.resourceversion,
         actor=event.actor,
+        provider_config=data.provider_config,
     )
 
 
@@ -188,6 +195,7 @@ class Waiting:
         self._ready = ready
         self._last: dict[ResourceKey, Outcome] = {}
         self._pending = dict(generations)
+        self._silent_since: dict[str, datetime | None] = {}
 
     @property
     def pending(self) -> Sequence[ResourceKey]:
@@ -209,15 +217,54 @@ class Waiting:
         ):
             return
         self._last[outcome.key] = outcome
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+        self._accept(outcome)
+
+    @property
+    def unread_apis(self) -> set[str]:
+        """Configurations of objects that end the wait only if their API responds."""
+        configs = {
+            self._last[key].provider_config
+            for key in self._pending
+            if key in self._last and self._needs_api(self._last[key])
+        }
+        return configs - self._silent_since.keys()
+
+    def record_silence(self, provider_config: str, since: datetime | None) -> None:
+        """Record whether an API responds, and accept the outcomes that waited for it."""
+        self._silent_since[provider_config] = since
+        for key in list(self._pending):
+            if key in self._last:
+                self._accept(self._last[key])
+
+    def forget_silences(self) -> None:
+        """Read again whether the APIs respond."""
+        self._silent_since.clear()
+
+    def _accept(self, outcome: Outcome) -> None:
         if outcome.generation >= self._generations[outcome.key] and self._ends_the_wait(outcome):
             del self._pending[outcome.key]
             self.accepted[outcome.key] = outcome
-        if self._on_outcome is not None:
-            self._on_outcome(outcome)
 
     def _ends_the_wait(self, outcome: Outcome) -> bool:
         is_starting = outcome.outcome == "Converged" and outcome.not_ready is not None
-        return outcome.outcome in self._outcomes and not (self._ready and is_starting)
+        if outcome.outcome not in self._outcomes or (self._ready and is_starting):
+            return False
+        if not self._needs_api(outcome):
+            return True
+        config = outcome.provider_config
+        return config in self._silent_since and self._silent_since[config] is None
+
+    def _needs_api(self, outcome: Outcome) -> bool:
+        return self._ready and outcome.outcome == "Converged" and bool(outcome.provider_config)
+
+    def _find_unready(self, outcome: Outcome) -> Condition | None:
+        since = self._silent_since.get(outcome.provider_config)
+        ready = next((each for each in outcome.conditions if each.type == "Ready"), None)
+        if since is not None and ready is not None and ready.status == "True":
+            return unknown_readiness(outcome.provider_config, since, ready)
+        return outcome.not_ready
 
     def describe_pending(self) -> str:
         """Return the pending resources, and the status of the first of them."""
@@ -229,7 +276,7 @@ class Waiting:
         last = self._last.get(key)
         status = "no outcome received"
         if last is not None:
-            condition = last.not_ready if last.outcome == "Converged" else None
+            condition = self._find_unready(last) if last.outcome == "Converged" else None
             source, outcome = (
                 (last, last.outcome) if condition is None else (condition, "Converged, not ready")
             )
@@ -256,16 +303,25 @@ async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float
 
 async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: OutcomeFeed) -> None:
     while True:
+        waiting.forget_silences()
         for stored in await bus.last_outcomes(waiting.pending):
             waiting.record(as_outcome(stored))
+        await _read_silences(bus, waiting)
         try:
             async with asyncio.timeout(_REREAD_SECONDS):
                 while not waiting.is_over:
                     for stored in await feed.next_outcomes():
                         waiting.record(as_outcome(stored))
+                    await _read_silences(bus, waiting)
         except TimeoutError:
             continue
         return
+
+
+async def _read_silences(bus: JetStreamClientBus, waiting: Waiting) -> None:
+    """Read whether the APIs of ready objects respond, once per configuration and reread."""
+    for config in sorted(waiting.unread_apis):
+        waiting.record_silence(config, await bus.readable_silence(config))
 
 
 def _filters(keys: Sequence[ResourceKey]) -> list[str]:

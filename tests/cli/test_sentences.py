@@ -22,6 +22,8 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    ApiFellSilent,
+    ApiSilenceEnded,
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
@@ -285,6 +287,8 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         ListingsResumed("Shape"),
         "Listings of Shape complete again, or no resource uses the kind",
     ),
+    (ApiFellSilent(AT), "The API has not responded since 2026-01-02T03:04:05Z"),
+    (ApiSilenceEnded(), "The API responds again, or the ProviderConfig was withdrawn"),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),
         "The outcome of generation 2 is Converged (AsDeclared)",

@@ -20,6 +20,7 @@ from infra.providers.deployment import DEPLOYMENT
 from projections.read_models import rebuild
 from reconciler.composites.deployment import summary
 from reconciler.resource.decide import decide
+from reconciler.resource.turn import ApiSilence
 from tests.projections.logs import interleave
 from tests.resource.building import BLOCK, CONFIG, START, Story, every, names
 
@@ -204,6 +205,29 @@ def test_43_a_healthy_template_replaces_one_container_per_interval() -> None:
     log_length = len(rollout.story.log)
     rollout.run(600)
     assert len(rollout.story.log) == log_length, "an idle Deployment causes no events"
+
+
+def test_a_rollout_continues_only_after_the_api_of_its_containers_responds() -> None:
+    rollout = healthy()
+    rollout.declare("web:2")
+    rollout.run(3)
+    assert rollout.story.stored_at is not None
+    silent = ApiSilence(2, "fell-silent@2", since=rollout.story.stored_at)
+    rollout.story.silences[CONFIG] = silent
+    rollout.run(60)
+    assert rollout.images() == ["web:1"] * 3 + ["web:2"]
+    count = len(every(AvailabilityNoted, [event.data for event in rollout.story.log]))
+    rollout.run(600)
+    events = [event.data for event in rollout.story.log]
+    assert len(every(AvailabilityNoted, events)) == count, "the outage adds no more events"
+    ended = ApiSilence(3, "ended@3", ended_at=rollout.story.stored_at)
+    rollout.story.silences[CONFIG] = ended
+    rollout.story.turn(TimerFired("Sweep"))
+    rollout.run(60)
+    assert (rollout.images(), rollout.ready[0]) == (["web:2"] * 3, "Ready")
+    noted = every(AvailabilityNoted, [event.data for event in rollout.story.log])
+    used = [part.api_event for each in noted for part in each.parts.values() if part is not None]
+    assert {each for each in used if each} == {"fell-silent@2", "ended@3"}
 
 
 def test_a_restart_between_two_listings_interrupts_the_interval() -> None:

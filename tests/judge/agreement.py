@@ -20,7 +20,7 @@ LOG_ONLY_FIELDS: Final = frozenset(
         # Names, times and numbers that the aggregate does not need.
         *("owned_by", "owned_since", "owned_reason", "drifts", "released", "uncertain_names"),
         "is_unconfirmed",
-        *("unmet_since", "pending_level"),
+        *("unmet_since", "pending_level", "silence_event"),
         # The state has them only while an outcome or a wait is current.
         *("retry_seconds", "throttled_seconds"),
         # The row drops them with its object, and they are reported only once.
@@ -79,6 +79,8 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
         "breaker_until": state.api.open_until,
         "failed_listings": state.api.failed_listings or None,
         "systems": state.api.systems or None,
+        "silent_since": state.api.silence.since,
+        "silence_version": state.api.silence.version,
     }
     return {**fields, **_outcome_of(state)}
 

@@ -44,6 +44,7 @@ class Turns:
             configs=dict(context.configs),
             providers=dict(context.providers or {}) or None,
             twins=dict(context.twins),
+            silences=dict(context.silences),
         )
         turn = decide(state, commands, context)
         recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))

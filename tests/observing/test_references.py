@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from events.intake import (
 from events.integrity import LogDamage
 from events.log import Condition
 from events.names import ResourceKey
+from events.provider_config import config_key
 from events.reference import REFERENCE_KIND, Reference
 from projections.read_models import ReadModels
 from projections.status import StatusRow
@@ -30,6 +32,7 @@ from reconciler.roles.sweeper.references import (
     secret_messages,
 )
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TARGET = ResourceKey("default", "Shape", "foo")
 REFERENCE = ResourceKey("default", REFERENCE_KIND, "shop-needs-foo")
 
@@ -403,3 +406,43 @@ def test_a_resource_receives_values_of_a_limited_size():
     states = [each.data.state for each in messages if isinstance(each.data, TargetReported)]
     assert [len(each.values) for each in states] == [1, 0, 0]
     assert sum(len(str(each.values)) for each in states) < MAX_VALUE_BYTES
+
+
+def _row(key: ResourceKey, **more: Any) -> StatusRow:
+    return StatusRow(key.namespace, key.kind, key.name, declared=True, **more)
+
+
+@pytest.mark.parametrize("is_part_silent", [False, True])
+def test_a_target_whose_api_is_silent_is_not_ready_and_the_report_names_the_event(
+    *, is_part_silent: bool
+) -> None:
+    """The readiness of a composed target depends on the APIs of its parts."""
+    part = ResourceKey("default", "Shape", "part")
+    target = _row(
+        TARGET,
+        owned=True,
+        outcome="Converged",
+        provider_config="parts" if is_part_silent else "billing",
+        outputs={"children": {str(part): {}}},
+        conditions=(Condition("Ready", "True", "Ready"),),
+    )
+    part_row = _row(part, provider_config="billing" if is_part_silent else "")
+    config = _row(config_key("billing"), silent_since=NOON, silence_event="silent@2")
+    referrer = _waiting_row("a", TARGET.name)
+    rows = {str(row.key): row for row in (target, part_row, config, referrer)}
+
+    def report() -> TargetState:
+        [state] = [
+            each.data.state
+            for each in _messages_for_rows(rows)
+            if isinstance(each.data, TargetReported)
+        ]
+        referrer.targets = {str(TARGET): state}
+        return state
+
+    assert report() == TargetState(True, ready=False, api_event="silent@2")
+    assert not [each for each in _messages_for_rows(rows) if isinstance(each.data, TargetReported)]
+    config.silent_since, config.silence_event = None, "ended@3"
+    assert report() == TargetState(True, ready=True, api_event="" if is_part_silent else "ended@3")
+    config.silent_since, config.silence_event = NOON, "silent@4"
+    assert not [each for each in _messages_for_rows(rows) if isinstance(each.data, TargetReported)]

@@ -34,7 +34,7 @@ from reconciler.resource.decide import decide
 from reconciler.resource.evolve import evolve
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import NEW, InFlight, ResourceState
-from reconciler.resource.turn import Command, Context, TwinHold
+from reconciler.resource.turn import ApiSilence, Command, Context, TwinHold
 from tests.judge.agreement import Agreement
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -153,6 +153,7 @@ class Story:
         self.restored_as_of = ""
         self.providers: Mapping[str, tuple[str, ...]] | None = None
         self.twins: dict[str, TwinHold] = {}
+        self.silences: dict[str, ApiSilence] = {}
         self.now = START
         self.position = 0
         self.stored_at: datetime | None = None
@@ -178,6 +179,7 @@ class Story:
             epoch="e1" if self.restored_as_of else "",
             restored_as_of=self.restored_as_of,
             twins=self.twins,
+            silences=self.silences,
         )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:

@@ -24,7 +24,7 @@ from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND
 from reconciler.provider.kind import PROVIDER_CONFIG
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS, PROBE_TIMEOUTS
-from reconciler.resource.state import ApiHealth
+from reconciler.resource.state import ApiHealth, Silence
 from tests.resource.building import Story, every, manifest, names, only
 
 BILLING = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "billing")
@@ -148,7 +148,8 @@ def test_a_successful_probe_closes_the_breaker():
     events = report_responding(story)
     assert names(events) == ["BreakerClosed", "OutcomeRecorded"]
     assert only(OutcomeRecorded, events).outcome == "Converged"
-    assert story.state.api == ApiHealth(version=story.state.version - 1)
+    silence = Silence(version=1)
+    assert story.state.api == ApiHealth(version=story.state.version - 1, silence=silence)
 
 
 def test_another_worker_probes_after_the_first_one_dies():

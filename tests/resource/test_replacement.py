@@ -18,6 +18,7 @@ from projections.status import StatusRow, fold_status
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Kind, Readiness, always_ready
 from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.turn import ApiSilence
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -28,6 +29,7 @@ from tests.resource.building import (
     Story,
     api_object,
     every,
+    names,
     only,
     owned_labels,
     relabel,
@@ -166,6 +168,39 @@ def test_a_replacement_that_is_ready_for_moments_does_not_release_the_old_object
     story.await_availability()
     assert (story.action.purpose, story.action.uid) == ("Retire", original.uid)
     assert story.stored_at - START >= timedelta(seconds=5 * 3603 + 5 * 2**6)
+
+
+def test_a_replacement_at_a_silent_api_does_not_release_the_old_object():
+    """Its readiness is unknown, until a reading after the API has responded (ADR 0080)."""
+    story = created_story()
+    story.stored_at = story.now
+    original = story.existing
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    up = msgspec.structs.replace(story.existing, outputs={})
+    story.observe(up, name=up.name)
+    story.silences[CONFIG] = ApiSilence(2, "fell-silent@2", since=story.now)
+    [noted] = every(AvailabilityNoted, story.await_availability())
+    assert [each and each.api_event for each in noted.parts.values()] == ["fell-silent@2"]
+    for _ in range(5):
+        assert story.wake(3_600) == [], "an outage adds no more events"
+    assert story.state.retiring is not None
+
+    story.silences[CONFIG] = ApiSilence(3, "ended@3", ended_at=story.stored_at)
+    assert names(story.wake()) == ["AvailabilityNoted"]
+    assert story.idle, "the last observation is from before the outage"
+    check_rows(story)
+    [noted] = every(AvailabilityNoted, story.await_availability())
+    assert [each and each.api_event for each in noted.parts.values()] == ["ended@3"]
+    assert (story.action.purpose, story.action.uid) == ("Retire", original.uid)
+
+
+def test_the_silence_of_another_api_does_not_matter():
+    story = created_story()
+    story.silences["other"] = ApiSilence(2, "fell-silent@2", since=story.now)
+    story.declare(CIRCLE)
+    story.succeed()
+    assert story.action.purpose == "Retire"
 
 
 def test_a_kind_without_readiness_replaces_at_once():

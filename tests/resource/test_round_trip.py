@@ -35,6 +35,8 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    ApiFellSilent,
+    ApiSilenceEnded,
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
@@ -308,7 +310,12 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
             strings,
             st.none()
             | st.builds(
-                PartAvailability, strings, st.none() | moments, st.integers(0, 9), st.booleans()
+                PartAvailability,
+                strings,
+                st.none() | moments,
+                st.integers(0, 9),
+                st.booleans(),
+                strings,
             ),
             max_size=3,
         ),
@@ -322,6 +329,8 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     TwinDetected: st.builds(TwinDetected, newer_objects, numbers),
     ListingsFailed: st.builds(ListingsFailed, strings, st.builds(ListingFailure, moments, strings)),
     ListingsResumed: st.builds(ListingsResumed, strings, strings),
+    ApiFellSilent: st.builds(ApiFellSilent, moments, numbers),
+    ApiSilenceEnded: st.just(ApiSilenceEnded()),
     OutcomeRecorded: st.builds(
         OutcomeRecorded,
         literal(OutcomeName),

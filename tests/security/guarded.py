@@ -44,7 +44,17 @@ class Guarded:
             for principal in PRINCIPALS
             if principal != "service"
         ]
-        return roles + [User(name, "service", self.pairs[name].public, name) for name in NAMESPACES]
+        readable = {"acme": ("default",)}
+        return roles + [
+            User(
+                name,
+                "service",
+                self.pairs[name].public,
+                name,
+                provider_configs=readable.get(name, ()),
+            )
+            for name in NAMESPACES
+        ]
 
     def key(self, name: str) -> Path:
         return self.folder / f"{name}.nk"

@@ -67,6 +67,8 @@ def test_the_commands_on_the_page_print_the_output_shown(tmp_path: Path) -> None
         (("--namespace", "worker"), "a service cannot be named worker"),
         (("--user", "ann"), "--user: requires a PRINCIPAL"),
         (("worker", "--finalizers"), "--finalizers: allowed only for services"),
+        (("worker", "--provider-config", "a"), "--provider-config: allowed only for services"),
+        (("--namespace", "a", "--provider-config", "*"), "is not allowed"),
         (("--key", f"worker={KEY}", "--key", f"decider={KEY}"), "give each user exactly one key"),
         (
             ("--key", f"worker={KEY}", "--key", f"worker={KEY[:-1]}5"),

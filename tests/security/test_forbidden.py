@@ -22,7 +22,7 @@ from infra.jetstream.errors import BusDeniedError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.parser import Incoming
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
-from infra.jetstream.reads import last_from_leader, read_subject, stream_state
+from infra.jetstream.reads import last_by_subject, last_from_leader, read_subject, stream_state
 from infra.jetstream.wire import on_denial, request, subscribe
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
@@ -428,3 +428,25 @@ async def _wait_until_decided(admin: Client) -> None:
             ):
                 return
             await asyncio.sleep(0.02)
+
+
+async def test_a_service_reads_whether_the_apis_of_its_configurations_respond_and_nothing_else(
+    guarded: Guarded,
+) -> None:
+    """The permissions of "acme" name the configuration "default", those of "other" name none."""
+    async with guarded.sdk_as("acme") as client:
+        assert await client.silent_since("default") is None
+        with pytest.raises(BusDeniedError):
+            await client.silent_since("foreign")
+    async with guarded.bus_as("acme") as nc:
+        for what in ("fact", "outcome.Converged", "outcome.*", ">"):
+            with pytest.raises(BusDeniedError):
+                await last_by_subject(nc, LOG, [f"log.system.ProviderConfig.default.{what}"])
+    async with guarded.sdk_as("other") as client:
+        with pytest.raises(BusDeniedError):
+            await client.silent_since("default")
+        accepted = await client.declare(shape("other", "without-condition"))
+        outcome = await client.wait_for(
+            "other/Shape/without-condition", generation=accepted.generation
+        )
+        assert outcome.outcome == "Converged", "the recorded outcome is enough"

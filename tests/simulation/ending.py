@@ -157,7 +157,15 @@ def _problems(world: World) -> Iterator[str]:
     yield from _finalizer_row_problems(world)
     yield from _damage_problems(world)
     yield from _read_model_problems(world)
+    yield from _silence_problems(world)
     yield from world.checks.turns.unrepeatable_turns()
+
+
+def _silence_problems(world: World) -> Iterator[str]:
+    """Check that each silence of an API has ended, because the API responds by now."""
+    for key, state in world.checks.turns.states.items():
+        if state.api.silence.since is not None and key not in world.damaged:
+            yield f"{key}: its API responds, but the log records that it is silent"
 
 
 # --- state derived from the log (invariant 1)

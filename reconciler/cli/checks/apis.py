@@ -13,7 +13,7 @@ from events.provider_config import ProviderConfigSpec, config_key
 from infra.bus.event_log import open_log
 from infra.secrets import open_stores
 from projections.status import StatusRow
-from reconciler.cli.api_state import find_blocked_api, find_failed_listings
+from reconciler.cli.api_state import find_blocked_api, find_failed_listings, find_silent_api
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.live_object import find_secrets_directory
@@ -64,7 +64,11 @@ async def check_api(
     """Check one API by listing every kind that Reconciler lists."""
     check = f"API {name}"
     now = datetime.now(UTC)
-    note = find_blocked_api(row, now) or find_failed_listings(row, config.resync_seconds, now)
+    note = (
+        find_silent_api(row)
+        or find_blocked_api(row, now)
+        or find_failed_listings(row, config.resync_seconds, now)
+    )
     if note is not None:
         return note
     installed = [kind.name for kind in kinds.of_provider(config.provider)]

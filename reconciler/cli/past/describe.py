@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
@@ -16,9 +16,9 @@ from events.integrity import LogDamage
 from events.log import Action, ActionDecided, ActionRetried, OutcomeRecorded, SpecDeclared
 from events.manifest import Fields
 from events.names import InvalidNameError, ResourceKey
-from events.provider_config import config_key
 from projections.ownership import OwnershipRow
 from projections.read_models import rebuild
+from projections.readiness import show_readiness
 from projections.status import StatusRow
 from reconciler.cli.api_state import (
     describe_listing_failure,
@@ -32,6 +32,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
+from reconciler.cli.past.dependencies import read_dependencies
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.past_state import LastObservation, last_observation, past_until, read_past
 from reconciler.cli.past.summaries import Line, describe_history
@@ -41,7 +42,6 @@ from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.provider import MeasuredProvider
-from reconciler.sdk.history import History
 from reconciler.sdk.moments import Moment, When, moment
 from reconciler.sdk.outcomes import SETTLED
 
@@ -141,23 +141,16 @@ async def _describe(
         past = await read_past(nc, key)
         past = past if as_of is None else past_until(past, as_of)
         description = build_description(key, past.events, events, past.damage)
-        description.parts = await _read_parts(nc, description.parts, as_of)
-        description.listing_failure = await _read_listing_failure(nc, description.status, as_of)
+        status = description.status
+        rows = {} if status is None else await read_dependencies(nc, status, as_of)
+        description.parts = _update_parts(description.parts, rows)
+        if status is not None:
+            description.status = show_readiness(status, rows)
+            description.listing_failure = find_listing_failure(status, rows)
         description.as_of = as_of
         if live:
             description.readings = await _read_live_values(nc, key)
     return description
-
-
-async def _read_listing_failure(
-    nc: Client, row: StatusRow | None, at: Moment | None
-) -> ListingFailure | None:
-    """Return the failure of the listings that observe the object, from its ProviderConfig."""
-    if row is None or not row.provider_config:
-        return None
-    past = await History(nc).get(config_key(row.provider_config))
-    past = past if at is None else past.until(at.position)
-    return find_listing_failure(row, rebuild(past.events).status)
 
 
 async def _read_live_values(nc: Client, key: ResourceKey) -> Fields:
@@ -216,14 +209,12 @@ def _parts_from_status(status: StatusRow | None) -> Iterator[Part]:
         yield Part(str(name), "Leaving", ready=False)
 
 
-async def _read_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
-    """Read the current states of the shown parts from their histories."""
-    history = History(nc)
+def _update_parts(parts: Sequence[Part], rows: Mapping[str, StatusRow]) -> tuple[Part, ...]:
+    """Return the parts in the state of their own rows."""
     ordered = sorted(parts, key=lambda each: each.ready)
     for number, each in enumerate(ordered[:_MAX_SHOWN_PARTS]):
-        past = await history.get(ResourceKey.parse(each.resource))
-        past = past if at is None else past.until(at.position)
-        ordered[number] = _update_part(each, rebuild(past.events).status.get(each.resource))
+        row = rows.get(each.resource)
+        ordered[number] = _update_part(each, None if row is None else show_readiness(row, rows))
     return tuple(ordered)
 
 

@@ -20,6 +20,8 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    ApiFellSilent,
+    ApiSilenceEnded,
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
@@ -302,6 +304,10 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"Listings of {kind} complete, at the system {system_id}"
         case ListingsResumed(kind):
             return f"Listings of {kind} complete again, or no resource uses the kind"
+        case ApiFellSilent(since):
+            return f"The API has not responded since {time_text(since)}"
+        case ApiSilenceEnded():
+            return "The API responds again, or the ProviderConfig was withdrawn"
         case OutcomeRecorded():
             return _describe_outcome(data)
         case _:
@@ -403,7 +409,9 @@ def _describe_target(target: str, known: TargetState) -> str:
         return f"The reference to {target} is circular: {' → '.join(known.cycle)}"
     if not known.declared:
         return f"The referenced resource {target} is not declared"
-    ready = "" if known.ready else ", and not ready yet"
+    is_unknown = bool(known.api_event)
+    unready = ", and its API does not respond" if is_unknown else ", and not ready yet"
+    ready = "" if known.ready else unready
     return f"The referenced resource {target} is declared{_field_suffix(known.values)}{ready}"
 
 
@@ -449,9 +457,12 @@ def _object_phrase(operation: Operation, purpose: Purpose, name: str = "") -> st
 def _describe_availability(data: AvailabilityNoted) -> str:
     """Describe which parts became available or stopped being ready, and when the next one is."""
     parts = {name.rpartition("/")[2]: each for name, each in data.parts.items() if each is not None}
+    waiting = [each for each in parts.values() if each.since and not each.available]
+    silent = [name for name, each in parts.items() if each in waiting and each.api_event]
     groups = {
         "available": [name for name, each in parts.items() if each.available],
-        "ready": [name for name, each in parts.items() if each.since and not each.available],
+        "readiness unknown, because the API does not respond": silent,
+        "ready": [name for name, each in parts.items() if each in waiting and name not in silent],
         "not ready": [name for name, each in parts.items() if each.since is None],
     }
     changes = [f"{list_first(names)}: {group}" for group, names in groups.items() if names]

@@ -761,6 +761,7 @@ class Decider:
             epoch=self._log.epoch,
             restored_as_of=self._log.restored_as_of,
             twins=self._configurations.twins,
+            silences=self._configurations.silences,
             kind=None,
             configs=self._configurations.by_name,
             providers=self._kinds.providers,

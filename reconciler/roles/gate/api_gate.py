@@ -22,6 +22,7 @@ from events.log import BreakerClosed, BreakerOpened, LogEvent
 from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
 from reconciler.ports import LogCertainty
 from reconciler.provider.call_permit import CALL_GATE, CallGate
+from reconciler.resource.api_silence import MIN_SILENT_SECONDS
 from reconciler.roles.gate.api_member import GateMember
 from reconciler.roles.gate.rate_limit import RateLimiter
 
@@ -42,6 +43,9 @@ PROBE_WAIT_SECONDS = 1.0
 
 CHECK_SECONDS = 5.0
 """Minimum time between two checks of an API that responds, and time limit of a check."""
+
+MIN_UNANSWERED = 2
+"""Minimum consecutive failed calls before an API counts as silent."""
 
 _PROBE_REQUEST_SECONDS = 1.0
 _SPREAD_SECONDS = 0.5
@@ -107,6 +111,10 @@ class ApiGate:
         self._may_be_closed = False
         self._failures = 0
         self._suspicions = 0  # failures that the objects of one tenant may have caused
+        self._responded_at = self._clock()
+        self._has_responded = False
+        self._unanswered = 0  # consecutive failures, for the silence of the API
+        self._unanswered_since = 0.0
         self._is_checking = False
         self._next_check_at = float("-inf")
         self._local_throttle_until = 0.0
@@ -130,6 +138,25 @@ class ApiGate:
     def interval_seconds(self) -> float:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
         return 0.0 if self.limiter is None else self.limiter.interval
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """Seconds since the last response; None if the API responds or may be restarting."""
+        if self._unanswered < MIN_UNANSWERED:
+            return None
+        now = self._clock()
+        is_long = now - self._unanswered_since >= MIN_SILENT_SECONDS
+        return now - self._responded_at if is_long else None
+
+    @property
+    def responds(self) -> bool:
+        """Whether the newest result of this process is a response."""
+        return self._has_responded and not self._unanswered
+
+    def record_response(self) -> None:
+        """Record a response, such as a page of a listing, which may still fail."""
+        self._responded_at = self._clock()
+        self._has_responded, self._unanswered = True, 0
 
     @property
     def is_log_certain(self) -> bool:
@@ -329,13 +356,17 @@ class ApiGate:
     ) -> None:
         """Process the result of a call that started in ``epoch``."""
         if error is None:
+            self.record_response()
             if self._failures or self._suspicions or self._may_be_closed:
                 self._process_response(epoch)
             return
         if isinstance(error, (ConfigurationError, NotCalledError)):
             return  # no call was made
         self.report_throttling(error, config)
+        if not _is_failure(error):
+            self.record_response()
         if _is_failure(error) and (proves_failure or self._may_be_closed):
+            self._record_no_response(epoch)
             self._process_failure(error, config, epoch)
         elif _is_failure(error):
             self._suspicions += epoch == self.epoch
@@ -356,6 +387,13 @@ class ApiGate:
     def ignore_running_calls(self) -> None:
         """Ignore the results of running calls, because this process itself was paused."""
         self.epoch += 1
+
+    def _record_no_response(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            return
+        if not self._unanswered:
+            self._unanswered_since = self._clock()
+        self._unanswered += 1
 
     def _process_response(self, epoch: int) -> None:
         if epoch != self.epoch:

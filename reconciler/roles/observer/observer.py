@@ -44,6 +44,7 @@ from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectR
 from reconciler.roles.observer.publication import Publication
 from reconciler.roles.observer.recent_deletions import RecentDeletions
 from reconciler.roles.observer.restarts import Restarts, contains_objects
+from reconciler.roles.observer.silence_reports import SilenceReports
 from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.pauses import in_slices
@@ -114,6 +115,9 @@ class Observer:
             models=models,
             secrecy=providers.searches.secrecy,
             runtime=runtime,
+        )
+        self._silence = SilenceReports(
+            name=name, intake=intake, models=models, gates=gates, runtime=runtime
         )
         self._jitter = runtime.jitter
         self._new_id = runtime.new_id
@@ -214,6 +218,7 @@ class Observer:
         while True:
             listing.start()
             wait = await self._try_to_list(config_name, kind)
+            await self._silence.update(config_name)
             seconds = wait * (1 + JITTER * (2 * self._jitter() - 1))
             await listing.wait(seconds, self._min_hint_seconds(config_name, kind))
 
@@ -281,6 +286,7 @@ class Observer:
         with gate.calls(config_name, is_probe=is_probe):
             try:
                 async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                    gate.record_response()
                     listing.add(page)
                     count += len(page)
             except UnreadableObjectsError as error:

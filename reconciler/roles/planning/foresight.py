@@ -594,6 +594,7 @@ class Foresight:
             epoch=self._log.epoch,
             restored_as_of=self._log.restored_as_of,
             twins=self.configurations.twins,
+            silences=self.configurations.silences,
             kind=None if kind is None else with_unknown_values(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,

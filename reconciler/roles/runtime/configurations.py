@@ -6,10 +6,17 @@ import msgspec
 import structlog
 
 from events.hold import Hold
-from events.log import HoldApproved, LogEvent, SpecDeclared, TwinDetected
+from events.log import (
+    ApiFellSilent,
+    ApiSilenceEnded,
+    HoldApproved,
+    LogEvent,
+    SpecDeclared,
+    TwinDetected,
+)
 from events.names import PROVIDER_CONFIG_KIND
 from events.provider_config import ProviderConfigSpec
-from reconciler.resource.turn import TwinHold
+from reconciler.resource.turn import ApiSilence, TwinHold
 from reconciler.roles.runtime.system_resources import SystemResources
 
 _log = structlog.get_logger(__name__)
@@ -19,17 +26,29 @@ class Configurations(SystemResources):
     """Every declared configuration by name."""
 
     kind = PROVIDER_CONFIG_KIND
-    event_types = SystemResources.event_types | {TwinDetected, HoldApproved}
+    event_types = SystemResources.event_types | {
+        TwinDetected,
+        HoldApproved,
+        ApiFellSilent,
+        ApiSilenceEnded,
+    }
 
     def __init__(self) -> None:
         super().__init__()
         self.by_name: dict[str, ProviderConfigSpec] = {}
         self.twins: dict[str, TwinHold] = {}
+        self.silences: dict[str, ApiSilence] = {}
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource, including the holds of a configuration's API."""
+        """Fold an event of any resource, including the holds and silence of an API."""
         name = self._name(event.subject)
         if name is None:
+            return
+        silence = _silence(event)
+        if silence is not None:
+            known = self.silences.get(name)
+            if known is None or silence.version > known.version:
+                self.silences[name] = silence
             return
         hold = _twin_hold(event)
         if hold is None:
@@ -53,6 +72,16 @@ class Configurations(SystemResources):
     def withdraw(self, name: str) -> None:
         """Stop using a configuration."""
         self.by_name.pop(name, None)
+
+
+def _silence(event: LogEvent) -> ApiSilence | None:
+    match event.data:
+        case ApiFellSilent(since):
+            return ApiSilence(event.resourceversion, event.id, since)
+        case ApiSilenceEnded():
+            return ApiSilence(event.resourceversion, event.id, ended_at=event.time)
+        case _:
+            return None
 
 
 def _twin_hold(event: LogEvent) -> TwinHold | None:

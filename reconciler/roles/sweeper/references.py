@@ -25,8 +25,10 @@ from events.intake import (
 )
 from events.kind_definition import DefinitionRef
 from events.names import ResourceKey
+from events.provider_config import config_key
 from events.reference import REFERENCE_KIND, Reference, may_refer, value_of
 from projections.read_models import ReadModels
+from projections.readiness import find_silent_api
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.resource.cycle import find_cycles, find_reachable
@@ -233,6 +235,13 @@ def _target_state(
     # During an action, the outcome and the readiness are those of an earlier object or content.
     is_settled = target.outcome == "Converged" and not target.action_id
     is_ready = was_ready or (is_settled and target.not_ready is None)
+    api_event = known.api_event if known is not None and known.ready else ""
+    if is_ready and not was_ready:
+        # The last observation does not show the readiness of an object while its API is silent.
+        silent = find_silent_api(target, all_rows)
+        config = all_rows.get(str(config_key(target.provider_config)))
+        responded = "" if config is None else config.silence_event
+        is_ready, api_event = silent is None, silent.event if silent else responded
     values: dict[str, Any] = {}
     for field in reference.fields:
         value = value_of(field, target.external_name, target.uid, target.outputs)
@@ -240,7 +249,7 @@ def _target_state(
             values[field] = value
     cycle = cycles.get(reference.target, ())
     # A target without an object, for example one declared absent, is never ready.
-    return TargetState(True, is_ready and bool(target.owned), values, cycle)
+    return TargetState(True, is_ready and bool(target.owned), values, cycle, api_event)
 
 
 def _is_kept_for(row: StatusRow, known: TargetState | None, target: StatusRow) -> bool:

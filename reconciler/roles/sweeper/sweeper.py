@@ -18,6 +18,7 @@ from events.hold import Hold
 from events.intake import TimerFired
 from events.log import (
     ActionSucceeded,
+    ApiSilenceEnded,
     ExternalObserved,
     LogEvent,
     OutcomeRecorded,
@@ -119,7 +120,7 @@ class _WakeUp:
 class Sweeper:
     """Searches the read models for resources that should have been woken."""
 
-    event_types: ClassVar = ReportQueue.event_types.union(_REFERENCE_EVENTS)
+    event_types: ClassVar = ReportQueue.event_types.union(_REFERENCE_EVENTS, {ApiSilenceEnded})
 
     def __init__(
         self,
@@ -303,6 +304,11 @@ class Sweeper:
     def handle_event(self, _position: int, event: LogEvent) -> None:
         """Schedule a sweep after an event that may affect references; a log subscriber."""
         self._reports.handle_event(event)
+        if type(event.data) is ApiSilenceEnded:
+            # Wake the resources whose parts became available, and report the ready targets.
+            self._wake_ups.clear()
+            self._full_sweep_at = self._clock()
+            self._should_sweep.set()
         if type(event.data) not in _REFERENCE_EVENTS:
             return
         if type(event.data) is SpecDeclared and event.data.definition is not None:
