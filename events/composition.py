@@ -88,8 +88,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
     @property
     def set_key(self) -> ResourceKey:
         """Key of the parent's set. Each parent has one."""
-        parent = ResourceKey.parse(self.parent)
-        return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
+        return set_key_of(ResourceKey.parse(self.parent))
 
 
 class Child(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -108,6 +107,11 @@ class Child(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
     def run(self) -> str:
         """Start time of its process, which changes with each restart; empty if it has none."""
         return str(self.outputs.get("startedAt", ""))
+
+
+def set_key_of(parent: ResourceKey) -> ResourceKey:
+    """Return the key of a composed resource's set."""
+    return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
 
 
 def parent_in(labels: Mapping[str, str]) -> ResourceKey | None:

@@ -219,8 +219,8 @@ def _build_wanted(
         applied = Applied(existing.fields, {} if applied is None else applied.labels)
     ignored = ignored_paths(spec.policy)
     if kind is not None and LABELS in kind.immutable:
-        # Only a replacement could restore our label.
-        ignored = (*ignored, f"{LABELS}.{OWNER_LABEL}")
+        # Only a replacement could restore our label, or name another parent. The log decides both.
+        ignored = (*ignored, f"{LABELS}.{OWNER_LABEL}", f"{LABELS}.{PART_OF_LABEL}")
     applied_fields = {} if applied is None else applied.fields
     settled: frozenset[str] = frozenset()
     if existing is not None and kind is not None:

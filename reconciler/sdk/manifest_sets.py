@@ -14,8 +14,8 @@ from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.stored_content import CONTENT, Part, StoredContent, find_part_problem, stored_content
 from infra.jetstream.errors import BusError
-from infra.providers.composition.children import Publish
 from infra.providers.composition.contents import Contents
+from infra.providers.composition.messages import Publish
 from infra.providers.composition.state_reader import StateReader
 from reconciler.errors import DeclarationRefusedError, ProviderError
 

@@ -40,6 +40,11 @@ class Machine:
         self.running.process.wait()
         self._up.close()
 
+    def kill_and_restart_within(self, seconds: float, rng: random.Random) -> None:
+        time.sleep(rng.uniform(0.05, seconds))
+        self.kill()
+        self.start()
+
     def end(self) -> None:
         self._up.close()
 
@@ -47,6 +52,11 @@ class Machine:
         """Return the colors of the shapes in the API."""
         response = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
         return {each["name"]: each["color"] for each in response.json()["items"]}
+
+    def ids(self) -> dict[str, str]:
+        """Return the ids of the shapes in the API."""
+        response = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
+        return {each["name"]: each["uid"] for each in response.json()["items"]}
 
     def until(self, expected: dict[str, str]) -> None:
         self.wait_for(lambda: self.colors() == expected and self._is_ready(), f"{expected}")
@@ -60,9 +70,12 @@ class Machine:
             time.sleep(0.2)
 
     def _is_ready(self) -> bool:
-        result = self.cli.run("get", "GitSource", "shop", "-o", "json")
-        conditions: list[Any] = [] if result.status else result.json["status"]["conditions"]
-        return bool(conditions) and all(each["status"] == "True" for each in conditions)
+        result = self.cli.run("get", "GitSource", "-o", "json")
+        sources: list[Any] = [] if result.status else result.json
+        conditions = [each["status"]["conditions"] for each in sources]
+        return bool(conditions) and all(
+            each and all(one["status"] == "True" for one in each) for each in conditions
+        )
 
     def declared(self) -> Counter[str]:
         """Count the declared resources of each kind, including internal ones."""
@@ -93,11 +106,6 @@ def test_38_the_newest_commit_is_declared_completely_after_any_kill(
         repository.write({f"{name}.yaml": shape(name, color) for name, color in colors.items()})
         repository.commit()
 
-    def kill_and_restart_within(seconds: float) -> None:
-        time.sleep(rng.uniform(0.05, seconds))
-        machine.kill()
-        machine.start()
-
     commit()
     source = {
         "apiVersion": "git/v1",
@@ -111,7 +119,7 @@ def test_38_the_newest_commit_is_declared_completely_after_any_kill(
     }
     allow_more(machine.cli, "composition", addresses=repository.url)
     machine.cli.ok("apply", "-f", "-", text=json.dumps(source))
-    kill_and_restart_within(1.5)
+    machine.kill_and_restart_within(1.5, rng)
     for number in range(6):
         for name in rng.sample(sorted(colors), 20):
             colors[name] = rng.choice(["Red", "Blue", "Green"])
@@ -121,7 +129,7 @@ def test_38_the_newest_commit_is_declared_completely_after_any_kill(
         colors[f"n{number}"] = "Yellow"
         commit()
         machine.cli.run("reconcile", "GitSource/shop")
-        kill_and_restart_within(1)
+        machine.kill_and_restart_within(1, rng)
     machine.until(colors)
     machine.cli.ok("replay", "--verify")
     declared_names = machine.declared()
@@ -131,7 +139,51 @@ def test_38_the_newest_commit_is_declared_completely_after_any_kill(
         lambda: machine.declared()["ComposedContent"] <= 3, "only the newest commit's content"
     )
     machine.cli.ok("delete", "GitSource", "shop")
-    kill_and_restart_within(1)
+    machine.kill_and_restart_within(1, rng)
     machine.wait_for(
         lambda: not machine.colors() and not machine.declared()["ComposedContent"], "nothing"
     )
+
+
+@pytest.mark.timeout(300)
+def test_48_a_manifest_that_moves_between_sources_keeps_its_object_after_any_kill(
+    machine: Machine, tmp_path: Path
+) -> None:
+    rng = random.Random(48)
+    repository = Repository(tmp_path / "shop")
+    repository.write({f"{each}/{each}.yaml": shape(each, "Red") for each in ("a", "b")})
+    repository.write({"a/mover.yaml": shape("mover", "Red")})
+    repository.commit()
+    allow_more(machine.cli, "composition", addresses=repository.url)
+    for name in ("a", "b"):
+        source = {
+            "apiVersion": "git/v1",
+            "kind": "GitSource",
+            "metadata": {"name": name},
+            "spec": {
+                "providerConfigRef": {"name": "composition"},
+                "url": repository.url,
+                "path": name,
+                "intervalSeconds": 1,
+            },
+        }
+        machine.cli.ok("apply", "-f", "-", text=json.dumps(source))
+    expected = {"a": "Red", "b": "Red", "mover": "Red"}
+    machine.until(expected)
+    ids = machine.ids()
+    for origin, target in (("a", "b"), ("b", "a"), ("a", "b"), ("b", "a")):
+        repository.git("mv", f"{origin}/mover.yaml", f"{target}/mover.yaml")
+        repository.commit()
+        machine.cli.run("reconcile", f"GitSource/{rng.choice('ab')}")
+        machine.kill_and_restart_within(1, rng)
+        machine.wait_for(
+            lambda name=target: (
+                f"default.GitSource.{name}"
+                in machine.cli.run("get", "Shape", "mover", "-o", "json").out
+            ),
+            f"the shape belongs to {target}",
+        )
+        assert machine.ids() == ids
+    machine.until(expected)
+    assert machine.ids() == ids
+    machine.cli.ok("replay", "--verify")

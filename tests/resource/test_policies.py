@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
+from events.composition import PART_OF_LABEL
 from events.log import ActionDecided, DriftDetected, OwnershipClaimed, OwnershipReleased
 from events.manifest import EXTERNAL_NAME_ANNOTATION
 from reconciler.resource.attempt import MAX_CONFLICTS
@@ -180,6 +181,17 @@ def test_an_out_of_band_change_is_drift_even_with_immutable_labels():
     story.succeed()
     drift = only(DriftDetected, story.observe(repaint(story.existing, color="Green")))
     assert [each.path for each in drift.differences] == ["color"]
+
+
+def test_48_a_move_to_another_parent_keeps_an_object_whose_labels_are_immutable():
+    story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
+    story.declare(labels={PART_OF_LABEL: "default.GitSource.a"})
+    assert story.action.labels[PART_OF_LABEL] == "default.GitSource.a"
+    story.succeed()
+    moved = story.declare(labels={PART_OF_LABEL: "default.GitSource.b"})
+    assert names(moved) == ["SpecDeclared", "OutcomeRecorded"]
+    assert story.outcome == "Converged"
+    assert story.observe(story.existing) == []
 
 
 def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():

@@ -7,17 +7,18 @@ stopped.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from events.composition import PART_OF_LABEL, describe_part_conflict
-from events.intake import Declared, IntakeData, Reply, Withdrawn
+from events.intake import Declared, Withdrawn
 from events.log import Action
 from events.manifest import Manifest
 from events.names import ResourceKey, system_rank
 from events.stored_content import Part
+from infra.providers.composition.messages import Publish, build_message
+from infra.providers.composition.moves import Moves, is_part
 from infra.providers.composition.state_reader import Declaration, StateReader
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
@@ -31,8 +32,6 @@ _WAIT_SECONDS: Final = 0.5
 _MAX_NAMED_CHILDREN: Final = 3
 _MAX_ORIGIN_CHARACTERS: Final = 300
 
-Publish = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
-
 
 class Children:
     """Declares and withdraws the children of a parent, for one action."""
@@ -45,8 +44,10 @@ class Children:
         parent: str,
         *,
         source: str,
+        moves: Moves,
     ) -> None:
         self._state_reader = state_reader
+        self._moves = moves
         self._publish = publish
         self._action = action
         self._parent = parent
@@ -55,7 +56,8 @@ class Children:
     async def check_names_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of unused names. Raises ``NotDoneError`` if a name is in use.
 
-        Reads the log before anything is declared, because status rows lag behind.
+        A part that its set gives up is taken over. Reads the log before anything is declared,
+        because status rows lag behind.
         """
         declared = await self._state_reader.declarations([str(each.key) for each in manifests])
         generations: dict[str, int] = {}
@@ -64,9 +66,10 @@ class Children:
             declaration = declared[name]
             generations[name] = declaration.generation
             part_of = manifest.metadata.labels[PART_OF_LABEL]
-            if declaration.is_declared and (
-                conflict := describe_part_conflict(name, declaration.labels, part_of)
-            ):
+            if not declaration.is_declared:
+                continue
+            conflict = describe_part_conflict(name, declaration.labels, part_of)
+            if conflict and not await self._moves.is_given_up(name, declaration.labels):
                 raise NotDoneError(conflict, status=HTTPStatus.CONFLICT)
         return generations
 
@@ -114,26 +117,40 @@ class Children:
         await self._check_removed(names, await self._withdraw(names))
 
     async def _withdraw(self, names: Sequence[str]) -> Mapping[str, Declaration] | None:
-        """Withdraw the children that still belong to the parent.
+        """Withdraw the children that still belong to the parent, unless another set wants them.
 
-        If there are none, return the declarations.
+        If there are none, return the declarations. Raises ``NotDoneError`` if another client
+        declared one of them at the same time.
         """
-        part_of = self._parent.replace("/", ".")
         declared = await self._state_reader.declarations(names)
-        keys = [
-            ResourceKey.parse(name)
-            for name, declaration in declared.items()
-            if declaration.is_declared and declaration.labels.get(PART_OF_LABEL) == part_of
-        ]
+        if any(is_part(each, self._parent) for each in declared.values()):
+            await self._moves.wait_for_takeover(
+                self._parent, [name for name in names if is_part(declared[name], self._parent)]
+            )
+            declared = await self._state_reader.declarations(names)
+        generations = {
+            ResourceKey.parse(name): each.generation
+            for name, each in declared.items()
+            if is_part(each, self._parent)
+        }
+        keys = [*generations]
         reason = ": ".join(filter(None, (f"no longer part of {self._parent}", self._source)))
         for start in range(0, len(keys), MAX_CHILDREN_PER_BATCH):
             batch = keys[start : start + MAX_CHILDREN_PER_BATCH]
-            await self._publish(
+            replies = await self._publish(
                 [
-                    build_message(self._action, key, Withdrawn(reason=reason), "withdrawn")
+                    build_message(
+                        self._action, key, Withdrawn(generations[key], reason), "withdrawn"
+                    )
                     for key in batch
                 ]
             )
+            for key, reply in zip(batch, replies, strict=True):
+                if reply.reason == "StaleGeneration":
+                    raise NotDoneError(
+                        f"{key} was declared again while it was withdrawn",
+                        status=HTTPStatus.CONFLICT,
+                    )
         return None if keys else declared
 
     async def _check_removed(
@@ -166,19 +183,6 @@ class Children:
                 )
             await asyncio.sleep(_POLL_SECONDS)
             declared = None
-
-
-def build_message(
-    action: Action, key: ResourceKey, data: IntakeData, step: str
-) -> IntakeMessageOut:
-    """Build a message whose id identifies the step of the action."""
-    identity = f"{action.idempotency_key}.{digest_of_text(str(key))}.{step}"
-    return IntakeMessageOut("desired", key, data, identity)
-
-
-def digest_of_text(text: str) -> str:
-    """Return a digest of text that is too long for an id."""
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:

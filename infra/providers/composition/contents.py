@@ -17,7 +17,7 @@ from events.stored_content import (
     StoredContent,
     parts_of,
 )
-from infra.providers.composition.children import Publish
+from infra.providers.composition.messages import Publish
 from infra.providers.composition.state_reader import Declaration, StateReader, convert_fields
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut

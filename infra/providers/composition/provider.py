@@ -36,8 +36,10 @@ from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import LOG, find_log_id
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_from_leader
-from infra.providers.composition.children import Children, build_message, digest_of_text
+from infra.providers.composition.children import Children
 from infra.providers.composition.contents import Contents
+from infra.providers.composition.messages import build_message, digest_of_text
+from infra.providers.composition.moves import Moves
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.state_reader import ComposedSet, Row, StateReader
 from infra.providers.jetstream.api import JetStreamApi, classify_error
@@ -129,7 +131,7 @@ class CompositionProvider:
             withdrawn = existing.withdrawn
             # An operator withdrew the set, so its parts are withdrawn, too.
             if withdrawn is not None and action.uid in (None, withdrawn.uid):
-                await self._children(action).remove(_parts_of(withdrawn))
+                await self._children(action, withdrawn.fields).remove(_parts_of(withdrawn))
             return Effect(None, absent=True)
         if action.uid is not None and existing.spec.uid != action.uid:
             obstacle = await self._as_object(existing, existing.spec)
@@ -147,7 +149,7 @@ class CompositionProvider:
         )
         if last != existing.spec:
             existing = await self._declare_set(action, existing, last, "leaving")
-        await self._children(action).remove(leaving)
+        await self._children(action, set_spec.fields).remove(leaving)
         # includes content that was stored for the next set
         await self._contents.withdraw_others(set_spec.parent, existing.key.namespace, ())
         await self._publish_set(action, existing, Withdrawn(existing.generation), "gone")
@@ -188,7 +190,7 @@ class CompositionProvider:
         unchanged = await self._find_unchanged(desired, previous)
         changed_parts = [each for each in parts if str(each.manifest.key) not in unchanged]
         manifests = [each.manifest for each in changed_parts]
-        children = self._children(action)
+        children = self._children(action, action.fields)
         new = await children.check_names_free(
             [each for each in manifests if not old_generations.get(str(each.key))]
         )
@@ -301,13 +303,15 @@ class CompositionProvider:
             and row.labels.get(PART_OF_LABEL) == part_of
         }
 
-    def _children(self, action: Action) -> Children:
+    def _children(self, action: Action, content: Fields | None) -> Children:
+        """Return the children of an action. ``content``: the fields of the set, if it exists."""
         return Children(
             self._state_reader,
             self._publish,
             action,
             parent_of(self.kind, action.external_name),
             source=self.describe_source(action.fields),
+            moves=Moves(self._state_reader, self._contents, self._publish, action, content or {}),
         )
 
     def describe_source(self, fields: Fields) -> str:

@@ -6,6 +6,7 @@ Rows lag slightly behind the log. If a row is older than required, the log is re
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -13,7 +14,17 @@ from nats.aio.client import Client
 
 from events.composition import COMPOSED_SET_KIND, Child, ComposedSetSpec
 from events.envelope import decode_log
-from events.log import Condition, LogEvent, OutcomeRecorded, SpecDeclared, SpecWithdrawn
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    Condition,
+    LogEvent,
+    LookupDecided,
+    OutcomeRecorded,
+    SpecDeclared,
+    SpecWithdrawn,
+)
 from events.manifest import Fields
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, is_token
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
@@ -22,7 +33,7 @@ from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
-from infra.jetstream.reads import last_for_subjects, subject_counts
+from infra.jetstream.reads import last_for_subjects, last_from_leader, subject_counts
 from infra.providers.jetstream.api import classify_error
 
 _REMOVED_OUTCOMES: Final = ("Deleted", "Released", "Unowned")
@@ -155,6 +166,41 @@ class StateReader:
         except BusError as error:
             raise classify_error(error, is_read=True) from error
         return {str(key): _declaration(each.events) for key, each in histories.items()}
+
+    async def history(self, key: ResourceKey) -> Sequence[LogEvent]:
+        """Return the events of one resource from the leader's log."""
+        nc = await self._api.connection()
+        try:
+            log = await open_log(nc)
+            loaded = await log.load([key], use_cache=False, from_leader=True)
+        except BusError as error:
+            raise classify_error(error, is_read=True) from error
+        return loaded[key].events
+
+    async def newest_actions(self, pattern: str) -> dict[str, Action]:
+        """Return the newest action of each resource that matches ``namespace.kind.name``."""
+        nc = await self._api.connection()
+        newest: dict[str, tuple[int, Action]] = {}
+        try:
+            counts = (await subject_counts(nc, LOG, f"log.{pattern}.action.*")).counts
+            for subject in counts:
+                stored = await last_from_leader(nc, LOG, subject)
+                event = None if stored is None else decode_log(stored.payload)
+                if stored is None or event is None:
+                    continue
+                match event.data:
+                    case ActionDecided(action) | ActionRetried(action) | LookupDecided(action):
+                        name = str(event.key)
+                        newest[name] = max(
+                            newest.get(name, (0, action)),
+                            (stored.seq, action),
+                            key=itemgetter(0),
+                        )
+                    case _:
+                        pass
+        except BusError as error:
+            raise classify_error(error, is_read=True) from error
+        return {name: action for name, (_, action) in newest.items()}
 
     async def rows(self, names: Collection[str]) -> dict[str, Row]:
         """Return the rows of resources. A resource without a status has none."""
