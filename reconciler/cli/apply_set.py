@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from events.excerpt import list_first
@@ -92,14 +92,11 @@ async def _apply(
                 "nothing was declared: --set reads the members of the set from the log, so it "
                 f"requires an operator's permissions: {error}"
             ) from None
-        if (
-            not confirmed
-            and not dry_run
-            and not _PRUNE_LIMIT.allows(len(change.removed), change.total)
-        ):
+        withdrawn = (*change.removed, *change.moved_out)  # as the guard of a source counts
+        if not confirmed and not dry_run and not _PRUNE_LIMIT.allows(len(withdrawn), change.total):
             raise CommandError(
-                f"nothing was declared: {len(change.removed)} of the {change.total} resources "
-                f"of {key} would be withdrawn: {_format_names(change.removed)}; use --yes to "
+                f"nothing was declared: {len(withdrawn)} of the {change.total} resources "
+                f"of {key} would be withdrawn: {_format_names(withdrawn)}; use --yes to "
                 "withdraw them"
             )
         if output == "table":
@@ -122,6 +119,8 @@ def _print(change: SetChange) -> None:
     for word, names, rest, style in (
         ("add", change.added, "", "green"),
         ("change", change.changed, "", "yellow"),
+        ("move", _format_moves(change.moved_in, "from"), " once it leaves that set", "yellow"),
+        ("move", _format_moves(change.moved_out, "to"), "", "yellow"),
         ("withdraw", change.removed, "", "red"),
         ("keep", change.unnamed, ", which no file declares", "dim"),
     ):
@@ -129,6 +128,10 @@ def _print(change: SetChange) -> None:
             out.print(f"{word} {name}{rest}", style=style, markup=False, highlight=False)
         if len(names) > _MAX_SHOWN_NAMES:
             out.print(f"{word} {len(names) - _MAX_SHOWN_NAMES} more", style=style)
+
+
+def _format_moves(moves: Mapping[str, str], preposition: str) -> list[str]:
+    return [f"{name} {preposition} {other}" for name, other in moves.items()]
 
 
 def _format_names(names: Sequence[str]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from nats.aio.client import Client as Connection
 
-from events.composition import digest_of, without_name
+from events.composition import digest_of, parent_in, without_name
 from events.intake import Reply
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
@@ -16,6 +16,7 @@ from events.stored_content import CONTENT, Part, StoredContent, find_part_proble
 from infra.jetstream.errors import BusError
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.messages import Publish
+from infra.providers.composition.moves import OtherSets
 from infra.providers.composition.state_reader import StateReader
 from reconciler.errors import DeclarationRefusedError, ProviderError
 
@@ -25,7 +26,11 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """The changes from declaring a set; ``unnamed``: members that are omitted but not pruned."""
+    """The changes from declaring a set.
+
+    ``unnamed``: members that are omitted but not pruned. ``moved_in``: members that move here, with
+    their former set. ``moved_out``: members that another set takes over, with that set.
+    """
 
     resource: str
     generation: int
@@ -35,14 +40,21 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     unnamed: tuple[str, ...] = ()
+    moved_in: Mapping[str, str] = {}
+    moved_out: Mapping[str, str] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether no member is added, changed or removed."""
-        return not (self.added or self.changed or self.removed)
+        return not (self.added or self.changed or self.removed or self.moved_in or self.moved_out)
 
     def __str__(self) -> str:
-        counts = {"added": self.added, "changed": self.changed, "withdrawn": self.removed}
+        counts = {
+            "added": self.added,
+            "changed": self.changed,
+            "withdrawn": self.removed,
+            "moved": (*self.moved_in, *self.moved_out),
+        }
         words = [f"{len(names)} {word}" for word, names in counts.items() if names]
         return ", ".join(words) or "no changes"
 
@@ -75,21 +87,43 @@ class ManifestSets:
         if not prune:
             desired = {**current, **desired}
         content = stored_content(str(key), list(desired.values()))
+        added = desired.keys() - current.keys()
+        moved_in, moved_out = await self._find_moves(key, added, omitted if prune else ())
         change = SetChange(
             str(key),
             generation,
             content.digest,
             len(current),
-            tuple(sorted(desired.keys() - current.keys())),
+            tuple(sorted(added - moved_in.keys())),
             tuple(
                 each
                 for each in sorted(desired.keys() & current)
                 if _differ(desired[each], current[each])
             ),
-            omitted if prune else (),
+            tuple(each for each in omitted if each not in moved_out) if prune else (),
             () if prune else omitted,
+            moved_in,
+            moved_out,
         )
         return change, content
+
+    async def _find_moves(
+        self, key: ResourceKey, added: Collection[str], removed: Collection[str]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the sets that added parts come from, and those that take removed ones over."""
+        try:
+            declared = await self._state_reader.declarations(added)
+            others = OtherSets(self._state_reader, self._contents)
+            moved_out = await others.find_wanted(key, removed) if removed else dict[str, str]()
+        except ProviderError as error:
+            raise _cause(error) from error
+        parents = {name: parent_in(each.labels) for name, each in sorted(declared.items())}
+        moved_in = {
+            name: str(parent)
+            for name, parent in parents.items()
+            if declared[name].is_declared and parent not in (None, key)
+        }
+        return moved_in, dict(sorted(moved_out.items()))
 
     async def declare(
         self, change: SetChange, content: StoredContent, *, reason: str = ""

@@ -113,3 +113,26 @@ def test_an_invalid_set_declares_nothing_and_a_mass_withdrawal_needs_consent(tea
     team.ok("apply", "-f", "-", "--set", "many", "--prune", "--yes", "--wait", text=text)
     assert names(team) == many[:1]
     team.ok("delete", "ManifestSet/many", "--wait")
+
+
+def test_48_a_plan_shows_the_move_of_a_resource_between_two_sets(team: Team) -> None:
+    def apply(name: str, *members: str, options: tuple[str, ...] = ("--prune",)) -> CommandResult:
+        command = ("apply", "-f", "-", "--set", name, *options)
+        return team.run(*command, text=documents(*members))
+
+    planning = ("--prune", "--dry-run=server")
+    mover = f"{team.namespace}/Shape/mover"
+    old, new = (f"{team.namespace}/ManifestSet/{each}" for each in ("old", "new"))
+    assert apply("old", "mover", "stay", options=("--wait",)).status == 0
+    plan = apply("new", "mover", options=planning)
+    assert (plan.status, f"move {mover} from {old}" in plan.out) == (2, True)
+    apply("new", "mover")
+    team.ok("wait", "ManifestSet/new", "--for", "Degraded")
+    plan = apply("old", "stay", options=planning)
+    assert (plan.status, f"move {mover} to {new}" in plan.out) == (2, True)
+    assert "withdraw" not in plan.out
+    apply("old", "stay")
+    team.ok("wait", "ManifestSet/new", "--for", "Converged")
+    team.ok("wait", "ManifestSet/old", "--for", "Converged")
+    assert names(team) == ["mover", "stay"]
+    assert "Delete" not in team.ok("history", "mover").out

@@ -63,6 +63,17 @@ async def until_owned(world: World, expected: Mapping[str, str]) -> None:
         raise
 
 
+async def until_wanted(world: World, name: str) -> None:
+    """Wait until source b waits for this shape, or has taken it over."""
+
+    async def is_wanted() -> bool:
+        row = await world.client.status(B)
+        is_waiting = row is not None and row.outcome == "Degraded"
+        return is_waiting or (await owners(world, [name])).get(name) == "b"
+
+    await world.until(is_wanted, f"b waits for {name}", seconds=20)
+
+
 async def until_settled(world: World, *keys: ResourceKey) -> None:
     async def is_settled() -> bool:
         rows = [await world.client.status(key) for key in keys]
@@ -102,7 +113,7 @@ async def test_48_a_manifest_that_moves_between_sources_keeps_its_object(
     repository.git("mv", "a/mover.yaml", "b/mover.yaml")
     repository.commit("move")
     if a == LONG:  # the new source waits until the former one reads its repository
-        await world.until_outcome(B, "Degraded")
+        await until_wanted(world, "mover")
         await world.publish(A, ReconcileRequested())
     await until_owned(world, {"mover": "b", "stay-a": "a", "stay-b": "b"})
     await until_settled(world, A, B)
@@ -138,7 +149,7 @@ async def test_the_resources_of_a_deleted_source_move_to_the_source_that_declare
     repository.git("mv", "a/stay.yaml", "b/more.yaml")
     repository.commit("merge")
     await world.publish(B, ReconcileRequested())
-    await world.until_outcome(B, "Degraded")
+    await until_wanted(world, "stay-a")
     await world.publish(A, Withdrawn())
     await world.until_outcome(A, "Deleted")
     await until_owned(world, {"stay-a": "b"})

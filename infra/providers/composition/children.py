@@ -69,7 +69,7 @@ class Children:
             if not declaration.is_declared:
                 continue
             conflict = describe_part_conflict(name, declaration.labels, part_of)
-            if conflict and not await self._moves.is_given_up(name, declaration.labels):
+            if conflict and not await self._moves.others.is_given_up(name, declaration.labels):
                 raise NotDoneError(conflict, status=HTTPStatus.CONFLICT)
         return generations
 

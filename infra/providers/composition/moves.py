@@ -41,25 +41,12 @@ _TRANSIENT_REFUSALS: Final = ("StaleGeneration", "Superseded")
 """Refusals of a part that the next attempt may overcome. Others need its deletion or a change."""
 
 
-class Moves:
-    """The parts that another set takes over from an action's set, or gives up.
+class OtherSets:
+    """Reads from the log which parts the sets give up and want."""
 
-    ``content``: the fields of the action's set.
-    """
-
-    def __init__(
-        self,
-        state_reader: StateReader,
-        contents: Contents,
-        publish: Publish,
-        action: Action,
-        content: Fields,
-    ) -> None:
+    def __init__(self, state_reader: StateReader, contents: Contents) -> None:
         self._state_reader = state_reader
         self._contents = contents
-        self._publish = publish
-        self._action = action
-        self._repository = _repository_of(content)
         self._names: dict[tuple[str, str], frozenset[str]] = {}
 
     async def is_given_up(self, name: str, labels: Mapping[str, str]) -> bool:
@@ -73,6 +60,91 @@ class Moves:
             return False
         parts = await self._parts_after(owner, action)
         return parts is not None and name not in parts
+
+    async def newest_actions(
+        self, own: ResourceKey, names: Collection[str]
+    ) -> Mapping[str, tuple[Action, Declaration]]:
+        """Return the newest action of each other declared set that may contain these resources."""
+        namespaces = {ResourceKey.parse(name).namespace for name in names} | {SYSTEM_NAMESPACE}
+        actions: dict[str, Action] = {}
+        for namespace in sorted(namespaces):
+            for kind in _SET_KINDS:
+                actions |= await self._state_reader.newest_actions(f"{namespace}.{kind}.*")
+        actions.pop(str(own), None)
+        declarations = await self._state_reader.declarations(list(actions))
+        return {
+            name: (action, declarations[name])
+            for name, action in actions.items()
+            if declarations[name].is_declared
+        }
+
+    async def find_wanted(self, own: ResourceKey, names: Collection[str]) -> Mapping[str, str]:
+        """Return the other set that is about to declare each of these parts of a set."""
+        wanted: dict[str, str] = {}
+        for name, (action, declared) in (await self.newest_actions(own, names)).items():
+            key = ResourceKey.parse(name)
+            parts = await self.wanted_parts(key, action, declared)
+            parts = parts.intersection(names)
+            if parts:
+                parts -= await self.find_refused(key)
+            wanted |= dict.fromkeys(parts, name)
+        return wanted
+
+    async def wanted_parts(
+        self, key: ResourceKey, action: Action, declared: Declaration
+    ) -> frozenset[str]:
+        """Return the parts of a set after its newest action, unless a declaration replaced it."""
+        if action.generation != declared.generation:
+            return frozenset()
+        return await self._parts_after(key, action) or frozenset()
+
+    async def _parts_after(self, key: ResourceKey, action: Action) -> frozenset[str] | None:
+        """Return the parts of a set after an action; None if its content is no longer stored."""
+        if action.operation == "Delete":
+            return frozenset()
+        return await self.parts_of(key, action.fields)
+
+    async def parts_of(self, key: ResourceKey, fields: Fields) -> frozenset[str] | None:
+        """Return the parts of a set with these fields; None if its content is no longer stored."""
+        digest = fields.get(CONTENT)
+        if digest is None:
+            return frozenset(fields.get(CHILDREN, {}))
+        location = (key.namespace, digest)
+        if location not in self._names:
+            parts = await self._contents.load(*location)
+            if parts is None:
+                return None
+            self._names[location] = frozenset(str(each.manifest.key) for each in parts)
+        return self._names[location]
+
+    async def find_refused(self, key: ResourceKey) -> frozenset[str]:
+        """Return the parts that a set cannot declare while their current declaration exists."""
+        spec = (await self._state_reader.find_set(set_key_of(key))).spec
+        refused = {} if spec is None else spec.refused
+        return frozenset(
+            name for name, why in refused.items() if not why.startswith(_TRANSIENT_REFUSALS)
+        )
+
+
+class Moves:
+    """Waits for the parts that another set takes over from an action's set.
+
+    ``content``: the fields of the action's set.
+    """
+
+    def __init__(
+        self,
+        state_reader: StateReader,
+        others: OtherSets,
+        publish: Publish,
+        action: Action,
+        content: Fields,
+    ) -> None:
+        self._state_reader = state_reader
+        self.others = others
+        self._publish = publish
+        self._action = action
+        self._repository = _repository_of(content)
 
     async def wait_for_takeover(self, parent: str, names: Collection[str]) -> None:
         """Wait until no other set is about to take over these parts of a set.
@@ -98,15 +170,9 @@ class Moves:
     async def _find_blocker(self, own: ResourceKey, names: Collection[str]) -> str:
         """Describe the first other set that may take over one of these parts; empty if none."""
         blocker = ""
-        for name, action in (await self._other_actions(own, names)).items():
+        for name, (action, declared) in (await self.others.newest_actions(own, names)).items():
             key = ResourceKey.parse(name)
-            declared = (await self._state_reader.declarations([name]))[name]
-            if not declared.is_declared:
-                continue
-            # a newer declaration replaced an action of another generation
-            is_current = action.generation == declared.generation
-            parts = await self._parts_after(key, action) if is_current else None
-            wanted = (parts or frozenset()).intersection(names)
+            wanted = (await self.others.wanted_parts(key, action, declared)).intersection(names)
             is_sibling = (
                 bool(self._repository) and _repository_of(action.fields) == self._repository
             )
@@ -114,51 +180,14 @@ class Moves:
                 continue
             is_read, resolved = await self._request_read(key)
             if resolved is not None:
-                wanted |= (await self._parts_of(key, resolved) or frozenset()).intersection(names)
-            wanted -= await self._find_refused(key)
+                parts = await self.others.parts_of(key, resolved) or frozenset[str]()
+                wanted |= parts.intersection(names)
+            wanted -= await self.others.find_refused(key)
             if wanted:
                 blocker = blocker or f"{name} to take over {list_first(sorted(wanted))}"
             elif is_sibling and not is_read:
                 blocker = blocker or f"{name} to read its repository"
         return blocker
-
-    async def _other_actions(
-        self, own: ResourceKey, names: Collection[str]
-    ) -> Mapping[str, Action]:
-        """Return the newest action of each other set that may contain these resources."""
-        namespaces = {ResourceKey.parse(name).namespace for name in names} | {SYSTEM_NAMESPACE}
-        actions: dict[str, Action] = {}
-        for namespace in sorted(namespaces):
-            for kind in _SET_KINDS:
-                actions |= await self._state_reader.newest_actions(f"{namespace}.{kind}.*")
-        actions.pop(str(own), None)
-        return actions
-
-    async def _parts_after(self, key: ResourceKey, action: Action) -> frozenset[str] | None:
-        """Return the parts of a set after an action; None if its content is no longer stored."""
-        if action.operation == "Delete":
-            return frozenset()
-        return await self._parts_of(key, action.fields)
-
-    async def _parts_of(self, key: ResourceKey, fields: Fields) -> frozenset[str] | None:
-        digest = fields.get(CONTENT)
-        if digest is None:
-            return frozenset(fields.get(CHILDREN, {}))
-        location = (key.namespace, digest)
-        if location not in self._names:
-            parts = await self._contents.load(*location)
-            if parts is None:
-                return None
-            self._names[location] = frozenset(str(each.manifest.key) for each in parts)
-        return self._names[location]
-
-    async def _find_refused(self, key: ResourceKey) -> frozenset[str]:
-        """Return the parts that a set cannot declare while their current declaration exists."""
-        spec = (await self._state_reader.find_set(set_key_of(key))).spec
-        refused = {} if spec is None else spec.refused
-        return frozenset(
-            name for name, why in refused.items() if not why.startswith(_TRANSIENT_REFUSALS)
-        )
 
     async def _request_read(self, key: ResourceKey) -> tuple[bool, Fields | None]:
         """Request a read of another set, once per action, which also ends its backoff.

@@ -39,7 +39,7 @@ from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.messages import build_message, digest_of_text
-from infra.providers.composition.moves import Moves
+from infra.providers.composition.moves import Moves, OtherSets
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.state_reader import ComposedSet, Row, StateReader
 from infra.providers.jetstream.api import JetStreamApi, classify_error
@@ -303,15 +303,21 @@ class CompositionProvider:
             and row.labels.get(PART_OF_LABEL) == part_of
         }
 
-    def _children(self, action: Action, content: Fields | None) -> Children:
-        """Return the children of an action. ``content``: the fields of the set, if it exists."""
+    def _children(self, action: Action, content: Fields) -> Children:
+        """Return the children of an action. ``content``: the fields of its set."""
         return Children(
             self._state_reader,
             self._publish,
             action,
             parent_of(self.kind, action.external_name),
             source=self.describe_source(action.fields),
-            moves=Moves(self._state_reader, self._contents, self._publish, action, content or {}),
+            moves=Moves(
+                self._state_reader,
+                OtherSets(self._state_reader, self._contents),
+                self._publish,
+                action,
+                content,
+            ),
         )
 
     def describe_source(self, fields: Fields) -> str:
