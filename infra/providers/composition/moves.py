@@ -1,7 +1,7 @@
 """Resources that move between two sets, and keep their objects.
 
 Each set is changed by its own action, at its own time. The log shows which parts a set gives up and
-which parts it wants, so the former set withdraws none that another one takes over (ADR 0078).
+which parts it wants, so the former set withdraws none that another one takes over (ADR 0081).
 """
 
 from __future__ import annotations
