@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -123,7 +124,7 @@ class DirectReader:
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None: ...
 
-    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+    async def next_batch(self, max_seconds: float = math.inf) -> Sequence[IntakeDelivery]:
         raise NotImplementedError
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
