@@ -213,7 +213,7 @@ async def test_the_example_on_the_page_works_unchanged(bare_world: World):
 async def test_a_field_that_is_no_longer_declared_or_defined_is_removed_from_the_object(
     bare_world: World,
 ):
-    """The API merges a PATCH, so a value that is only left out would remain for ever."""
+    """The API merges a PATCH, so a value that is only left out would remain permanently."""
     world, api = bare_world, NotesApi()
     rest = {**MEMO["rest"], "update": {"path": "/notes/{uid}", "method": "PATCH", "shows": "."}}
     spec = {**MEMO, "rest": {each: rest[each] for each in rest if each != "condition"}}
@@ -254,7 +254,7 @@ async def test_a_field_that_is_no_longer_declared_or_defined_is_removed_from_the
 
         await define(footer=None)
         await world.until_outcome(key, "Failed", reason="InvalidInput")
-        await world.until_observed_again()  # no read shows the field any more
+        await world.until_observed_again()  # from now on, no read shows the field
         del fewer["footer"]
         await declare(fewer)
 
