@@ -317,6 +317,7 @@ def _auditor() -> Iterator[str]:
     yield from _common()
     yield from _follow(REJECTIONS)
     yield from _get(REJECTIONS)
+    yield f"{_API}.DIRECT.GET.{LOG}.{subjects.silence('*')}"  # as services read it
 
 
 def _operator() -> Iterator[str]:
@@ -325,6 +326,7 @@ def _operator() -> Iterator[str]:
     yield f"{_API}.STREAM.LIST"
     yield from _follow("*")
     yield from _get("*")
+    yield f"{_API}.DIRECT.GET.{LOG}.{subjects.silence('*')}"  # as services read it
     yield f"{_API}.CONSUMER.INFO.*.*"
     yield f"{_API}.CONSUMER.NAMES.*"
     yield f"{_API}.CONSUMER.LIST.*"
