@@ -21,7 +21,7 @@ def open_stores(directory: Path | None) -> SecretStores:
     """
     stores: dict[str, SecretStore] = {}
     known: list[str] = []
-    key = b""
+    key, read_replaced = b"", tuple
     listed = parse_variable_list(os.environ.get(VARIABLE, ""))
     if listed:
         stores["env"] = environment = EnvironmentSecrets(listed)
@@ -29,7 +29,7 @@ def open_stores(directory: Path | None) -> SecretStores:
     if directory is not None:
         stores["files"] = files = FileSecrets(directory)
         known += files.read_all()
-        key = files.digest_key()
+        key, read_replaced = files.digest_key(), files.read_replaced
     for secret in known:  # an API response may contain a secret before any resource uses it
         PROCESS_SECRETS.add(secret)
-    return SecretStores(stores, key, PROCESS_SECRETS)
+    return SecretStores(stores, key, PROCESS_SECRETS, read_replaced)

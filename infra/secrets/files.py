@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,7 @@ from reconciler.provider.secrets import SecretKey
 
 _KEY_FILE: Final = ".digest-key"
 _KEY_BYTES: Final = 32
+_CHECK_SECONDS: Final = 0.02
 
 
 class FileSecrets:
@@ -40,6 +43,8 @@ class FileSecrets:
         self._directory = directory.resolve()
         self.grants = Grants(self._directory)
         self._replaced = ReplacedSecrets(self._directory)
+        self._stamps: dict[str, int] = {}  # by namespace
+        self._checked_at = -math.inf
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a file's content without the final newline.
@@ -71,6 +76,38 @@ class FileSecrets:
             with contextlib.suppress(ConfigurationError, ValueError):
                 values.append(self._read(key) or "")
         return values
+
+    def read_replaced(self) -> list[str]:
+        """Return the secrets of the namespaces in which a file was replaced since the last call.
+
+        It is called after each response of an API. A new value can only leak if an API receives it
+        in one call, and returns it in another, within `_CHECK_SECONDS` of its replacement.
+        """
+        now = time.monotonic()
+        if now < self._checked_at + _CHECK_SECONDS:
+            return []
+        self._checked_at = now
+        values: list[str] = []
+        for namespace in self._changed_namespaces():
+            with contextlib.suppress(OSError), os.scandir(namespace) as files:
+                keys = [SecretKey(namespace.name, each.name) for each in files]
+                for key in keys:
+                    with contextlib.suppress(ConfigurationError, ValueError):
+                        values.append(self._read(key) or "")
+        return values
+
+    def _changed_namespaces(self) -> list[os.DirEntry[str]]:
+        """Return the directories that changed: a replacement renames a file within one."""
+        changed: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError), os.scandir(self._directory) as entries:
+            for each in entries:
+                if each.name.startswith("."):
+                    continue
+                stamp = each.stat().st_mtime_ns
+                if self._stamps.get(each.name) != stamp:
+                    self._stamps[each.name] = stamp
+                    changed.append(each)
+        return changed
 
     async def write(self, key: SecretKey, value: str) -> None:
         """Write a file atomically: a reader finds either the old or the new value."""

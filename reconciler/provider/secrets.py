@@ -8,7 +8,7 @@ keyed digest shows a rotation.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -59,12 +59,19 @@ class SecretStores:
     """The stores that a process can read, by name.
 
     ``key`` is the key for the digests of their secrets. ``secrecy`` remembers the values that were
-    read, and the credentials of APIs.
+    read, and the credentials of APIs. ``read_replaced`` returns the values that were stored since
+    its last call.
     """
 
     by_name: Mapping[str, SecretStore] = field(default_factory=dict[str, SecretStore])
     key: bytes = b""
     secrecy: Secrecy = field(default_factory=Secrecy)
+    read_replaced: Callable[[], Iterable[str]] = tuple
+
+    def learn_replaced(self) -> None:
+        """Hide new values as well: another process may have sent them to an API first."""
+        for value in self.read_replaced():
+            self.secrecy.add(value)
 
     def for_api(self, credential: str | None = None) -> Secrets:
         """Return the secrets for a client of an API with this credential."""

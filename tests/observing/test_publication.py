@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import Observed
@@ -114,6 +116,39 @@ async def test_observations_that_the_log_never_reflects_expire_ever_later(stage:
     await stage.publish(observations(2 * MAX_UNPROCESSED))
     stage.now += REPEAT_SECONDS
     assert await stage.count(observations(1)) == 1
+
+
+async def test_namespaces_share_the_bytes_and_deletions_come_first(stage: Stage) -> None:
+    large = observations(60, 1024 * KIB)
+    small = [
+        (ResourceKey("other", "Shape", key.name), data)
+        for key, data in (observation(100), observation(101, 300 * KIB))
+    ]
+    gone = ResourceKey("default", "Shape", "gone"), replace(large[0][1], object=None)
+    await stage.publish([*large, *small, gone])
+    first = [key.name for key, _ in stage.published[:4]]
+    assert sorted(first[:2]) == ["gone", "n100"]
+    assert first[2:] == ["n101", "n0"]
+
+
+async def test_a_listing_ends_while_much_of_it_is_unpublished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the objects of all others are not observed until everything is published."""
+    monkeypatch.setattr(publication, "MAX_WAIT_SECONDS", 0.05)
+    large = [observation(number, 400 * KIB) for number in range(100)]
+    published = [
+        each async for part in Publication(time.monotonic).slices("api", large) for each in part
+    ]
+    assert 0 < len(published) < 30
+
+
+async def test_undeclared_objects_come_last(stage: Stage) -> None:
+    declared, undeclared = observation(1, KIB), observation(2)
+    slices = stage.publication.slices(
+        "api", [undeclared, declared], is_undeclared=lambda key: key == undeclared[0]
+    )
+    assert [each async for part in slices for each in part] == [declared, undeclared]
 
 
 async def test_unprocessed_bytes_are_limited(stage: Stage) -> None:

@@ -10,15 +10,17 @@ from msgspec.structs import replace
 
 from events.log import Action
 from events.provider_config import CredentialsRef, ProviderConfigSpec
+from infra.secrets import FileSecrets
 from reconciler.errors import RefusedError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import SecretKey, Secrets, SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 
 CONFIG = ProviderConfigSpec("test", "http://test")
+DB = SecretKey("billing", "db")
 ACTION = Action("a@1", "key", "Create", 1, "default", "x", ())
 
 
@@ -92,3 +94,35 @@ async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_p
     for client in clients:
         with pytest.raises(RefusedError, match=r"x: you sent \*\*\*, \*\*\*$"):
             await client.create(ACTION)
+
+
+@pytest.mark.parametrize("what", ["token", "secret"])
+async def test_a_value_that_another_process_used_first_is_hidden(tmp_path: Path, what: str) -> None:
+    """The API receives the new value in another call, and returns it in the response to ours."""
+
+    class Repeating(Client):
+        async def create(self, action: Action) -> Effect:
+            await super().create(action)
+            raise RefusedError("you sent second&value")
+
+    client = Repeating()
+    token, files = tmp_path / "token", FileSecrets(tmp_path / "secrets")
+    token.write_text("first&value")
+    files.put(DB, "first&value")
+    kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=lambda *_: client)  # pyright: ignore[reportArgumentType, reportUnknownLambdaType] - it only creates
+    configurations = Configurations()
+    reference = CredentialsRef(file=str(token))
+    configurations.by_name["default"] = replace(CONFIG, credentials_ref=reference)
+    stores = SecretStores({"files": files}, read_replaced=files.read_replaced)
+    stores.learn_replaced()
+    call = ProviderPool(KindRegistry([kind]), configurations, stores).get("default", "Shape")
+    response = asyncio.ensure_future(call.create(ACTION))
+    await asyncio.sleep(0.03)
+    if what == "token":
+        token.with_suffix(".new").write_text("second&value")
+        token.with_suffix(".new").replace(token)
+    else:
+        FileSecrets(tmp_path / "secrets").put(DB, "second&value")
+    client.may_respond.set()
+    with pytest.raises(RefusedError, match=r"you sent \*\*\*$"):
+        await response

@@ -269,15 +269,19 @@ class Decider:
                 await self._reader.retry_later([*self._batch, *self._queue], 0.0)
 
     async def _handle_until_done(self, batch: Sequence[IntakeDelivery]) -> Sequence[IntakeDelivery]:
+        postponed: list[IntakeDelivery] = []
         for _ in range(_MAX_ATTEMPTS):
             try:
-                return await self.handle(batch, _SECONDS_PER_TURN)
+                return [*await self.handle(batch, _SECONDS_PER_TURN), *postponed]
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
                     "failed to process a batch; retrying", reason=str(error), size=len(batch)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
-        await self._reader.retry_later(batch, _RETRY_SECONDS)
+            # The histories of some resources may be too long to read together in time.
+            half = max(1, len(batch) // 2)
+            batch, postponed = batch[:half], [*batch[half:], *postponed]
+        await self._reader.retry_later([*batch, *postponed], _RETRY_SECONDS)
         return ()
 
     async def _extend_leases(self) -> None:

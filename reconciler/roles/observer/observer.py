@@ -321,7 +321,8 @@ class Observer:
     ) -> int:
         """Publish the differences between a complete listing and the log. Return their number.
 
-        Without `waits`, differences beyond the limits for the API are left to its next listing.
+        Differences beyond the limits for the API are left to its next listing: at once without
+        `waits`, and otherwise after a while.
 
         Raises:
             ListingRefusedError: this process has not read the log to the end, or the scope has
@@ -372,8 +373,9 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         observations = await self._withhold_unclear(began, observations)
         reach(Failpoint.OBSERVER_LISTED)
-        observations.sort(key=lambda each: self._is_undeclared(each[0]))  # declared ones first
-        slices = self._publication.slices(began.provider_config, observations, waits=waits)
+        slices = self._publication.slices(
+            began.provider_config, observations, is_undeclared=self._is_undeclared, waits=waits
+        )
         async for each in slices:
             if self._configurations.by_name.get(began.provider_config) != config:
                 raise ListingRefusedError("its ProviderConfig was changed during publication")

@@ -7,9 +7,11 @@ roles, so unprocessed observations of one API could fill the intake for all name
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import ClassVar, Final, NamedTuple
 
 import msgspec
@@ -23,6 +25,7 @@ from events.log import (
     OwnershipReleased,
 )
 from events.names import ResourceKey
+from reconciler.roles.runtime.pauses import in_slices
 
 Observation = tuple[ResourceKey, Observed]
 
@@ -41,6 +44,9 @@ REPEAT_SECONDS: Final = 15.0
 """Time after which an observation counts as lost. It doubles while the log reflects none."""
 
 MAX_REPEAT_SECONDS: Final = 300.0
+
+MAX_WAIT_SECONDS: Final = 10.0
+"""Limit on the time for which one listing waits for room."""
 
 _SLICE: Final = 500
 
@@ -88,26 +94,35 @@ class Publication:
         self._apis_of: dict[str, set[_Api]] = {}  # by subject
 
     async def slices(
-        self, provider_config: str, observations: Sequence[Observation], *, waits: bool = True
+        self,
+        provider_config: str,
+        observations: Sequence[Observation],
+        *,
+        is_undeclared: Callable[[ResourceKey], bool] = lambda _key: False,
+        waits: bool = True,
     ) -> AsyncIterator[Sequence[Observation]]:
         """Divide observations into slices to publish, each when there is room for it.
 
         A slice counts as published when the next one is requested. Without `waits`, the iteration
-        ends when there is no room.
+        ends when there is no room, and otherwise after `MAX_WAIT_SECONDS`: the next listing repeats
+        the rest, and also contains what has changed since.
         """
         api = self._apis.setdefault(provider_config, _Api(self._clock()))
-        waiting = [*reversed(observations)]
+        ends_at = self._clock() + (MAX_WAIT_SECONDS if waits else 0.0)
+        waiting = await _share_fairly(observations, is_undeclared)
+        waiting.reverse()
         while waiting:
             while (wait := self._wait_seconds(api)) > 0:
-                if not waits:
+                if self._clock() >= ends_at:
                     return
                 api.has_room.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(api.has_room.wait(), wait)
+                    remaining = ends_at - self._clock()
+                    await asyncio.wait_for(api.has_room.wait(), min(wait, remaining))
             chosen, sizes = list[Observation](), list[int]()
             room = MAX_UNPROCESSED - api.messages
             while waiting and len(chosen) < min(room, _SLICE):
-                size = max(LEAST_BYTES, len(_encoder.encode(waiting[-1][1].object)))
+                size = _size_of(waiting[-1])
                 if chosen and api.size + sum(sizes) + size > MAX_UNPROCESSED_BYTES:
                     break
                 sizes.append(size)
@@ -150,3 +165,32 @@ class Publication:
         if api.messages >= MAX_UNPROCESSED or api.size >= MAX_UNPROCESSED_BYTES:
             return max(0.0, min(each.until for each in api.published.values()) - now)
         return max(0.0, -api.burst / BYTES_PER_SECOND)
+
+
+async def _share_fairly(
+    observations: Sequence[Observation], is_undeclared: Callable[[ResourceKey], bool]
+) -> list[Observation]:
+    """Order observations so that each namespace gets the same number of bytes, small ones first.
+
+    Undeclared objects, which have no namespace of their own, follow all others.
+    """
+    sized: list[tuple[int, Observation]] = []
+    async for chunk in in_slices(observations):
+        sized += [(_size_of(each), each) for each in chunk]
+    sized.sort(key=itemgetter(0))
+    totals = Counter[str]()
+    declared, undeclared = list[tuple[int, Observation]](), list[Observation]()
+    async for chunk in in_slices(sized):
+        for size, each in chunk:
+            key = each[0]
+            if is_undeclared(key):
+                undeclared.append(each)
+            else:
+                totals[key.namespace] += size
+                declared.append((totals[key.namespace], each))
+    declared.sort(key=itemgetter(0))
+    return [each for _, each in declared] + undeclared
+
+
+def _size_of(observation: Observation) -> int:
+    return max(LEAST_BYTES, len(_encoder.encode(observation[1].object)))

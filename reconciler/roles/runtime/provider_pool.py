@@ -91,9 +91,11 @@ class ProviderPool:
                 f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} "
                 f"requires {kind.provider!r}"
             )
+        rotation = _Rotation(config.credentials_ref, self._stores)
         secrets = self._stores.for_api(resolve_secret(config.credentials_ref))
         with mask_secrets(secrets.secrecy):
-            return guard_provider(kind.connect(config, secrets, CallPermit()), secrets)
+            provider = kind.connect(config, secrets, CallPermit())
+        return guard_provider(provider, secrets, rotation.learn)
 
     def _close_later(self, provider: GuardedProvider) -> None:
         """Close a replaced client after its calls, whose results would otherwise be unknown."""
@@ -110,6 +112,28 @@ class ProviderPool:
         self._open.clear()
         if closing:  # each ends once its calls have failed
             await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
+
+
+class _Rotation:
+    """Adds the new values of an API's credential and of stored secrets to those that are hidden."""
+
+    def __init__(self, credentials: CredentialsRef | None, stores: SecretStores) -> None:
+        self._credentials = credentials
+        self._stores = stores
+        self._stamp = self._current_stamp()
+
+    def learn(self) -> None:
+        """Read what was replaced since the last call."""
+        stamp = self._current_stamp()
+        if stamp != self._stamp:
+            with contextlib.suppress(ConfigurationError):  # the next call of the API reports it
+                self._stores.secrecy.add(resolve_secret(self._credentials) or "")
+                self._stamp = stamp
+        self._stores.learn_replaced()
+
+    def _current_stamp(self) -> _Stamp | None:
+        file = None if self._credentials is None else self._credentials.file
+        return None if file is None else _stamp(file)
 
 
 async def _close_when_idle(provider: GuardedProvider) -> None:

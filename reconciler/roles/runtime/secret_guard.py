@@ -50,9 +50,16 @@ _P = ParamSpec("_P")
 class GuardedProvider:
     """Wraps a ``reconciler.provider.Provider``, and counts its calls."""
 
-    def __init__(self, provider: Provider, secrets: Secrets) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        secrets: Secrets,
+        learn_secrets: Callable[[], object] = lambda: None,
+    ) -> None:
         self._provider = provider
         self._secrets = secrets
+        # after each response, and before anything in it is searched for secrets
+        self._learn_secrets = learn_secrets
         self._secrecy = secrets.secrecy
         self._calls = 0
         self._budget = ResponseBudget(
@@ -105,8 +112,11 @@ class GuardedProvider:
         self._calls += 1
         try:
             try:  # as ``mask_secrets`` does, which costs more than the rest of this method
-                with share:
-                    return await method(*args, **kwargs)
+                try:
+                    with share:
+                        return await method(*args, **kwargs)
+                finally:
+                    self._learn_secrets()
             except Exception as error:
                 masked = _mask_error(error, self._secrecy)
                 if masked is error:
@@ -143,8 +153,11 @@ class GuardedProvider:
         pages = aiter(self._provider.pages(scope, page_size=page_size))
         with mask_secrets(self._secrecy):
             for _ in range(MAX_PAGES):
-                with share:  # not while the caller processes the page
-                    page = await anext(pages, None)
+                try:
+                    with share:  # not while the caller processes the page
+                        page = await anext(pages, None)
+                finally:
+                    self._learn_secrets()
                 if page is None:
                     return
                 yield page
@@ -171,8 +184,13 @@ class GuardedProvider:
 class GuardedWatchingProvider(GuardedProvider):
     """Wraps a ``reconciler.provider.WatchingProvider``."""
 
-    def __init__(self, provider: WatchingProvider, secrets: Secrets) -> None:
-        super().__init__(provider, secrets)
+    def __init__(
+        self,
+        provider: WatchingProvider,
+        secrets: Secrets,
+        learn_secrets: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(provider, secrets, learn_secrets)
         self._watching = provider
 
     async def changes(self, after: str | None) -> str:
@@ -180,16 +198,25 @@ class GuardedWatchingProvider(GuardedProvider):
         share = Share(self._budget)
         try:
             with mask_secrets(self._secrecy), share:
-                return await self._watching.changes(after)
+                try:
+                    return await self._watching.changes(after)
+                finally:
+                    self._learn_secrets()
         finally:
             share.release()
 
 
-def guard_provider(provider: Provider, secrets: Secrets) -> GuardedProvider:
-    """Wrap a provider, so that its errors contain no secrets."""
+def guard_provider(
+    provider: Provider, secrets: Secrets, learn_secrets: Callable[[], object] = lambda: None
+) -> GuardedProvider:
+    """Wrap a provider, so that its errors contain no secrets.
+
+    ``learn_secrets`` is called after each response: another process may already have used a new
+    value of a secret, and the API may return it to this process.
+    """
     if isinstance(provider, WatchingProvider):
-        return GuardedWatchingProvider(provider, secrets)
-    return GuardedProvider(provider, secrets)
+        return GuardedWatchingProvider(provider, secrets, learn_secrets)
+    return GuardedProvider(provider, secrets, learn_secrets)
 
 
 @contextmanager
