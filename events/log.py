@@ -211,6 +211,10 @@ class DriftDetected(_Event, frozen=True):
     recent: Annotated[
         tuple[PathDrift, ...], description("Recent drifts of each path, including this one.")
     ] = ()
+    renamed_to: Annotated[
+        str,
+        description("Name that another client gave the missing object; empty if none is known."),
+    ] = ""
 
 
 class OwnershipClaimed(_Event, frozen=True):

@@ -393,7 +393,12 @@ def detect_loss_and_drift(
         )
         if not desired.is_declared:
             return (release,)
-        drift = DriftDetected(desired.generation, missing=True, suspected_action=suspect)
+        drift = DriftDetected(
+            desired.generation,
+            missing=True,
+            suspected_action=suspect,
+            renamed_to=state.observed.found_as,
+        )
         return (drift, release)
     if comparison.is_replaced or _has_lost_its_uid(command, owned, existing):
         is_written = isinstance(command.data, Reported) and command.data.error is None

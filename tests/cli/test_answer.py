@@ -45,6 +45,13 @@ def recreated_story() -> Story:
     return story
 
 
+def renamed_story() -> Story:
+    story = converged_story()
+    story.observe(None, found_as="old")
+    story.succeed()
+    return story
+
+
 def recreation_story() -> Story:
     story = converged_story()
     story.observe(None)
@@ -131,6 +138,10 @@ def undeclared_story() -> Story:
             "is as declared: tests declared generation 2 and the worker updated the object.",
         ),
         (recreated_story, "was deleted outside of Reconciler and has been recreated."),
+        (
+            renamed_story,
+            "was renamed to old outside of Reconciler and has been recreated; old still exists.",
+        ),
         (
             recreation_story,
             "was deleted outside of Reconciler. An action is in progress (Create, attempt 1).",

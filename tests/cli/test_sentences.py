@@ -187,6 +187,10 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
     ),
     (DriftDetected(1, missing=True), "The object was deleted outside of Reconciler"),
     (
+        DriftDetected(1, missing=True, renamed_to="old"),
+        "The object was renamed to old outside of Reconciler, and still exists",
+    ),
+    (
         DriftDetected(
             1,
             differences=(

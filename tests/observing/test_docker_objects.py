@@ -23,6 +23,7 @@ from infra.providers.docker.engine import EngineApi
 from infra.providers.docker.volume import VOLUME
 from infra.providers.responses import Response
 from infra.secrets import open_stores
+from reconciler.cli.past.summaries import describe_drift
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
 from reconciler.sdk.plan import compute_plan
@@ -340,6 +341,24 @@ async def test_a_volume_in_use_is_kept_with_its_data_and_its_user_is_named(
     adopting_manifest = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
     await docked.declare_all([adopting_manifest])
     await wait_until_converged(docked, adopting_manifest.key, generation=3)
+
+
+async def test_the_history_names_the_new_name_of_a_renamed_container(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    manifest = container(f"{prefix}-web", engine.image)
+    await docked.declare_all([manifest])
+    await wait_until_converged(docked, manifest.key)
+    engine.admin.post(f"/containers/{prefix}-web/rename", name=f"{prefix}-old")
+
+    async def drifts() -> list[DriftDetected]:
+        return every(DriftDetected, [each.data for each in await docked.history(manifest.key)])
+
+    await docked.until(drifts, "drift")
+    (drift,) = await drifts()
+    assert drift.renamed_to == f"{prefix}-old"
+    renamed = f"The object was renamed to {prefix}-old outside of Reconciler"
+    assert describe_drift(drift).startswith(renamed)
 
 
 async def test_a_removed_volume_is_not_replaced_by_an_empty_one(

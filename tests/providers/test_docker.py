@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -32,13 +33,13 @@ from reconciler.errors import (
     NotFoundError,
     ProviderError,
     RefusedError,
-    UnknownResultError,
 )
 from reconciler.provider import Effect, LoggingProvider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import ProviderContract, action, listing, with_version_of
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.engines import TestEngine
 from tests.host_access import EVERYTHING
 
@@ -366,27 +367,65 @@ async def test_a_missing_dependency_is_named_and_nothing_is_created(case: Case) 
     assert case.admin.volume(f"{case.prefix}-typo") is None
 
 
-async def test_a_container_whose_port_is_in_use_starts_once_the_port_is_free(case: Case) -> None:
+async def test_a_creation_is_not_done_while_another_container_uses_its_port(case: Case) -> None:
     first = await case.create_container("-first", ports=[{"container": 80}])
     port = first.outputs["ports"]["80/tcp"]
     create = action(
         "Create", f"{case.prefix}-second", case.fields(ports=[{"container": 80, "host": port}])
     )
-    with pytest.raises(UnknownResultError, match=r"already allocated|already in use") as caught:
+    with pytest.raises(
+        NotDoneError, match=f"container '{first.name}'.* uses port {port}/tcp"
+    ) as caught:
         await case.containers.create(create)
     assert caught.value.status == 409, "not a sign of a failing Engine"
-    assert f"container '{first.name}' uses port {port}/tcp" in caught.value.message
-    unfinished = await case.containers.read(create.external_name)
-    assert unfinished is not None
-    assert unfinished.written_by == create.idempotency_key
+    assert await case.containers.read(create.external_name) is None
+    stopped = await case.create_container(
+        "-stopped", running=False, ports=[{"container": 80, "host": port}]
+    )
     with pytest.raises(NotDoneError, match=r"already allocated|already in use"):
         await case.containers.update(
-            with_version_of(action("Update", unfinished.name, create.fields), unfinished)
+            with_version_of(action("Update", stopped.name, create.fields), stopped)
         )
     await case.containers.delete(with_version_of(action("Delete", first.name, {}), first))
     effect = await case.containers.create(create)
-    assert effect.replayed
     assert is_as_declared(effect.object, create.fields)
+
+
+async def test_a_renamed_container_that_uses_the_port_is_named(case: Case) -> None:
+    create = action("Create", case.prefix, case.fields(ports=[{"container": 80}]))
+    create.labels[OWNER_LABEL] = "log/default/Container/web"
+    first = (await case.containers.create(create)).object
+    assert first is not None
+    port = first.outputs["ports"]["80/tcp"]
+    case.admin.post(f"/containers/{case.prefix}/rename", name=f"{case.prefix}-old")
+    again = action("Create", case.prefix, case.fields(ports=[{"container": 80, "host": port}]))
+    again.labels[OWNER_LABEL] = create.labels[OWNER_LABEL]
+    with pytest.raises(NotDoneError) as caught:
+        await case.containers.create(again)
+    name = f"{case.prefix}-old"
+    assert f"container {name!r}, which another client renamed, uses" in str(caught.value)
+
+
+async def test_containers_may_publish_a_port_at_different_addresses(case: Case) -> None:
+    first = await case.create_container("-a", ports=[{"container": 80, "address": "127.0.0.1"}])
+    port = first.outputs["ports"]["80/tcp"]
+    shared: Fields = {"container": 80, "address": "127.0.0.2", "host": port}
+    assert await case.create_container("-b", ports=[shared])
+    with pytest.raises(NotDoneError, match=f"container '{first.name}'.* uses port"):
+        await case.create_container("-c", ports=[{**shared, "address": "127.0.0.1"}])
+
+
+async def test_a_creation_is_not_done_while_another_process_uses_its_port(case: Case) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        fields = case.fields(ports=[{"container": 80, "host": port}])
+        create = action("Create", case.prefix, fields)
+        with pytest.raises(NotDoneError, match="a process outside of this Engine uses") as caught:
+            await case.containers.create(create)
+        assert caught.value.status == 409, "not a sign of a failing Engine"
+        assert await case.containers.read(case.prefix) is None, "it never ran"
+    effect = await case.containers.create(create)
+    assert is_as_declared(effect.object, fields)
 
 
 async def test_an_equivalent_spelling_does_not_count_as_a_difference(case: Case) -> None:

@@ -6,7 +6,8 @@ first stores the action's key in a label, and each can be repeated, so a retried
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import ipaddress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -73,6 +74,7 @@ from reconciler.provider.data_check import check_data
 from reconciler.provider.listing import Unreadable, convert_by_size
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 
 DEFAULT_STOP_SECONDS: Final = 10
 STOP_TIMEOUT_FRACTION: Final = 0.5
@@ -98,10 +100,20 @@ _PAGE_BYTES: Final = 4096
 _DONE: Final = frozenset({HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
+_PORT_REMEDY: Final = "stop it, or declare another port"
+
+
+class _PublishedPort(msgspec.Struct, frozen=True, rename="pascal"):
+    type: str
+    public_port: int = 0
+    address: str = msgspec.field(name="IP", default="")
+
+
 class _ListedContainer(msgspec.Struct, frozen=True, rename="pascal"):
     id: str
     names: list[str] | None = None
     labels: dict[str, str] | None = None
+    ports: list[_PublishedPort] | None = None
 
 
 class _CreateResponse(msgspec.Struct, frozen=True, rename="pascal"):
@@ -165,6 +177,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if not self._may_be_root:  # otherwise a program in the image could become root
             content["HostConfig"]["SecurityOpt"] = ["no-new-privileges"]
         await self._check_requirements(action.fields)
+        await self._check_ports(action)
         query = [("name", checked_name(action.external_name))]
         response = await self._api.call("POST", "/containers/create", query=query, body=content)
         if response.status_code == HTTPStatus.CONFLICT:
@@ -175,7 +188,12 @@ class ContainersProvider(NamedObjects[_Container]):
             raise build_engine_error(response)
         with mark_partial_failure("the container was created, but a later step failed"):
             created = await self._by_id(decode_body(response, _created_decoder).id)
-        return await self._finish(created, action)
+        try:
+            return await self._finish(created, action)
+        except UnknownResultError as error:
+            if not is_port_in_use(error.message):
+                raise
+            raise await self._undo_creation(created, error) from error
 
     async def complete_object(
         self, action: Action, existing: ExistingObject[_Container]
@@ -373,13 +391,28 @@ class ContainersProvider(NamedObjects[_Container]):
         except NotDoneError as error:
             if not is_port_in_use(error.message):
                 raise
+            users = await self._find_port_users(fields, inspection.id, inspection.labels)
+            who = list_first(users) if users else "a process outside of this Engine uses it"
             raise NotDoneError(
-                f"{error.message}; {await self._describe_port_users(inspection, fields)}",
-                status=error.status,
+                f"{error.message}; {who}; {_PORT_REMEDY}", status=error.status
             ) from error
 
-    async def _describe_port_users(self, inspection: Inspection, fields: Fields) -> str:
-        """Name the containers that publish the declared ports, which may have been renamed."""
+    async def _check_ports(self, action: Action) -> None:
+        """Check that no other container uses a declared port: the Engine only does at the start."""
+        if not action.fields.get("running", True):
+            return
+        users = await self._find_port_users(action.fields, "", action.labels)
+        if users:
+            raise NotDoneError(f"{list_first(users)}; {_PORT_REMEDY}", status=HTTPStatus.CONFLICT)
+
+    async def _find_port_users(
+        self, fields: Fields, own_id: str, labels: Mapping[str, str]
+    ) -> list[str]:
+        """Describe the other running containers that publish the declared ports.
+
+        ``labels``: the labels of the declared container. A container with the same owner was
+        renamed, because its name is free.
+        """
         users: list[str] = []
         for port in fields.get("ports", ()):
             if "host" not in port:
@@ -387,14 +420,31 @@ class ContainersProvider(NamedObjects[_Container]):
             published = f"{port['host']}/{port['protocol']}"
             query = [filters(publish=[published])]
             running = await self._api.get("/containers/json", _listing_decoder, query)
-            users += [
-                f"container {_name_of(each)!r} uses port {published}"
-                for each in running
-                if each.id != inspection.id
-            ]
-        if not users:
-            return "a process outside of this Engine uses a declared port"
-        return f"{list_first(users)}; stop it, or declare another port"
+            for each in running:
+                if each.id == own_id or not _publishes(each, port):
+                    continue
+                owner = labels.get(OWNER_LABEL)
+                is_former = owner is not None and (each.labels or {}).get(OWNER_LABEL) == owner
+                note = ", which another client renamed," if is_former else ""
+                users.append(f"container {_name_of(each)!r}{note} uses port {published}")
+        return users
+
+    async def _undo_creation(self, created: Inspection, error: UnknownResultError) -> ProviderError:
+        """Remove a container that could not start, so that the creation is definitely not done.
+
+        Its own anonymous volumes have never been used. The Engine keeps volumes with a name, and
+        refuses to remove a container that another call has started.
+        """
+        query = [("v", "true")]
+        try:
+            response = await self._api.call("DELETE", f"/containers/{created.id}", query=query)
+        except ProviderError:
+            return error
+        if response.status_code not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND):
+            return error
+        cause = error.__cause__
+        message = cause.message if isinstance(cause, ProviderError) else error.message
+        return NotDoneError(message, status=HTTPStatus.CONFLICT)
 
     async def _post(self, path: str, body: object = None) -> None:
         response = await self._api.call("POST", path, body=body)
@@ -529,6 +579,26 @@ class ContainersProvider(NamedObjects[_Container]):
 
 def _name_of(container: _ListedContainer) -> str:
     return (container.names or [container.id])[0].removeprefix("/")
+
+
+def _publishes(container: _ListedContainer, port: Fields) -> bool:
+    """Return whether a container publishes a declared port at an overlapping address."""
+    return any(
+        (each.public_port, each.type) == (port["host"], port["protocol"])
+        and _overlaps(each.address, port.get("address", ""))
+        for each in container.ports or ()
+    )
+
+
+def _overlaps(first: str, second: str) -> bool:
+    """Return whether two addresses to listen on overlap. An empty one means all addresses."""
+    if not first or not second:
+        return True
+    addresses = {ipaddress.ip_address(first), ipaddress.ip_address(second)}
+    has_one_version = len({each.version for each in addresses}) == 1
+    return has_one_version and (
+        len(addresses) == 1 or any(each.is_unspecified for each in addresses)
+    )
 
 
 def _without_running(fields: Fields) -> Fields:

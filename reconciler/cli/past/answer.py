@@ -128,7 +128,8 @@ def _explain_convergence(outcome: OutcomeRecorded, causes: Sequence[LogEvent], p
     if drift is not None and done is not None:
         repaired = "recreated" if drift.missing else "corrected"
         comma = "," if drift.suspected_action else ""
-        return f"{_describe_drift(drift)}{comma} and has been {repaired}"
+        kept = f"; {drift.renamed_to} still exists" if drift.renamed_to else ""
+        return f"{_describe_drift(drift)}{comma} and has been {repaired}{kept}"
     declared = next((each for each in causes if isinstance(each.data, SpecDeclared)), None)
     if declared is None:
         return f"is as declared in generation {outcome.generation}"
@@ -149,6 +150,8 @@ def _explain_convergence(outcome: OutcomeRecorded, causes: Sequence[LogEvent], p
 
 
 def _describe_drift(drift: DriftDetected) -> str:
+    if drift.renamed_to:
+        return f"was renamed to {drift.renamed_to} outside of Reconciler"
     paths = ", ".join(each.path for each in drift.differences)
     if not drift.suspected_action:
         happened = "was deleted" if drift.missing else "was changed"

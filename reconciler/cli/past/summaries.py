@@ -341,6 +341,10 @@ def describe_drift(data: DriftDetected) -> str:
         f"{each.path} is {_format_value(each.observed)} (declared: {_format_value(each.desired)})"
         for each in data.differences
     )
+    if data.renamed_to:
+        return (
+            f"The object was renamed to {data.renamed_to} outside of Reconciler, and still exists"
+        )
     if not data.suspected_action:
         if data.missing:
             return "The object was deleted outside of Reconciler"
