@@ -55,12 +55,15 @@ class FileRoot:
         self.path = path
 
     @contextmanager
-    def open_parent(self, name: str, *, create: bool = False) -> Generator[int | None]:
+    def open_parent(
+        self, name: str, *, create: bool = False, marker: str = ""
+    ) -> Generator[int | None]:
         """Open the folder that contains a name; None if it does not exist and ``create`` is false.
 
-        Raises ``NotDoneError`` if the root is missing, ``RefusedError`` if a link is in the path.
+        Each created folder gets an empty file with the name ``marker``, unless it is empty. Raises
+        ``NotDoneError`` if the root is missing, ``RefusedError`` if a link is in the path.
         """
-        with self._folder(name.split("/")[:-1], create=create) as folder:
+        with self._folder(name.split("/")[:-1], create=create, marker=marker) as folder:
             yield folder
 
     def entries(self, folder_names: Sequence[str], prefix: str, *, max_files: int) -> Entries:
@@ -86,13 +89,13 @@ class FileRoot:
             os.close(os.open(self.path / ROOT_MARKER, os.O_CREAT | os.O_EXCL, 0o644))
 
     @contextmanager
-    def _folder(self, segments: list[str], *, create: bool = False) -> Generator[int | None]:
+    def _folder(self, segments: list[str], *, create: bool, marker: str) -> Generator[int | None]:
         folder: int | None = self._open_root()
         try:
             for segment in segments:
                 parent, folder = folder, None
                 try:
-                    folder = _enter(parent, segment, create=create)
+                    folder = _enter(parent, segment, create=create, marker=marker)
                 finally:
                     os.close(parent)
                 if folder is None:
@@ -266,7 +269,7 @@ def is_same_file(folder: int, first: str, second: str) -> bool:
     )
 
 
-def _enter(folder: int, segment: str, *, create: bool) -> int | None:
+def _enter(folder: int, segment: str, *, create: bool, marker: str = "") -> int | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
         return os.open(check_segment(segment), flags, dir_fd=folder)
@@ -290,6 +293,8 @@ def _enter(folder: int, segment: str, *, create: bool) -> int | None:
     child = os.open(segment, flags, dir_fd=folder)
     if is_new:
         os.fchmod(child, _FOLDER_MODE)  # regardless of the umask
+        if marker:
+            os.close(os.open(marker, os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=child))
         os.fsync(folder)
     return child
 

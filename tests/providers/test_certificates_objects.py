@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import ssl
 import stat
@@ -31,9 +32,11 @@ from infra.providers.certificates.acme_client import AcmeClient, Challenge
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.checks import CHECKS, Case, find_order_reason, findings
+from infra.providers.certificates.delivery import Bundle, deliver, withdraw
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.pem import CertificateInfo, certificates_in, is_signed_by
-from infra.providers.certificates.spec import STORE
+from infra.providers.certificates.spec import CREATED, STORE
+from infra.providers.certificates.store import root_of
 from infra.providers.host_guard import HostGuard
 from reconciler.errors import (
     ConfigurationError,
@@ -253,6 +256,7 @@ def test_a_lifetime_shorter_than_renew_before_does_not_cause_a_hot_loop() -> Non
         (Case("k", FACTS, {}, is_due=True), ["NearExpiry"], True),
         (Case("k", FACTS, {"tls.key": "Missing"}), ["FileMissing: tls.key"], False),
         (Case("k", FACTS, {"tls.key": "Exposed"}), ["FileExposed: tls.key"], False),
+        (Case("k", FACTS, {}, is_key_exposed=True), ["KeyExposed"], False),
     ],
 )
 def test_each_check_reports_what_is_wrong_and_how_to_fix_it(
@@ -595,6 +599,92 @@ async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
         with pytest.raises(RefusedError, match="its key is missing"):
             await issuers.update(update_action)
     assert authority.uid == current.uid
+
+
+async def test_a_stored_key_that_other_accounts_can_read_is_rewritten(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    authority = await create_issuer(root, "own", OWN_CA)
+    certificate = await create_certificate(provider)
+    keys = list((root / STORE).rglob("*.key"))
+    assert len(keys) == 2
+    contents = [each.read_bytes() for each in keys]
+    opened = [each.open("rb") for each in keys]
+    for each in keys:
+        each.chmod(0o644)
+
+    async with connect_issuers(root) as issuers:
+        exposed_authority = await issuers.read("own")
+        assert exposed_authority is not None
+        assert exposed_authority.fields["problems"] == ["KeyExposed"]
+        repair = with_version_of(
+            action("Update", "own", ISSUER.check_fields(OWN_CA)), exposed_authority
+        )
+        repaired_authority = (await issuers.update(repair)).object
+    exposed = await read_certificate(provider)
+    assert exposed.fields["problems"] == ["KeyExposed"]
+    repaired = (await provider.update(update(exposed))).object
+
+    assert repaired is not None
+    assert repaired_authority is not None
+    assert repaired.fields["problems"] == repaired_authority.fields["problems"] == []
+    assert [stat.S_IMODE(each.stat().st_mode) for each in keys] == [0o600, 0o600]
+    assert [each.read_bytes() for each in keys] == contents
+    for key, file in zip(keys, opened, strict=True):
+        assert not os.path.samestat(key.stat(), os.fstat(file.fileno())), "a link may remain"
+        file.close()
+    for name in ("fingerprint", "certificate"):
+        assert repaired_authority.outputs[name] == authority.outputs[name]
+    assert repaired.outputs["serial"] == certificate.outputs["serial"]
+
+
+async def test_directories_that_a_delivery_created_are_removed_with_their_last_certificate(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    await create_issuer(root, "own", OWN_CA)
+    (root / "theirs").mkdir()
+    deletions = [
+        with_version_of(action("Delete", name, {}), effect.object)
+        for name, folder in {
+            "first": "shop/eu/first",
+            "second": "shop/second",
+            "third": "theirs/a/third",
+        }.items()
+        if (effect := await provider.create(create({**WEB, "folder": folder}, name))).object
+    ]
+    await provider.delete(deletions[0])
+    assert sorted(each.name for each in (root / "shop").iterdir()) == [CREATED, "second"]
+    await provider.delete(deletions[1])
+    assert not (root / "shop").exists()
+    await provider.delete(deletions[2])
+    assert list((root / "theirs").iterdir()) == [], "its directory is not ours"
+
+
+@pytest.mark.parametrize("missing", ["the certificate's directory", "its marker", "nothing"])
+async def test_an_interrupted_removal_of_directories_is_resumed(root: Path, missing: str) -> None:
+    bundle = Bundle(b"key", b"chain", b"ca")
+    deliver(root_of(root.as_uri()), "shop/eu/web", "web", bundle, str)
+    (root / "shop/other").touch()
+    if missing == "the certificate's directory":
+        shutil.rmtree(root / "shop/eu/web")
+    elif missing == "its marker":
+        shutil.rmtree(root / "shop/eu/web")
+        (root / "shop/eu" / CREATED).unlink()
+    withdraw(root_of(root.as_uri()), "shop/eu/web", "web")
+    assert (root / "shop/eu").exists() == (missing == "its marker"), "it may be theirs"
+    assert (root / "shop/other").exists()
+
+
+async def test_a_directory_that_a_delivery_created_may_become_a_certificates_directory(
+    root: Path,
+) -> None:
+    bundle, opened = Bundle(b"key", b"chain", b"ca"), root_of(root.as_uri())
+    deliver(opened, "shop/eu", "inner", bundle, str)
+    deliver(opened, "shop", "outer", bundle, str)
+    withdraw(opened, "shop/eu", "inner")
+    assert (root / "shop/tls.key").exists()
+    withdraw(opened, "shop", "outer")
+    assert not (root / "shop").exists()
 
 
 async def test_an_authority_that_lost_its_certificate_signs_a_new_one_with_its_key(

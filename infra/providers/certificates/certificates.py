@@ -272,6 +272,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             has_current_ca=ca in (None, stored_ca),
             grants_duration=ca is not None,
             applied=fields,
+            is_key_exposed=self._store.is_exposed(name, record.key_file),
         )
         return _StoredCertificate(
             name, record, key, info, bundle, case, self._folder.root.path / path
@@ -438,6 +439,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             raise NotDoneError(
                 f"the stored files of certificate {name!r} were lost during the call"
             )
+        self._store.protect(name, certificate.record.key_file)
         path = _delivery_path(name, certificate.record.fields)
         if path not in certificate.record.folders:
             folders = (*certificate.record.folders, path)

@@ -31,7 +31,8 @@ class Case(NamedTuple):
 
     ``key``: digest of the public half of the stored key. ``is_trusted``: whether the current issuer
     signed the certificate. ``has_current_ca``: whether the stored CA certificate is the issuer's.
-    ``grants_duration``: whether the issuer grants the requested duration.
+    ``grants_duration``: whether the issuer grants the requested duration. ``is_key_exposed``:
+    whether other accounts may read the stored key.
     """
 
     key: str | None
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     desired: Fields | None = None
     grants_duration: bool = True
     is_due: bool = False
+    is_key_exposed: bool = False
 
 
 Check = Callable[[Case], Iterator[Finding]]
@@ -65,6 +67,12 @@ def key_matches_certificate(case: Case) -> Iterator[Finding]:
     certificate = case.certificate
     if certificate is not None and case.key not in (None, certificate.public_key):
         yield Finding("KeyDiffers", "", "Order")
+
+
+def key_is_private(case: Case) -> Iterator[Finding]:
+    """Only the worker's account may read the stored key."""
+    if case.is_key_exposed:
+        yield Finding("KeyExposed", "", "Delivery")
 
 
 def is_signed_by_issuer(case: Case) -> Iterator[Finding]:
@@ -117,6 +125,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     request_matches_declaration,
     near_expiry,
     ca_is_current,
+    key_is_private,
     files_are_delivered,
 )
 

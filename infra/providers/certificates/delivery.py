@@ -6,6 +6,7 @@ All functions block, and raise ``OSError`` unchanged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -16,12 +17,14 @@ from infra.providers.certificates.spec import (
     CA_FILE,
     CERTIFICATE_FILE,
     COMBINED_FILE,
+    CREATED,
     KEY_FILE,
     MARKER,
 )
 from infra.providers.certificates.store import (
     PRIVATE_MODE,
     PUBLIC_MODE,
+    is_exposed,
     read_file,
     write_file,
 )
@@ -98,6 +101,8 @@ def deliver(
 ) -> None:
     """Write the files that differ. Raises ``RefusedError`` for other clients' files."""
     check_folder(root, path, name, describe_owner)
+    with root.open_parent(path, create=True, marker=CREATED):
+        pass  # several certificates may share the enclosing folders
     with root.open_parent(f"{path}/x", create=True) as folder:
         assert folder is not None
         if not _owns_folder(folder, path, name, describe_owner):
@@ -108,26 +113,52 @@ def deliver(
 
 
 def withdraw(root: FileRoot, path: str, name: str) -> None:
-    """Remove the files of a certificate, and its folder if it is then empty."""
+    """Remove the files of a certificate, and the folders that are then empty."""
+    with root.open_parent(f"{path}/x") as folder:
+        marker = None if folder is None else read_file(folder, MARKER)
+        if folder is not None and (marker is None or _name_in(marker) != name):
+            return
+        if folder is not None:
+            _remove_files(folder)
+    if folder is None or _remove_empty_folder(root, path):
+        _remove_created_parents(root, path)
+
+
+def _remove_files(folder: int) -> None:
+    for file_name in (*_FILES, MARKER):
+        file_stat = stat_of(folder, file_name)
+        if file_stat is not None and stat.S_ISREG(file_stat.st_mode):
+            os.unlink(file_name, dir_fd=folder)
+        discard(folder, temporary_name(file_name))  # left by a crash
+
+
+def _remove_created_parents(root: FileRoot, path: str) -> None:
+    """Remove the enclosing folders that a delivery created, and that have no other content."""
+    segments = path.split("/")
+    for length in range(len(segments) - 1, 0, -1):
+        parent = "/".join(segments[:length])
+        with root.open_parent(f"{parent}/x") as folder:
+            is_created = folder is None or stat_of(folder, CREATED) is not None
+        if not is_created or not _remove_empty_folder(root, parent):
+            return
+
+
+def _remove_empty_folder(root: FileRoot, path: str) -> bool:
+    """Remove a folder that contains at most its mark. Return whether it no longer exists."""
     with root.open_parent(f"{path}/x") as folder:
         if folder is None:
-            return
-        marker = read_file(folder, MARKER)
-        if marker is None or _name_in(marker) != name:
-            return
-        for file_name in (*_FILES, MARKER):
-            file_stat = stat_of(folder, file_name)
-            if file_stat is not None and stat.S_ISREG(file_stat.st_mode):
-                os.unlink(file_name, dir_fd=folder)
-            discard(folder, temporary_name(file_name))  # left by a crash
-        is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
-    if is_empty:
-        with root.open_parent(path) as parent:
-            if parent is not None:
-                try:
-                    os.rmdir(path.rpartition("/")[2], dir_fd=parent)
-                except OSError:  # another client has put a file there
-                    return
+            return True
+        if set(os.listdir(folder)) - {CREATED}:  # noqa: PTH208 - an open folder
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(CREATED, dir_fd=folder)
+    with root.open_parent(path) as parent:
+        if parent is not None:
+            try:
+                os.rmdir(path.rpartition("/")[2], dir_fd=parent)
+            except OSError:  # another client has put a file there
+                return False
+    return True
 
 
 def _name_in(marker: bytes) -> str:
@@ -172,4 +203,4 @@ def _state(folder: int, name: str, data: bytes, mode: int) -> FileState:
     if read_file(folder, name) != data:
         return "Differs"
     # Stricter permissions are the user's choice. Wider ones expose the key, so they are repaired.
-    return "Exposed" if stat.S_IMODE(file_stat.st_mode) & ~mode else "Delivered"
+    return "Exposed" if is_exposed(file_stat, mode) else "Delivered"

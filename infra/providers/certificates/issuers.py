@@ -46,6 +46,7 @@ class _Issuer(NamedTuple):
     key: PrivateKey | None
     chain: Sequence[x509.Certificate]
     revocations: Path
+    is_key_exposed: bool
 
     def as_object(self) -> ExternalObject:
         record, key = self.record, self.key
@@ -54,6 +55,8 @@ class _Issuer(NamedTuple):
         fields = {**record.fields}
         if key is None:
             problems.append("KeyMissing")
+        if self.is_key_exposed:
+            problems.append("KeyExposed")
         if (own_ca := fields.get("ownCa")) is not None:
             if not self.chain:
                 problems.append("CertificateMissing")
@@ -127,6 +130,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
             key=read_key(self._store.file(name, record.key_file)),
             chain=certificates_in(self._store.file(name, record.certificate_file)),
             revocations=self._folder.root.path / STORE / "issuers" / name / CRL_FILE,
+            is_key_exposed=self._store.is_exposed(name, record.key_file),
         )
 
     def _create_key(self, action: Action) -> None:
@@ -155,11 +159,13 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
                 "a private CA (ownCa) cannot become an ACME account; declare an issuer with "
                 "another name"
             )
-        if existing.fields["problems"] and "CertificateMissing" not in existing.fields["problems"]:
+        problems = set(existing.fields["problems"])
+        if problems & {"KeyMissing", "KeyDiffers"} and "CertificateMissing" not in problems:
             raise RefusedError(
                 f"issuer {name!r}: its key is missing; restore it from a backup, or withdraw "
                 "the issuer and declare it again",
             )
+        self._store.protect(name, record.key_file)
         return self._write(action, record, existing.uid or "")
 
     def _write(self, action: Action, record: IssuerRecord, uid: str) -> _Issuer:

@@ -13,6 +13,9 @@ STORE: Final = ".reconciler-certificates"
 MARKER: Final = ".reconciler-certificate"
 """File that names the owner of a folder with delivered files."""
 
+CREATED: Final = ".reconciler-created"
+"""File that marks a folder created for the folders of certificates. It is removed with the last."""
+
 Span = Annotated[
     str,
     msgspec.Meta(

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
@@ -29,6 +30,7 @@ from infra.providers.file_root import (
     check_segment,
     open_file,
     open_temporary,
+    stat_of,
     temporary_name,
 )
 from infra.providers.responses import UNDECODABLE
@@ -138,6 +140,20 @@ class Store(Generic[_R]):
         with self._root.open_parent(f"{self._folder}/{name}/x") as folder:
             return None if folder is None else read_file(folder, file_name)
 
+    def is_exposed(self, name: str, file_name: str) -> bool:
+        """Return whether other accounts may read or write a file in a folder."""
+        if not file_name:
+            return False
+        with self._root.open_parent(f"{self._folder}/{name}/x") as folder:
+            file_stat = None if folder is None else stat_of(folder, file_name)
+        return file_stat is not None and is_exposed(file_stat, PRIVATE_MODE)
+
+    def protect(self, name: str, file_name: str) -> None:
+        """Replace a file that other accounts may read: another name or an open file may remain."""
+        data = self.file(name, file_name) if self.is_exposed(name, file_name) else None
+        if data is not None:
+            self.put_as(name, file_name, data)
+
     def write(self, name: str, record: _R) -> None:
         """Replace a record."""
         with self._open_or_create(name) as folder:
@@ -241,6 +257,11 @@ def uid_of(kind: str, action: Action, existing: ExternalObject | None) -> str:
         return existing.uid
     digest = hashlib.sha256(action.idempotency_key.encode()).hexdigest()
     return f"{kind}-{digest[:_NAME_CHARACTERS]}"
+
+
+def is_exposed(file_stat: os.stat_result, mode: int) -> bool:
+    """Return whether a file has wider permissions than its mode. Stricter ones are allowed."""
+    return bool(stat.S_IMODE(file_stat.st_mode) & ~mode)
 
 
 def read_file(folder: int, segment: str) -> bytes | None:
