@@ -317,6 +317,13 @@ class ReleaseForced(_Event, frozen=True):
     references: Annotated[
         tuple[str, ...], description("Resources whose references were removed.")
     ] = ()
+    forgotten: Annotated[
+        bool,
+        description(
+            "Whether the resource was also forgotten, because its kind or its ProviderConfig no "
+            "longer exists."
+        ),
+    ] = False
 
 
 class HoldApproved(_Event, frozen=True):

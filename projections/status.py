@@ -350,8 +350,12 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.finalizers = {
                 name: holder for name, holder in row.finalizers.items() if name != finalizer
             }
-        case ReleaseForced():
+        case ReleaseForced(forgotten=forgotten):
             row.finalizers = {}
+            if forgotten:
+                _set_observed(row, None)
+                row.observed_uid, row.belongs_to, row.released = None, "", ()
+                row.foreign_identity = ""
         case ApprovalRequested() as data:
             row.pending_plan, row.pending_level = data.plan, data.level
             row.approve = data.declared_level or row.approve

@@ -131,7 +131,7 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
         case FinalizerReleased() as data:
             return holds.release_finalizer(data, command, state)
         case ForcedRelease() as data:
-            return holds.force_release(data, command, state)
+            return holds.force_release(data, command, state, context)
         case Approved() as data:
             return holds.approve(data, command, state)
         case Referenced() as data:

@@ -348,6 +348,11 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state.holds, finalizers=(), release_forced=True, orphan_forced=data.orphan
             )
             state = replace(state, holds=holds, cause=event.id)
+            if data.forgotten:
+                forgotten = replace(
+                    state.observed, object=None, absent_at=0, is_released=False, belongs_to=""
+                )
+                state = replace(state, observed=forgotten)
             return _remember_message(
                 _update_in_flight(state, abandoned=True) if data.orphan else state, event
             )

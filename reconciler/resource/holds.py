@@ -21,6 +21,7 @@ from events.log import (
     FinalizerAdded,
     FinalizerRemoved,
     HoldApproved,
+    OwnershipReleased,
     ReconcileAccepted,
     ReferenceAdded,
     ReferenceRemoved,
@@ -93,8 +94,14 @@ def _holder(finalizer: str, state: ResourceState) -> str | None:
     return next((each.holder for each in state.holds.finalizers if each.name == finalizer), None)
 
 
-def force_release(data: ForcedRelease, command: Command, state: ResourceState) -> CommandResult:
-    """Remove all finalizers and references of a withdrawn resource, or refuse it."""
+def force_release(
+    data: ForcedRelease, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
+    """Remove all finalizers and references of a withdrawn resource, or refuse it.
+
+    If nothing can read the object's API anymore, a release as an orphan also forgets the object.
+    Otherwise, the resource would remain until the API is configured again.
+    """
     if not data.reason.strip():
         return refuse(
             state, command, "Invalid", "a forced release requires a reason; the log records it"
@@ -103,12 +110,22 @@ def force_release(data: ForcedRelease, command: Command, state: ResourceState) -
         message = "the resource is still declared; withdraw it before you release it"
         return refuse(state, command, "StillDeclared", message)
     holds = state.holds
-    if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):
+    is_readable = context.kind is not None and state.provider_config in context.configs
+    has_object = state.owned is not None or state.observed.object is not None
+    forgotten = data.orphan and has_object and not (is_readable or state.actions.in_flight)
+    is_held = state.owned or state.actions.in_flight or holds.finalizers or holds.references
+    if not (is_held or forgotten):
         return accept(state, command, reason="Unchanged")
     finalizers = tuple(each.name for each in holds.finalizers)
     references = tuple(sorted(holds.references))
-    forced = ReleaseForced(data.reason, data.orphan, finalizers, references)
-    return accept(state, command, forced)
+    owned = (state.retiring, state.owned) if forgotten else ()
+    released = (
+        OwnershipReleased(each.external_name, each.uid, "Orphaned", each.provider_config)
+        for each in owned
+        if each is not None
+    )
+    forced = ReleaseForced(data.reason, data.orphan, finalizers, references, forgotten)
+    return accept(state, command, *released, forced)
 
 
 def request_reconcile(

@@ -88,6 +88,7 @@ from reconciler.resource.turn import (
     on_hold,
 )
 
+_RELEASED: Final = "the object stays in the API, and Reconciler no longer manages it"
 _UNMARKED_CLAIMS: Final = ("Prefix", "ExclusiveScope")
 """Claims to objects that another client may have created."""
 
@@ -213,6 +214,8 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
     It repeats the last outcome, so that only the first one is recorded.
     """
     last, belongs_to = state.outcome, state.observed.belongs_to
+    if state.holds.orphan_forced and not state.observed.absent_at:
+        return Conclusion("Released", "Orphaned", _RELEASED)
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
     if last is None:
@@ -749,7 +752,7 @@ def _conclude_released(
     existing: ExternalObject, state: ResourceState, context: Context
 ) -> Conclusion:
     """Return the conclusion for an object that was released and still exists."""
-    message = "the object stays in the API, and Reconciler no longer manages it"
+    message = _RELEASED
     if existing.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still has its owner label"
         if state.waits.failure is not None and is_refused(state):

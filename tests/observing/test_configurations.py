@@ -121,6 +121,38 @@ async def test_a_withdrawn_configuration_stops_its_listings_and_nothing_else(wor
     await world.until_outcome("foo", "Converged")
 
 
+async def test_objects_of_an_api_without_a_configuration_are_forgotten_by_a_release(
+    world: World,
+):
+    await world.declare("foo")
+    await world.human.create("bar", color="Green")
+    foreign = shape("bar")
+    await world.until_outcome(foreign, "Unowned")
+    await world.until_outcome("foo", "Converged")
+    await world.publish(CONFIG, Withdrawn())
+    await world.until_outcome(CONFIG, "Deleted")
+    await world.publish(shape("foo"), Withdrawn())
+    await world.until_outcome("foo", "Held", reason="ProviderConfigMissing")
+    released = [shape("foo"), foreign]
+
+    await world.client.force_release_many(released, reason="the API is gone", orphan=True)
+
+    async def is_empty() -> bool:
+        rows = {each.key for each in await world.client.statuses()}
+        return not rows.intersection(released)
+
+    await world.until(is_empty, "no row is left")
+    assert await world.human.find("foo") is not None
+
+    await world.configure(api_config(world.human.url))
+    await world.until_outcome(foreign, "Unowned")
+    await world.until_outcome("foo", "Released")
+    assert sorted(await world.human.effects()) == ["POST", "human POST"]
+
+    await world.declare("foo", policy={"adoption": "Adopt"})
+    await world.until_outcome("foo", "Converged")
+
+
 async def test_resources_follow_a_configuration_to_its_new_endpoint(
     world: World, other_human: Human
 ):

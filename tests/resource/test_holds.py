@@ -34,6 +34,7 @@ from events.provider_config import LossGuard
 from reconciler.provider.kind import REFERENCE
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
+    BLOCK,
     CONFIG,
     EXCLUSIVE,
     FOO_OWNER,
@@ -43,6 +44,7 @@ from tests.resource.building import (
     converged_story,
     every,
     only,
+    owned_labels,
     repaint,
 )
 from tests.resource.test_wrong_uids import BY_ID
@@ -158,6 +160,45 @@ def test_a_forced_release_as_an_orphan_abandons_a_deletion():
     assert story.idle
     assert story.outcome == "Released"
     assert story.state.owned is None
+
+
+def test_an_owned_object_is_forgotten_with_its_api_if_a_forced_release_orphans_it():
+    story = converged_story()
+    uid = story.existing.uid
+    story.withdraw()
+    story.configs.clear()
+    story.fail("NotDone")
+    story.turn(ForcedRelease("the API is gone", orphan=True))
+    story.turn(ForcedRelease("the API is gone", orphan=True))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Released", "Orphaned")
+    assert (story.state.owned, story.state.observed.object) == (None, None)
+    assert story.turn(ForcedRelease("again", orphan=True)) == []
+
+    story.configs[CONFIG] = SHARED
+    story.observe(api_object(uid=uid, labels=owned_labels()))
+    assert (story.outcome, story.reason) == ("Released", "Orphaned"), "it stays released"
+
+
+@pytest.mark.parametrize("missing", ["the ProviderConfig", "the kind"])
+def test_an_undeclared_object_is_forgotten_with_its_api_by_a_forced_release(missing: str):
+    story = Story()
+    story.observe(api_object())
+    assert story.outcome == "Unowned"
+    assert story.turn(ForcedRelease("nobody uses it", orphan=True)) == []
+    assert story.reply.reason == "Unchanged", "its API can still be listed"
+    if missing == "the kind":
+        story.kind = None
+    else:
+        story.configs.clear()
+    forced = only(ReleaseForced, story.turn(ForcedRelease("the API is gone", orphan=True)))
+    assert forced.forgotten
+    assert (story.outcome, story.state.observed.object) == ("Released", None)
+    story.kind, story.configs[CONFIG] = BLOCK, SHARED
+    story.observe(api_object())
+    assert story.outcome == "Unowned"
+    story.observe(None)
+    assert (story.outcome, story.reason) == ("Deleted", "GoneByOthers")
 
 
 def test_a_forced_release_needs_a_reason_and_a_withdrawal():

@@ -405,6 +405,7 @@ def _describe_forced_release(data: ReleaseForced, who: str) -> str:
     removed = ", ".join((*data.finalizers, *data.references))
     what = f"despite {removed}" if removed else "that nothing blocked"
     stays = "; an existing object stays in the API" if data.orphan else ""
+    stays += ", which has no ProviderConfig or kind anymore" if data.forgotten else ""
     return f"{who} forced a release {what}{stays}{reason_suffix(data.reason)}"
 
 
