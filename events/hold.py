@@ -37,6 +37,7 @@ class Hold(StrEnum):
     FINALIZERS = "Finalizers"
     REFERENCED = "Referenced"
     TWIN = "Twin"
+    EXCLUSIVE_SCOPE = "ExclusiveScope"
     LOG_DAMAGED = "LogDamaged"
 
     @property
@@ -77,6 +78,7 @@ _APPROVABLE = frozenset(
         Hold.DEFINITION_GUARD,
         Hold.PRUNE_GUARD,
         Hold.TWIN,
+        Hold.EXCLUSIVE_SCOPE,
     }
 )
 PLAN_HOLDS = (Hold.APPROVAL, Hold.NOT_APPROVED)
@@ -199,6 +201,13 @@ _TEXTS: Final[Mapping[Hold, _HoldText]] = {
         "The API of a `ProviderConfig` has objects that are newer than the log. Its resources that "
         "need an action are held for the same reason. Approve only the `ProviderConfig`",
         "Stop the other copy of the log, then approve the `ProviderConfig`",
+    ),
+    Hold.EXCLUSIVE_SCOPE: _HoldText(
+        "ProviderConfig",
+        "Reconciler would delete undeclared objects, because the scope of their `ProviderConfig` "
+        "was declared or changed. The `ProviderConfig` is held for the same reason, and lists "
+        "them. Approve only the `ProviderConfig`",
+        "Declare what should stay, then approve the `ProviderConfig`; or undo the change",
     ),
     Hold.LOG_DAMAGED: _HoldText(
         "Message",

@@ -138,8 +138,8 @@ class Approved(_Intake, frozen=True):
         str,
         description(
             "Reason for the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
-            "DefinitionGuard, PruneGuard, Twin or Approval. The decider rejects the message if the "
-            "resource is held for a different reason."
+            "DefinitionGuard, PruneGuard, Twin, ExclusiveScope or Approval. The decider rejects "
+            "the message if the resource is held for a different reason."
         ),
     ]
     decision: Annotated[
@@ -405,6 +405,16 @@ class ListingFailure(_Intake, frozen=True):
     message: Annotated[str, description("Error from the newest listing.")] = ""
 
 
+class UndeclaredObjects(_Intake, frozen=True):
+    """The undeclared objects of a kind in the scope of a ``ProviderConfig``."""
+
+    count: Annotated[int, description("Number of undeclared objects.")]
+    total: Annotated[int, description("Number of all objects.")]
+    names: Annotated[
+        tuple[str, ...], description("Names of the first few undeclared objects.")
+    ] = ()
+
+
 SystemId = Annotated[
     str,
     description(
@@ -426,6 +436,7 @@ class ApiReported(_Intake, frozen=True):
             "Twin",
             "ListingsFailed",
             "ListingsResumed",
+            "UndeclaredCounted",
             "Silent",
             "SilenceEnded",
         ],
@@ -436,8 +447,9 @@ class ApiReported(_Intake, frozen=True):
             "reporter stops and does not probe. Twin: the API has objects that are newer than the "
             "log. ListingsFailed: no listing of `kind` has completed for several resync intervals. "
             "ListingsResumed: a listing of `kind` completed after a failure or at another system, "
-            "or no resource uses the kind. Silent: the API has not responded for `silentSeconds`. "
-            "SilenceEnded: it responded."
+            "or no resource uses the kind. UndeclaredCounted: a complete listing of `kind` shows "
+            "how many objects of a new scope are undeclared. Silent: the API has not responded for "
+            "`silentSeconds`. SilenceEnded: it responded."
         ),
     ]
     reporter: Annotated[str, description("Reporting process.")]
@@ -466,6 +478,9 @@ class ApiReported(_Intake, frozen=True):
         ListingFailure | None, description("How the listings failed, for ListingsFailed.")
     ] = None
     system_id: SystemId = ""
+    undeclared: Annotated[
+        UndeclaredObjects | None, description("The undeclared objects, for UndeclaredCounted.")
+    ] = None
     silent_seconds: Annotated[float, description("Time since the last response, for Silent.")] = 0.0
 
 

@@ -45,6 +45,7 @@ from events.intake import (
     NewerObject,
     SystemId,
     TargetState,
+    UndeclaredObjects,
     WithdrawalEffect,
 )
 from events.kind_definition import DefinitionRef
@@ -112,6 +113,13 @@ class SpecDeclared(_Event, frozen=True):
         ),
     ] = None
     reason: Reason = ""
+    undeclared: Annotated[
+        dict[str, UndeclaredObjects] | None,
+        description(
+            "For a ProviderConfig whose scope is new: its undeclared objects by kind, as far as "
+            "they are known. Their deletion waits for an approval. Null if none is necessary."
+        ),
+    ] = None
 
 
 class SpecWithdrawn(_Event, frozen=True):
@@ -901,6 +909,18 @@ class ListingsResumed(_Event, frozen=True):
     system_id: SystemId = ""
 
 
+class UndeclaredCounted(_Event, frozen=True):
+    """The first complete listing of a kind in a new scope, or one with a very different count.
+
+    Undeclared objects are not deleted until an operator approves the ``ProviderConfig``. A count of
+    0 settles the kind without approval.
+    """
+
+    undeclared: Annotated[
+        dict[str, UndeclaredObjects], description("The undeclared objects of all listed kinds.")
+    ]
+
+
 class ApiFellSilent(_Event, frozen=True):
     """The API of a ``ProviderConfig`` does not respond (ADR 0080).
 
@@ -1026,6 +1046,7 @@ ResourceEvent = (
     | TwinDetected
     | ListingsFailed
     | ListingsResumed
+    | UndeclaredCounted
     | ApiFellSilent
     | ApiSilenceEnded
     | OutcomeRecorded

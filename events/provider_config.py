@@ -367,6 +367,15 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         is_exclusive = self.scope.mode == "Exclusive" and self.ownership != "Strict"
         return is_exclusive or (self.ownership == "Prefix" and self.owner_prefix is not None)
 
+    @property
+    def deletion_scope(self) -> tuple[object, ...] | None:
+        """The settings that determine which undeclared objects are deleted; None if none are."""
+        if not self.deletes_undeclared:
+            return None
+        scope, owner_prefix = self.scope, self.owner_prefix if self.ownership == "Prefix" else None
+        location = (self.provider, self.endpoint, scope.prefix, scope.labels)
+        return (*location, scope.mode, self.ownership, owner_prefix)
+
     def may_be_used_in(self, namespace: str) -> bool:
         """Return whether resources of a namespace may use this configuration."""
         if namespace == SYSTEM_NAMESPACE or "*" in self.namespaces:  # the default, and faster

@@ -62,6 +62,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
+    UndeclaredCounted,
 )
 from events.manifest import ApprovalLevel, Fields
 from events.names import PROVIDER_CONFIG_KIND, ResourceKey, name_for_external
@@ -415,7 +416,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the breaker stays open until the probe ends
         case BreakerClosed():
             row.breaker_until = None
-        case TwinDetected():
+        case TwinDetected() | UndeclaredCounted():
             pass  # the outcome describes it
         case ListingsFailed(kind, failure):
             row.failed_listings = {**(row.failed_listings or {}), kind: failure}

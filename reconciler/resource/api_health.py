@@ -26,12 +26,14 @@ from events.log import (
     ListingsResumed,
     ResourceEvent,
     TwinDetected,
+    UndeclaredCounted,
 )
 from events.provider_config import ProviderConfigSpec, Retry, is_config
 from events.wording import plural
 from reconciler.provider.kind import Readiness
 from reconciler.resource.api_silence import record_silence
 from reconciler.resource.backoff import delay, is_over
+from reconciler.resource.new_scope import MAX_NAMES, conclude_new_scope, is_count_news
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
 from reconciler.resource.turn import NOTHING_NEW, CommandResult, Conclusion, Context, on_hold
 
@@ -67,6 +69,8 @@ def _new_event(data: ApiReported, state: ResourceState, context: Context) -> Res
         return _record_twin(data, state.api.twin)
     if data.state in ("ListingsFailed", "ListingsResumed"):
         return _record_listings(data, state, context)
+    if data.state == "UndeclaredCounted":
+        return _record_undeclared(data, state)
     if data.state in ("Silent", "SilenceEnded"):
         return record_silence(data, state.api.silence, context)
     if data.state != "Throttled" and data.as_of != state.api.version:
@@ -88,6 +92,9 @@ def conclude_api_health(health: ApiHealth) -> Conclusion | None:
     """Return the conclusion for a ProviderConfig whose API is held or unhealthy, or None."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
+    undeclared = conclude_new_scope(health.undeclared or {})
+    if undeclared is not None:
+        return undeclared
     if health.open_until is None:
         return _conclude_unobserved(health.failed_listings) if health.failed_listings else None
     why = f": {health.message}" if health.message else ""
@@ -185,6 +192,18 @@ def _record_listings(
         message=data.failure.message[:_MAX_MESSAGE_CHARACTERS],
     )
     return ListingsFailed(data.kind, failure)
+
+
+def _record_undeclared(data: ApiReported, state: ResourceState) -> UndeclaredCounted | None:
+    """Return the event for the undeclared objects of a new scope, if their count is news."""
+    counts = state.api.undeclared
+    if data.as_of != state.desired.generation or data.undeclared is None or counts is None:
+        return None
+    known = counts.get(data.kind)
+    if not is_count_news(None if known is None else known.count, data.undeclared.count):
+        return None
+    names = tuple(name[:_MAX_MESSAGE_CHARACTERS] for name in data.undeclared.names[:MAX_NAMES])
+    return UndeclaredCounted({**counts, data.kind: replace(data.undeclared, names=names)})
 
 
 def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:

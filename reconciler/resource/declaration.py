@@ -20,6 +20,7 @@ from reconciler.provider.kind import DefinedKind, Kind
 from reconciler.resource.cycle import find_cycle
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import spec_of
+from reconciler.resource.new_scope import undeclared_for
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import (
     Command,
@@ -61,6 +62,8 @@ def declare(
         return accept(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
         return accept(state, command, reason="Unchanged")
+    if is_config(context.key):
+        event = replace(event, undeclared=undeclared_for(event.fields, state))
     cycle = _describe_cycle(event, state, context) if event.references else ""
     if cycle:
         return refuse(state, command, "DependencyCycle", cycle)

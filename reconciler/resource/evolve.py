@@ -64,6 +64,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
+    UndeclaredCounted,
 )
 from events.manifest import Fields
 from events.provider_config import is_config
@@ -415,6 +416,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 failed_listings=state.api.failed_listings,
                 systems=state.api.systems,
                 silence=state.api.silence,
+                undeclared=state.api.undeclared,
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
@@ -435,6 +437,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 failed_listings=state.api.failed_listings,
                 systems=state.api.systems,
                 silence=state.api.silence,
+                undeclared=state.api.undeclared,
             )
             return replace(state, api=api)
         case TwinDetected(objects, total):
@@ -449,6 +452,8 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if system_id:
                 systems[kind] = system_id
             return replace(state, api=replace(state.api, failed_listings=failed, systems=systems))
+        case UndeclaredCounted(undeclared):
+            return replace(state, api=replace(state.api, undeclared=undeclared))
         case ApiFellSilent(since, outages):
             silence = Silence(event.resourceversion, since, outages)
             return replace(state, api=replace(state.api, silence=silence))
@@ -528,6 +533,7 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
             silence=replace(state.api.silence, version=event.resourceversion)
             if is_config(event.key)
             else state.api.silence,
+            undeclared=data.undeclared,
         ),
     )
 
@@ -831,6 +837,8 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         state = replace(state, actions=replace(state.actions, uncertain_create=is_uncertain))
     if data.hold == Hold.TWIN:
         state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
+    if data.hold == Hold.EXCLUSIVE_SCOPE:
+        state = replace(state, api=replace(state.api, undeclared=None))
     if data.hold == Hold.DATA_MISSING:
         state = replace(state, lost=None)
     if data.hold == Hold.DATA_LOSS:

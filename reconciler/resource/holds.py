@@ -166,14 +166,21 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
             state, command, "Invalid", f"decision Reject: allowed only for the {Hold.APPROVAL} hold"
         )
     if hold == Hold.TWIN and not state.api.twin.objects:
-        remedy = "approve it for the ProviderConfig that the resource's status message names"
-        return refuse(state, command, "Invalid", f"{Hold.TWIN} hold: {remedy}")
+        return _refuse_for_resource(hold, command, state)
+    if hold == Hold.EXCLUSIVE_SCOPE and state.api.undeclared is None:
+        return _refuse_for_resource(hold, command, state)
     message = "" if outcome is None else outcome.message
     is_loss_approved = hold == Hold.DATA_LOSS and state.holds.approved_loss == message
     if state.holds.approved == hold or is_loss_approved:
         return accept(state, command, reason="Unchanged")
     approved = HoldApproved(hold, data.decision, data.reason, approved_at=command.stored_at)
     return accept(state, command, approved)
+
+
+def _refuse_for_resource(hold: Hold, command: Command, state: ResourceState) -> CommandResult:
+    """Refuse the approval of a hold that must be approved for the ProviderConfig."""
+    remedy = "approve it for the ProviderConfig that the resource's status message names"
+    return refuse(state, command, "Invalid", f"{hold} hold: {remedy}")
 
 
 def _describe_current_state(state: ResourceState) -> str:

@@ -6,8 +6,6 @@ Level-triggered: nothing here depends on the message that triggered the decision
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec.structs import replace
 
 from events.excerpt import list_first
@@ -49,6 +47,7 @@ from reconciler.resource.difference import (
 from reconciler.resource.evolve import is_created_by
 from reconciler.resource.inputs import compose, conclude_references, resolve
 from reconciler.resource.missing_data import describe_lost_data, hold_for_missing_data
+from reconciler.resource.new_scope import SCOPE_CLAIMS, hold_for_new_scope
 from reconciler.resource.observation import (
     AWAITING_LISTING,
     AWAITING_READ,
@@ -89,9 +88,6 @@ from reconciler.resource.turn import (
 )
 
 _RELEASED: Final = "the object stays in the API, and Reconciler no longer manages it"
-_UNMARKED_CLAIMS: Final = ("Prefix", "ExclusiveScope")
-"""Claims to objects that another client may have created."""
-
 _AWAITS_FIRST_LISTING = Conclusion(
     "Waiting",
     AWAITING_LISTING,
@@ -587,7 +583,7 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
             return waiting
     if claim is not None:
         # Its label shows that this log's owner created the object, whatever its differences are.
-        held = hold_for_adoption(existing, situation) if claim in _UNMARKED_CLAIMS else None
+        held = hold_for_adoption(existing, situation) if claim in SCOPE_CLAIMS else None
         return held or _claim(existing, claim, situation)
     if policy.adoption != "Adopt":
         held = _hold_in_doubt(existing, situation)
@@ -725,7 +721,12 @@ def _conclude_unowned(situation: Situation) -> Step:
     if judgment.claim in ("Returned", "Found"):
         return _claim(existing, judgment.claim, situation)
     if judgment.claim is not None:
-        waiting = _hold_for_deletion_guard(situation) or _wait_for_next_listing(
+        location, kind_name = state.observed.provider_config, context.key.kind
+        # The guard comes second: an approval of the scope takes effect with its next listing.
+        held = hold_for_new_scope(
+            judgment.claim, location, kind_name, context
+        ) or _hold_for_deletion_guard(situation)
+        waiting = held or _wait_for_next_listing(
             state,
             "no manifest declares the object; Reconciler will delete it after the next listing, "
             "unless another resource owns it by then",

@@ -16,13 +16,14 @@ from events.intake import (
     NewerObject,
     OnWithdrawal,
     TargetState,
+    UndeclaredObjects,
 )
 from events.kind_definition import DefinitionRef
 from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 43
+STATE_SCHEMA = 44
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -330,6 +331,8 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     failed_listings: dict[str, ListingFailure] = {}  # by kind
     systems: dict[str, str] = {}  # ids of the listed systems, by kind
     silence: Silence = Silence()
+    # Undeclared objects by kind, while the deletions in a new scope wait for approval; else None.
+    undeclared: dict[str, UndeclaredObjects] | None = None
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

@@ -95,6 +95,9 @@ class Context(msgspec.Struct, frozen=True):
     restored_as_of: str = ""  # time of the restored backup
     twins: Mapping[str, TwinHold] = {}  # by ProviderConfig name
     silences: Mapping[str, ApiSilence] = {}  # by ProviderConfig name; none if never silent
+    # Counts of undeclared objects by kind, by name of a ProviderConfig whose scope waits for
+    # approval. A kind with a count of 0 does not wait.
+    new_scopes: Mapping[str, Mapping[str, int]] = {}
     # known providers with their kinds; None if they are unknown
     providers: Mapping[str, tuple[str, ...]] | None = None
     # Targets by referencing resource, to detect cycles that a declaration would close.

@@ -55,6 +55,10 @@ def test_the_command_accepts_every_approvable_hold():
     assert set(get_args(HoldName)) == {hold for hold in Hold if hold.is_approvable}
 
 
+def is_held_by(rows: list[dict[str, Any]], hold: str) -> bool:
+    return [row["status"]["reason"] for row in rows] == [hold] * 3
+
+
 @pytest.fixture
 def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
     """Create three undeclared objects in an exclusive scope whose guard allows one deletion."""
@@ -63,14 +67,18 @@ def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
     for number in range(3):
         body = {"name": f"{name}-{number}", "type": "Square", "color": "Red"}
         httpx.post(f"{api_url}/shapes", json=body).raise_for_status()
-    config = (
+    manifest = (
         f"apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {{name: {name}}}\n"
         f"spec: {{provider: shapes, endpoint: '{api_url}', resyncSeconds: 0.5, "
         f"scope: {{mode: Exclusive, prefix: {name}-, namespace: {name}}}, "
         "deletionGuard: {maxCount: 1}}\n"
     )
-    live.ok("apply", "-f", "-", "--wait", text=config)
-    wait_until(live, ("get", "-n", name, "--outcome", "Held"), lambda rows: len(rows) == 3)
+    live.ok("apply", "-f", "-", text=manifest)
+    wait_until(live, ("get", "-n", name), lambda rows: is_held_by(rows, "ExclusiveScope"))
+    config = f"system/ProviderConfig/{name}"
+    wait_until(live, ("get", config), lambda row: row["status"]["reason"] == "ExclusiveScope")
+    live.ok("approve", config, "--hold", "ExclusiveScope")
+    wait_until(live, ("get", "-n", name), lambda rows: is_held_by(rows, "DeletionGuard"))
     return name
 
 

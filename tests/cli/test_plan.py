@@ -200,11 +200,16 @@ def test_the_effects_of_an_exclusive_scope_are_planned_and_then_applied(
     assert result.status == 2
     heading, *steps = result.out.splitlines()[2:5]
     assert heading.startswith(f"{team}/Shape/{team}-hand  (affected)  observed ")
-    assert steps == [f"  = Adopt {team}-hand (ExclusiveScope)", f"  - Delete {team}-hand"]
+    assert steps == [
+        f"  = Adopt {team}-hand (ExclusiveScope)",
+        f"  - Delete {team}-hand (requires approval)",
+    ]
     assert f"{team}-own" not in result.out
     assert httpx.get(url).is_success, "a plan must not delete it"
 
-    live.ok("apply", "--plan", "exclusive.plan", "--wait")
+    live.ok("apply", "--plan", "exclusive.plan")
+    wait_for_outcome(running, f"system/ProviderConfig/{team}", "Held")
+    live.ok("approve", f"system/ProviderConfig/{team}", "--hold", "ExclusiveScope")
     wait_for_outcome(running, f"{team}/Shape/{team}-hand", "Deleted")
     assert decided_operations(running, f"{team}/Shape/{team}-hand") == ["Delete"]
     assert httpx.get(url).status_code == httpx.codes.NOT_FOUND
@@ -242,7 +247,7 @@ def test_a_plan_lists_what_an_unknown_exclusive_scope_would_delete(
     assert "Delete" not in result.out
 
     result = live.run("plan", "-f", "exclusive.yaml", "--refresh")
-    assert f"  - Delete {team}-hand" in result.out.splitlines()
+    assert f"  - Delete {team}-hand (requires approval)" in result.out.splitlines()
     assert "use --refresh" not in result.out
     assert "1 to delete" in result.out
 

@@ -36,6 +36,7 @@ from events.intake import (
     TargetReported,
     TargetState,
     TimerFired,
+    UndeclaredObjects,
     Unreferenced,
     Withdrawn,
 )
@@ -51,6 +52,7 @@ from events.log import (
     ResourceEvent,
     SpecDeclared,
     TwinDetected,
+    UndeclaredCounted,
     event_type,
 )
 from events.manifest import Manifest, Metadata
@@ -97,6 +99,7 @@ LOGGED: list[ResourceEvent] = [
     BreakerProbed(NOW, 20.0, "w"),
     BreakerClosed(),
     TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 1),
+    UndeclaredCounted({"Shape": UndeclaredObjects(1, 3, ("foo",))}),
 ]
 
 

@@ -16,7 +16,7 @@ from events.log import (
     ReleaseForced,
 )
 from events.manifest import ApprovalLevel, stricter_level
-from events.provider_config import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec, config_key
 from tests.judge.ledger import PREDECESSOR_DELETED, Resource
 from tests.judge.rule import JudgedEvent, on
 
@@ -123,6 +123,18 @@ def unmanaged(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
         yield "a referenced stray is deleted"
     if context.data.uid in context.ledger.released:
         yield "an object that was released on purpose is deleted as a stray"
+
+
+@on(OwnershipClaimed)
+def unapproved_scope(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
+    """Nothing is deleted in a scope that neither was empty nor was approved (invariant 17)."""
+    is_stray = context.data.reason in ("ExclusiveScope", "Prefix")
+    if context.resource.is_declared or not is_stray:
+        return
+    config = context.ledger.resource(config_key(context.data.provider_config))
+    kind = context.event.key.kind
+    if config.version and not config.has_approved_scope and kind not in config.empty_kinds:
+        yield f"an undeclared {kind} is deleted in a scope that was not approved"
 
 
 @on(ActionDecided)

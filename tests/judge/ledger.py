@@ -104,6 +104,9 @@ class Resource:
     plan: object = None
     held_by: e.LogEvent | None = None  # for a configuration: its API has objects newer than the log
     has_been_held: bool = False
+    # For a configuration: whether a person ever approved a scope, and the kinds that were empty.
+    has_approved_scope: bool = False
+    empty_kinds: frozenset[str] = frozenset()
 
     @property
     def policy(self) -> Policy:
@@ -320,6 +323,11 @@ def _fold_resource_event(resource: Resource, event: e.LogEvent) -> None:  # noqa
             resource.held_by, resource.has_been_held = event, True
         case e.HoldApproved(hold="Twin"):
             resource.held_by = None
+        case e.UndeclaredCounted(undeclared):
+            empty = {kind for kind, each in undeclared.items() if each.count == 0}
+            resource.empty_kinds |= empty
+        case e.HoldApproved(hold="ExclusiveScope"):
+            resource.has_approved_scope = True
         case e.DriftDetected():
             resource.outcome = None
         case e.OwnershipClaimed(external_name, uid, object=ExternalObject() as second):

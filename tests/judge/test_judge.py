@@ -21,6 +21,7 @@ from events.intake import (
     Observed,
     Reply,
     Reported,
+    UndeclaredObjects,
     Withdrawn,
 )
 from events.kind_definition import DefinitionRef
@@ -52,6 +53,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TwinDetected,
+    UndeclaredCounted,
     event_id,
     event_type,
 )
@@ -62,6 +64,7 @@ from events.provider_config import (
     DeletionGuard,
     LossGuard,
     ProviderConfigSpec,
+    Scope,
 )
 from events.reference import Reference
 from tests.judge.history import (
@@ -778,6 +781,13 @@ def one_of_many_unmanaged_objects_that_is_claimed(story: Story) -> None:
 def a_referenced_unmanaged_object_that_is_claimed(story: Story) -> None:
     claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
     story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"), claimed)
+
+
+@breaks_rule("unapproved_scope")
+def an_undeclared_object_that_is_claimed_before_its_scope_is_approved(story: Story) -> None:
+    story.configure(scope=Scope(mode="Exclusive"))
+    story.record(CONFIG, UndeclaredCounted({"Shape": UndeclaredObjects(1, 3, ("bar",))}))
+    story.record(BAR, OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default"))
 
 
 @breaks_rule("redefinitions")

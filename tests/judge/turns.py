@@ -45,6 +45,7 @@ class Turns:
             providers=dict(context.providers or {}) or None,
             twins=dict(context.twins),
             silences=dict(context.silences),
+            new_scopes=dict(context.new_scopes),
         )
         turn = decide(state, commands, context)
         recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))

@@ -59,4 +59,5 @@ async def exclusive_world(bare_world: MemoryWorld) -> MemoryWorld:
     """A reconciler that owns all objects in the API; its guard allows two deletions."""
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url, exclusive=True))
+    await bare_world.until_scope_is_listed()
     return bare_world

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from events.intake import Approved
 from events.log import (
     OwnershipClaimed,
 )
+from events.provider_config import config_key
 from tests.scenarios.harness import World, api_config, every, only, shape
+
+BILLING = config_key("default")
 
 
 async def test_6_in_an_exclusive_scope_an_undeclared_object_is_deleted(exclusive_world: World):
@@ -39,11 +43,41 @@ async def test_6_an_unowned_object_is_deleted_when_its_scope_becomes_exclusive(w
     await world.until_outcome("bar", "Unowned")
 
     await world.configure(api_config(world.human.url, exclusive=True))
+    held = await world.until_outcome(BILLING, "Held", reason="ExclusiveScope")
+    assert "1 of 1 Shape object ('bar')" in held.message
+    await world.until_outcome("bar", "Held", reason="ExclusiveScope")
+    await world.until_observed_again()
+    assert await world.human.effects("bar") == ["human POST"]
+
+    await world.publish(BILLING, Approved("ExclusiveScope"), "approval")
 
     await world.until_outcome("bar", "Deleted")
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
     outcomes = [each.outcome for each in await world.outcomes(shape("bar"))]
-    assert outcomes == ["Unowned", "Degraded", "Deleted"]
+    assert outcomes == ["Unowned", "Held", "Degraded", "Deleted"]
+
+
+async def test_6_an_object_is_left_alone_when_its_new_scope_is_shared_again(world: World):
+    await world.human.create("bar")
+    await world.configure(api_config(world.human.url, exclusive=True))
+    await world.until_outcome("bar", "Held", reason="ExclusiveScope")
+
+    await world.configure(api_config(world.human.url))
+
+    await world.until_outcome("bar", "Unowned")
+    await world.until_outcome(BILLING, "Converged")
+    assert await world.human.effects() == ["human POST"]
+
+
+async def test_6_declaring_the_objects_of_a_new_scope_ends_its_hold(world: World):
+    await world.human.create("bar")
+    await world.configure(api_config(world.human.url, exclusive=True))
+    await world.until_outcome(BILLING, "Held", reason="ExclusiveScope")
+
+    await world.declare("bar")
+
+    await world.until_outcome(BILLING, "Converged")
+    await world.until_outcome("bar", "Converged")
 
 
 async def test_6_a_held_object_is_left_alone_when_its_scope_becomes_shared(

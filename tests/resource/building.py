@@ -154,6 +154,7 @@ class Story:
         self.providers: Mapping[str, tuple[str, ...]] | None = None
         self.twins: dict[str, TwinHold] = {}
         self.silences: dict[str, ApiSilence] = {}
+        self.new_scopes: dict[str, dict[str, int]] = {}
         self.now = START
         self.position = 0
         self.stored_at: datetime | None = None
@@ -180,6 +181,7 @@ class Story:
             restored_as_of=self.restored_as_of,
             twins=self.twins,
             silences=self.silences,
+            new_scopes=self.new_scopes,
         )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:

@@ -22,6 +22,7 @@ from events.intake import (
     NewerObject,
     OnWithdrawal,
     TargetState,
+    UndeclaredObjects,
 )
 from events.kind_definition import DefinitionRef
 from events.log import (
@@ -85,6 +86,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
+    UndeclaredCounted,
     event_id,
     event_type,
 )
@@ -200,6 +202,11 @@ flights = st.builds(
     st.booleans(),
 )
 
+undeclared_objects = st.dictionaries(
+    strings,
+    st.builds(UndeclaredObjects, numbers, numbers, st.lists(strings, max_size=2).map(tuple)),
+    max_size=2,
+)
 newer_objects = st.lists(
     st.builds(NewerObject, strings, strings, maybe_strings, strings, numbers), max_size=2
 ).map(tuple)
@@ -329,6 +336,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     TwinDetected: st.builds(TwinDetected, newer_objects, numbers),
     ListingsFailed: st.builds(ListingsFailed, strings, st.builds(ListingFailure, moments, strings)),
     ListingsResumed: st.builds(ListingsResumed, strings, strings),
+    UndeclaredCounted: st.builds(UndeclaredCounted, undeclared_objects),
     ApiFellSilent: st.builds(ApiFellSilent, moments, numbers),
     ApiSilenceEnded: st.just(ApiSilenceEnded()),
     OutcomeRecorded: st.builds(

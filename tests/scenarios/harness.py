@@ -23,7 +23,7 @@ from nats.aio.client import Client
 from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
 from events.intake import INTAKE_TYPE_NAMES, IntakeData, Reply, Withdrawn
-from events.log import LogEvent, OutcomeRecorded, ResourceEvent
+from events.log import LogEvent, OutcomeRecorded, ResourceEvent, UndeclaredCounted
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import (
@@ -33,6 +33,7 @@ from events.provider_config import (
     ProviderConfigSpec,
     Retry,
     Scope,
+    config_key,
 )
 from events.subjects import REPLY_HEADER, Intake, intake, outcome_filter, rejection_filter
 from infra.bus.event_log import open_log
@@ -445,6 +446,14 @@ class World:
 
     async def facts(self, name: str | ResourceKey) -> list[ResourceEvent]:
         return [event.data for event in await self.history(name)]
+
+    async def until_scope_is_listed(self, config: str = "default") -> None:
+        """Wait until a listing has counted the undeclared objects of a new scope."""
+
+        async def is_listed() -> bool:
+            return bool(every(UndeclaredCounted, await self.facts(config_key(config))))
+
+        await self.until(is_listed, "the undeclared objects are counted")
 
     async def log_position(self) -> int:
         return (await stream_state(self.nc, LOG)).last_seq

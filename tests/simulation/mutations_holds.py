@@ -215,6 +215,10 @@ def _a_held_api_is_written_to(patch: Patch) -> None:
     patch.setattr(decide, "hold_for_twin", hold_for_twin)
 
 
+def _a_new_scope_needs_no_approval(patch: Patch) -> None:
+    patch.setattr(next_step, "hold_for_new_scope", _nothing)
+
+
 def _data_is_not_read_before_the_call(patch: Patch) -> None:
     async def check_data(_self: Any, _action: Any) -> None: ...
 
@@ -240,6 +244,7 @@ HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("replaced objects lose their data", _replaced_objects_lose_their_data),
     Mutation("newer objects are not detected", _newer_objects_are_not_detected),
     Mutation("a held API is written to", _a_held_api_is_written_to),
+    Mutation("a new scope needs no approval", _a_new_scope_needs_no_approval),
     Mutation("finalizers ignored", _finalizers_ignored),
     Mutation("any actor removes a finalizer", _any_actor_removes_finalizers),
     Mutation("finalizers are never removed", _finalizers_are_never_removed),

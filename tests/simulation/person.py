@@ -14,7 +14,7 @@ from tests.simulation.world import World
 
 
 def resolve_holds(world: World) -> int:
-    """Approve holds for unknown results or a copy of the log; return the number of approvals."""
+    """Approve holds for unknown results, a copy of the log or a new scope; return their number."""
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
         _label_own_objects(world, key)
@@ -22,9 +22,10 @@ def resolve_holds(world: World) -> int:
             key, Approved(Hold.UNKNOWN_RESULT, reason="I looked"), source=PERSON
         )
     config = world.checks.turns.states.get(CONFIG_KEY)
-    if config is None or not config.api.twin.objects:
+    outcome = None if config is None else config.outcome
+    if outcome is None or outcome.reason not in (Hold.TWIN, Hold.EXCLUSIVE_SCOPE):
         return len(held)
-    world.publisher.publish(CONFIG_KEY, Approved(Hold.TWIN, reason="I stopped it"), source=PERSON)
+    world.publisher.publish(CONFIG_KEY, Approved(outcome.reason, reason="I looked"), source=PERSON)
     return len(held) + 1
 
 

@@ -59,6 +59,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
+    UndeclaredCounted,
 )
 from events.secret import SecretRef
 from events.subjects import USER_SEPARATOR
@@ -295,6 +296,12 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             newer = plural(total, "object that is", "objects that are")
             held = "Reconciler writes nothing to it until an operator approves"
             return f"The API has {newer} newer than this log; {held}"
+        case UndeclaredCounted(undeclared):
+            counts = [
+                f"{each.count} of {plural(each.total, f'{kind} object')}"
+                for kind, each in sorted(undeclared.items())
+            ]
+            return f"Listings of the new scope show undeclared objects: {', '.join(counts)}"
         case ListingsFailed(kind, failure):
             since = time_text(failure.since)
             return (

@@ -30,6 +30,7 @@ HoldName = Literal[
     "DefinitionGuard",
     "PruneGuard",
     "Twin",
+    "ExclusiveScope",
 ]
 
 _MIN_PLAN_CHARACTERS: Final = 8

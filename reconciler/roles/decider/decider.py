@@ -766,6 +766,7 @@ class Decider:
             restored_as_of=self._log.restored_as_of,
             twins=self._configurations.twins,
             silences=self._configurations.silences,
+            new_scopes=self._configurations.new_scopes,
             kind=None,
             configs=self._configurations.by_name,
             providers=self._kinds.providers,

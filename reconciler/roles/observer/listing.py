@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject, digest, identity
 from events.hold import Hold
-from events.intake import ListingBegan, LossCount, Observed, UnmanagedCount
+from events.intake import ListingBegan, LossCount, Observed, UndeclaredObjects, UnmanagedCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, LossGuard, ProviderConfigSpec, is_within
 from events.wording import plural
 from projections.status import StatusRow
 from reconciler.process_secrets import PROCESS_SECRETS
+from reconciler.resource.new_scope import MAX_NAMES
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ, is_new_count
 from reconciler.resource.owner_label import (
     OWNER_LABEL,
@@ -116,6 +117,11 @@ class ListingAssembler:
         name = object_key if self.unique_names else object_key.partition("\n")[0]
         return object_key in self._unreadable or name in self._unreadable
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether the listing lacks objects that exist but are unreadable."""
+        return self.has_unknown_names or bool(self._unreadable)
+
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
         """Return all objects by key; raises ``ListingRefusedError`` if the count differs.
 
@@ -147,11 +153,13 @@ class Findings:
     ``observed`` must be published. ``uncertain``: rows whose object was not listed but must be
     read, because it may exist. A label filter omits objects that have lost a label, and an object
     with an id that the API assigns would be created twice. ``losses``: counts for the guards.
+    ``undeclared``: the objects to delete, None if there are none or the listing may lack some.
     """
 
     observed: list[tuple[ResourceKey, Observed]]
     uncertain: list[StatusRow]
     losses: LossCount
+    undeclared: UndeclaredObjects | None = None
 
 
 async def compare_listing(
@@ -180,7 +188,8 @@ async def compare_listing(
     began = listing.began
     known, released = await _match_rows(listing, objects, rows)
     is_owned, is_unclear = _ownership_test(config, log_id), _may_hide_objects(damage, began.kind)
-    unmanaged = None if is_owned is None else await _count_unmanaged(objects, known, is_owned)
+    undeclared = None if is_owned is None else await _find_undeclared(objects, known, is_owned)
+    unmanaged = None if undeclared is None else UnmanagedCount(undeclared.count, undeclared.total)
     losses = await _count_losses(listing, objects, known)
     observations: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
@@ -250,7 +259,9 @@ async def compare_listing(
         guard=config.loss_guard,
         creators=creators,
     )
-    return Findings(observations + missing, uncertain, losses)
+    return Findings(
+        observations + missing, uncertain, losses, None if listing.has_unreadable else undeclared
+    )
 
 
 async def _find_missing(
@@ -607,18 +618,20 @@ def _may_change_hold(
     return label_in(existing.labels) in (None, owner(own_log_id, row.key))
 
 
-async def _count_unmanaged(
+async def _find_undeclared(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
     is_owned: Callable[[ExternalObject], bool],
-) -> UnmanagedCount:
-    """Count the undeclared objects to delete, and all objects that count as owned."""
-    unmanaged, total = 0, 0
+) -> UndeclaredObjects:
+    """Return the undeclared objects to delete, and the number of objects that count as owned."""
+    count, total, names = 0, 0, list[str]()
     async for chunk in in_slices(objects.items()):
         owned = [name for name, each in chunk if is_owned(each)]
+        undeclared = [name for name in owned if not any(map(_has_claim, known.get(name, ())))]
         total += len(owned)
-        unmanaged += sum(1 for name in owned if not any(map(_has_claim, known.get(name, ()))))
-    return UnmanagedCount(unmanaged, total)
+        count += len(undeclared)
+        names += [objects[each].name for each in undeclared[: MAX_NAMES - len(names)]]
+    return UndeclaredObjects(count, total, tuple(names))
 
 
 def _ownership_test(

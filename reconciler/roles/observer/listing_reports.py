@@ -1,6 +1,7 @@
 """Report to a ``ProviderConfig`` that listings of a kind fail, or complete again (ADR 0069).
 
-They also report a new system, which is evidence for the loss guard (``restarts``).
+They also report a new system, which is evidence for the loss guard (``restarts``), and the
+undeclared objects of a new scope (ADR 0082).
 
 Reports are level-triggered: this process compares its observations with the log, so a lost report
 is repeated, and an unchanged fleet does not cause events.
@@ -13,8 +14,9 @@ from datetime import timedelta
 from typing import Final, Literal
 
 import structlog
+from msgspec.structs import replace
 
-from events.intake import ApiReported, ListingFailure
+from events.intake import ApiReported, ListingFailure, UndeclaredObjects
 from events.log import ListingsResumed, LogEvent
 from events.provider_config import ProviderConfigSpec, config_key, is_config
 from projections.read_models import ReadModels
@@ -200,6 +202,12 @@ class ListingReports:
         self._health.pop(target, None)
         await self._report_resumed(target)
 
+    async def report_undeclared(self, target: ListingTarget, objects: UndeclaredObjects) -> None:
+        """Report the undeclared objects of a kind in a new scope."""
+        hide = self._secrecy.hide_start
+        names = tuple(hide(name, _MAX_MESSAGE_CHARACTERS) for name in objects.names)
+        await self._report("UndeclaredCounted", target, undeclared=replace(objects, names=names))
+
     async def _report_resumed(self, target: ListingTarget, system_id: str = "") -> bool:
         if not (system_id or self._is_recorded(target)):
             return True
@@ -207,11 +215,12 @@ class ListingReports:
 
     async def _report(
         self,
-        state: Literal["ListingsFailed", "ListingsResumed"],
+        state: Literal["ListingsFailed", "ListingsResumed", "UndeclaredCounted"],
         target: ListingTarget,
         failure: ListingFailure | None = None,
         *,
         system_id: str = "",
+        undeclared: UndeclaredObjects | None = None,
     ) -> bool:
         """Publish a report. Return whether it is stored; if not, a later listing repeats it."""
         name, kind = target
@@ -225,6 +234,7 @@ class ListingReports:
             kind=kind,
             failure=failure,
             system_id=system_id,
+            undeclared=undeclared,
         )
         message = IntakeMessageOut("result", config_key(name), data, self._new_id())
         try:

@@ -25,6 +25,7 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import IdentifiedProvider, Provider, VolatileProvider
 from reconciler.provider.kind import KindRegistry
+from reconciler.resource.new_scope import is_count_news
 from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
@@ -385,6 +386,7 @@ class Observer:
             (began.provider_config, began.kind),
             system_id if contains_objects(findings.losses, config) else "",
         )
+        await self._report_undeclared(began, findings)
         self._restarts.record_listing(listing, findings.losses, config)
         return len(observations)
 
@@ -416,7 +418,7 @@ class Observer:
             (key, each if each.losses is None else replace(each, losses=losses))
             for key, each in findings.observed
         ]
-        return Findings(observed, findings.uncertain, losses)
+        return Findings(observed, findings.uncertain, losses, findings.undeclared)
 
     async def _read_system_id(
         self, losses: LossCount, listing: ListingAssembler, provider: Provider
@@ -439,6 +441,15 @@ class Observer:
         with self._gates.of(name).calls(name):
             uptime_seconds = await provider.uptime_seconds()
         return self._restarts.is_younger(uptime_seconds, listing, config)
+
+    async def _report_undeclared(self, began: ListingBegan, findings: Findings) -> None:
+        """Report the undeclared objects of a new scope, if the log does not contain their count."""
+        counts = self._configurations.new_scopes.get(began.provider_config)
+        if counts is None or findings.undeclared is None:
+            return
+        if is_count_news(counts.get(began.kind), findings.undeclared.count):
+            target = (began.provider_config, began.kind)
+            await self._reports.report_undeclared(target, findings.undeclared)
 
     def _is_undeclared(self, key: ResourceKey) -> bool:
         row = self._models.status.get(str(key))

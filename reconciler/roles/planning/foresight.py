@@ -42,7 +42,7 @@ from events.log import (
 )
 from events.manifest import Fields, Manifest
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
-from events.provider_config import ProviderConfigSpec, config_key
+from events.provider_config import ProviderConfigSpec, config_key, is_config
 from events.stored_content import (
     COMPOSED_CONTENT_KIND,
     CONTENT,
@@ -167,6 +167,7 @@ class Foresight:
         self._current_configs: dict[str, ProviderConfigSpec] = {}  # according to the log
         self._contents: dict[str, Fields] = {}  # contents of manifest sets, by digest
         self._listed: set[ListingTarget] = set()  # listed afresh for this plan
+        self._scope_approved: set[ResourceKey] = set()
         self._blocked: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
@@ -402,6 +403,12 @@ class Foresight:
                 resource.is_approved = True
                 results[key] = [Approved(Hold.APPROVAL, plan=approval.plan)]
                 continue
+            is_held_by_scope = outcome is not None and outcome.reason == Hold.EXCLUSIVE_SCOPE
+            if is_held_by_scope and not is_config(key) and key not in self._scope_approved:
+                self._scope_approved.add(key)
+                resource.is_approved = True
+                results[key] = [TimerFired("ConfigChanged")]
+                continue
             if flight is None or flight.is_held or flight.action.action_id in self._blocked:
                 continue
             if not any(
@@ -595,6 +602,8 @@ class Foresight:
             restored_as_of=self._log.restored_as_of,
             twins=self.configurations.twins,
             silences=self.configurations.silences,
+            # The prediction approves a new scope for each resource that it holds.
+            new_scopes={} if key in self._scope_approved else self.configurations.new_scopes,
             kind=None if kind is None else with_unknown_values(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,

@@ -12,7 +12,9 @@ from events.log import (
     HoldApproved,
     LogEvent,
     SpecDeclared,
+    SpecWithdrawn,
     TwinDetected,
+    UndeclaredCounted,
 )
 from events.names import PROVIDER_CONFIG_KIND
 from events.provider_config import ProviderConfigSpec
@@ -28,6 +30,7 @@ class Configurations(SystemResources):
     kind = PROVIDER_CONFIG_KIND
     event_types = SystemResources.event_types | {
         TwinDetected,
+        UndeclaredCounted,
         HoldApproved,
         ApiFellSilent,
         ApiSilenceEnded,
@@ -38,6 +41,9 @@ class Configurations(SystemResources):
         self.by_name: dict[str, ProviderConfigSpec] = {}
         self.twins: dict[str, TwinHold] = {}
         self.silences: dict[str, ApiSilence] = {}
+        # Counts of undeclared objects by kind, by name, while the scope waits for approval.
+        self.new_scopes: dict[str, dict[str, int]] = {}
+        self._scope_versions: dict[str, int] = {}
 
     def apply(self, event: LogEvent) -> None:
         """Fold an event of any resource, including the holds and silence of an API."""
@@ -50,6 +56,7 @@ class Configurations(SystemResources):
             if known is None or silence.version > known.version:
                 self.silences[name] = silence
             return
+        self._update_scope(name, event)
         hold = _twin_hold(event)
         if hold is None:
             super().apply(event)
@@ -58,6 +65,25 @@ class Configurations(SystemResources):
             self.twins[name] = hold._replace(approved_by=approved_by)
             if not hold.is_held:
                 self._notify(name)
+
+    def _update_scope(self, name: str, event: LogEvent) -> None:
+        """Fold the undeclared objects of a new scope, or its approval."""
+        match event.data:
+            case SpecDeclared() | UndeclaredCounted():
+                undeclared = event.data.undeclared
+            case SpecWithdrawn() | HoldApproved(hold=Hold.EXCLUSIVE_SCOPE):
+                undeclared = None
+            case _:
+                return
+        if event.resourceversion <= self._scope_versions.get(name, 0):
+            return
+        self._scope_versions[name] = event.resourceversion
+        if undeclared is None:
+            self.new_scopes.pop(name, None)
+        else:
+            self.new_scopes[name] = {kind: each.count for kind, each in undeclared.items()}
+        if not isinstance(event.data, (SpecDeclared, SpecWithdrawn)):
+            self._notify(name)
 
     def declare(self, name: str, data: SpecDeclared) -> None:
         """Use the newest declaration of a configuration."""

@@ -298,6 +298,11 @@ class Sweeper:
             case Hold.TWIN:
                 twin = self._configurations.twins.get(row.provider_config)
                 return None if twin is None or twin.is_held else twin.version
+            case Hold.EXCLUSIVE_SCOPE:
+                counts = self._configurations.new_scopes.get(row.provider_config)
+                if counts is not None and counts.get(row.kind) != 0:
+                    return None
+                return self._configurations.version(row.provider_config)
             case _:
                 return None
 
