@@ -68,6 +68,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 class _Set(msgspec.Struct, frozen=True):
     name: str
+    table: str = ""
     type: object = None
     map: object = None
     elem: list[object] = []
@@ -130,6 +131,15 @@ def parse_listing(output: bytes) -> TableListing:
         return _collect(items)
     except UNDECODABLE as error:
         raise NotDoneError(f"invalid output from nft: {error}") from None
+
+
+def parse_service_tables(output: bytes) -> list[str]:
+    """Return the tables that have a ``services`` map. Raises ``NotDoneError``."""
+    try:
+        maps = [each.map for each in _output_decoder.decode(output).nftables if each.map]
+    except UNDECODABLE as error:
+        raise NotDoneError(f"invalid output from nft: {error}") from None
+    return [each.table for each in maps if each.is_own(SERVICES, "verdict")]
 
 
 def _collect(items: list[_Item]) -> TableListing:

@@ -34,6 +34,9 @@ Command = dict[str, object]
 MAX_PROCESSES: Final = 4
 """Limit on a provider's concurrent processes, each of which reads the names of all chains."""
 
+_MAX_READS: Final = 5
+"""Limit on attempts of a read, which the kernel interrupts if another client changes the rules."""
+
 SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 """Search path for nft, which includes /usr/sbin for users other than root."""
 
@@ -52,8 +55,9 @@ _NOT_SUPPORTED: Final = (
 _MISSING: Final = "No such file or directory"
 _EXISTS: Final = "File exists"
 _IN_USE: Final = "Device or resource busy"
+_INTERRUPTED: Final = "Interrupted system call"
 _TEMPORARY: Final = (
-    "Interrupted system call",
+    _INTERRUPTED,
     "Resource temporarily unavailable",
     "Cannot allocate memory",
     "No buffer space available",
@@ -108,17 +112,25 @@ class Nft:
         await self._run(["-j"], script, read_at=read_at, writes=True)
         self.permit.record_write()
 
-    async def show(self, object_type: str, name: str | None = None) -> bytes:
+    async def show(
+        self, object_type: str, name: str | None = None, *, table: str | None = None
+    ) -> bytes:
         """List a chain or map of the table, or the whole table, as JSON. Raises ``MissingError``.
 
-        One object per call, because nft 1.0.6 returns only the last of several chains.
+        One object per call, because nft 1.0.6 returns only the last of several chains. ``table``
+        selects another table of the namespace.
         """
-        identity: Command = {"family": FAMILY, "name": self.table_ref.table}
+        table = table or self.table_ref.table
+        identity: Command = {"family": FAMILY, "name": table}
         if name is not None:
-            identity = {"family": FAMILY, "table": self.table_ref.table, "name": name}
+            identity = {"family": FAMILY, "table": table, "name": name}
         return await self._run(
             ["-j"], _encoder.encode({"nftables": [{"list": {object_type: identity}}]})
         )
+
+    async def show_maps(self) -> bytes:
+        """List the maps of all tables, without their elements, as JSON."""
+        return await self._run(["-j", "-t"], f"list maps {FAMILY}".encode())
 
     async def query(self, script: str, *options: str) -> str:
         """Run a query without JSON output. The caller has validated each word of the script."""
@@ -170,12 +182,16 @@ class Nft:
         read_at: float | None = None,
         writes: bool = False,
     ) -> bytes:
-        result = await self.execute(
-            _NFT, [*options, "-f", "-"], script, read_at=read_at, writes=writes
-        )
-        if result.code == 0:
-            return result.output
-        raise self._reject(result.errors.decode(errors="replace"))
+        for attempt in range(1, _MAX_READS + 1):  # reads only
+            result = await self.execute(
+                _NFT, [*options, "-f", "-"], script, read_at=read_at, writes=writes
+            )
+            if result.code == 0:
+                return result.output
+            errors = result.errors.decode(errors="replace")
+            if writes or _INTERRUPTED not in errors or attempt == _MAX_READS:
+                raise self._reject(errors)
+        raise AssertionError
 
     async def _start_process(
         self, name: str, arguments: Sequence[str], script: bytes

@@ -21,7 +21,9 @@ from infra.providers.nftables.listed import (
     TableListing,
     parse_element,
     parse_listing,
+    parse_service_tables,
 )
+from infra.providers.nftables.marks import Mark
 from infra.providers.nftables.monitor import Monitor
 from infra.providers.nftables.nft import Command, ExistsError, MissingError, Nft
 from infra.providers.nftables.rules import (
@@ -92,6 +94,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         current = await self._read_state(name)
         if current is not None and not current.is_empty:
             raise ConflictError(f"service {name!r} already exists")
+        await self._check_other_tables(action)
         uid = f"service-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
         commands = build_write_commands(self._table, action, uid, current)
         try:
@@ -111,6 +114,8 @@ class ServicesProvider(NamedObjects[ServiceState]):
         assert observed.uid is not None
         check_program(declared_front(action.fields))
         commands = build_write_commands(self._table, action, observed.uid, existing.native)
+        if current.element is None or current.element.front != declared_front(action.fields):
+            await self._check_other_tables(action)
         # If the service does not differ, or has no rules left, the shared chains may be damaged.
         is_as_declared = normalize(observed.fields) == normalize(action.fields)
         may_be_damaged = existing.native.mark is None or (
@@ -204,10 +209,8 @@ class ServicesProvider(NamedObjects[ServiceState]):
 
     async def _read_front(self, front: Front) -> tuple[Element | None, bool]:
         """Return the element of a front, and whether the front is masqueraded."""
-        key = f"{{ {front.address} . {front.protocol} . {front.port} }}"
         queries = [
-            f"get element {FAMILY} {self._table} {set_name} {key}"
-            for set_name in (SERVICES, MASQUERADED)
+            _build_get_element(self._table, set_name, front) for set_name in (SERVICES, MASQUERADED)
         ]
         try:
             return parse_element(await self.nft.query("\n".join(queries)), front), True
@@ -364,23 +367,56 @@ class ServicesProvider(NamedObjects[ServiceState]):
             return NotDoneError(
                 f"{error.message}; it has changed since it was read", status=error.status
             )
-        owner = await self._describe_target(action.namespace, element)
+        return await self._build_in_use_error(action, front, element, self._table)
+
+    async def _check_other_tables(self, action: Action) -> None:
+        """Raise ``NotDoneError`` if another table maps the declared address and port.
+
+        Only one of the two would receive packets, and the kernel does not report the other.
+        """
+        front = declared_front(action.fields)
+        for table in parse_service_tables(await self.nft.show_maps()):
+            if table == self._table:
+                continue
+            try:
+                output = await self.nft.query(_build_get_element(table, SERVICES, front))
+            except MissingError:
+                continue
+            if (element := parse_element(output, front)) is not None:
+                raise await self._build_in_use_error(action, front, element, table)
+
+    async def _build_in_use_error(
+        self, action: Action, front: Front, element: Element, table: str
+    ) -> NotDoneError:
+        owner = await self._describe_target(action.namespace, element, table)
+        location = "" if table == self._table else f" in table {FAMILY} {table}"
         return NotDoneError(
             f"port {front.port}/{front.protocol} of {front.address} is already mapped "
-            f"to {owner}; withdraw that service, or declare another port",
-            status=error.status,
+            f"to {owner}{location}; withdraw that service, or declare another port",
+            status=HTTPStatus.CONFLICT,
         )
 
-    async def _describe_target(self, namespace: str, element: Element) -> str:
+    async def _describe_target(self, namespace: str, element: Element, table: str) -> str:
         """Describe where an element leads. Does not name services in other namespaces."""
         name = name_of(element.target)
         if name is None:
             return describe_target(element)
-        state = await self._read_state(name)
-        mark = None if state is None else state.mark
+        mark = await self._read_mark(element.target, table)
         if mark is None or namespace_of(mark.labels.get(OWNER_LABEL, "")) == namespace:
             return f"service {name!r}"
         return "a service in another namespace"
+
+    async def _read_mark(self, chain: str, table: str) -> Mark | None:
+        try:
+            listing = parse_listing(await self.nft.show("chain", chain, table=table))
+        except MissingError:
+            return None
+        return read_mark(listing.rules.get(chain, []))
+
+
+def _build_get_element(table: str, set_name: str, front: Front) -> str:
+    key = f"{{ {front.address} . {front.protocol} . {front.port} }}"
+    return f"get element {FAMILY} {table} {set_name} {key}"
 
 
 def _build_changed_error(action: Action, error: MissingError) -> ConflictError:
