@@ -40,6 +40,7 @@ from infra.providers.file_root import (
     MAX_SEGMENTS,
     OWN_PREFIX,
     FileRoot,
+    check_not_mounted,
     discard,
     is_same_file,
     open_file,
@@ -291,6 +292,7 @@ class FileProvider:
         with self._folder_of(action.external_name, create=True) as (folder, segment):
             assert folder is not None
             self._root.mark()
+            check_not_mounted(folder, segment)
             leftover = temporary_name(action.idempotency_key)
             is_published = is_same_file(folder, leftover, segment)
             discard(folder, leftover)
@@ -310,7 +312,9 @@ class FileProvider:
             raise ConflictError(f"{action.external_name!r} already exists", obstacle=existing)
 
     def _update(self, action: Action, content: _Content) -> Effect:
-        with self._folder_of(action.external_name) as (folder, _segment):
+        with self._folder_of(action.external_name) as (folder, segment):
+            if folder is not None:
+                check_not_mounted(folder, segment)
             existing = None if folder is None else self._find(folder, action.external_name)
             if folder is None or existing is None:
                 raise NotFoundError(f"file {action.external_name!r} does not exist")
@@ -323,6 +327,8 @@ class FileProvider:
 
     def _delete(self, action: Action) -> Effect:
         with self._folder_of(action.external_name) as (folder, segment):
+            if folder is not None:
+                check_not_mounted(folder, segment)
             existing = None if folder is None else self._find(folder, action.external_name)
             if folder is None or existing is None:
                 return Effect(None, absent=True)

@@ -218,6 +218,35 @@ def open_file(folder: int, segment: str) -> int | None:
     return None
 
 
+def check_not_mounted(folder: int, segment: str) -> None:
+    """Raise ``NotDoneError`` if another filesystem or file is mounted over a name.
+
+    The mounted file hides the file in the folder, which cannot be replaced or deleted.
+    """
+    try:
+        file = os.open(check_segment(segment), os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    try:
+        if _mount_id(file) != _mount_id(folder):
+            raise NotDoneError(
+                f"{segment!r} is a mount point, and the mount hides the file; unmount it, or "
+                "declare another name",
+                status=HTTPStatus.CONFLICT,
+            )
+    finally:
+        os.close(file)
+
+
+def _mount_id(file: int) -> str | None:
+    """Return the id of an open file's mount; None if it is unknown."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/self/fdinfo/{file}").read_text().splitlines():
+            if line.startswith("mnt_id:"):
+                return line
+    return None
+
+
 @contextmanager
 def open_temporary(folder: int, segment: str) -> Generator[int]:
     """Create a temporary file that only this user may read, and remove its name at the end.

@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -789,6 +789,59 @@ def move_aside(root: Path) -> Path:
 
 def make_folder(root: Path) -> None:
     root.mkdir()
+
+
+@contextmanager
+def mounted_at(path: Path, *arguments: str) -> Generator[None]:
+    process = subprocess.run(["mount", *arguments, path], capture_output=True, check=False)
+    if process.returncode != 0:
+        pytest.skip(f"cannot mount: {process.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@is_root
+@pytest.mark.parametrize("source", ["same file", "foreign file", "directory"])
+async def test_a_mount_over_a_file_is_reported_and_the_hidden_file_stays(
+    files: FileProvider, root: Path, tmp_path: Path, source: str
+) -> None:
+    file = await create_file(files, "app.ini")
+    path, mounted = root / "app.ini", tmp_path / "mounted"
+    mounted.write_text("mounted\n")
+    if source == "directory":  # the file system was mounted while the file was missing
+        path.unlink()
+        path.mkdir()
+    command = {
+        "same file": ["--bind", str(path)],
+        "foreign file": ["--bind", str(mounted)],
+        "directory": ["-t", "tmpfs", "none"],
+    }[source]
+    with mounted_at(path, *command):
+        before = path.read_text() if path.is_file() else ""
+        delete = with_version_of(action("Delete", "app.ini", {}), file)
+        for call in (
+            files.create(create("app.ini")),
+            files.update(update(file, {"content": "two\n"})),
+            files.delete(delete),
+        ):
+            with pytest.raises(NotDoneError, match=r"'app\.ini' is a mount point"):
+                await call
+        assert (path.read_text() if path.is_file() else "") == before
+    assert names_in(root) == [ROOT_MARKER, "app.ini"], "no temporary file is left"
+    if source != "directory":
+        await files.update(update(file, {"content": "two\n"}))
+        assert path.read_text() == "two\n"
+
+
+@is_root
+async def test_a_file_in_a_mounted_directory_is_written(files: FileProvider, root: Path) -> None:
+    (root / "data").mkdir()
+    with mounted_at(root / "data", "-t", "tmpfs", "none"):
+        file = await create_file(files, "data/app.ini")
+        await files.update(update(file, {"content": "two\n"}))
+        assert (root / "data/app.ini").read_text() == "two\n"
 
 
 def remount(aside: Path, root: Path) -> None:
