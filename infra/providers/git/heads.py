@@ -26,7 +26,7 @@ from infra.providers.composition.contents import ContentRefusedError, Contents
 from infra.providers.git.checks import Check, check_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
-from infra.providers.git.slots import ReadSlots
+from infra.providers.slots import FairSlots, SlotLimits
 from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, describe_revision
 from reconciler.errors import (
     ConfigurationError,
@@ -34,6 +34,9 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider.secrets import Secrets
+
+READ_LIMITS: Final = SlotLimits(total=4, per_namespace=2, unproven=3, quick_seconds=10.0)
+"""Limits on concurrent reads of repositories. A server may delay each read by a minute."""
 
 _LISTING_SECONDS: Final = 2.0
 """Maximum wait in a listing or a check of refs, because slow servers delay the other sources."""
@@ -111,7 +114,7 @@ class Heads:
         self._timeout_seconds = timeout_seconds
         self._allow = allow
         self._known: dict[str, Head] = {}
-        self._slots = ReadSlots(time.monotonic)
+        self._slots = FairSlots(READ_LIMITS, time.monotonic)
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._interim_outputs: dict[str, Fields] = {}

@@ -1,6 +1,7 @@
-"""Slots for concurrent reads of repositories, shared so that hanging servers delay few sources.
+"""Slots for concurrent calls to external systems, shared so that slow ones delay few namespaces.
 
-A server may delay each read by a minute, for any number of sources and namespaces.
+A Git server may delay each read by a minute, for any number of sources and namespaces. A session
+that a tenant keeps open may delay each statement on its database by seconds.
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-MAX_READS: Final = 4
-MAX_READS_PER_NAMESPACE: Final = 2
-"""Limit on reads of a namespace. The last free slot is for a namespace without a running read."""
-
-MAX_UNPROVEN_READS: Final = 3
-"""Limit on reads of sources whose last read did not end within ``QUICK_SECONDS``."""
-
-QUICK_SECONDS: Final = 10.0
 _HALF_LIFE_SECONDS: Final = 300.0  # for the time that a namespace has used
+
+
+class SlotLimits(NamedTuple):
+    """Limits on concurrent calls.
+
+    ``per_namespace``: limit on the calls of a namespace. The last free slot is for a namespace
+    without a running call. ``unproven``: limit on the calls of sources whose last call did not end
+    within ``quick_seconds``.
+    """
+
+    total: int
+    per_namespace: int
+    unproven: int
+    quick_seconds: float
 
 
 @dataclass(eq=False, slots=True)
@@ -33,15 +40,16 @@ class _Turn:
     is_unproven: bool = False
 
 
-class ReadSlots:
-    """Grants a free slot to the namespace with the fewest reads and the least time used."""
+class FairSlots:
+    """Grants a free slot to the namespace with the fewest calls and the least time used."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: SlotLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
         self._clock = clock
         self._numbers = itertools.count()
         self._waiting: list[_Turn] = []
         self._running: list[_Turn] = []
-        self._quick: dict[str, str] = {}  # namespaces of sources whose last read was quick
+        self._quick: dict[str, str] = {}  # namespaces of sources whose last call was quick
         self._used: dict[str, tuple[float, float]] = {}  # used seconds, and when they were counted
 
     @asynccontextmanager
@@ -72,23 +80,24 @@ class ReadSlots:
         if began is not None:
             now = self._clock()
             self._used[turn.namespace] = self._used_seconds(turn.namespace) + now - began, now
-            if now - began <= QUICK_SECONDS:
+            if now - began <= self._limits.quick_seconds:
                 self._quick[turn.source] = turn.namespace
-            else:  # the other sources of the namespace probably use the same server
+            else:  # the other sources of the namespace probably are as slow
                 self._quick = {
                     source: each for source, each in self._quick.items() if each != turn.namespace
                 }
         self._grant()
 
     def _grant(self) -> None:
-        while len(self._running) < MAX_READS:
-            reads = Counter(each.namespace for each in self._running)
-            is_last_slot = len(self._running) == MAX_READS - 1
-            has_unproven_slot = sum(each.is_unproven for each in self._running) < MAX_UNPROVEN_READS
+        limits = self._limits
+        while len(self._running) < limits.total:
+            calls = Counter(each.namespace for each in self._running)
+            is_last_slot = len(self._running) == limits.total - 1
+            has_unproven_slot = sum(each.is_unproven for each in self._running) < limits.unproven
             eligible = [
                 each
                 for each in self._waiting
-                if reads[each.namespace] < (1 if is_last_slot else MAX_READS_PER_NAMESPACE)
+                if calls[each.namespace] < (1 if is_last_slot else limits.per_namespace)
                 and (has_unproven_slot or each.source in self._quick)
             ]
             if not eligible:
@@ -96,7 +105,7 @@ class ReadSlots:
             turn = min(
                 eligible,
                 key=lambda each: (
-                    reads[each.namespace],
+                    calls[each.namespace],
                     self._used_seconds(each.namespace),
                     each.number,
                 ),

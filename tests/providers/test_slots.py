@@ -7,13 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.providers.git.slots import (
-    MAX_READS,
-    MAX_READS_PER_NAMESPACE,
-    MAX_UNPROVEN_READS,
-    QUICK_SECONDS,
-    ReadSlots,
-)
+from infra.providers.git.heads import READ_LIMITS
+from infra.providers.slots import FairSlots
 
 
 class Reads:
@@ -21,7 +16,7 @@ class Reads:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.slots = ReadSlots(lambda: self.now)
+        self.slots = FairSlots(READ_LIMITS, lambda: self.now)
         self.running: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -78,15 +73,15 @@ async def test_a_namespace_is_limited_to_its_share_of_the_slots(reads: Reads) ->
     sources = [f"shop/{number}" for number in range(5)]
     await reads.prove(*sources)
     await reads.start(*sources)
-    assert reads.running == sources[:MAX_READS_PER_NAMESPACE]
+    assert reads.running == sources[: READ_LIMITS.per_namespace]
 
 
 async def test_unproven_sources_leave_slots_for_quick_ones(reads: Reads) -> None:
     await reads.prove("shop/a", "shop/b")
     await reads.start(*HOSTILE)
-    assert len(reads.running) == MAX_UNPROVEN_READS
+    assert len(reads.running) == READ_LIMITS.unproven
     await reads.start("shop/a", "shop/b")
-    assert len(reads.running) == MAX_READS
+    assert len(reads.running) == READ_LIMITS.total
     assert reads.running[-1] == "shop/a"
 
 
@@ -94,21 +89,21 @@ async def test_a_source_that_was_slow_once_is_unproven(reads: Reads) -> None:
     await reads.prove(*HOSTILE)
     await reads.start(*HOSTILE)
     slow = list(reads.running)
-    assert len(slow) == MAX_READS
-    await reads.end(*slow, after=QUICK_SECONDS + 1)
+    assert len(slow) == READ_LIMITS.total
+    await reads.end(*slow, after=READ_LIMITS.quick_seconds + 1)
     for number in range(3):
         slow = list(reads.running)
-        await reads.end(*slow, after=QUICK_SECONDS + 1)
+        await reads.end(*slow, after=READ_LIMITS.quick_seconds + 1)
         await reads.start(*slow)
-        assert len(reads.running) <= MAX_READS, number
-    assert len(reads.running) == MAX_UNPROVEN_READS
+        assert len(reads.running) <= READ_LIMITS.total, number
+    assert len(reads.running) == READ_LIMITS.unproven
 
 
 async def test_quick_sources_of_two_namespaces_leave_a_slot(reads: Reads) -> None:
     hostile = HOSTILE[:8]
     await reads.prove(*hostile, "shop/a")
     await reads.start(*hostile)
-    assert len(reads.running) == MAX_READS - 1
+    assert len(reads.running) == READ_LIMITS.total - 1
     await reads.start("shop/a")
     assert reads.running[-1] == "shop/a"
 
@@ -116,11 +111,11 @@ async def test_quick_sources_of_two_namespaces_leave_a_slot(reads: Reads) -> Non
 async def test_a_slow_read_makes_all_sources_of_its_namespace_unproven(reads: Reads) -> None:
     await reads.prove(*HOSTILE, "shop/a", "shop/b")
     await reads.start(HOSTILE[0])
-    await reads.end(HOSTILE[0], after=QUICK_SECONDS + 1)
+    await reads.end(HOSTILE[0], after=READ_LIMITS.quick_seconds + 1)
     await reads.start(*[each for each in HOSTILE if each.startswith(("m1/", "m2/"))])
     assert sum(each.startswith("m1/") for each in reads.running) >= 1
     await reads.start("m3/0", "shop/a")
-    assert len(reads.running) == MAX_READS
+    assert len(reads.running) == READ_LIMITS.total
 
 
 async def test_a_new_source_of_another_namespace_is_served_next(reads: Reads) -> None:
