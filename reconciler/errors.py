@@ -16,7 +16,7 @@ A provider reports what happened by the class of its ``ProviderError`` (ADR 0070
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 
 from events.external import ExternalObject
@@ -161,18 +161,26 @@ class UnreadableObjectsError(ProviderError):
 
     ``objects``: their names and uids, None for unknown ones. The listing does not prove that one of
     them is absent. If one of the names is unknown, it does not prove that any object is absent.
+    ``groups``: tests of a name for further objects, of which only such a test is known.
     """
 
     error_class: ErrorClass = "NotDone"
 
-    def __init__(self, message: str, objects: Collection[tuple[str | None, str | None]]) -> None:
+    def __init__(
+        self,
+        message: str,
+        objects: Collection[tuple[str | None, str | None]],
+        groups: Collection[Callable[[str], bool]] = (),
+    ) -> None:
         # this status reveals nothing about the API's health
         super().__init__(message, status=HTTPStatus.CONFLICT)
         self.objects = objects
+        self.groups = groups
 
     def may_have(self, name: str) -> bool:
         """Return whether one of the objects has, or may have, a name."""
-        return any(each in (None, name) for each, _ in self.objects)
+        is_one = any(each in (None, name) for each, _ in self.objects)
+        return is_one or any(has(name) for has in self.groups)
 
 
 class ListingExpiredError(ProviderError):

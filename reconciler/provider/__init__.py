@@ -163,6 +163,21 @@ class IdentifiedProvider(Provider, Protocol):
 
 
 @runtime_checkable
+class ProbedProvider(Provider, Protocol):
+    """A provider whose listings depend on its objects, such as connections to tenants' databases.
+
+    Other providers are probed by the first page of a listing.
+    """
+
+    async def probe(self) -> bool:
+        """Make a call that depends on no object and waits for no other call. Return True.
+
+        Raises the same errors as ``read`` if the API does not respond.
+        """
+        ...
+
+
+@runtime_checkable
 class LoggingProvider(Provider, Protocol):
     """A provider whose objects write output for users, such as containers."""
 

@@ -53,6 +53,10 @@ CALL_GATE: ContextVar[CallGate | None] = ContextVar("call_gate", default=None)
 CALL_RECORD: ContextVar[CallRecord | None] = ContextVar("call_record", default=None)
 """Record of the action that the current task executes. Workers set it."""
 
+CALL_NAMESPACE: ContextVar[str] = ContextVar("call_namespace", default="")
+"""Namespace of the resource that the current task calls an API for. Workers set it. It is empty for
+a listing."""
+
 
 class CallPermit:
     """One provider's permission to call its API.
@@ -62,6 +66,14 @@ class CallPermit:
     """
 
     __slots__ = ()
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the current call is for, so that namespaces share a provider's slots.
+
+        It is empty for a listing.
+        """
+        return CALL_NAMESPACE.get()
 
     async def before_request(self, *, read_at: float | None = None) -> None:
         """Wait until a request may be sent. Await it before each request of the provider.

@@ -37,6 +37,7 @@ class Unreadable:
 
     def __init__(self) -> None:
         self._reasons: dict[tuple[str | None, str | None], str] = {}
+        self._groups: dict[str, tuple[Callable[[str], bool], str]] = {}
 
     def convert_or_record(
         self,
@@ -62,6 +63,13 @@ class Unreadable:
         """Record an object that cannot be shown. An unknown name or uid is None."""
         self._reasons[name, uid] = reason[:_MAX_REASON_CHARACTERS]
 
+    def add_group(self, description: str, has: Callable[[str], bool], reason: str) -> None:
+        """Record objects with unknown names, such as those in an unreadable part of the API.
+
+        ``has``: returns whether an object with a name would be one of them.
+        """
+        self._groups[description] = has, reason[:_MAX_REASON_CHARACTERS]
+
     @property
     def names(self) -> list[str]:
         """The known names of the objects."""
@@ -69,16 +77,20 @@ class Unreadable:
 
     def may_have(self, name: str) -> bool:
         """Return whether one of the objects has, or may have, a name."""
-        return any(each in (None, name) for each, _ in self._reasons)
+        is_one = any(each in (None, name) for each, _ in self._reasons)
+        return is_one or any(has(name) for has, _ in self._groups.values())
 
     def check(self) -> None:
         """Raise ``UnreadableObjectsError`` after the last page if any object was recorded."""
-        if self._reasons:
+        if self._reasons or self._groups:
             descriptions = [
-                f"{_describe(name)}: {reason}" for (name, _), reason in self._reasons.items()
+                *(f"{_describe(name)}: {reason}" for (name, _), reason in self._reasons.items()),
+                *(f"{group}: {reason}" for group, (_, reason) in self._groups.items()),
             ]
             raise UnreadableObjectsError(
-                f"cannot read {list_first(descriptions, '; ')}", self._reasons.keys()
+                f"cannot read {list_first(descriptions, '; ')}",
+                self._reasons.keys(),
+                [has for has, _ in self._groups.values()],
             )
 
 

@@ -6,6 +6,8 @@ Level-triggered: nothing here depends on the message that triggered the decision
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from events.excerpt import list_first
@@ -88,6 +90,7 @@ from reconciler.resource.turn import (
 )
 
 _RELEASED: Final = "the object stays in the API, and Reconciler no longer manages it"
+
 _AWAITS_FIRST_LISTING = Conclusion(
     "Waiting",
     AWAITING_LISTING,

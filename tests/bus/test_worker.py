@@ -1007,12 +1007,29 @@ class ApiOfTwoTenants(Api):
         raise AssertionError("only one page is needed")
 
 
+class ProbedApiOfTwoTenants(ApiOfTwoTenants):
+    """An API whose listings depend on the tenants' objects, and which therefore has a probe."""
+
+    async def probe(self) -> bool:
+        self.listings += 1
+        if self.is_down:
+            raise NotDoneError("timeout")
+        return True
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        raise AssertionError(f"a tenant delays this listing of {scope}, {page_size}")
+        yield []
+
+
 @pytest.mark.parametrize("is_down", [False, True])
-async def test_failed_calls_open_the_breaker_only_if_a_listing_fails_too(
-    log: JetStreamLog, is_down: bool
+@pytest.mark.parametrize("api_type", [ApiOfTwoTenants, ProbedApiOfTwoTenants])
+async def test_failed_calls_open_the_breaker_only_if_a_listing_or_probe_fails_too(
+    log: JetStreamLog, is_down: bool, api_type: type[ApiOfTwoTenants]
 ) -> None:
     """The objects of one tenant may cause any number of timeouts."""
-    api = ApiOfTwoTenants(is_down=is_down)
+    api = api_type(is_down=is_down)
     histories = [[action_event(new_key())] for _ in range(8)]
     deliveries: list[ActionDelivery] = []
     for history in histories:
@@ -1032,3 +1049,25 @@ async def test_failed_calls_open_the_breaker_only_if_a_listing_fails_too(
     assert api.calls >= 5
     assert api.listings == 1
     assert [each.state for each in bus.api_reports] == (["Failing"] if is_down else [])
+
+
+class NamespacedApi(Api):
+    """An API whose client shares its connections among the namespaces of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.namespaces: list[str] = []
+
+    async def create(self, action: Action) -> Effect:
+        self.namespaces.append(CallPermit().namespace)
+        return await super().create(action)
+
+    update = delete = create
+
+
+async def test_a_provider_learns_the_namespace_that_a_call_is_for(log: JetStreamLog) -> None:
+    api, keys = NamespacedApi(), [ResourceKey(each, "Shape", new_key().name) for each in "ab"]
+    for key in keys:
+        await work(log, api, [action_event(key)])
+    assert api.namespaces == ["a", "b"]
+    assert CallPermit().namespace == ""

@@ -298,10 +298,19 @@ async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanw
     assert not stage.intake.observed
 
 
-@pytest.mark.parametrize("is_unreadable", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnreadableObjectsError("cannot read 'unreadable'", [("unreadable", "u")]),
+        UnreadableObjectsError("cannot read some", (), [lambda name: name.startswith("un")]),
+        UnreadableObjectsError("cannot read others", (), [lambda name: name.startswith("no")]),
+        None,
+    ],
+)
 async def test_an_unreadable_object_is_not_absent_and_does_not_hide_other_objects(
-    is_unreadable: bool, monkeypatch: pytest.MonkeyPatch
+    error: UnreadableObjectsError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_unreadable = error is not None and error.may_have("unreadable")
     stage = Stage(Api("shown"), _nothing_new)
     for position, each in enumerate(_owned("unreadable"), 1):
         stage.models.apply(position, each)
@@ -312,8 +321,8 @@ async def test_an_unreadable_object_is_not_absent_and_does_not_hide_other_object
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         async for page in original_pages(api, scope, page_size=page_size):
             yield page
-        if is_unreadable:
-            raise UnreadableObjectsError("cannot read 'unreadable'", [("unreadable", "u")])
+        if error is not None:
+            raise error
 
     monkeypatch.setattr(Api, "pages", pages)
     await stage.observer.list_once("default", "Shape")

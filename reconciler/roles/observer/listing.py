@@ -67,6 +67,7 @@ class ListingAssembler:
         self.began_monotonic = began_monotonic
         self.has_unknown_names = False
         self._unreadable: set[str] = set()
+        self._unreadable_groups: list[Callable[[str], bool]] = []
         self._objects: dict[str, ExternalObject] = {}
 
     def add(self, objects: Iterable[ExternalObject]) -> None:
@@ -99,11 +100,17 @@ class ListingAssembler:
         """Return the key of a resource's object, without a uid if that is unknown."""
         return self.object_key(row.external_name, row.uid or row.observed_uid)
 
-    def exclude_unreadable(self, unreadable: Iterable[tuple[str | None, str | None]]) -> None:
+    def exclude_unreadable(
+        self,
+        unreadable: Iterable[tuple[str | None, str | None]],
+        groups: Iterable[Callable[[str], bool]] = (),
+    ) -> None:
         """Exclude objects that exist but are unreadable, given as names and uids.
 
-        None means unknown. An object with an unknown name may be any object.
+        None means unknown. An object with an unknown name may be any object. ``groups``: tests of a
+        name for further objects, which exclude no listed object.
         """
+        self._unreadable_groups.extend(groups)
         for name, uid in unreadable:
             if name is None:
                 self.has_unknown_names = True
@@ -113,9 +120,10 @@ class ListingAssembler:
             self._objects.pop(object_key, None)
 
     def is_unreadable(self, object_key: str) -> bool:
-        """Return whether the object with a key is known to exist but is unreadable."""
+        """Return whether the object with a key exists but is unreadable, or may do so."""
         name = object_key if self.unique_names else object_key.partition("\n")[0]
-        return object_key in self._unreadable or name in self._unreadable
+        is_named = object_key in self._unreadable or name in self._unreadable
+        return is_named or any(has(name) for has in self._unreadable_groups)
 
     @property
     def has_unreadable(self) -> bool:

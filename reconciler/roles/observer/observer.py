@@ -281,7 +281,7 @@ class Observer:
             self._clock(),
             unique_names=capabilities is None or capabilities.deterministic_names,
         )
-        count, unreadable = 0, list[tuple[str | None, str | None]]()
+        count, unreadable = 0, UnreadableObjectsError("", ())
         gate = self._gates.of(config_name)
         is_probe = await gate.enter(config_name)
         with gate.calls(config_name, is_probe=is_probe):
@@ -291,7 +291,7 @@ class Observer:
                     listing.add(page)
                     count += len(page)
             except UnreadableObjectsError as error:
-                unreadable += error.objects
+                unreadable = error
                 _logger.warning(
                     "objects unreadable", config=config_name, kind=kind, error=error.message
                 )
@@ -299,7 +299,7 @@ class Observer:
         if self._configurations.by_name.get(config_name) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         objects = listing.complete(count)
-        listing.exclude_unreadable(unreadable)
+        listing.exclude_unreadable(unreadable.objects, unreadable.groups)
         return await self.publish_changes(listing, objects, provider)
 
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:

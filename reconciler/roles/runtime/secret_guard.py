@@ -19,6 +19,7 @@ from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
 from reconciler.provider import (
     Effect,
     IdentifiedProvider,
+    ProbedProvider,
     Provider,
     VolatileProvider,
     WatchingProvider,
@@ -174,6 +175,12 @@ class GuardedProvider:
         if not isinstance(self._provider, IdentifiedProvider):
             return None
         return await self._call(None, self._provider.system_id)
+
+    async def probe(self) -> bool:
+        """Check that the API responds. Return False if the provider has no such call."""
+        if not isinstance(self._provider, ProbedProvider):
+            return False
+        return await self._call(None, self._provider.probe)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -32,6 +32,7 @@ from events.log import (
     ResourceEvent,
 )
 from events.names import ResourceKey
+from events.provider_config import Scope
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
@@ -51,8 +52,8 @@ from reconciler.ports import (
     NotStoredError,
     QueueRefusedError,
 )
-from reconciler.provider import Effect, Provider
-from reconciler.provider.call_permit import CALL_RECORD, CallRecord
+from reconciler.provider import Effect, ProbedProvider, Provider
+from reconciler.provider.call_permit import CALL_NAMESPACE, CALL_RECORD, CallRecord
 from reconciler.provider.data_check import DATA_CHECK
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
 from reconciler.resource.attempt import is_safe_to_repeat
@@ -249,6 +250,8 @@ class Worker:
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
+                    # Each action has its own task, so this applies to no other action.
+                    CALL_NAMESPACE.set(key.namespace)
                     error, effect = await self._call(gate, delivery, action, key.kind)
                     if error is not None and gate.begin_check(config):
                         await self._check_suspected_api(gate, action, key.kind)
@@ -361,22 +364,21 @@ class Worker:
     async def _check_api(
         self, gate: ApiGate, action: Action, kind: str, *, is_probe: bool = False
     ) -> None:
-        """Read the first page of a listing, whose result does not depend on the action's object.
+        """Make a call whose result does not depend on the action's object.
 
-        Raises `ProviderError` or `ConfigurationError` if that fails.
+        This is the provider's own probe, or else the first page of a listing. Raises
+        `ProviderError` or `ConfigurationError` if that fails.
         """
         name = action.provider_config
         with gate.calls(name, is_probe=is_probe):
             provider = self._providers.get(name, kind, action.definition)
-            pages = aiter(provider.pages(self._configurations.by_name[name].scope, page_size=1))
+            scope = self._configurations.by_name[name].scope
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
-                    await anext(pages, None)
+                    if not (isinstance(provider, ProbedProvider) and await provider.probe()):
+                        await _read_first_page(provider, scope)
             except TimeoutError:
                 raise NotDoneError(f"the API did not respond within {CHECK_SECONDS:g} s") from None
-            finally:
-                if isinstance(pages, AsyncGenerator):
-                    await pages.aclose()
 
     async def _execute(self, provider: Provider, action: Action, kind: str) -> Effect:
         # The decision may be based on a listing from before the data arrived.
@@ -618,6 +620,15 @@ class Worker:
             default=math.inf,
         )
         self._next_lapse_at = since + LEASE_SECONDS
+
+
+async def _read_first_page(provider: Provider, scope: Scope) -> None:
+    pages = aiter(provider.pages(scope, page_size=1))
+    try:
+        await anext(pages, None)
+    finally:
+        if isinstance(pages, AsyncGenerator):
+            await pages.aclose()
 
 
 def _may_be_created_again(
