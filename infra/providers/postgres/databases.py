@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from psycopg import sql
@@ -33,6 +33,12 @@ from infra.providers.postgres.names import (
     unfinished_name,
 )
 from infra.providers.postgres.server import PostgresServer, names
+from infra.providers.postgres.tenant_reads import (
+    IS_LOCKED,
+    TenantListing,
+    TenantReads,
+    check_unlocked,
+)
 from reconciler.errors import (
     ConflictError,
     NotCalledError,
@@ -53,6 +59,7 @@ LEFTOVER_SECONDS: Final = 3_600
 """Age at which an unfinished database is listed, so that an operator notices it."""
 
 _MAX_NAMED_SESSIONS: Final = 5
+_MAX_LEFTOVERS: Final = 10
 
 _SELECT = sql.SQL(
     """
@@ -60,11 +67,23 @@ _SELECT = sql.SQL(
         d.datname AS name, o.rolname AS owner, pg_encoding_to_char(d.encoding) AS encoding,
         d.datcollate AS collation, d.datctype AS ctype, d.datconnlimit AS connection_limit,
         d.datallowconn AS allow_connections, {comment} AS comment,
-        d.datconnlimit <> {invalid} AND has_database_privilege(d.oid, 'CONNECT') AS may_connect
+        d.datconnlimit <> {invalid} AND has_database_privilege(d.oid, 'CONNECT') AS may_connect,
+        session_user AS login, {is_locked}
     FROM pg_database d JOIN pg_roles o ON o.oid = d.datdba
         LEFT JOIN pg_shdescription c
             ON c.objoid = d.oid AND c.classoid = 'pg_database'::regclass
     WHERE {condition}
+    """
+)
+
+# Any tenant that may create databases can create many with such a name and comment.
+_LEFTOVERS = sql.SQL(
+    """
+    SELECT u.oid FROM pg_database u JOIN pg_roles r ON r.oid = u.datdba
+        JOIN pg_shdescription m ON m.objoid = u.oid AND m.classoid = 'pg_database'::regclass
+    WHERE starts_with(u.datname, {prefix}) AND r.rolname IN (session_user, {owner})
+        AND strpos({comment}, {name}) > 0
+    ORDER BY u.oid LIMIT {limit}
     """
 )
 
@@ -73,10 +92,11 @@ class DatabaseMark(Mark, frozen=True, omit_defaults=True):
     """The mark in a database's comment.
 
     Only an unfinished database has ``name`` and ``since``. ``extensions`` are the declared ones.
+    The owner of a database can write any comment, so a time may lack its zone.
     """
 
     name: str = ""
-    since: datetime | None = None
+    since: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     extensions: tuple[str, ...] = ()
 
 
@@ -92,6 +112,8 @@ class _Row(msgspec.Struct, frozen=True):
     allow_connections: bool
     comment: str | None
     may_connect: bool
+    login: str
+    is_locked: bool
 
     @property
     def mark(self) -> DatabaseMark | None:
@@ -141,6 +163,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
         self._protected = PROTECTED_DATABASES | {self._server.address.database}
+        self._reads = TenantReads()
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why a database cannot have this name.
@@ -164,13 +187,25 @@ class DatabasesProvider(NamedObjects[_Database]):
         """Create a database, or resume where an earlier attempt at this action stopped."""
         name, unfinished = action.external_name, unfinished_name(action.idempotency_key)
         _check_declared(name)
-        rows = await self._rows(
-            sql.SQL("d.datname = {} OR starts_with(d.datname, {})").format(name, UNFINISHED_PREFIX)
+        leftover_ids = _LEFTOVERS.format(
+            prefix=UNFINISHED_PREFIX,
+            comment=select_bounded("m.description"),
+            name=name,
+            owner=action.fields.get("owner") or "",
+            limit=_MAX_LEFTOVERS,
         )
+        condition = sql.SQL("d.datname = ANY({}) OR d.oid = ANY (ARRAY({}))")
+        rows = await self._rows(condition.format([name, unfinished], leftover_ids))
         read_at = time.monotonic()
         existing = next((row for row in rows if row.name == name), None)
         unfinished_row = next((row for row in rows if row.name == unfinished), None)
         leftovers = [row for row in rows if row.name != unfinished and _is_leftover(row, action)]
+        if unfinished_row is not None and not _is_own(unfinished_row, action):
+            raise NotDoneError(
+                f"database {unfinished!r} belongs to role {unfinished_row.owner!r}, which "
+                "Reconciler did not create it for; drop it",
+                status=REFUSED,
+            )
         if existing is not None:
             if existing.mark is None or existing.mark.key != action.idempotency_key:
                 await self._drop_unfinished(
@@ -253,6 +288,12 @@ class DatabasesProvider(NamedObjects[_Database]):
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Database]]:
         """List the databases in a scope, ordered by their ids."""
+
+        async def record(row: _Row, error: ProviderError) -> None:
+            for name in await self._names_since(row):
+                unreadable.add(name, row.uid, error.message)
+
+        listing = TenantListing(self._reads, self._database, record)
         last, page_size = "0", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL("d.oid > {}::oid AND starts_with(d.datname, {})").format(
@@ -263,13 +304,18 @@ class DatabasesProvider(NamedObjects[_Database]):
             for row in rows:
                 if REPLACEMENT_CHARACTER in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
-            databases = [
-                await self._complete_listed_row(row) for row in rows if self._is_object(row)
-            ]
+            databases = [await listing.read(row) for row in rows if self._is_object(row)]
             yield [each for each in databases if each is not None]
             if len(rows) < page_size:
-                return
+                break
             last = rows[-1].uid
+        async for database in listing.read_postponed():
+            yield [database]
+
+    async def probe(self) -> bool:
+        """Check that the server responds."""
+        await self._server.probe()
+        return True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -302,19 +348,16 @@ class DatabasesProvider(NamedObjects[_Database]):
         recorded = self._database_with_recorded_extensions(row)
         if not recorded.extensions or not row.allow_connections or not row.may_connect:
             return recorded
+        check_unlocked(row)
         query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
         async with self._server.session(row.name) as session:
             rows = await session.run(query.format(ALWAYS_INSTALLED))
         return replace(recorded, extensions=names(rows, "extname"))
 
-    async def _complete_listed_row(self, row: _Row) -> _Database | None:
-        """Complete a listed row; None if the database has since been dropped."""
-        try:
-            return await self._database(row)
-        except ProviderError:
-            if await self._rows(_has_name(row.name)):
-                raise
-            return None
+    async def _names_since(self, row: _Row) -> set[str]:
+        """Return the names that a listed database has had since; none if it was dropped."""
+        rows = await self._rows(sql.SQL("d.oid = {}::oid").format(row.uid))
+        return {row.name, *(each.name for each in rows)} if rows else set()
 
     # --- writing
 
@@ -454,9 +497,20 @@ def _is_leftover(row: _Row, action: Action) -> bool:
     return mark is not None and (mark.name, mark.labels) == (action.external_name, action.labels)
 
 
+def _is_own(row: _Row, action: Action) -> bool:
+    """Return whether an unfinished database has an owner that its creation gives it.
+
+    Its name can be predicted, so a tenant may have created it.
+    """
+    return row.owner in (row.login, action.fields.get("owner"))
+
+
 def _select(condition: sql.Composable) -> sql.Composed:
     return _SELECT.format(
-        condition=condition, comment=select_bounded("c.description"), invalid=INVALID_DATABASE_LIMIT
+        is_locked=IS_LOCKED,
+        condition=condition,
+        comment=select_bounded("c.description"),
+        invalid=INVALID_DATABASE_LIMIT,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
@@ -42,6 +43,9 @@ effect."""
 _UNAVAILABLE: Final = ("28", "53", "57", *_UNKNOWN_RESULT)
 """Prefixes for a server that cannot serve any client. All others concern the statement."""
 
+_QUOTED_NAMES: Final = re.compile(r'".*"')
+"""The names in a message. It is greedy, because the server does not escape quotes in them."""
+
 REFUSED: Final = HTTPStatus.CONFLICT
 """Status of an error that a tenant can cause at will, so it must not open the server's circuit
 breaker for other tenants."""
@@ -75,9 +79,10 @@ def classify_error(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
 def classify_connection_error(error: psycopg.Error) -> ProviderError:
     """Classify a failed connection. Nothing was sent, and libpq only provides a message."""
     text = _text(error)
-    if "too many connections for database" in text:  # a limit on one tenant's database
+    unnamed = _QUOTED_NAMES.sub('""', text)  # a tenant may choose any name
+    if "too many connections for database" in unnamed:  # a limit on one tenant's database
         return NotDoneError(text, status=REFUSED)
-    if "too many" in text:
+    if "too many" in unnamed:
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
     return NotDoneError(text)
 

@@ -7,14 +7,15 @@ are excluded, because their privileges follow from ownership.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Final, LiteralString
 
 import msgspec
 from psycopg import sql
 
-from events.excerpt import list_first
+from events.excerpt import list_first, quote
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -34,7 +35,13 @@ from infra.providers.postgres.names import (
     PUBLIC,
     UNFINISHED_PREFIX,
 )
-from infra.providers.postgres.server import PostgresServer, Session
+from infra.providers.postgres.server import PostgresServer, Session, blame_database
+from infra.providers.postgres.tenant_reads import (
+    IS_LOCKED,
+    TenantListing,
+    TenantReads,
+    check_unlocked,
+)
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -44,6 +51,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
@@ -52,7 +60,7 @@ _DIGEST_BYTES: Final = 12
 _DATABASES = sql.SQL(
     """
     SELECT d.oid::text AS uid, d.datname AS name,
-        d.datallowconn AND d.datconnlimit <> {invalid} AS allow_connections
+        d.datallowconn AND d.datconnlimit <> {invalid} AS allow_connections, {is_locked}
     FROM pg_database d WHERE d.datname <> ALL({protected})
         AND NOT starts_with(d.datname, {unfinished}) AND {condition}
     """
@@ -129,6 +137,7 @@ class _Database(msgspec.Struct, frozen=True):
     uid: str
     name: str
     allow_connections: bool
+    is_locked: bool = False
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -153,6 +162,7 @@ class GrantsProvider:
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
         self._protected = sorted(PROTECTED_DATABASES | {self._server.address.database})
+        self._reads = TenantReads()
 
     async def create(self, action: Action) -> Effect:
         """Grant privileges to a grantee that has none on the target."""
@@ -215,18 +225,47 @@ class GrantsProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the grants in a scope, database by database, ordered by database name."""
+        unreadable, prefix = Unreadable(), scope.prefix or ""
+
+        async def record(database: _Database, error: ProviderError) -> None:
+            rows = await self._databases(sql.SQL("d.oid = {}").format(int(database.uid)))
+            if rows:  # otherwise it has since been dropped
+                unreadable_databases.update({database.name, rows[0].name})
+                reasons.append(f"{quote(database.name)} ({error.message})")
+
+        unreadable_databases, reasons = set[str](), list[str]()
+        listing = TenantListing(
+            self._reads, lambda each: self._list_grants(each, prefix, unreadable), record
+        )
+
+        def in_scope(grants: Sequence[ExternalObject]) -> list[ExternalObject]:
+            return [each for each in grants if scope.has(each.name, each.labels)]
+
         last = ""
         while True:
             condition = sql.SQL("d.datname > {} AND {} ORDER BY d.datname LIMIT {}").format(
-                last, _databases_of(scope.prefix or ""), page_size
+                last, _databases_of(prefix), page_size
             )
             databases = await self._databases(condition)
             for database in databases:
-                grants = await self._list_grants(database, scope.prefix or "")
-                yield [each for each in grants if scope.has(each.name, each.labels)]
+                yield in_scope(await listing.read(database) or [])
             if len(databases) < page_size:
-                return
+                break
             last = databases[-1].name
+        async for grants in listing.read_postponed():
+            yield in_scope(grants)
+        if reasons:
+            unreadable.add_group(
+                "grants in databases",
+                partial(_is_in, unreadable_databases),
+                list_first(reasons, "; "),
+            )
+        unreadable.check()
+
+    async def probe(self) -> bool:
+        """Check that the server responds."""
+        await self._server.probe()
+        return True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -266,6 +305,7 @@ class GrantsProvider:
             protected=self._protected,
             unfinished=UNFINISHED_PREFIX,
             invalid=INVALID_DATABASE_LIMIT,
+            is_locked=IS_LOCKED,
             condition=condition,
         )
         return await self._server.read(_Database, query)
@@ -275,6 +315,8 @@ class GrantsProvider:
         rows = await self._databases(sql.SQL("d.datname = {}").format(target.database))
         if not rows or (target.schema and not rows[0].allow_connections):
             return None
+        if target.schema:
+            check_unlocked(rows[0])
         return rows[0]
 
     async def _find(
@@ -290,30 +332,34 @@ class GrantsProvider:
         rows = await session.read(_Row, _SELECT.format(objects=objects, condition=condition))
         return _as_object(database, rows) if rows else None
 
-    async def _list_grants(self, database: _Database, prefix: str) -> list[ExternalObject]:
-        """Return the grants on a database and on its schemas."""
+    async def _list_grants(
+        self, database: _Database, prefix: str, unreadable: Unreadable
+    ) -> list[ExternalObject]:
+        """Return the grants on a database and on its schemas.
+
+        Raises an error with the status ``REFUSED`` if only this database cannot be read.
+        """
         condition = sql.SQL("starts_with(coalesce(g.rolname::text, 'public'), {})").format(
             prefix.partition("@")[0]
         )
         on_database = _DATABASE_OBJECTS.format(database=database.name)
-        rows = await self._server.read(
-            _Row, _SELECT.format(objects=on_database, condition=condition)
-        )
+        with blame_database():  # its owner may have granted privileges to thousands of roles
+            rows = await self._server.read(
+                _Row, _SELECT.format(objects=on_database, condition=condition)
+            )
         # Grants in a database that does not accept connections have no effect.
         if database.allow_connections:
             in_schemas = _SCHEMA_OBJECTS.format(schema=_ANY_SCHEMA)
-            try:
-                async with self._server.session(database.name) as session:
-                    query = _SELECT.format(objects=in_schemas, condition=condition)
-                    rows += await session.read(_Row, query)
-            except ProviderError:
-                if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
-                    raise
-                return []  # it has since been dropped
-        grouped = groupby(rows, lambda row: _build_target(database, row))
-        return [
-            _as_object(database, list(each)) for target, each in grouped if _has_unique_name(target)
-        ]
+            async with self._server.session(database.name) as session:
+                query = _SELECT.format(objects=in_schemas, condition=condition)
+                rows += await session.read(_Row, query)
+        grants = list[ExternalObject]()
+        for target, group in groupby(rows, lambda row: _build_target(database, row)):
+            if _has_unique_name(target):
+                convert = partial(_as_object, database, list(group))
+                grant = unreadable.convert_or_record(convert, partial(_identify, target))
+                grants += [] if grant is None else [grant]
+        return grants
 
     # --- writing
 
@@ -362,6 +408,16 @@ async def _check_requirements(session: Session, target: GrantTarget) -> None:
 
 def _session_database(target: GrantTarget) -> str | None:
     return target.database if target.schema else None
+
+
+def _is_in(databases: Container[str], name: str) -> bool:
+    """Return whether a grant with a name concerns one of some databases."""
+    target = parse_target(name)
+    return target is not None and target.database in databases
+
+
+def _identify(target: GrantTarget) -> tuple[str, None]:
+    return target.name, None
 
 
 def _databases_of(prefix: str) -> sql.Composable:

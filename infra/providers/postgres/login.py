@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
@@ -41,6 +42,14 @@ class TextLoader(Loader):
     def load(self, data: Buffer) -> str:
         """Return text with U+FFFD instead of invalid bytes."""
         return bytes(data).decode(errors="replace")
+
+
+class JsonLoader(Loader):
+    """Decodes JSON, which may contain names with any bytes."""
+
+    def load(self, data: Buffer) -> Any:
+        """Return the value, with U+FFFD instead of invalid bytes."""
+        return msgspec.json.decode(bytes(data).decode(errors="replace"))
 
 
 class LoginBusyError(Exception):
@@ -81,6 +90,7 @@ class Logins:
                 connection.row_factory = dict_row
                 for name in ("text", "name"):
                     connection.adapters.register_loader(name, TextLoader)
+                connection.adapters.register_loader("jsonb", JsonLoader)
                 connection.prepare_threshold = None
                 await connection.set_autocommit(True)
                 return connection

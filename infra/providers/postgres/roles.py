@@ -252,7 +252,8 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
         self._secrets = secrets
-        self._allow = config.allow
+        self._config = config
+        self._permit = permit
         self._can_read_verifiers: bool | None = None
         self._password_checks: dict[tuple[str, str], bool] = {}
 
@@ -336,10 +337,23 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
                 for row in rows
                 if REPLACEMENT_CHARACTER not in row.name and scope.has(row.name, row.labels)
             ]
-            yield [await self._role(row) for row in in_scope if not row.unmanageable_reason]
+            roles = list[_Role]()
+            for row in in_scope:
+                if not row.unmanageable_reason:
+                    try:
+                        roles.append(await self._role(row))
+                    except Exception as error:  # noqa: BLE001 - one role must not hide the others
+                        reason = f"{type(error).__name__}: {error}"
+                        unreadable.add(row.name, row.uid, reason)
+            yield roles
             if len(rows) < page_size:
                 return
             last = rows[-1].uid
+
+    async def probe(self) -> bool:
+        """Check that the server responds."""
+        await self._server.probe()
+        return True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -372,6 +386,11 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     async def _role(self, row: _Row) -> _Role:
         mark = row.mark
         if mark is None or mark.password is None:
+            return _Role(row, "")
+        # Another client may have written the comment, to learn about the secrets of a namespace.
+        caller = self._permit.namespace
+        is_callers = caller in ("", mark.namespace)
+        if not (is_callers and self._config.may_be_used_in(mark.namespace)):
             return _Role(row, "")
         return _Role(row, await self._digest_if_current(row, mark.password, mark.namespace))
 
@@ -416,7 +435,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             if not reachable:
                 raise NotDoneError(f"role {parent!r} does not exist yet", status=REFUSED)
             for role in reachable:  # not final, because another client may change it
-                if rights := role.describe_forbidden_rights(self._allow):
+                if rights := role.describe_forbidden_rights(self._config.allow):
                     via = "" if role.name == parent else f" is a member of {role.name!r}, which"
                     raise NotDoneError(
                         f"spec.memberOf: role {parent!r}{via} {rights}", status=REFUSED

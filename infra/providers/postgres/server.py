@@ -11,8 +11,8 @@ import contextlib
 import re
 import select
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -24,25 +24,36 @@ from psycopg.rows import DictRow
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Tls
-from infra.providers.postgres.errors import classify_connection_error, classify_error
+from infra.providers.postgres.errors import (
+    REFUSED,
+    classify_connection_error,
+    classify_error,
+)
 from infra.providers.postgres.limits import ResultTooLargeError, check_values
 from infra.providers.postgres.login import LoginBusyError, logins_to
-from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
+from infra.providers.postgres.settings import FIXED, INHERITED, TIMEOUTS_SINCE, as_options
+from infra.providers.slots import FairSlots, SlotLimits
+from reconciler.errors import (
+    ConfigurationError,
+    NotCalledError,
+    NotDoneError,
+    ProviderError,
+    ThrottledError,
+    UnknownResultError,
+)
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
-MAX_CONNECTIONS: Final = 4
-"""Limit on a provider's connections. A server has a hundred in total, and few calls take long."""
+SLOT_LIMITS: Final = SlotLimits(total=6, per_namespace=4, unproven=5, quick_seconds=1.0)
+"""Limits on a provider's concurrent calls. A server has a hundred connections in total, and few
+calls take long. A namespace can make a call last: another session may block its statement."""
+
+TENANT_CONNECT_SECONDS: Final = 2.0
+"""Limit on connecting to a database other than the operator's, which usually takes 10 ms. Its owner
+can block each connection, and such a connection uses a slot."""
 
 DEFAULT_PORT: Final = 5432
 _REQUIRE_AUTH_SINCE: Final = 160_000
-_TIMEOUT_SETTINGS: Final = {
-    120_000: "tcp_user_timeout",
-    140_000: "idle_session_timeout",
-    170_000: "transaction_timeout",
-}
-"""Settings that could end a session, by the server version that introduced them."""
-
 _NONEXISTENT_FILE: Final = "/dev/null/none"
 _LOCK: Final = 0x7265636F
 """Advisory lock for all writes, because concurrent writes to one catalog row would fail and
@@ -140,10 +151,11 @@ class PostgresServer:
         self._secrets = secrets
         self._permit = permit
         self._logins = logins_to(self.address.host, self.address.port)
-        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._slots = FairSlots(SLOT_LIMITS, time.monotonic)
         self._idle: list[psycopg.AsyncConnection[DictRow]] = []
         self._is_closed = False
-        self._timeout_options = ""
+        self._timeout_settings: dict[str, str] = {}
+        self._inherited_settings: dict[str, str] = {}
 
     @asynccontextmanager
     async def session(self, database: str | None = None) -> AsyncGenerator[Session]:
@@ -152,19 +164,37 @@ class PostgresServer:
         A connection is also closed after an error, which rolls back uncommitted changes. A call
         that has a connection must not request another, because calls could deadlock.
         """
-        async with self._slots:
-            connection = self._take_idle() if database is None else None
-            if connection is None:
-                connection = await self._connect(database or self.address.database)
-            is_reusable = False
-            try:
-                yield Session(connection, self.timeout_seconds, self._permit)
-                is_reusable = connection.info.transaction_status == TransactionStatus.IDLE
-            finally:
-                if is_reusable and database is None and not self._is_closed:
-                    self._idle.append(connection)
-                else:
+        namespace = self._permit.namespace
+        async with self._slots.turn(namespace, namespace):
+            if database is None:
+                async with self._operator_session() as session:
+                    yield session
+                return
+            with blame_database():
+                connection = await self._connect_to_tenant(database)
+                try:
+                    yield Session(connection, self.timeout_seconds, self._permit)
+                finally:
                     await _close_quietly(connection)
+
+    @asynccontextmanager
+    async def _operator_session(self) -> AsyncGenerator[Session]:
+        """Lend a connection to the operator's database, without waiting for a slot."""
+        connection = self._take_idle() or await self._connect()
+        is_reusable = False
+        try:
+            yield Session(connection, self.timeout_seconds, self._permit)
+            is_reusable = connection.info.transaction_status == TransactionStatus.IDLE
+        finally:
+            if is_reusable and not self._is_closed:
+                self._idle.append(connection)
+            else:
+                await _close_quietly(connection)
+
+    async def probe(self) -> None:
+        """Check that the server responds, without waiting for other calls."""
+        async with self._operator_session() as session:
+            await session.run(sql.SQL("SELECT 1"))
 
     @asynccontextmanager
     async def transaction(self, database: str | None = None) -> AsyncGenerator[Session]:
@@ -206,13 +236,28 @@ class PostgresServer:
             connection.pgconn.finish()
         return None
 
-    async def _connect(self, database: str) -> psycopg.AsyncConnection[DictRow]:
+    async def _connect_to_tenant(self, database: str) -> psycopg.AsyncConnection[DictRow]:
+        if not self._inherited_settings:
+            # The view pg_settings does not contain the role.
+            query = sql.SQL(
+                "SELECT name, current_setting(name) AS setting FROM unnest({}::text[]) name"
+            )
+            async with self._operator_session() as session:
+                rows = await session.run(query.format(list(INHERITED)))
+            self._inherited_settings = {row["name"]: row["setting"] for row in rows}
+        return await self._connect(database)
+
+    async def _connect(self, database: str | None = None) -> psycopg.AsyncConnection[DictRow]:
+        """Connect to a database, by default the operator's."""
         address, milliseconds = self.address, max(1, round(self.timeout_seconds * 1000))
+        seconds = self.timeout_seconds
+        if database is not None:
+            seconds = min(seconds, TENANT_CONNECT_SECONDS)
         settings: dict[str, Any] = {
             "host": address.host.strip("[]"),
             "port": address.port,
             "user": address.user,
-            "dbname": database,
+            "dbname": address.database if database is None else database,
             "password": self._secrets.credential or "",
             "passfile": _NONEXISTENT_FILE,
             "application_name": "reconciler",
@@ -220,40 +265,54 @@ class PostgresServer:
             "connect_timeout": max(2, round(self.timeout_seconds)),
             "target_session_attrs": "read-write",  # a replica may lack existing objects
             "gssencmode": "disable",
-            # No user's schema is searched, because its functions would run with the provider's
-            # privileges. A database owner sets defaults for connections, which must not end them.
-            "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
-            f" -c lock_timeout={max(1, milliseconds // _LOCK_TIMEOUT_DIVISOR)}"
-            " -c default_transaction_read_only=off -c local_preload_libraries="
-            " -c datestyle=ISO -c intervalstyle=postgres -c client_min_messages=warning -c jit=off"
-            " -c idle_in_transaction_session_timeout=0" + self._timeout_options,
+            "options": as_options(
+                {
+                    **FIXED,
+                    "statement_timeout": str(milliseconds),
+                    "lock_timeout": str(max(1, milliseconds // _LOCK_TIMEOUT_DIVISOR)),
+                    **self._timeout_settings,
+                    **({} if database is None else self._inherited_settings),
+                }
+            ),
             **self._tls,
         }
+        target = f"{address.host}:{address.port}"
+        if database is not None:
+            target = f"database {database!r} at {target}"
         if psycopg.pq.version() >= _REQUIRE_AUTH_SINCE and "sslrootcert" not in settings:
             # A server must not request the password in cleartext.
             settings["require_auth"] = "!password"
         try:
-            async with asyncio.timeout(self.timeout_seconds):
+            async with asyncio.timeout(seconds):
                 connection = await self._logins.connect(settings)
         except TimeoutError:
             hint = "; the server may request too many SCRAM iterations" * self._logins.is_slow
-            raise NotDoneError(
-                f"not connected to {address.host}:{address.port} within "
-                f"{self.timeout_seconds:g} s{hint}"
-            ) from None
+            raise NotDoneError(f"not connected to {target} within {seconds:g} s{hint}") from None
         except (LoginBusyError, ResultTooLargeError) as error:
-            raise NotDoneError(f"not connected to {address.host}:{address.port}: {error}") from None
+            raise NotDoneError(f"not connected to {target}: {error}") from None
         except psycopg.Error as error:
             raise classify_connection_error(error) from error
-        # An older server refuses a connection that sets these. The first connection is to the
-        # operator's database, whose defaults no tenant sets.
-        newer = (
-            each
-            for since, each in _TIMEOUT_SETTINGS.items()
-            if connection.info.server_version >= since
-        )
-        self._timeout_options = "".join(f" -c {each}=0" for each in newer)
+        # The first connection is to the operator's database, whose defaults no tenant sets.
+        version = connection.info.server_version
+        self._timeout_settings = {
+            name: "0" for name, since in TIMEOUTS_SINCE.items() if version >= since
+        }
         return connection
+
+
+@contextmanager
+def blame_database() -> Generator[None]:
+    """Attribute failures in a tenant's database to that database, because its owner may cause any.
+
+    They are not failures of the server. Whether the server responds, only calls show that depend on
+    no tenant.
+    """
+    try:
+        yield
+    except ProviderError as error:
+        if error.status is None and not isinstance(error, (NotCalledError, ThrottledError)):
+            error.status = REFUSED
+        raise
 
 
 def parse_endpoint(endpoint: str) -> ServerAddress:
