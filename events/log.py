@@ -120,6 +120,9 @@ class SpecDeclared(_Event, frozen=True):
             "they are known. Their deletion waits for an approval. Null if none is necessary."
         ),
     ] = None
+    moved_from: Annotated[
+        str, description("Resource whose object this one takes over; empty if none.")
+    ] = ""
 
 
 class SpecWithdrawn(_Event, frozen=True):
@@ -225,19 +228,41 @@ class DriftDetected(_Event, frozen=True):
     ] = ""
 
 
+class MovedObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """What the former owner of a moved object recorded about it."""
+
+    moved_from: Annotated[str, description("Resource that owned the object before.")]
+    object: Annotated[ExternalObject | None, description("The object as last observed.")] = None
+    is_applied: Annotated[bool, description("Whether the last write to it is known.")] = False
+    fields: Annotated[Fields, description("Fields of the last write.")] = {}
+    labels: Annotated[dict[str, str], description("Labels of the last write.")] = {}
+    result: Annotated[
+        ExternalObject | None, description("The object as the API returned it after that write.")
+    ] = None
+    in_doubt: Annotated[
+        bool, description("Whether parts of the last write may never have been written.")
+    ] = False
+    owner_label: Annotated[
+        str, description("Owner label of the former owner, which the object may still have.")
+    ] = ""
+    written_at: Annotated[
+        datetime | None, description("Time of the last result, by the bus's clock.")
+    ] = None
+
+
 class OwnershipClaimed(_Event, frozen=True):
     """The resource took ownership of an existing object."""
 
     external_name: ExternalName
     uid: Uid
     reason: Annotated[
-        Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"],
+        Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found", "Moved"],
         description(
             "Adopted: the policy allows adoption. Label: the object carries the owner label. "
             "Prefix: its name has the ownerPrefix of the ProviderConfig. ExclusiveScope: it is in "
             "an exclusive scope. Returned: it has the uid of an owned object that was missing from "
             "an earlier listing. Found: it carries the owner label, and an earlier creation had an "
-            "unknown result."
+            "unknown result. Moved: its former owner released it to this resource."
         ),
     ]
     provider_config: ConfigName = ""
@@ -255,6 +280,9 @@ class OwnershipClaimed(_Event, frozen=True):
             "because the API shows writes with a delay; 0 if unchanged."
         ),
     ] = 0.0
+    moved: Annotated[
+        MovedObject | None, description("The moved object; null for other reasons.")
+    ] = None
 
 
 class OwnershipReleased(_Event, frozen=True):
@@ -263,10 +291,11 @@ class OwnershipReleased(_Event, frozen=True):
     external_name: ExternalName
     uid: Uid
     reason: Annotated[
-        Literal["Orphaned", "Gone", "Replaced"],
+        Literal["Orphaned", "Gone", "Replaced", "Moved"],
         description(
             "Orphaned: Reconciler released the object, which still exists. Gone: the object does "
-            "not exist. Replaced: another object has its name."
+            "not exist. Replaced: another object has its name. Moved: another resource took it "
+            "over."
         ),
     ]
     provider_config: ConfigName = ""
@@ -285,6 +314,20 @@ class OwnershipReleased(_Event, frozen=True):
             "it held none."
         ),
     ] = ""
+    moved_to: Annotated[str, description("Resource that took the object over; empty if none.")] = ""
+
+
+class MoveExpected(_Event, frozen=True):
+    """Another resource takes the object over once this one is withdrawn."""
+
+    moved_to: Annotated[str, description("Resource that will take the object over.")]
+
+
+class MoveEnded(_Event, frozen=True):
+    """A move between this resource and another one will not happen."""
+
+    resource: Annotated[str, description("The other resource.")]
+    reason: Reason = ""
 
 
 class ReconcileAccepted(_Event, frozen=True):
@@ -1013,6 +1056,8 @@ ResourceEvent = (
     | DriftDetected
     | OwnershipClaimed
     | OwnershipReleased
+    | MoveExpected
+    | MoveEnded
     | FinalizerAdded
     | FinalizerRemoved
     | ReleaseForced

@@ -19,6 +19,9 @@ from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
 """Annotation with the name of the object in the external API, if it is not ``metadata.name``."""
 
+MOVED_FROM_ANNOTATION = "reconciler/moved-from"
+"""Former name of the resource, whose object it takes over instead of creating one."""
+
 REASON_ANNOTATION = "reconciler/reason"
 """Annotation with the reason for a declaration, for the history. It is not desired state."""
 

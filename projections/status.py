@@ -46,6 +46,9 @@ from events.log import (
     ListingsResumed,
     LogEvent,
     LookupDecided,
+    MovedObject,
+    MoveEnded,
+    MoveExpected,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
@@ -317,6 +320,14 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retiring, row.retiring_uid = data.external_name, data.uid
             _set_retiring_content(row, replaced)
             row.is_unconfirmed = False
+        case OwnershipClaimed(moved=MovedObject() as moved) as data:
+            _set_owned(row, event, data.reason)
+            _set_location(row, data.provider_config, data.external_name)
+            _set_observed(row, moved.object)
+            row.uid, row.observed_at = data.uid, event.time
+            row.grace_seconds = data.grace_seconds
+        case MoveExpected() | MoveEnded():
+            pass  # the outcome describes the move
         case OwnershipClaimed() as data:
             _set_owned(row, event, data.reason)
             _set_location(row, data.provider_config, data.external_name)
@@ -327,6 +338,10 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.grace_seconds = data.grace_seconds or row.grace_seconds
         case OwnershipReleased() as data:
             released_object = (data.external_name, data.uid)
+            if data.reason == "Moved":
+                _clear_ownership(row)
+                _set_observed(row, None)
+                return
             if data.unconfirmed:
                 _remember_uncertain(row, data.external_name)
                 row.is_unconfirmed = True

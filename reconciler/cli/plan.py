@@ -281,10 +281,15 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
         heading.append(f"  observed {format_age(each.observed_at, now)} ago", "dim")
     out.print(heading, style="bold")
     for name in each.adopts:
-        out.print(Text(f"  = Adopt {name}", "cyan"))
+        word = "Move" if each.moved_from else "Adopt"
+        origin = f" from {each.moved_from}" if each.moved_from else ""
+        out.print(Text(f"  = {word} {name.removesuffix(' (Moved)')}{origin}", "cyan"))
     for action in each.actions:
         _print_action(action)
     for name in each.releases:
+        if each.moved_to:
+            out.print(Text(f"  = Move {name.removesuffix(' (Moved)')} to {each.moved_to}", "cyan"))
+            continue
         word = "Release" if name.endswith("(Orphaned)") else "Disown"
         out.print(Text(f"  = {word} {name}", "cyan"))
     if each.says in ("Refused", "Held", "Waiting", "Unreadable"):

@@ -183,6 +183,16 @@ def _describe(event: LogEvent) -> str:
             return event_type(event.data)
 
 
+def continue_turn(
+    state: ResourceState, events: Sequence[ResourceEvent], cause: Command, context: Context
+) -> Turn:
+    """Record events that involve another resource, and derive the next steps from them (pure)."""
+    history = _History(state, context)
+    history.record(events, cause)
+    _take_steps(history, cause)
+    return Turn(history.state, history.events, (), ())
+
+
 def _take_steps(history: _History, cause: Command) -> None:
     context = history.context
     for _ in range(_MAX_STEPS):

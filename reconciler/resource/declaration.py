@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from events.intake import Declared, Reply, Withdrawn
@@ -12,8 +14,14 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import REASON_ANNOTATION, Declaration, InvalidManifestError, split_manifest
-from events.names import KIND_DEFINITION_KIND, InvalidNameError
+from events.manifest import (
+    MOVED_FROM_ANNOTATION,
+    REASON_ANNOTATION,
+    Declaration,
+    InvalidManifestError,
+    split_manifest,
+)
+from events.names import KIND_DEFINITION_KIND, InvalidNameError, ResourceKey
 from events.provider_config import is_config
 from events.reference import has_reference_or_secret, secrets_in
 from reconciler.provider.kind import DefinedKind, Kind
@@ -189,7 +197,31 @@ def _build_spec_declared(
         secrets=secrets,
         definition=kind.definition,
         reason=data.reason or annotation_reason,
+        moved_from=_read_former_name(annotations, declaration, kind, context),
     )
+
+
+def _read_former_name(
+    annotations: Mapping[str, str], declaration: Declaration, kind: Kind, context: Context
+) -> str:
+    """Return the resource that the annotation names, or an empty string.
+
+    Raises `InvalidManifestError` or `InvalidNameError`.
+    """
+    name, key = annotations.get(MOVED_FROM_ANNOTATION), context.key
+    if name is None:
+        return ""
+    former = ResourceKey.parse(f"{key.namespace}/{key.kind}/{name}")
+    problem = ""
+    if former == key:
+        problem = "is the name of the resource itself; use its former name"
+    elif not kind.is_external or kind.composition is not None:
+        problem = f"{kind.name} objects cannot be moved; remove the annotation"
+    elif declaration.policy.mode not in ("Present", "CreateOnly"):
+        problem = f"spec.policy.mode {declaration.policy.mode} owns no object; use Present"
+    if problem:
+        raise InvalidManifestError(f"annotation {MOVED_FROM_ANNOTATION} {name!r}: {problem}")
+    return str(former)
 
 
 def _check_external_name(declaration: Declaration, kind: Kind, context: Context) -> None:

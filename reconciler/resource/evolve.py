@@ -46,6 +46,9 @@ from events.log import (
     ListingsResumed,
     LogEvent,
     LookupDecided,
+    MovedObject,
+    MoveEnded,
+    MoveExpected,
     OutcomeName,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -206,6 +209,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_declared=False,
                 position=event.causationposition,
                 declaration_ids=_with_id(state, event),
+                moving_from="",
             )
             return replace(
                 state,
@@ -237,6 +241,8 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(
                 state, actions=actions, recent_drifts=data.recent, outcome=None, cause=event.id
             )
+        case OwnershipClaimed(moved=MovedObject() as moved) as data:
+            return _fold_moved_object(state, data, moved, event)
         case OwnershipClaimed() as data:
             ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
             actions = replace(state.actions, ended=ended)
@@ -267,6 +273,8 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
                 return replace(state, retiring=None)
+            if data.reason == "Moved":
+                return _release_moved_object(state, data, event)
             on_purpose = data.reason == "Orphaned"
             lost_uid = None if on_purpose else data.uid
             observed = replace(
@@ -300,6 +308,13 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 )
                 state = replace(state, lost=lost)
             return state if on_purpose else _restore_replaced(state)
+
+        case MoveExpected(moved_to):
+            return replace(state, holds=replace(state.holds, moving_to=moved_to))
+        case MoveEnded(resource):
+            if state.desired.moving_from == resource:
+                return replace(state, desired=replace(state.desired, moving_from=""))
+            return replace(state, holds=replace(state.holds, moving_to=""))
 
         # --- actions
         case ActionRetried(action, attempt):
@@ -486,6 +501,7 @@ def spec_of(data: SpecDeclared) -> Spec:
 def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     """Start a generation, and reset the waits, inputs and approvals."""
     spec, desired, actions, holds = spec_of(data), state.desired, state.actions, state.holds
+    owns_nothing = state.owned is None and actions.in_flight is None
     digest = spec.digest
     older = [each for each in desired.contents if each != digest]
     # A declaration after a withdrawal starts over, because the row may since have been deleted.
@@ -516,7 +532,9 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
             else {name: desired.secrets[name] for name in data.secrets if name in desired.secrets},
             resolved=None,
             definition=data.definition,
+            moving_from=data.moved_from if owns_nothing else "",
         ),
+        moved_to="",
         # A new resource has no observation to clear.
         observed=_observation_for(data, state) if state.version else state.observed,
         actions=actions,
@@ -632,6 +650,60 @@ def _with_predecessor(state: ResourceState) -> ResourceState:
     if state.owned is None or lost is None or lost.uid != state.owned.uid:
         return state
     return replace(state, predecessor=lost) if state.desired.is_declared else state
+
+
+def _fold_moved_object(
+    state: ResourceState, data: OwnershipClaimed, moved: MovedObject, event: LogEvent
+) -> ResourceState:
+    """Own an object as its former owner did. Reads that began before the move do not count."""
+    applied = None
+    if moved.is_applied:
+        applied = Applied(moved.fields, moved.labels, moved.result, moved.in_doubt)
+    observed = Observation(
+        object=moved.object,
+        provider_config=data.provider_config,
+        position=event.causationposition,
+        grace_seconds=data.grace_seconds,
+        seen_at=event.time,
+    )
+    actions = replace(
+        state.actions, effect_position=event.causationposition, effect_at=moved.written_at
+    )
+    return replace(
+        state,
+        desired=replace(state.desired, moving_from=""),
+        owned=Owned(
+            data.provider_config,
+            data.external_name,
+            data.uid,
+            applied,
+            former_label=moved.owner_label,
+        ),
+        observed=observed,
+        predecessor=None,
+        lost=None,
+        actions=actions,
+        cause=event.id,
+    )
+
+
+def _release_moved_object(
+    state: ResourceState, data: OwnershipReleased, event: LogEvent
+) -> ResourceState:
+    """Own nothing: another resource owns the object, so its later results are not ours."""
+    return replace(
+        state,
+        owned=None,
+        observed=Observation(
+            position=event.causationposition, is_released=True, released_uid=data.uid
+        ),
+        renewal=None,
+        progress=None,
+        availability=Availability(),
+        holds=replace(state.holds, moving_to=""),
+        moved_to=data.moved_to,
+        cause=event.id,
+    )
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:

@@ -91,6 +91,9 @@ from reconciler.resource.turn import (
 
 _RELEASED: Final = "the object stays in the API, and Reconciler no longer manages it"
 
+MOVE_EXPECTED: Final = "MoveExpected"
+"""Reason for an outcome: the resource waits to take over an object, or to hand its object over."""
+
 _AWAITS_FIRST_LISTING = Conclusion(
     "Waiting",
     AWAITING_LISTING,
@@ -215,6 +218,8 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
     last, belongs_to = state.outcome, state.observed.belongs_to
     if state.holds.orphan_forced and not state.observed.absent_at:
         return Conclusion("Released", "Orphaned", _RELEASED)
+    if state.moved_to:
+        return Conclusion("Deleted", "Moved", f"{state.moved_to} took over the object")
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
     if last is None:
@@ -407,6 +412,11 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     """Return the step for a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.comparison.existing, spec.policy.mode
+    # First: another resource still owns the object, which may also have the declared name.
+    former = state.desired.moving_from
+    if former and state.owned is None:
+        message = f"waiting to take over the object of {former}; withdraw {former}"
+        return Conclusion("Waiting", MOVE_EXPECTED, message)
     # Before the creation: nothing has proved the absence of the owned object yet.
     if existing is None and state.owned is not None:
         return Conclusion(
@@ -655,6 +665,10 @@ def _finish_withdrawal(situation: Situation) -> Step:
         return OwnershipReleased(
             replaced.external_name, replaced.uid, "Orphaned", replaced.provider_config
         )
+    # After all that delays the end of the ownership, and instead of that end.
+    if holds.moving_to and not holds.release_forced:
+        message = f"waiting for {holds.moving_to} to take over the object"
+        return Conclusion("Waiting", MOVE_EXPECTED, message)
     if is_kept_in_api(state):
         return _remove_owner_label(situation) or OwnershipReleased(
             owned.external_name, owned.uid, "Orphaned", owned.provider_config

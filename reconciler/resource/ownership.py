@@ -62,9 +62,10 @@ def collect_evidence(
     """Return the evidence about an object with the external name of a resource."""
     label = label_in(existing.labels)
     label_owner: LabelOwner = "nothing" if label is None else "another's"
-    if label == context.owner:
-        label_owner = "ours"
     owned = state.owned
+    # The log records the move, so the label of the former owner contradicts nothing.
+    if label == context.owner or (owned is not None and label == owned.former_label != ""):
+        label_owner = "ours"
     return Evidence(
         log=owned is not None and (owned.uid is None or existing.uid in (None, owned.uid)),
         label=label_owner,

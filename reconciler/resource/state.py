@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 44
+STATE_SCHEMA = 45
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -68,6 +68,7 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
     resolved: Fields | None = None  # fields with all references and secrets resolved
     definition: DefinitionRef | None = None  # definition of the kind, if it is defined at run time
     resolved_by: str = ""  # digest of the definition used to compute `resolved`
+    moving_from: str = ""  # resource whose object this one waits to take over
 
     @property
     def fields(self) -> Fields:
@@ -105,6 +106,7 @@ class Owned(msgspec.Struct, frozen=True, gc=False):
     responded_at: datetime | None = None
     last_observed: ExternalObject | None = None  # for a replaced object: its last observed state
     data_loss: str = ""  # for a replaced object: the data that its replacement gave up
+    former_label: str = ""  # for a moved object: the owner label that it may still have
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
@@ -286,6 +288,7 @@ class Holds(msgspec.Struct, frozen=True, gc=False):
 
     finalizers: tuple[Finalizer, ...] = ()
     references: dict[str, OnWithdrawal] = {}  # by referencing resource
+    moving_to: str = ""  # resource that takes the object over after a withdrawal
     release_forced: bool = False
     orphan_forced: bool = False  # whether a forced release keeps the object in the API
     approved: str = ""  # the hold that an operator approved, except for DataLoss
@@ -355,6 +358,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     recent_drifts: tuple[PathDrift, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while a newer change is in progress
     outcome_version: int = 0  # version of the event that recorded the newest outcome
+    moved_to: str = ""  # resource that took the object over, until the next declaration
     cause: str = ""  # id of the event that would cause the next action
     api: ApiHealth = ApiHealth()  # for a ProviderConfig
 

@@ -99,6 +99,8 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     withdrawn: bool = False
     observed_at: datetime | None = None
     part_of: str = ""
+    moved_from: str = ""  # former owner of the object that this resource takes over
+    moved_to: str = ""  # resource that takes the object over
 
     @property
     def ref(self) -> PlanRef:
@@ -236,6 +238,8 @@ def _plan_resource(
         withdrawn=resource.is_withdrawn,
         observed_at=foresight.observed_at(resource),
         part_of="" if resource.part_of is None else str(resource.part_of),
+        moved_from=next((each.moved.moved_from for each in resource.claims if each.moved), ""),
+        moved_to=next((each.moved_to for each in resource.releases if each.moved_to), ""),
     )
 
 

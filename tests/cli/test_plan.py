@@ -244,7 +244,7 @@ def test_a_plan_lists_what_an_unknown_exclusive_scope_would_delete(
     live.write("exclusive.yaml", config(running, team, namespace=team, mode="Exclusive"))
     result = live.run("plan", "-f", "exclusive.yaml")
     assert "the log does not contain all of its objects; use --refresh to list them" in result.out
-    assert "Delete" not in result.out
+    assert "- Delete" not in result.out
 
     result = live.run("plan", "-f", "exclusive.yaml", "--refresh")
     assert f"  - Delete {team}-hand (requires approval)" in result.out.splitlines()
@@ -421,3 +421,21 @@ def test_errors_and_changes_have_different_exit_statuses(
     result = local_cli.run(*command)
     assert result.err.startswith("error: ")
     assert result.status == 1
+
+
+def test_a_plan_shows_a_move_as_a_move(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("plan-former"))
+    renamed = shape("plan-new").replace(
+        "{name: plan-new", "{annotations: {reconciler/moved-from: plan-former}, name: plan-new"
+    )
+    assert "moved-from" in renamed
+    live.write("renamed.yaml", renamed)
+    result = live.run("plan", "-f", "renamed.yaml")
+    assert "Create" not in result.out
+    assert "! waiting: MoveExpected: waiting to take over the object" in result.out
+    live.ok("apply", "-f", "renamed.yaml")
+    result = live.run("delete", "Shape", "plan-former", "--dry-run")
+    assert "  = Move plan-former to default/Shape/plan-new" in result.out, result.out
+    assert "  = Move plan-former from default/Shape/plan-former" in result.out
+    assert "- Delete" not in result.out
+    assert "  ~ Update plan-former" in result.out

@@ -52,12 +52,14 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
     Exceptions: a hold keeps it, or it was created by a call that arrived after its action had
     failed permanently, or by an action that a person abandoned.
     """
+    owned, pending, waiting = _owned_and_pending(ledger)
     for key, resource in _undamaged_resources(ledger):
         found = _object_of(ledger, resource)
         is_kept = is_held(ledger, resource) or found in _held_objects(ledger)
+        is_moved = resource.outcome is not None and resource.outcome.reason == "Moved"
+        is_kept = is_kept or (is_moved and found is not None and found.uid in owned)
         if not is_kept and _is_leaked(ledger, resource, found):
             yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
-    owned, pending, waiting = _owned_and_pending(ledger)
     for found in ledger.history.objects or ():
         if found.uid not in ledger.ours or found.uid in ledger.late | owned | waiting:
             continue

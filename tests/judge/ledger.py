@@ -332,8 +332,10 @@ def _fold_resource_event(resource: Resource, event: e.LogEvent) -> None:  # noqa
             resource.outcome = None
         case e.OwnershipClaimed(external_name, uid, object=ExternalObject() as second):
             resource.retiring = Owned(external_name, uid, {}, second)
-        case e.OwnershipClaimed(external_name, uid):
+        case e.OwnershipClaimed(external_name, uid, moved=moved):
             resource.owned, resource.released = Owned(external_name, uid, {}), None
+            if moved is not None:
+                resource.observed = moved.object
         case e.OwnershipReleased() as data:
             _release(resource, data)
         case e.OutcomeRecorded() as data:

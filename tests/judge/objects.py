@@ -17,6 +17,7 @@ from events.log import (
     OwnershipReleased,
     TwinDetected,
 )
+from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
 from tests.judge.history import Effect
 from tests.judge.ledger import OWNER_LABEL, Ledger, Resource
@@ -65,6 +66,13 @@ def unfounded_claim(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
             is_allowed = any(each.ownership in (reason, "Strict") for each in settings)
         case "Returned":
             is_allowed = uid in ledger.ours
+        case "Moved":
+            moved = context.data.moved
+            former = (
+                None if moved is None else ledger.resources[ResourceKey.parse(moved.moved_from)]
+            )
+            is_allowed = former is not None and former.owned is None and not former.is_declared
+            is_allowed = is_allowed and uid in (None, *ledger.ours)
         case "Found":
             is_known = ledger.history.objects is not None and ledger.history.log_id is not None
             second = context.data.object

@@ -40,6 +40,9 @@ from events.log import (
     ListingsFailed,
     ListingsResumed,
     LookupDecided,
+    MovedObject,
+    MoveEnded,
+    MoveExpected,
     Operation,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -86,6 +89,7 @@ _CLAIM_REASONS: Mapping[str, str] = {
     "ExclusiveScope": "it is in an exclusive scope",
     "Returned": "it has the uid of an owned object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
+    "Moved": "its former owner released it to this resource",
 }
 _POSSIBLE_DUPLICATE = "; its creation may still have created another object"
 _EVIDENCE: Mapping[str, str] = {
@@ -191,6 +195,14 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"{what} missing from the observer's listing, so the decider ignored the absence"
         case DriftDetected():
             return describe_drift(data)
+        case OwnershipClaimed(name, moved=MovedObject(former)):
+            return f"Reconciler moved {name} from {former} to this resource"
+        case OwnershipReleased(name, moved_to=moved_to) if moved_to:
+            return f"Reconciler moved {name} to {moved_to}"
+        case MoveExpected(moved_to):
+            return f"{moved_to} takes over the object once this resource is withdrawn"
+        case MoveEnded(resource, reason):
+            return f"The move between this resource and {resource} will not happen: {reason}"
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
             grace_suffix = (
                 f"; observations within {grace:g} s of a write no longer count" if grace else ""
@@ -398,7 +410,7 @@ def _describe_observation(data: ExternalObserved) -> str:
     return f"The observer {verb} {data.object.name}{_field_suffix(data.object.fields)}{owner}"
 
 
-def _describe_release(name: str, reason: Literal["Orphaned", "Gone", "Replaced"]) -> str:
+def _describe_release(name: str, reason: Literal["Orphaned", "Gone", "Replaced", "Moved"]) -> str:
     match reason:
         case "Orphaned":
             return f"Reconciler released {name}: the object stays in the API"
@@ -406,6 +418,8 @@ def _describe_release(name: str, reason: Literal["Orphaned", "Gone", "Replaced"]
             return f"Reconciler no longer owns {name}: the object no longer exists"
         case "Replaced":
             return f"Reconciler no longer owns {name}: another object has its name"
+        case "Moved":
+            return f"Reconciler no longer owns {name}: another resource took it over"
 
 
 def _describe_forced_release(data: ReleaseForced, who: str) -> str:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from events.intake import Declared, DefinitionReported, Reply, Reported, Withdrawn
 from events.integrity import LogDamage
 from events.log import ActionDecided, ActionRetried, LookupDecided, SpecResolved
-from events.manifest import Fields, config_named_in
+from events.manifest import MOVED_FROM_ANNOTATION, Fields, config_named_in
 from events.names import (
     KIND_DEFINITION_KIND,
     PROVIDER_CONFIG_KIND,
@@ -49,7 +49,8 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.provider.kind import KindRegistry
-from reconciler.resource.decide import decide
+from reconciler.resource.decide import continue_turn, decide
+from reconciler.resource.move import move_of, next_move_step
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.actions_in_flight import (
@@ -123,6 +124,9 @@ _RETURN_SECONDS = 2.0
 _EXTEND_SECONDS = 3.0
 """Interval between lease extensions: less than a third of a lease, to prevent redeliveries."""
 
+_MAX_MOVE_STEPS = 20
+"""Maximum attempts at the steps of a move. Most of them are conflicts with another decider."""
+
 _DECLARATIONS = (Declared, Withdrawn)
 _EVENTS_WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
 _LAST_RANK = system_rank("")
@@ -149,6 +153,15 @@ class _Work:
             for delivery, command in zip(self.deliveries, self.commands, strict=False)
             if isinstance(command.data, _DECLARATIONS)
         ]
+
+    @property
+    def names_former(self) -> bool:
+        """Whether a declaration takes over the object of another resource."""
+        return any(
+            type(each.data) is Declared
+            and MOVED_FROM_ANNOTATION in each.data.manifest.metadata.annotations
+            for each in self.commands
+        )
 
     @property
     def size(self) -> int:
@@ -391,8 +404,13 @@ class Decider:
             if rank == system_rank(KIND_DEFINITION_KIND):
                 for key, each in ranked.items():  # each may depend on the previous ones
                     await self._decide_and_commit({key: each})
-            else:
-                await self._decide_and_commit(ranked)
+                continue
+            # First, because the former resource may be withdrawn in the same batch.
+            moved = {key: each for key, each in ranked.items() if each.names_former}
+            if moved:
+                await self._decide_and_commit(moved)
+                ranked = {key: each for key, each in ranked.items() if key not in moved}
+            await self._decide_and_commit(ranked)
         return [each for each in batch if each.position in self._undecided]
 
     def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
@@ -482,8 +500,49 @@ class Decider:
             for group in _split_into_groups(decisions):
                 done += await self._commit(group, remaining)
             await self._decide_overtaking(done)
-            await self._finish(done)
+            # Before the acknowledgment: after a crash, the redelivered message continues the move.
+            moved = [each for turn in done for each in await self._continue_move(turn)]
+            await self._finish(done + moved)
             remaining = _remaining_work(remaining, done)
+
+    async def _continue_move(self, cause: _Decision) -> list[_Decision]:
+        """Take the next steps of the move that a resource takes part in.
+
+        Each step may append to both resources, in one batch that is not split.
+        """
+        done: list[_Decision] = []
+        move = move_of(cause.key, cause.turn.state)
+        if move is None:
+            return done
+        command = cause.work.commands[-1]
+        for _ in range(_MAX_MOVE_STEPS):
+            resources = await self._repository.get_newest([move.former, move.new])
+            if move.former not in resources or move.new not in resources:
+                return done  # a damaged history holds both resources
+            former, new = resources[move.former], resources[move.new]
+            competing = new
+            if former.state.holds.moving_to not in ("", str(move.new)):
+                competitor = ResourceKey.parse(former.state.holds.moving_to)
+                competing = (await self._repository.get([competitor])).get(competitor, new)
+            step = next_move_step(move, former.state, new.state, competing.state, self._log.log_id)
+            shared, turns = self._build_shared_context(), list[_Decision]()
+            for key, base, event in (
+                (move.former, former, step.former),
+                (move.new, new, step.new),
+            ):
+                if event is not None:
+                    context = self._build_context(shared, key, can_start=True)
+                    turn = continue_turn(base.state, [event], command, context)
+                    turns.append(_Decision(key, _Work([], []), base, turn))
+            if not turns:
+                return done
+            try:
+                is_stored = await self._repository.commit_together([each.commit for each in turns])
+            except AppendRefusedError as error:
+                _logger.error("failed to store a move", resource=str(move.new), reason=str(error))
+                return done
+            done += turns if is_stored else ()
+        raise RuntimeError(f"{move.new}: the move from {move.former} conflicts; retrying later")
 
     def _set_aside_undecided(
         self, remaining: dict[ResourceKey, _Work], decisions: Sequence[_Decision]

@@ -147,6 +147,22 @@ class ResourceRepository:
         self._trim()
         return conflicts + stale
 
+    async def commit_together(self, commits: Sequence[Commit]) -> bool:
+        """Append turns that depend on each other in one atomic batch: all of them, or none.
+
+        Return False if any of them conflicts with another writer. Their newest states are cached.
+        """
+        try:
+            await self._append(commits)
+        except AppendLostError:
+            await self._find_conflicting(commits)
+            return False
+        except BaseException:
+            self.evict([commit.key for commit in commits])
+            raise
+        self._trim()
+        return True
+
     async def _find_stale(self, commits: Sequence[Commit]) -> list[Commit]:
         """Return the turns that were decided from a stale state, and cache the newest states."""
         if not commits:

@@ -53,7 +53,7 @@ from events.stored_content import (
 from projections.read_models import ReadModels
 from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
-from reconciler.resource.decide import decide
+from reconciler.resource.decide import continue_turn, decide
 from reconciler.resource.difference import Comparison
 from reconciler.resource.expectation import (
     PartChange,
@@ -63,6 +63,7 @@ from reconciler.resource.expectation import (
     turn_digest,
     with_unknown_values,
 )
+from reconciler.resource.move import move_of, next_move_step
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
@@ -295,6 +296,33 @@ class Foresight:
                 refused = (each for each in turn.replies if each is not None and not each.accepted)
                 resource.refused = next(refused, resource.refused)
             self._apply_turn(resource, turn)
+        for key, messages in work.items():
+            if key in self.resources and messages:
+                await self._continue_move(key, self._command(messages[-1]))
+
+    async def _continue_move(self, key: ResourceKey, command: Command) -> None:
+        """Predict the steps of the move that a resource takes part in."""
+        for _ in range(MAX_ROUNDS):
+            move = move_of(key, self.resources[key].state)
+            if move is None:
+                return
+            await self._load_resources(dict.fromkeys(move, ()))
+            former, new = self.resources.get(move.former), self.resources.get(move.new)
+            if former is None or new is None:
+                return
+            competing = new.state
+            if former.state.holds.moving_to not in ("", str(move.new)):
+                competitor = ResourceKey.parse(former.state.holds.moving_to)
+                await self._load_resources({competitor: ()})
+                competing = self.resources[competitor].state
+            step = next_move_step(move, former.state, new.state, competing, self._log.log_id)
+            for resource, event in ((former, step.former), (new, step.new)):
+                if event is not None:
+                    context = self._context(resource.key)
+                    turn = continue_turn(resource.state, [event], command, context)
+                    self._apply_turn(resource, turn)
+            if step.former is None and step.new is None:
+                return
 
     async def _load_resources(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
         """Load resources on first use, and the targets of new declarations."""

@@ -1,0 +1,122 @@
+"""Moves: a resource takes over the object of another one of its namespace and kind (ADR 0083).
+
+The new resource waits while the former one is declared. Once that one is withdrawn and nothing else
+delays the end of its ownership, it releases the object and the new one claims it, in one batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from events.log import MovedObject, MoveEnded, MoveExpected, OwnershipClaimed, OwnershipReleased
+from events.names import ResourceKey
+from reconciler.resource.next_step import MOVE_EXPECTED
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.state import Owned, ResourceState
+
+FormerEvent = OwnershipReleased | MoveExpected | MoveEnded
+NewEvent = OwnershipClaimed | MoveEnded
+
+
+class Move(NamedTuple):
+    """The resources of a move."""
+
+    former: ResourceKey
+    new: ResourceKey
+
+
+class MoveStep(NamedTuple):
+    """The next event of each resource; None if it has none."""
+
+    former: FormerEvent | None = None
+    new: NewEvent | None = None
+
+
+def move_of(key: ResourceKey, state: ResourceState) -> Move | None:
+    """Return the move that a resource takes part in, or None."""
+    if state.desired.moving_from:
+        return Move(ResourceKey.parse(state.desired.moving_from), key)
+    if state.holds.moving_to:
+        return Move(key, ResourceKey.parse(state.holds.moving_to))
+    return None
+
+
+def next_move_step(
+    move: Move, former: ResourceState, new: ResourceState, competing: ResourceState, log_id: str
+) -> MoveStep:
+    """Return the next step of a move (pure).
+
+    ``competing``: state of the resource that the former one expects to take its object over.
+    """
+    former_name, new_name = str(move.former), str(move.new)
+    is_noted = former.holds.moving_to == new_name
+    if new.desired.moving_from != former_name:
+        reason = f"{new_name} no longer takes over the object"
+        return MoveStep(MoveEnded(new_name, reason) if is_noted else None)
+    if former.holds.moving_to and not is_noted and competing.desired.moving_from == former_name:
+        reason = f"{former.holds.moving_to} takes over the object of {former_name}"
+        return MoveStep(new=MoveEnded(former_name, reason))
+    owned, is_declared = former.owned, former.desired.is_declared
+    obstacle = _find_obstacle(former, new)
+    if obstacle:
+        ended = MoveEnded(new_name, obstacle) if is_noted else None
+        return MoveStep(ended, MoveEnded(former_name, obstacle))
+    if not is_noted:
+        return MoveStep(MoveExpected(new_name))
+    if owned is None or is_declared or not (_is_ready(former) and _is_ready(new)):
+        return MoveStep()
+    location = (owned.external_name, owned.uid)
+    return MoveStep(
+        OwnershipReleased(*location, "Moved", owned.provider_config, moved_to=new_name),
+        OwnershipClaimed(
+            *location,
+            "Moved",
+            owned.provider_config,
+            grace_seconds=former.observed.grace_seconds,
+            moved=_describe_object(move.former, owned, former, log_id),
+        ),
+    )
+
+
+def _find_obstacle(former: ResourceState, new: ResourceState) -> str:
+    """Return why there is nothing to move, or an empty string."""
+    owned, is_declared = former.owned, former.desired.is_declared
+    if owned is None and former.actions.in_flight is None and not is_declared:
+        return "the former resource owns no object"
+    spec = new.desired.spec
+    if owned is not None and spec is not None and spec.provider_config != owned.provider_config:
+        return f"the object is in ProviderConfig {owned.provider_config!r}"
+    return ""
+
+
+def _is_ready(state: ResourceState) -> bool:
+    """Return whether a resource waits only for the other one."""
+    is_idle = state.actions.in_flight is None
+    return is_idle and state.outcome is not None and state.outcome.reason == MOVE_EXPECTED
+
+
+def _describe_object(
+    key: ResourceKey, owned: Owned, state: ResourceState, log_id: str
+) -> MovedObject:
+    existing, applied = state.observed.object, owned.applied
+    label = "" if existing is None else existing.labels.get(OWNER_LABEL, "")
+    is_ours = label in (owner(log_id, key), owned.former_label)
+    moved = MovedObject(
+        str(key),
+        existing,
+        owner_label=label if is_ours else owner(log_id, key),
+        written_at=state.actions.effect_at,
+    )
+    if applied is None:
+        return moved
+    return MovedObject(
+        moved.moved_from,
+        existing,
+        True,
+        applied.fields,
+        applied.labels,
+        applied.result,
+        applied.in_doubt,
+        moved.owner_label,
+        moved.written_at,
+    )

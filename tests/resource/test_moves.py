@@ -1,0 +1,103 @@
+"""The steps of a move, from the states of both resources (scenario 48)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from events.intake import TimerFired
+from events.log import MoveEnded, MoveExpected, ResourceEvent
+from events.manifest import MOVED_FROM_ANNOTATION
+from events.names import ResourceKey
+from reconciler.provider.kind import Kind
+from reconciler.resource.decide import continue_turn
+from reconciler.resource.difference import LABELS
+from reconciler.resource.move import Move, next_move_step
+from tests.resource.building import BLOCK, FOO, LOG_ID, Story, names
+
+BAR = ResourceKey("default", "Block", "Bar")
+FIXED_LABELS = dataclasses.replace(BLOCK, immutable=(*BLOCK.immutable, LABELS))
+
+
+@dataclass
+class Rename:
+    """Foo, which owns an object, and Bar, which is declared as its new name."""
+
+    kind: Kind = BLOCK
+    former: Story = field(init=False)
+    new: Story = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.former, self.new = Story(kind=self.kind), Story(key=BAR, kind=self.kind)
+        self.former.declare()
+        self.former.succeed()
+        self.new.declare(annotations={MOVED_FROM_ANNOTATION: "Foo"})
+
+    def step(self) -> tuple[list[str], list[str]]:
+        """Take the next step, and return the types of the events of both resources."""
+        new = self.new.state
+        step = next_move_step(Move(FOO, BAR), self.former.state, new, new, LOG_ID)
+        return _record(self.former, step.former), _record(self.new, step.new)
+
+
+def _record(story: Story, event: ResourceEvent | None) -> list[str]:
+    if event is None:
+        return []
+    turn = continue_turn(story.state, [event], story.command(TimerFired("Retry")), story.context)
+    story.state = turn.state
+    story.log += turn.events
+    return names([each.data for each in turn.events])
+
+
+def test_the_new_resource_waits_while_the_former_one_is_declared():
+    rename = Rename()
+    assert rename.step() == (["MoveExpected"], [])
+    assert rename.step() == ([], [])
+    assert rename.new.state.outcome is not None
+    assert rename.new.state.outcome.reason == "MoveExpected"
+
+
+def test_the_object_is_released_and_claimed_in_one_step():
+    rename = Rename()
+    rename.step()
+    assert "ActionDecided" not in names(rename.former.withdraw()), "the object is not deleted"
+    former_owned = rename.former.state.owned
+    released, claimed = rename.step()
+    assert released[0] == "OwnershipReleased"
+    assert claimed == ["OwnershipClaimed", "ActionDecided"], "the label is changed in place"
+    owned = rename.new.state.owned
+    assert former_owned is not None
+    assert owned is not None
+    assert (owned.uid, owned.applied) == (former_owned.uid, former_owned.applied)
+    assert rename.former.state.owned is None
+
+
+def test_an_object_keeps_the_former_label_if_labels_cannot_change():
+    rename = Rename(FIXED_LABELS)
+    rename.step()
+    rename.former.withdraw()
+    _, claimed = rename.step()
+    assert claimed == ["OwnershipClaimed", "OutcomeRecorded"]
+    assert rename.new.state.outcome is not None
+    assert rename.new.state.outcome.outcome == "Converged"
+
+
+def test_the_former_object_is_deleted_if_the_new_resource_is_withdrawn():
+    rename = Rename()
+    rename.step()
+    rename.new.withdraw()
+    rename.former.withdraw()
+    assert rename.step() == (["MoveEnded", "ActionDecided"], [])
+
+
+def test_the_first_of_two_new_names_takes_the_object_over():
+    rename = Rename()
+    former = rename.former.state
+    expected = replace(former, holds=replace(former.holds, moving_to="default/Block/Baz"))
+    step = next_move_step(Move(FOO, BAR), expected, rename.new.state, rename.new.state, LOG_ID)
+    assert isinstance(step.new, MoveEnded)
+    stale = Story(key=BAR).state
+    step = next_move_step(Move(FOO, BAR), expected, rename.new.state, stale, LOG_ID)
+    assert step.former == MoveExpected(str(BAR))

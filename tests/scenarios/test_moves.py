@@ -1,0 +1,100 @@
+"""A resource is renamed and keeps its object: scenario 48."""
+
+from __future__ import annotations
+
+from events.intake import Declared, FinalizerReleased, FinalizerRequested, Withdrawn
+from events.log import MoveEnded, OwnershipClaimed, OwnershipReleased
+from events.manifest import MOVED_FROM_ANNOTATION, Manifest, Metadata
+from events.names import ResourceKey
+from tests.scenarios.harness import World
+
+FOO = ResourceKey("default", "Shape", "foo")
+BAR = ResourceKey("default", "Shape", "bar")
+RED = {"type": "Square", "color": "Red"}
+
+
+def renamed(former: str = "foo", name: str = "bar", **spec: object) -> Manifest:
+    metadata = Metadata(name, annotations={MOVED_FROM_ANNOTATION: former})
+    return Manifest("shapes/v1", "Shape", metadata, {**RED, **spec})
+
+
+async def until_moved(world: World) -> None:
+    await world.until_outcome(BAR, "Converged")
+    await world.until_outcome(FOO, "Deleted", reason="Moved")
+    await world.until_observed_again()
+    await world.until_settled()
+    assert [each["name"] for each in await world.human.list_all()] == ["foo"]
+    assert (await world.human.get("foo"))["labels"] == world.owner_of("bar")
+    released = [each for each in await world.facts(FOO) if isinstance(each, OwnershipReleased)]
+    claimed = [each for each in await world.facts(BAR) if isinstance(each, OwnershipClaimed)]
+    assert [each.moved_to for each in released] == [str(BAR)]
+    assert [each.moved and each.moved.moved_from for each in claimed] == [str(FOO)]
+
+
+async def test_48_a_renamed_resource_keeps_its_object(world: World):
+    await world.declare("foo")
+    await world.until_outcome(FOO, "Converged")
+    await world.declare_all([renamed()])
+    await world.until_outcome(BAR, "Waiting", reason="MoveExpected")
+    await world.until_observed_again()
+    assert (await world.human.get("foo"))["labels"] == world.owner_of("foo"), "foo is declared"
+    await world.withdraw("foo")
+    await until_moved(world)
+    assert await world.human.effects() == ["POST", "PUT"], "created once, and relabeled"
+    await world.human.update("foo", color="Green")
+    await world.until_observed_again()
+    await world.until_outcome(BAR, "Converged")
+    assert (await world.human.get("foo"))["color"] == "Red", "bar keeps the object as declared"
+    await world.withdraw("bar")
+    await world.until_outcome(BAR, "Deleted")
+    assert await world.human.list_all() == []
+
+
+async def test_48_a_withdrawn_resource_that_still_has_its_object_hands_it_over(world: World):
+    await world.declare("foo")
+    await world.until_outcome(FOO, "Converged")
+    await world.ask_as("backup", FOO, FinalizerRequested("backup/dump"))
+    await world.withdraw("foo")
+    await world.until_outcome(FOO, "Held", reason="Finalizers")
+    await world.declare_all([renamed()])
+    await world.until_outcome(BAR, "Waiting", reason="MoveExpected")
+    await world.ask_as("backup", FOO, FinalizerReleased("backup/dump"))
+    await until_moved(world)
+
+
+async def test_48_the_object_is_deleted_if_the_new_resource_no_longer_names_it(world: World):
+    await world.declare("foo")
+    await world.until_outcome(FOO, "Converged")
+    await world.declare_all([renamed()])
+    await world.until_outcome(BAR, "Waiting", reason="MoveExpected")
+    await world.publish(BAR, Withdrawn())
+    await world.until_outcome(BAR, "Deleted")
+    await world.withdraw("foo")
+    await world.until_outcome(FOO, "Deleted", reason="Gone")
+    assert await world.human.list_all() == []
+    assert any(isinstance(each, MoveEnded) for each in await world.facts(FOO))
+
+
+async def test_48_without_an_object_to_take_over_one_is_created(world: World):
+    await world.declare_all([renamed("never")])
+    await world.until_outcome(BAR, "Converged")
+    assert [each["name"] for each in await world.human.list_all()] == ["bar"]
+
+
+async def test_48_a_second_new_name_creates_its_own_object(world: World):
+    await world.declare("foo")
+    await world.until_outcome(FOO, "Converged")
+    await world.declare_all([renamed()])
+    await world.until_outcome(BAR, "Waiting", reason="MoveExpected")
+    await world.declare_all([renamed(name="baz")])
+    await world.until_outcome(ResourceKey("default", "Shape", "baz"), "Converged")
+    await world.withdraw("foo")
+    await world.until_outcome(BAR, "Converged")
+    names = sorted(each["name"] for each in await world.human.list_all())
+    assert names == ["baz", "foo"]
+
+
+async def test_48_an_invalid_former_name_is_refused(world: World):
+    for former, mode in (("bar", "Present"), ("a/b", "Present"), ("foo", "ObserveOnly")):
+        reply = await world.ask(BAR, Declared(renamed(former, policy={"mode": mode})))
+        assert (reply.accepted, reply.reason) == (False, "Invalid"), (former, mode)
