@@ -143,9 +143,9 @@ def _approvals_outlive_their_holds(patch: Patch) -> None:
 def _declared_resources_released_by_force(patch: Patch) -> None:
     original = holds.force_release
 
-    def force(command_data: Any, command: Any, state: Any) -> CommandResult:
+    def force(command_data: Any, command: Any, state: Any, context: Any) -> CommandResult:
         undeclared = replace(state.desired, is_declared=False)
-        return original(command_data, command, replace(state, desired=undeclared))
+        return original(command_data, command, replace(state, desired=undeclared), context)
 
     patch.setattr(holds, "force_release", force)
 
