@@ -311,9 +311,8 @@ class JetStreamClientBus:
             return None
         try:
             return await self.silent_since(provider_config)
-        except BusDeniedError as error:
+        except BusDeniedError:  # a service need not have this permission
             self._unreadable_apis.add(provider_config)  # not requested again
-            _logger.info("cannot read whether an API responds", reason=str(error))
             return None
 
     # --- the log

@@ -9,7 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, ListingFailure, NewerObject, TargetState
+from events.intake import (
+    ActionError,
+    ListingFailure,
+    NewerObject,
+    TargetState,
+    UndeclaredObjects,
+)
 from events.kind_definition import DefinitionRef
 from events.log import (
     AbsenceDoubted,
@@ -45,6 +51,8 @@ from events.log import (
     ListingsResumed,
     LogEvent,
     LookupDecided,
+    MoveEnded,
+    MoveExpected,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
@@ -63,6 +71,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
+    UndeclaredCounted,
 )
 from events.manifest import Policy
 from reconciler.cli.past.summaries import describe_history, format_actor, summarize
@@ -292,6 +301,19 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         "Listings of Shape complete again, or no resource uses the kind",
     ),
     (ApiFellSilent(AT), "The API has not responded since 2026-01-02T03:04:05Z"),
+    (
+        MoveExpected("default/Shape/bar"),
+        "default/Shape/bar takes over the object once this resource is withdrawn",
+    ),
+    (
+        MoveEnded("default/Shape/bar", "it was declared again"),
+        "The move between this resource and default/Shape/bar will not happen: it was declared "
+        "again",
+    ),
+    (
+        UndeclaredCounted({"Shape": UndeclaredObjects(2, 3, ("a", "b"))}),
+        "Listings of the new scope show undeclared objects: 2 of 3 Shape objects",
+    ),
     (ApiSilenceEnded(), "The API responds again, or the ProviderConfig was withdrawn"),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),

@@ -232,6 +232,7 @@ def _owned_and_pending(ledger: Ledger) -> tuple[set[str | None], set[str], set[s
     """Return the ids that the log owns, the names of paused actions, and the ids that wait.
 
     Once its references are known, a waiting resource decides whether its write's object is its own.
+    A person decides about an object that would be replaced after its adoption.
     """
     owned: set[str | None] = set()
     pending: set[str] = set()
@@ -240,7 +241,11 @@ def _owned_and_pending(ledger: Ledger) -> tuple[set[str | None], set[str], set[s
         owned |= {each.uid for each in (resource.owned, resource.retiring) if each is not None}
         if resource.in_flight is not None and resource.is_paused:
             pending.add(resource.in_flight.action.external_name)
-        if resource.outcome_name == "Waiting" and resource.observed is not None:
+        outcome = resource.outcome
+        is_waiting = outcome is not None and (
+            outcome.outcome == "Waiting" or outcome.reason == "Adoption"
+        )
+        if is_waiting and resource.observed is not None:
             waiting.add(resource.observed.uid)
     return owned, pending, waiting
 

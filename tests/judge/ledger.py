@@ -128,7 +128,7 @@ class Resource:
         """Whether its newest outcome is waiting for approval."""
         reasons = (
             *("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval"),
-            *("DataLoss", "DataMissing"),
+            *("DataLoss", "DataMissing", "Adoption"),
         )
         return (
             self.outcome_name == "Held"

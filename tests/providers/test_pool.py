@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from events.log import Action
 from events.provider_config import CredentialsRef, ProviderConfigSpec
 from infra.secrets import FileSecrets
+from infra.secrets import files as files_module
 from reconciler.errors import RefusedError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CallPermit
@@ -97,7 +98,9 @@ async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_p
 
 
 @pytest.mark.parametrize("what", ["token", "secret"])
-async def test_a_value_that_another_process_used_first_is_hidden(tmp_path: Path, what: str) -> None:
+async def test_a_value_that_another_process_used_first_is_hidden(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The API receives the new value in another call, and returns it in the response to ours."""
 
     class Repeating(Client):
@@ -105,6 +108,7 @@ async def test_a_value_that_another_process_used_first_is_hidden(tmp_path: Path,
             await super().create(action)
             raise RefusedError("you sent second&value")
 
+    monkeypatch.setattr(files_module, "_CHECK_SECONDS", 0.0)
     client = Repeating()
     token, files = tmp_path / "token", FileSecrets(tmp_path / "secrets")
     token.write_text("first&value")
@@ -117,7 +121,7 @@ async def test_a_value_that_another_process_used_first_is_hidden(tmp_path: Path,
     stores.learn_replaced()
     call = ProviderPool(KindRegistry([kind]), configurations, stores).get("default", "Shape")
     response = asyncio.ensure_future(call.create(ACTION))
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0)
     if what == "token":
         token.with_suffix(".new").write_text("second&value")
         token.with_suffix(".new").replace(token)

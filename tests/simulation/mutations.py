@@ -210,10 +210,11 @@ def _a_key_for_each_attempt(patch: Patch) -> None:
     original: Any = Worker._execute  # pyright: ignore[reportPrivateUsage]
     count = 0
 
-    async def execute(self: Any, provider: Any, action: Action) -> Any:
+    async def execute(self: Any, provider: Any, action: Action, kind: str) -> Any:
         nonlocal count
         count += 1
-        return await original(self, provider, replace(action, idempotency_key=f"attempt-{count}"))
+        keyed = replace(action, idempotency_key=f"attempt-{count}")
+        return await original(self, provider, keyed, kind)
 
     patch.setattr(Worker, "_execute", execute)
 

@@ -109,7 +109,7 @@ def _a_digest_is_the_secret(patch: Patch) -> None:
 
 
 def _an_error_contains_a_secret(patch: Patch) -> None:
-    def guard_provider(provider: Any, _secrecy: object) -> Any:
+    def guard_provider(provider: Any, _secrecy: object, _learn: object) -> Any:
         return provider
 
     patch.setattr(provider_pool, "guard_provider", guard_provider)
