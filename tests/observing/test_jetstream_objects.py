@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from events.intake import Approved, Withdrawn
+from events.intake import Withdrawn
 from events.log import ActionFailed
 from events.manifest import Manifest
 from events.names import ResourceKey
@@ -106,11 +106,16 @@ async def test_an_exclusive_scope_deletes_unmanaged_objects_but_keeps_our_stream
 ) -> None:
     world = bare_world
     await declare_example(world, exclusive=True)
-    config = ResourceKey("system", "ProviderConfig", "jetstream")
-    await world.publish(config, Approved("ExclusiveScope"), "approval")
     configs_before = await configs(world)
     unmanaged_stream = {"name": "UNMANAGED", "subjects": ["unmanaged"]}
     await api_request(world.nc, "STREAM.CREATE.UNMANAGED", unmanaged_stream)
+
+    unmanaged = ResourceKey("default", "Stream", "UNMANAGED")
+    await world.until_outcome(unmanaged, "Degraded", reason="AwaitingRead")
+    # The deletion waits for another listing, which a further change causes within the hour.
+    await api_request(
+        world.nc, "STREAM.UPDATE.UNMANAGED", {**unmanaged_stream, "description": "changed"}
+    )
 
     async def is_deleted() -> bool:
         return "UNMANAGED" not in await configs(world)
