@@ -676,8 +676,12 @@ async def test_a_deleted_anonymous_volume_is_not_replaced_by_an_empty_one(
     await wait_until_converged(docked, manifest.key)
     lost = volume_of(engine, name)
     await asyncio.to_thread(admin.delete, f"/containers/{name}", force="true", v="true")
-    waiting = await docked.until_outcome(manifest.key, "Degraded", reason="NotDone")
-    assert f"docker volume create {lost}" in waiting.message
+
+    async def is_volume_named() -> bool:
+        newest = (await docked.outcomes(manifest.key))[-1]
+        return newest.outcome == "Degraded" and f"docker volume create {lost}" in newest.message
+
+    await docked.until(is_volume_named, "the outcome names the deleted volume")
     await asyncio.to_thread(admin.post, "/volumes/create", {"Name": lost})
     await measure_until(docked, lambda: volume_of(engine, name) == lost, "it uses the new volume")
     await wait_until_converged(docked, manifest.key)

@@ -159,7 +159,7 @@ async def test_the_memory_of_completed_responses_is_released() -> None:
 async def test_the_timeout_applies_while_a_response_is_decompressed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "_SLICE_BYTES", 256)
+    monkeypatch.setattr(connections, "_SLICE_BYTES", 32)
     packed = gzip.compress(bytes(16 * MIB))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     async with connect_api(send(head, packed), timeout_seconds=0.2) as api:
