@@ -59,6 +59,7 @@ from reconciler.provider.kind import installed_kinds
 from reconciler.resource import decide
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.decider import decider as decider_module
 from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.decider.decider import Decider
 from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN
@@ -866,6 +867,32 @@ class OneBatchBus(FullBus):
             self.finished.set()
             await asyncio.Event().wait()
         return []
+
+
+async def test_a_batch_that_takes_too_long_to_read_is_halved(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one namespace with long histories stops the decider for all others."""
+    monkeypatch.setattr(decider_module, "_RETRY_SECONDS", 0.0)
+    bus = OneBatchBus([declaration(new_key(), position, "Red") for position in range(1, 9)])
+    limited, sizes = decider(log, bus), list[int]()
+    handle = limited.handle
+
+    async def fail_if_long(
+        batch: Sequence[IntakeDelivery], seconds: float
+    ) -> Sequence[IntakeDelivery]:
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise TimeoutError("no response before the timeout")
+        return await handle(batch, seconds)
+
+    monkeypatch.setattr(limited, "handle", fail_if_long)
+    running = asyncio.create_task(limited.run())
+    await asyncio.wait_for(bus.finished.wait(), 10)
+    running.cancel()
+    await asyncio.wait([running])
+    assert sizes[:3] == [8, 4, 2]
+    assert sorted(bus.acked) == [*range(1, 9)]
 
 
 async def test_messages_left_by_a_turn_are_decided_in_later_turns(log: JetStreamLog) -> None:

@@ -124,10 +124,11 @@ def test_delete_names_unknown_resources(live: Cli) -> None:
 
 def test_delete_waits_for_a_resource_until_its_references_are_deleted(live: Cli) -> None:
     reference = (
-        "---\napiVersion: reconciler/v1\nkind: ShapeRef\nmetadata: {name: keeper}\n"
+        "apiVersion: reconciler/v1\nkind: ShapeRef\nmetadata: {name: keeper}\n"
         "spec: {target: {kind: Shape, name: kept}}\n"
     )
-    live.ok("apply", "-f", "-", "--wait", text=shape("kept") + reference)
+    live.ok("apply", "-f", "-", "--wait", text=shape("kept"))
+    live.ok("apply", "-f", "-", "--wait", text=reference)
     deadline = time.monotonic() + STOP_SECONDS
     while "ReferenceAdded" not in live.ok("history", "Shape/kept", "-o", "json").out:
         assert time.monotonic() < deadline, "the reference does not take effect"
