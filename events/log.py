@@ -291,9 +291,10 @@ class OwnershipReleased(_Event, frozen=True):
     external_name: ExternalName
     uid: Uid
     reason: Annotated[
-        Literal["Orphaned", "Gone", "Replaced", "Moved"],
+        Literal["Orphaned", "Forgotten", "Gone", "Replaced", "Moved"],
         description(
-            "Orphaned: Reconciler released the object, which still exists. Gone: the object does "
+            "Orphaned: Reconciler released the object, which still exists. Forgotten: nothing can "
+            "read the object's API anymore, so the object keeps its labels. Gone: the object does "
             "not exist. Replaced: another object has its name. Moved: another resource took it "
             "over."
         ),

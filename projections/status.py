@@ -353,7 +353,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _clear_ownership(row)
             if data.lost_data:
                 row.lost = (data.provider_config, data.uid)
-            if data.reason != "Orphaned":
+            if data.reason not in ("Orphaned", "Forgotten"):
                 _restore_replaced(row)
             elif row.observed_digest:
                 # The released object keeps its second name while it exists.

@@ -275,11 +275,11 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 return replace(state, retiring=None)
             if data.reason == "Moved":
                 return _release_moved_object(state, data, event)
-            on_purpose = data.reason == "Orphaned"
+            on_purpose = data.reason in ("Orphaned", "Forgotten")
             lost_uid = None if on_purpose else data.uid
             observed = replace(
                 state.observed,
-                is_released=on_purpose,
+                is_released=data.reason == "Orphaned",
                 lost_uid=lost_uid,
                 lost_after_seconds=data.seconds_since_write,
                 is_listing_disproved=False,

@@ -120,12 +120,12 @@ def force_release(
     references = tuple(sorted(holds.references))
     owned = (state.retiring, state.owned) if forgotten else ()
     released = (
-        OwnershipReleased(each.external_name, each.uid, "Orphaned", each.provider_config)
+        OwnershipReleased(each.external_name, each.uid, "Forgotten", each.provider_config)
         for each in owned
         if each is not None
     )
     forced = ReleaseForced(data.reason, data.orphan, finalizers, references, forgotten)
-    return accept(state, command, *released, forced)
+    return accept(state, command, forced, *released)
 
 
 def request_reconcile(

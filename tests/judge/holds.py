@@ -48,7 +48,7 @@ def unheeded_hold(context: JudgedEvent[ActionDecided | OwnershipReleased]) -> It
     match context.data:
         case ActionDecided(action) if (action.operation, action.purpose) == ("Delete", "Converge"):
             what, keeping = "deleted", {"Keep", "Release"}
-        case OwnershipReleased(reason="Orphaned"):
+        case OwnershipReleased(reason="Orphaned" | "Forgotten"):
             what, keeping = "released", {"Keep"}
         case _:
             return

@@ -251,7 +251,7 @@ class Ledger:
                 self._explain_by_key(resource, uid)
                 self.ours.add(uid)
                 self.released.discard(uid)
-            case e.OwnershipReleased(uid=str(uid), reason="Orphaned"):
+            case e.OwnershipReleased(uid=str(uid), reason="Orphaned" | "Forgotten"):
                 self.ours.discard(uid)
                 self.released.add(uid)
             case e.ActionSucceeded(ended, object=ExternalObject(uid=str(uid))):
@@ -398,7 +398,7 @@ def _release(resource: Resource, data: e.OwnershipReleased) -> None:
         resource.retiring = None
         return
     resource.owned = None
-    if data.reason == "Orphaned":
+    if data.reason in ("Orphaned", "Forgotten"):
         resource.released = owned
     else:
         _restore_replaced(resource)

@@ -251,7 +251,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
         OwnershipReleased,
         strings,
         maybe_strings,
-        st.sampled_from(["Orphaned", "Gone", "Replaced"]),
+        st.sampled_from(["Orphaned", "Forgotten", "Gone", "Replaced", "Moved"]),
         strings,
     ),
     MoveExpected: st.builds(MoveExpected, strings),

@@ -410,10 +410,14 @@ def _describe_observation(data: ExternalObserved) -> str:
     return f"The observer {verb} {data.object.name}{_field_suffix(data.object.fields)}{owner}"
 
 
-def _describe_release(name: str, reason: Literal["Orphaned", "Gone", "Replaced", "Moved"]) -> str:
+def _describe_release(
+    name: str, reason: Literal["Orphaned", "Forgotten", "Gone", "Replaced", "Moved"]
+) -> str:
     match reason:
         case "Orphaned":
             return f"Reconciler released {name}: the object stays in the API"
+        case "Forgotten":
+            return f"Reconciler no longer owns {name}: nothing can read its API anymore"
         case "Gone":
             return f"Reconciler no longer owns {name}: the object no longer exists"
         case "Replaced":
