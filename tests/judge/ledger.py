@@ -347,9 +347,11 @@ def _fold_resource_event(resource: Resource, event: e.LogEvent) -> None:  # noqa
             resource.finalizers[finalizer] = holder
         case e.FinalizerRemoved(finalizer):
             resource.finalizers.pop(finalizer, None)
-        case e.ReleaseForced(orphan=orphan):
+        case e.ReleaseForced(orphan=orphan, forgotten=forgotten):
             resource.finalizers.clear()
             resource.is_forced, resource.is_orphaned = True, orphan
+            if forgotten:  # the resource knows no object anymore
+                resource.observed = None
             if orphan and resource.in_flight is not None:
                 resource.in_flight.is_given_up = True
         case e.ReferenceAdded(by, on_withdrawal):
@@ -398,9 +400,9 @@ def _release(resource: Resource, data: e.OwnershipReleased) -> None:
         resource.retiring = None
         return
     resource.owned = None
-    if data.reason in ("Orphaned", "Forgotten"):
+    if data.reason == "Orphaned":
         resource.released = owned
-    else:
+    elif data.reason != "Forgotten":
         _restore_replaced(resource)
 
 
