@@ -177,6 +177,11 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
         return self.effect is Effect.HELD
 
     @property
+    def may_be_running(self) -> bool:
+        """Whether no result of the current attempt is known."""
+        return self.failed is None and self.retry_at is None and not self.is_held
+
+    @property
     def is_in_doubt(self) -> bool:
         """Whether an attempt may have taken effect, and no later lookup shows that none did.
 

@@ -322,15 +322,10 @@ class Decider:
             return
         for action_id, key in old.items():
             flight = resources[key].state.actions.in_flight if key in resources else None
-            if (
-                flight is not None
-                and flight.action.action_id == action_id
-                and flight.retry_at is None
-                and not flight.is_held  # it makes no call until an operator decides
-            ):
-                self._actions.renew(action_id)
-            else:
+            if flight is None or flight.action.action_id != action_id or not flight.may_be_running:
                 self._actions.end(action_id)
+            else:
+                self._actions.renew(action_id)
 
     def _resume(self) -> None:
         """Resume parked declarations of destinations that may start actions again."""
@@ -1031,7 +1026,7 @@ class _Results:
                 self._add_reply(each, delivery, command, reply, now)
             if each.destination is None or delivery is not each.work.deliveries[-1]:
                 continue
-            if reply is None or reply.reason not in _UNUSABLE_REASONS:
+            if reply is None or reply.accepted:  # a refused message is not decided again
                 # A second delivery is a duplicate that triggers the delayed action. Until then, the
                 # message stays unacknowledged, so that another decider continues after a crash.
                 self.finished.pop()
