@@ -26,8 +26,8 @@ from events.yaml_bounds import find_yaml_problem
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
-_DOCUMENT: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
-_YAML: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DOCUMENT: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+YAML_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LIST_KIND: Final = "List"
 _TOO_DEEP: Final = "the document is nested too deeply"
 _BLANK: Final = re.compile(r"(?:\s*(?:#.*|---.*)?\n)*")
@@ -101,7 +101,7 @@ def _parse(file: str, text: str) -> Iterator[tuple[int, Any]]:
         except RecursionError:
             yield 1, _TOO_DEEP
         return
-    starts = [0, *(match.start() for match in _DOCUMENT.finditer(text)), len(text)]
+    starts = [0, *(match.start() for match in DOCUMENT.finditer(text)), len(text)]
     line = 1
     for start, end in pairwise(starts):
         document = text[start:end]
@@ -114,10 +114,10 @@ def _parse(file: str, text: str) -> Iterator[tuple[int, Any]]:
 
 def _parse_yaml(text: str, first_line: int) -> Any:
     try:
-        problem = find_yaml_problem(text, _YAML)
+        problem = find_yaml_problem(text, YAML_LOADER)
         if problem is not None:
             return f"line {first_line + problem[0]}: {problem[1]}"
-        parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
+        parsed: Any = yaml.load(text, Loader=YAML_LOADER)  # noqa: S506 - the safe loader, in C
     except yaml.YAMLError as error:
         return f"invalid YAML: {_describe_yaml_error(error, first_line)}"
     except RecursionError:

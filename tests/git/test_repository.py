@@ -17,8 +17,15 @@ from events.manifest import Manifest
 from events.names import ResourceKey
 from infra.providers.git.checks import check_parts, documents_in
 from infra.providers.git.problems import GitError
-from infra.providers.git.reader_process import Failure, Request, read_source
+from infra.providers.git.reader_process import (
+    Document,
+    Failure,
+    Origin,
+    Request,
+    read_source,
+)
 from infra.providers.git.repository import (
+    MAX_FETCHED_COMMITS,
     Remote,
     _ssh_options,  # pyright: ignore[reportPrivateUsage]
     fetch,
@@ -331,3 +338,73 @@ async def test_a_commit_that_contains_its_servers_credential_is_refused(
         assert failure.message.endswith("contains this source's credential")
     assert await read_failure("") is None
     assert await read_failure("git:another token") is None
+
+
+async def origins_of(
+    repository: Repository, problem: str, *, file: str = "a.yaml", line: int = 1
+) -> list[Origin]:
+    documents = [Document(file, 1, line, None, problem)]
+    request = Request(
+        {"url": repository.url},
+        SHOP.namespace,
+        "",
+        10,
+        60,
+        EVERYTHING,
+        explained=repository.head,
+        problems=documents,
+    )
+    reply = await read_source(request)
+    assert reply.failure is None
+    return reply.origins
+
+
+SHAPE_LINES = "apiVersion: shapes/v1\nkind: Shape\nmetadata:\n  name: {}\nspec:\n  color: {}\n"
+
+
+async def test_a_problem_names_the_line_of_its_field_and_the_commit_that_wrote_it(
+    repository: Repository,
+):
+    problem = "default/Shape/b: spec.color: 'Mauve' is not allowed"
+    repository.write({"a.yaml": SHAPE_LINES.format("a", "Red")})
+    repository.commit()
+    two = SHAPE_LINES.format("a", "Red") + "---\n# two\n" + SHAPE_LINES.format("b", "{}")
+    repository.write({"a.yaml": two.format("Red")})
+    repository.commit()
+    repository.write({"a.yaml": two.format("Mauve")})
+    broken = repository.commit("breaks it")
+    assert await origins_of(repository, problem, line=9) == [Origin(14)], "the newest one"
+    repository.write({"a.yaml": two.format("Mauve").replace("# two", "# two\n# more")})
+    repository.commit("changes the same file")
+    repository.write({"other.yaml": SHAPE_LINES.format("c", "Red")})
+    repository.commit("changes another file")
+    since = f"commit {broken[:12]} by Ann <ann@example.org>"
+    assert await origins_of(repository, problem, line=9) == [Origin(15, since)]
+
+    # A field that was removed, and one of an item in a list.
+    repository.write({"a.yaml": two.format("Mauve").replace("  color: Mauve", "  size: 1")})
+    removed = repository.commit("removes the color")
+    listed = '{"kind": "List", "items": [{"a": 1},\n {"kind": "Shape", "metadata":'
+    listed += ' {"name": "b"},\n "spec": {"color": "Mauve"}}]}\n'
+    repository.write({"list.json": listed})
+    repository.commit()
+    since = f"commit {removed[:12]} by Ann <ann@example.org>"
+    required = "default/Shape/b: spec.color: required"
+    assert await origins_of(repository, required, line=9) == [Origin(13, since)]
+    assert (await origins_of(repository, problem, file="list.json"))[0].line == 3
+    assert (await origins_of(repository, "invalid YAML", file="missing.yaml")) == [Origin(1)]
+
+
+async def test_the_commit_of_a_problem_is_unknown_if_it_was_not_fetched(repository: Repository):
+    repository.write({"a.yaml": SHAPE_LINES.format("a", "Mauve")})
+    repository.commit()
+    for number in range(MAX_FETCHED_COMMITS):
+        repository.commit(str(number))
+    problem = "default/Shape/a: spec.color: 'Mauve' is not allowed"
+    assert await origins_of(repository, problem) == [Origin(6)]
+
+
+async def test_a_deeply_nested_document_has_no_line(repository: Repository):
+    repository.write({"a.json": '{"spec": ' + "[" * 5000 + "]" * 5000 + "}"})
+    repository.commit()
+    assert await origins_of(repository, "spec.color: unknown", file="a.json") == [Origin(1)]

@@ -217,7 +217,7 @@ async def test_38_a_commit_of_200_manifests_is_applied_completely_or_not_at_all(
     )
     bad = repository.commit("broken", "-S")
     message = await until_problem(world, "BadCommit")
-    assert message.startswith(f"commit {bad[:12]} by Ann <ann@example.org>: deploy/s008.yaml:3: ")
+    assert message.startswith(f"commit {bad[:12]} by Ann <ann@example.org>: deploy/s008.yaml:6: ")
     assert "Mauve" in message
     assert message.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays applied")
     assert (await colors(world))["s007"] == "Red", "all or nothing"

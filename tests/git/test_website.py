@@ -246,7 +246,7 @@ def test_a_commit_becomes_a_website_that_is_rolled_out_and_withdrawn(website: We
     assert visitors.responses.keys() == {"version 1", "version 2"}
 
     bad = website.commit("replicas: 3", "replicas: many")
-    text = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:2: default/Website/hello: "
+    text = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:10: default/Website/hello: "
     website.until(lambda: text in website.message(), "the error is reported")
     assert website.visit(website.url()) == "version 2"
     website.commit("replicas: many", "replicas: 2")

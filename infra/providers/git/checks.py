@@ -21,7 +21,7 @@ Check = Callable[[Manifest], None]
 """Raises ``InvalidManifestError`` or ``UnknownKindError`` for a manifest that cannot be declared.
 """
 
-_MAX_REPORTED_PROBLEMS: Final = 5
+MAX_REPORTED_PROBLEMS: Final = 5
 
 _encoder = msgspec.json.Encoder()
 
@@ -33,19 +33,18 @@ def check_parts(
 
     Manifests must be in the source's namespace, unless that is the system namespace.
     """
-    problems: dict[Source, str] = {}
+    problems: dict[Source, Problem] = {}
     declared: dict[ResourceKey, Source] = {}
     for read in sorted(reads, key=_rank):
         problem = _problem(read, parent, check, declared)
         if problem:
-            problems[read.source] = f"{read.source.location}: {problem}"
+            problems[read.source] = Problem(read.source, problem)
         elif isinstance(read, ParsedManifest):
             declared[read.key] = read.source
     if problems:
-        messages = [problems[read.source] for read in reads if read.source in problems]
-        rest = len(messages) - _MAX_REPORTED_PROBLEMS
-        remainder = [f"{rest} more"] if rest > 0 else []
-        raise GitError("BadCommit", "; ".join([*messages[:_MAX_REPORTED_PROBLEMS], *remainder]))
+        found = [problems[read.source] for read in reads if read.source in problems]
+        messages = [f"{each.source.location}: {each.message}" for each in found]
+        raise GitError("BadCommit", join_messages(messages), problems=found)
     if not reads:
         raise GitError(
             "BadCommit", f"no manifests: no file has one of the suffixes {', '.join(SUFFIXES)}"
@@ -55,6 +54,13 @@ def check_parts(
         for read in reads
         if isinstance(read, ParsedManifest)
     ]
+
+
+def join_messages(messages: Sequence[str]) -> str:
+    """Return the messages of the first few problems, and the number of the others."""
+    rest = len(messages) - MAX_REPORTED_PROBLEMS
+    remainder = [f"{rest} more"] if rest > 0 else []
+    return "; ".join([*messages[:MAX_REPORTED_PROBLEMS], *remainder])
 
 
 def check_credential(read: ParsedManifest | Problem, secrecy: Secrecy) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +23,12 @@ from events.names import ResourceKey
 from events.secret import SecretRef
 from events.stored_content import CONTENT, HEAD, Part, StoredContent, stored_content
 from infra.providers.composition.contents import ContentRefusedError, Contents
-from infra.providers.git.checks import Check, check_parts
+from infra.providers.git.checks import (
+    MAX_REPORTED_PROBLEMS,
+    Check,
+    check_parts,
+    join_messages,
+)
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
 from infra.providers.slots import FairSlots, SlotLimits
@@ -45,6 +50,7 @@ _REQUEST_SECONDS: Final = 10.0
 """Maximum wait in a read of a single source, which delays only objects that are not ready."""
 
 _MAX_SECONDS: Final = 60
+_EXPLANATION_SECONDS: Final = 10
 _DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
 
 _VARIABLE_PARTS: Final = re.compile(
@@ -118,6 +124,7 @@ class Heads:
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._interim_outputs: dict[str, Fields] = {}
+        self._explanations: dict[str, tuple[str, str, str]] = {}  # commit, message, explanation
         self._has_changes = False
 
     def known_outputs(self, spec: ComposedSetSpec) -> Fields:
@@ -228,6 +235,9 @@ class Heads:
     def keep_only_sources(self, parents: Collection[str]) -> None:
         """Discard all other sources, and stop their reads."""
         self._known = {parent: head for parent, head in self._known.items() if parent in parents}
+        self._explanations = {
+            parent: each for parent, each in self._explanations.items() if parent in parents
+        }
         self._slots.keep(parents, {ResourceKey.parse(parent).namespace for parent in parents})
         for parent, task in (*self._reads.items(), *self._checks.items()):
             if parent not in parents:
@@ -273,23 +283,25 @@ class Heads:
                 return replace(
                     heads_by_commit[reply.commit], read_at=now, set_content=head.set_content
                 )
-            return await self._check_documents(spec, head, reply.revision, reply.documents)
+            return await self._check_documents(spec, head, reply)
         except GitError as error:
             revision = head.revision if error.revision is None else error.revision
             content = head.content if error.revision is None else ""
             problem = GitError(error.reason, stable_message(error.message))
             return replace(head, revision=revision, content=content, problem=problem)
 
-    async def _check_documents(
-        self, spec: ComposedSetSpec, head: Head, revision: Fields, documents: Sequence[Document]
-    ) -> Head:
-        check, key = await self._check(), ResourceKey.parse(spec.parent)
+    async def _check_documents(self, spec: ComposedSetSpec, head: Head, reply: Reply) -> Head:
+        check, key, revision = await self._check(), ResourceKey.parse(spec.parent), reply.revision
+        assert revision is not None
         try:
-            reads = [each.read_result for each in documents]
+            reads = [each.read_result for each in reply.documents]
             parts = await asyncio.to_thread(check_parts, reads, key, check)
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
-            message = f"{describe_revision(revision)}: {error}"
+            text = str(error)
+            if isinstance(error, GitError) and error.problems:
+                text = await self._explain(spec, reply.commit, error)
+            message = f"{describe_revision(revision)}: {text}"
             raise GitError("BadCommit", message, revision) from None
         except Exception as error:
             _logger.warning("failed to read a source", exc_info=True)
@@ -300,6 +312,41 @@ class Heads:
             head, revision=revision, content=content.digest, changes=changes, stored=content
         )
 
+    async def _explain(self, spec: ComposedSetSpec, commit: str, error: GitError) -> str:
+        """Return the message of an invalid commit, with the lines and commits of its fields.
+
+        If they cannot be found, return the message unchanged. A later read of the same commit
+        returns the same text.
+        """
+        source: Fields = spec.fields[SOURCE]
+        if source.get("render"):
+            return error.message  # the lines are those of the renderer's output
+        known = self._explanations.get(spec.parent)
+        if known is not None and known[:2] == (commit, error.message):
+            return known[2]
+        problems = error.problems[:MAX_REPORTED_PROBLEMS]
+        documents = [
+            Document(each.source.file, each.source.number, each.source.line, None, each.message)
+            for each in problems
+        ]
+        try:
+            reply = await self._read_source(
+                source,
+                namespace=_namespace(spec),
+                seconds=_EXPLANATION_SECONDS,
+                explained=commit,
+                problems=documents,
+            )
+        except GitError:
+            return error.message
+        messages = [f"{each.source.location}: {each.message}" for each in error.problems]
+        for number, (each, origin) in enumerate(zip(problems, reply.origins, strict=False)):
+            since = f" (since {origin.commit})" if origin.commit else ""
+            messages[number] = f"{each.source.file}:{origin.line}: {each.message}{since}"
+        message = self._secrets.secrecy.hide(join_messages(messages))
+        self._explanations[spec.parent] = commit, error.message, message
+        return message
+
     async def _read_source(
         self,
         source: Fields,
@@ -309,6 +356,9 @@ class Heads:
         known: list[str] | None = None,
         declared: str = "",
         source_digest: str = "",
+        seconds: float | None = None,
+        explained: str = "",
+        problems: list[Document] | None = None,
     ) -> Reply:
         """Read a repository. Raises ``GitError`` for content that cannot be read or declared."""
         credential, former_credentials = await self._credential(source, namespace)
@@ -318,13 +368,15 @@ class Heads:
                 namespace,
                 credential,
                 self._timeout_seconds,
-                _MAX_SECONDS,
+                _MAX_SECONDS if seconds is None else seconds,
                 self._allow,
                 read_content=read_content,
                 known=known or [],
                 declared=declared,
                 source_digest=source_digest,
                 former_credentials=former_credentials,
+                explained=explained,
+                problems=problems or [],
             )
         )
         if reply.failure is None:

@@ -21,6 +21,7 @@ import msgspec
 from events.documents import ParsedManifest
 from infra.providers.git.checks import check_credential, documents_in
 from infra.providers.git.commit_tree import IGNORE_FILE, is_manifest
+from infra.providers.git.origins import find_origins
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from infra.providers.git.rendering import read_renderers, run_renderer
@@ -101,6 +102,10 @@ def _failure(error: Exception, url: str) -> Failure:
 def _read(request: Request) -> Reply:
     source = request.source
     remote = Remote(str(source["url"]), request.credential, request.timeout_seconds, request.allow)
+    if request.explained:
+        _limit_memory(MAX_MEMORY_BYTES)
+        with fetch(remote, request.explained) as checkout:
+            return Reply(origins=find_origins(checkout, request.problems, request.namespace))
     _limit_memory(MAX_REFS_MEMORY_BYTES)
     resolved = find_commit(remote, source.get("ref") or {})
     if not request.read_content or resolved.commit in request.known:

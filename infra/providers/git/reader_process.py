@@ -34,7 +34,8 @@ class Request(msgspec.Struct, frozen=True):
     ``allow`` lists the permitted uses of the host. ``known`` lists commits that need not be read
     again, and ``declared`` is the declared commit. ``source_digest`` is recorded in the revision.
     If ``read_content`` is false, only the commit is resolved. ``former_credentials`` lists
-    credentials that the server may also have received.
+    credentials that the server may also have received. If ``explained`` names a commit, only the
+    origins of its ``problems`` are found.
     """
 
     source: Fields
@@ -49,6 +50,8 @@ class Request(msgspec.Struct, frozen=True):
     source_digest: str = ""
     former_credentials: list[str] = []
     folder: str = ""
+    explained: str = ""
+    problems: list[Document] = []
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +72,16 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
         return ParsedManifest(source, self.manifest, self.manifest.key)
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The line of a problem's field, and a description of the commit that wrote its value.
+
+    The description is empty if that commit is unknown, or is the newest one.
+    """
+
+    line: int
+    commit: str = ""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """The reason why nothing can be declared; only an unexpected failure has a ``trace``."""
 
@@ -85,6 +98,7 @@ class Reply(msgspec.Struct, frozen=True):
     commit: str = ""
     revision: Fields | None = None
     documents: list[Document] = []
+    origins: list[Origin] = []
     failure: Failure | None = None
 
 

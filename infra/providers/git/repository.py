@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -141,6 +141,30 @@ class Checkout:
             "subject": _subject(commit.message),
         }
 
+    def first_parents(self) -> Iterator[tuple[str, CommitTree]]:
+        """Iterate over the fetched commits from this one along first parents, with their files."""
+        commit: Commit | None = self.commit
+        while commit is not None:
+            yield commit.id.decode(), CommitTree(self.repository.object_store, commit.tree)
+            commit = self._commit_of(commit.parents[0]) if commit.parents else None
+
+    def has_root(self, commit: str) -> bool:
+        """Return whether a commit is the first one of the history."""
+        found = self._commit_of(ObjectID(commit.encode())) if commit else None
+        return found is not None and not found.parents
+
+    def describe(self, commit: str) -> Fields:
+        """Return the id and the author of a fetched commit."""
+        found = self._commit_of(ObjectID(commit.encode()))
+        author = "" if found is None else found.author.decode(errors="replace")
+        return {"commit": commit, "author": author[:_MAX_TEXT_CHARACTERS]}
+
+    def _commit_of(self, object_id: ObjectID) -> Commit | None:
+        if object_id not in self.repository.object_store:
+            return None
+        git_object = self.repository[object_id]
+        return git_object if isinstance(git_object, Commit) else None
+
     def has_ancestor(self, commit: str) -> bool:
         """Return whether a commit is an ancestor of this one, or equal to it."""
         walker = self.repository.get_walker([self.commit.id])
@@ -153,13 +177,8 @@ class Checkout:
 
     def tree_of(self, commit: str) -> CommitTree | None:
         """Return the files of an earlier commit, or None if it was not fetched."""
-        object_id = ObjectID(commit.encode())
-        if not commit or object_id not in self.repository.object_store:
-            return None
-        git_object = self.repository[object_id]
-        if not isinstance(git_object, Commit):
-            return None
-        return CommitTree(self.repository.object_store, git_object.tree)
+        found = self._commit_of(ObjectID(commit.encode())) if commit else None
+        return None if found is None else CommitTree(self.repository.object_store, found.tree)
 
 
 @contextmanager
