@@ -20,7 +20,14 @@ import trustme
 import yaml
 
 from events.intake import Withdrawn
-from events.log import AbsenceDoubted, ActionDecided, DriftDetected, ListingsResumed
+from events.log import (
+    AbsenceDoubted,
+    ActionDecided,
+    ApiFellSilent,
+    ApiSilenceEnded,
+    DriftDetected,
+    ListingsResumed,
+)
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope, config_key
@@ -30,9 +37,12 @@ from infra.providers.caddy.routes import RoutesProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import Secrets
+from reconciler.resource import api_silence
+from reconciler.roles.gate import api_gate
 from tests.caddy import SERVERS, Backend, CaddyAdmin, Visitors, put, read_file, write_certificate
 from tests.folders import short_folder
 from tests.scenarios.harness import World, api_config, every
+from tests.scenarios.test_silent_api import until_ready_is
 
 pytestmark = [pytest.mark.caddy]
 
@@ -446,6 +456,35 @@ async def test_a_killed_and_restarted_proxy_receives_all_routes_again(
         for name in ("shop", "shop-tls"):
             await site.world.until_outcome(site.key(name), "Converged")
             assert await site.actions(name) == 1 + is_lost
+        await site.end()
+        await server.stop()
+
+
+async def test_the_readiness_of_a_route_is_unknown_while_its_proxy_is_down(
+    bare_world: World, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (api_silence, api_gate):
+        monkeypatch.setattr(module, "MIN_SILENT_SECONDS", 0.5)
+    server, world = Caddy(), bare_world
+    with short_folder() as folder:
+        await server.start(folder / "caddy")
+        site = Site(world, server, unique.lower(), tmp_path)
+        await site.begin(resync=0.3, breaker={"initialSeconds": 0.2, "maxSeconds": 0.5})
+        await site.declare("shop", [(await site.backend("a")).address])
+        await server.kill()
+        row = await until_ready_is(world, "Unknown", site.key("shop"))
+        since = await world.client.silent_since("caddy")
+        assert since is not None
+        assert row.not_ready is not None
+        assert f"last seen {since:%Y-%m-%dT%H:%M:%SZ}" in row.not_ready.message
+        assert row.outcome == "Converged"
+        await server.start(folder / "caddy")
+        await until_ready_is(world, "True", site.key("shop"))
+        assert await site.request_text() == "a"
+        silence = (ApiFellSilent, ApiSilenceEnded)
+        facts = await world.facts(config_key("caddy"))
+        assert [type(each) for each in facts if isinstance(each, silence)] == [*silence]
+        assert await site.actions("shop") == 1
         await site.end()
         await server.stop()
 

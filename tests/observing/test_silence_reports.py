@@ -173,3 +173,19 @@ async def test_the_next_process_ends_a_silence_only_after_a_response() -> None:
     assert stage.states == []
     await stage.call()
     assert stage.states == ["SilenceEnded"]
+
+
+async def test_a_silence_ends_when_the_observer_has_nothing_to_read() -> None:
+    stage = Stage()
+    for after in (0.0, MIN_SILENT_SECONDS):
+        await stage.call(REFUSED, after=after)
+    stage.record(ApiFellSilent(START))
+    for _ in range(3):
+        await stage.reports.update("billing", is_read=False)
+    assert (stage.states, stage.messages[-1].as_of) == (["Silent", "SilenceEnded"], 2)
+    stage.record(ApiSilenceEnded())
+    stage.seconds += REPEAT_SECONDS
+    await stage.reports.update("billing", is_read=False)
+    assert len(stage.messages) == 2, "calls still fail, but no object depends on them"
+    await stage.reports.update("billing")
+    assert stage.states == ["Silent", "SilenceEnded", "Silent"], "an object was declared"

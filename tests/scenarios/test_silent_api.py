@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from events.log import (
@@ -30,6 +32,7 @@ from shapes_api.kinds.shapes import SHAPE
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import World, api_config, every, only, shape
 
+FOO = shape("foo")
 BAR = ResourceKey("default", "File", "bar")
 BREAKER = Breaker(failures=3, initial_seconds=0.3, max_seconds=0.6)
 
@@ -49,13 +52,13 @@ def _short_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_gate, "MIN_SILENT_SECONDS", 0.5)
 
 
-async def until_ready_is(world: World, status: str, name: str = "foo") -> StatusRow:
+async def until_ready_is(world: World, status: str, key: ResourceKey = FOO) -> StatusRow:
     async def is_shown() -> StatusRow | None:
-        row = await world.client.status(shape(name))
+        row = await world.client.status(key)
         shown = [] if row is None else [each for each in row.conditions if each.type == "Ready"]
         return row if [each.status for each in shown] == [status] else None
 
-    return await world.until(is_shown, f"{name} is shown with Ready {status}")
+    return await world.until(is_shown, f"{key} is shown with Ready {status}")
 
 
 async def whole_log(world: World) -> list[StoredEvent]:
@@ -149,3 +152,34 @@ async def test_a_resource_waits_for_a_target_whose_readiness_is_unknown(
     assert [each.id for each in transitions(await whole_log(world))] == reported
     assert reported[0] == fell_silent
     assert every(OutcomeRecorded, await world.facts("foo"))[-1].outcome == "Converged"
+
+
+async def test_the_silence_of_an_api_without_listings_ends_with_its_last_user(
+    bare_world: World, api: FaultyApi
+) -> None:
+    world, capabilities = bare_world, SHAPE.capabilities
+    assert capabilities is not None
+    world.kinds = KindRegistry(
+        [
+            dataclasses.replace(
+                SHAPE, capabilities=msgspec.structs.replace(capabilities, listing=False)
+            )
+        ]
+    )
+    await world.start_reconciler()
+    await world.configure(api_config(api.url, breaker=BREAKER))
+    await world.declare("foo", policy={"mode": "ObserveOnly"})
+    await world.until_outcome("foo", "Drifted")
+    await api.stop()
+
+    async def is_silent() -> bool:
+        return await world.client.silent_since("default") is not None
+
+    async def is_over() -> bool:
+        return not await is_silent()
+
+    await world.until(is_silent, "the silence is recorded")
+    await world.withdraw("foo")
+    await world.until(is_over, "nothing is read, so the silence ends")
+    kinds = [type(each.data) for each in transitions(await whole_log(world))]
+    assert kinds == [ApiFellSilent, ApiSilenceEnded]

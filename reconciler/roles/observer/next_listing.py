@@ -34,12 +34,11 @@ class NextListing:
         if self._accepts_hints:
             self._is_due.set()
 
-    async def wait(self, seconds: float, min_seconds: float | None = None) -> None:
-        """Wait at most ``seconds``. Hints count after the minimum time, or never if it is None."""
+    async def wait(self, seconds: float, min_seconds: float) -> None:
+        """Wait at most ``seconds``. Hints count after the minimum time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                if min_seconds is not None:
-                    await self._wait_for_hints(min_seconds)
+                await self._wait_for_hints(min_seconds)
                 await self._is_due.wait()
 
     async def _wait_for_hints(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
-from events.log import ListingsResumed, LogEvent, ReconcileAccepted
+from events.log import ListingsResumed, LogEvent, OutcomeRecorded, ReconcileAccepted
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
@@ -26,6 +26,7 @@ from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import IdentifiedProvider, Provider, VolatileProvider
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.new_scope import is_count_news
+from reconciler.resource.observation import AWAITING_READ
 from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
@@ -56,6 +57,9 @@ from reconciler.roles.runtime.search_turns import SearchTurns
 JITTER = 0.1
 """Relative jitter of each interval, so that observers do not list at the same time."""
 
+AWAITED_LISTING_SECONDS = 5.0
+"""Minimum time between listings that resources wait for, because many may begin to wait."""
+
 CATCH_UP_SECONDS = 10.0
 """Time for which a listing waits for the log's events about its objects."""
 
@@ -68,7 +72,9 @@ class Observer:
     """Lists every declared API periodically."""
 
     event_types: ClassVar = (
-        RecentDeletions.event_types | Publication.event_types | {ListingsResumed, ReconcileAccepted}
+        RecentDeletions.event_types
+        | Publication.event_types
+        | {ListingsResumed, OutcomeRecorded, ReconcileAccepted}
     )
 
     def __init__(
@@ -125,6 +131,7 @@ class Observer:
         self._watches: dict[ListingTarget, asyncio.Task[None]] = {}
         self._feeds: dict[ListingTarget, asyncio.Task[None]] = {}
         self._next: dict[ListingTarget, NextListing] = {}
+        self._empty: set[ListingTarget] = set()  # kinds without listings, and without objects
         self._changed = asyncio.Event()
         self._deletions = RecentDeletions(self._clock)
         self._publication = Publication(self._clock)
@@ -152,17 +159,27 @@ class Observer:
         self._changed.set()
 
     def handle_event(self, _position: int, event: LogEvent) -> None:
-        """Process a log event: start a requested listing, or record a deletion."""
+        """Process a log event: hint at or start a listing, or record a deletion."""
         self._publication.handle_event(event)
         match event.data:
             case ReconcileAccepted() if is_config(event.key):
                 for (config, _kind), listing in self._next.items():
                     if config == event.key.name:
                         listing.end_wait()
+            case OutcomeRecorded(reason=reason):
+                if reason == AWAITING_READ:
+                    self._hint_listing(event.key)
             case ListingsResumed():
                 self._reports.handle_event(event)
             case _:
                 self._deletions.handle_event(event)
+
+    def _hint_listing(self, key: ResourceKey) -> None:
+        """List soon, because a resource waits for a listing that begins after its outcome."""
+        row = self._models.status.get(str(key))
+        listing = None if row is None else self._next.get((row.provider_config, key.kind))
+        if listing is not None:
+            listing.hint()
 
     def _start_listing(self, config_name: str, kind: str) -> None:
         listing = self._next.get((config_name, kind))
@@ -182,6 +199,7 @@ class Observer:
         for watch in self._watches.keys() - targets:
             self._watches.pop(watch).cancel()
             self._next.pop(watch, None)
+            self._empty.discard(watch)
             tasks.create_task(self._reports.remove(watch))
         for watch in targets - self._watches.keys():
             self._next[watch] = NextListing()
@@ -219,15 +237,19 @@ class Observer:
         while True:
             listing.start()
             wait = await self._try_to_list(config_name, kind)
-            await self._silence.update(config_name)
+            await self._silence.update(config_name, is_read=self._reads_objects(config_name))
             seconds = wait * (1 + JITTER * (2 * self._jitter() - 1))
             await listing.wait(seconds, self._min_hint_seconds(config_name, kind))
 
-    def _min_hint_seconds(self, config_name: str, kind: str) -> float | None:
-        """Return the minimum time before a hint counts, with jitter; None without a change feed."""
+    def _reads_objects(self, config_name: str) -> bool:
+        """Return whether the observer calls an API, to list it or to read single objects."""
+        return any(name == config_name for name, _kind in self._watches.keys() - self._empty)
+
+    def _min_hint_seconds(self, config_name: str, kind: str) -> float:
+        """Return the minimum time before a hint counts, with jitter if the API has a feed."""
         config = self._configurations.by_name.get(config_name)
         if config is None or (config_name, kind) not in self._feeds:
-            return None
+            return AWAITED_LISTING_SECONDS
         return config.least_resync_seconds * (1 + JITTER * self._jitter())
 
     async def _try_to_list(self, config_name: str, kind: str) -> float:
@@ -305,9 +327,10 @@ class Observer:
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
         """Read each object of an API without listings."""
         await self._wait_for_log()
-        rows: list[StatusRow] = []
+        target, rows = (config_name, kind), list[StatusRow]()
         async for chunk in in_slices(list(self._models.status.values())):
-            rows += [row for row in chunk if is_observed(row, (config_name, kind))]
+            rows += [row for row in chunk if is_observed(row, target)]
+        (self._empty.discard if rows else self._empty.add)(target)
         count = await self._reads.read_all(rows, config)
         self.listings += 1
         return count

@@ -46,16 +46,20 @@ class SilenceReports:
         self._new_id = runtime.new_id
         self._reported_at: dict[tuple[str, _State, int], float] = {}
 
-    async def update(self, config_name: str) -> None:
-        """Report a change since the newest event about whether the API responds."""
+    async def update(self, config_name: str, *, is_read: bool = True) -> None:
+        """Report a change since the newest event about whether the API responds.
+
+        If the observer has nothing to read from the API, a silence ends: no response could end it,
+        and no object depends on it.
+        """
         row = self._models.status.get(str(config_key(config_name)))
         if row is None:
             return
         gate = self._gates.of(config_name)
         silent_seconds = gate.silent_seconds
-        if row.silent_since is None and silent_seconds is not None:
+        if row.silent_since is None and silent_seconds is not None and is_read:
             await self._report("Silent", row, silent_seconds)
-        elif row.silent_since is not None and gate.responds:
+        elif row.silent_since is not None and (gate.responds or not is_read):
             await self._report("SilenceEnded", row)
 
     async def _report(self, state: _State, row: StatusRow, silent_seconds: float = 0.0) -> None:
