@@ -341,6 +341,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             if data.reason == "Moved":
                 _clear_ownership(row)
                 _set_observed(row, None)
+                row.unmanaged = row.total = None
                 return
             if data.unconfirmed:
                 _remember_uncertain(row, data.external_name)

@@ -219,7 +219,7 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
     if state.holds.orphan_forced and not state.observed.absent_at:
         return Conclusion("Released", "Orphaned", _RELEASED)
     if state.moved_to:
-        return Conclusion("Deleted", "Moved", f"{state.moved_to} took over the object")
+        return _conclude_moved(state)
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
     if last is None:
@@ -728,7 +728,9 @@ def _conclude_unowned(situation: Situation) -> Step:
     if existing is None:
         return Conclusion("Deleted", "Gone")
     if state.observed.is_released:
-        return _conclude_released(existing, state, context)
+        # A listing that began before the move may still show the object.
+        is_moved = bool(state.moved_to)
+        return _conclude_moved(state) if is_moved else _conclude_released(existing, state, context)
     if state.observed.belongs_to:  # the other resource manages the object
         owner_name = _name_other_owner(state.observed.belongs_to, situation)
         return _conclude_never_owned(state) or Conclusion(
@@ -764,6 +766,11 @@ def _conclude_unowned(situation: Situation) -> Step:
             return Conclusion("Disputed", reason, why)
     unowned = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
     return _hold_in_doubt(existing, situation) or _conclude_never_owned(state) or unowned
+
+
+def _conclude_moved(state: ResourceState) -> Conclusion:
+    """Return the conclusion for a resource whose object another one took over."""
+    return Conclusion("Deleted", "Moved", f"{state.moved_to} took over the object")
 
 
 def _conclude_released(

@@ -5,14 +5,14 @@ They do not judge a history: a defect in the fold would affect both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from events.log import LogEvent
+from events.log import LogEvent, ResourceEvent
 from events.names import ResourceKey
-from reconciler.resource.decide import decide
+from reconciler.resource.decide import continue_turn, decide
 from reconciler.resource.evolve import HistoryGapError, evolve
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
@@ -22,9 +22,9 @@ from tests.judge.agreement import Agreement
 class RecordedTurn(NamedTuple):
     """A turn of a decider."""
 
+    key: ResourceKey
     before: ResourceState
-    commands: Sequence[Command]
-    context: Context
+    decide: Callable[[], Turn]
     events: Sequence[LogEvent]
 
 
@@ -39,16 +39,25 @@ class Turns:
 
     def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
         """Decide a turn as the decider does, and record it."""
-        context = replace(
-            context,
-            configs=dict(context.configs),
-            providers=dict(context.providers or {}) or None,
-            twins=dict(context.twins),
-            silences=dict(context.silences),
-            new_scopes=dict(context.new_scopes),
-        )
-        turn = decide(state, commands, context)
-        recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))
+        frozen, repeated = _freeze(context), list(commands)
+        return self._record(state, context.key, lambda: decide(state, repeated, frozen))
+
+    def continue_turn(
+        self,
+        state: ResourceState,
+        events: Sequence[ResourceEvent],
+        cause: Command,
+        context: Context,
+    ) -> Turn:
+        """Continue a turn as the decider does for a move, and record it."""
+        frozen = _freeze(context)
+        return self._record(state, context.key, lambda: continue_turn(state, events, cause, frozen))
+
+    def _record(
+        self, state: ResourceState, key: ResourceKey, decide_turn: Callable[[], Turn]
+    ) -> Turn:
+        turn = decide_turn()
+        recorded = RecordedTurn(key, state, decide_turn, tuple(turn.events))
         self.recorded.append(recorded)
         for event in turn.events:
             self._turn_of[id(event)] = recorded
@@ -79,10 +88,21 @@ class Turns:
     def unrepeatable_turns(self) -> Iterator[str]:
         """Decide every turn again; yield the turns that now decide different events."""
         for turn in self.recorded:
-            repeated = decide(turn.before, turn.commands, turn.context)
-            if tuple(repeated.events) != turn.events:
+            if tuple(turn.decide().events) != turn.events:
                 version = turn.before.version
-                yield f"{turn.context.key}: version {version} is decided differently when repeated"
+                yield f"{turn.key}: version {version} is decided differently when repeated"
+
+
+def _freeze(context: Context) -> Context:
+    """Copy the parts of a context that later events change."""
+    return replace(
+        context,
+        configs=dict(context.configs),
+        providers=dict(context.providers or {}) or None,
+        twins=dict(context.twins),
+        silences=dict(context.silences),
+        new_scopes=dict(context.new_scopes),
+    )
 
 
 def _difference(left: ResourceState, right: ResourceState) -> str:

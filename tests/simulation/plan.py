@@ -27,6 +27,7 @@ class Declare(TimedStep, frozen=True, tag=True):
     policy: Fields = {}  # noqa: RUF012 - msgspec copies it
     labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     copies: int = 1
+    moved_from: str = ""  # the resource whose object it takes over
 
 
 class Withdraw(TimedStep, frozen=True, tag=True):

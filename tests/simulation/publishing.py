@@ -23,7 +23,13 @@ from events.intake import (
     ReconcileRequested,
     Withdrawn,
 )
-from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.manifest import (
+    MOVED_FROM_ANNOTATION,
+    RECONCILER_API_VERSION,
+    Fields,
+    Manifest,
+    Metadata,
+)
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import (
     PROVIDER_CONFIG_KIND,
@@ -131,7 +137,8 @@ class Publisher:
         spec: dict[str, Any] = dict(step.fields)
         if step.policy:
             spec["policy"] = step.policy
-        metadata = Metadata(step.shape, labels=dict(step.labels))
+        annotations = {MOVED_FROM_ANNOTATION: step.moved_from} if step.moved_from else {}
+        metadata = Metadata(step.shape, labels=dict(step.labels), annotations=annotations)
         manifest = Manifest("sim/v1", "Shape", metadata, spec)
         self.publish(resource_key(step.shape), Declared(manifest), step.number, copies=step.copies)
 

@@ -99,6 +99,7 @@ def _simpler_values(step: p.Step) -> Iterator[tuple[str, object]]:
     if isinstance(step, p.Declare):
         yield "policy", {}
         yield "labels", {}
+        yield "moved_from", ""
         yield "fields", {"color": step.fields["color"]}
     if isinstance(step, p.Declare | p.Withdraw):
         yield "copies", 1

@@ -355,10 +355,11 @@ def watch_services(world: World) -> Generator[None]:
     structlog.configure(
         processors=[process_record], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
-    original_decide = decider_module.decide
-    decider_module.decide = world.checks.turns.decide
+    originals = decider_module.decide, decider_module.continue_turn
+    turns = world.checks.turns
+    decider_module.decide, decider_module.continue_turn = turns.decide, turns.continue_turn
     try:
         yield
     finally:
-        decider_module.decide = original_decide
+        decider_module.decide, decider_module.continue_turn = originals
         structlog.configure(**previous_config)

@@ -112,6 +112,9 @@ class ResourceRepository:
         if cached:
             positions = await self._log.newest_positions(cached)
             self.evict([key for key in cached if positions[key] != self._resources[key].position])
+        unknown = [key for key in keys if not self.is_cached(key)]
+        if unknown:
+            await self._load(unknown, from_leader=True)  # a follower may lag
         return await self.get(keys)
 
     def is_cached(self, key: ResourceKey) -> bool:
