@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -32,12 +32,28 @@ class SlotLimits(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Turn:
+class Turn:
+    """A call that waits for a slot or has one."""
+
     source: str
     namespace: str
     number: int
     granted: asyncio.Future[None]
+    clock: Callable[[], float]
     is_unproven: bool = False
+    waited_seconds: float = 0.0
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Exclude time in which the call waits for other calls, such as for a rate limit.
+
+        Other namespaces may have caused this wait, so it is not time that the namespace has used.
+        """
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.waited_seconds += self.clock() - began
 
 
 class FairSlots:
@@ -47,23 +63,23 @@ class FairSlots:
         self._limits = limits
         self._clock = clock
         self._numbers = itertools.count()
-        self._waiting: list[_Turn] = []
-        self._running: list[_Turn] = []
+        self._waiting: list[Turn] = []
+        self._running: list[Turn] = []
         self._quick: dict[str, str] = {}  # namespaces of sources whose last call was quick
         self._used: dict[str, tuple[float, float]] = {}  # used seconds, and when they were counted
 
     @asynccontextmanager
-    async def turn(self, source: str, namespace: str) -> AsyncGenerator[None]:
+    async def turn(self, source: str, namespace: str) -> AsyncGenerator[Turn]:
         """Wait for a slot, and hold it until the context ends."""
         granted = asyncio.get_running_loop().create_future()
-        turn = _Turn(source, namespace, next(self._numbers), granted)
+        turn = Turn(source, namespace, next(self._numbers), granted, self._clock)
         self._waiting.append(turn)
         self._grant()
         began = None
         try:
             await granted
             began = self._clock()
-            yield
+            yield turn
         finally:
             self._end(turn, began)
 
@@ -72,15 +88,16 @@ class FairSlots:
         self._quick = {name: each for name, each in self._quick.items() if name in sources}
         self._used = {name: used for name, used in self._used.items() if name in namespaces}
 
-    def _end(self, turn: _Turn, began: float | None) -> None:
+    def _end(self, turn: Turn, began: float | None) -> None:
         if turn in self._waiting:
             self._waiting.remove(turn)
             return
         self._running.remove(turn)
         if began is not None:
             now = self._clock()
-            self._used[turn.namespace] = self._used_seconds(turn.namespace) + now - began, now
-            if now - began <= self._limits.quick_seconds:
+            seconds = now - began - turn.waited_seconds
+            self._used[turn.namespace] = self._used_seconds(turn.namespace) + seconds, now
+            if seconds <= self._limits.quick_seconds:
                 self._quick[turn.source] = turn.namespace
             else:  # the other sources of the namespace probably are as slow
                 self._quick = {

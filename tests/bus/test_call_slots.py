@@ -194,3 +194,12 @@ def test_a_canceled_call_returns_its_slot_or_its_place_in_the_queue() -> None:
 
     loop.run_until_complete(cancel_calls())
     assert long_waits == ["two", "three"]
+
+
+def test_slow_calls_of_a_namespace_do_not_space_the_quick_calls_of_another() -> None:
+    slow = [(0.0, f"slow{each % 2}") for each in range(10 * MAX_CALLS)]
+    quick = [(100.0 + 0.01 * each, "quick") for each in range(40)]
+    seconds = {"slow0": 20.0, "slow1": 20.0, "quick": 0.1}
+    starts = start_times([*slow, *quick], seconds)["quick"]
+    delays = [start - at for start, (at, _) in zip(starts, quick, strict=True)]
+    assert max(delays) < 2.5, "one free slot serves 10 quick calls per second"

@@ -137,3 +137,35 @@ async def test_a_canceled_read_frees_its_slot_or_its_place_in_the_queue(reads: R
     for _ in range(10):
         await asyncio.sleep(0)
     assert reads.running == waiting[-1:]
+
+
+async def test_waits_for_other_calls_count_neither_as_use_nor_as_slowness() -> None:
+    now = 0.0
+    slots = FairSlots(READ_LIMITS, lambda: now)
+
+    async def call(namespace: str, *, waited: float, used: float) -> None:
+        nonlocal now
+        async with slots.turn(namespace, namespace) as turn:
+            with turn.waiting():
+                now += waited
+            now += used
+
+    await call("waiting", waited=60.0, used=0.2)
+    await call("working", waited=0.0, used=0.3)
+    running: list[str] = []
+    end = asyncio.Event()
+
+    async def hold(source: str, namespace: str) -> None:
+        async with slots.turn(source, namespace):
+            running.append(namespace)
+            await end.wait()
+
+    tasks = [asyncio.create_task(hold(f"new{each}", "new")) for each in range(2)]
+    tasks += [asyncio.create_task(hold(f"m{each}", f"m{each}")) for each in range(20)]
+    await asyncio.sleep(0)
+    assert len(running) == READ_LIMITS.unproven
+    tasks += [asyncio.create_task(hold(each, each)) for each in ("waiting", "working")]
+    await asyncio.sleep(0.01)
+    assert running[-1] == "waiting", "it was quick, and has used less time"
+    end.set()
+    await asyncio.gather(*tasks)

@@ -12,7 +12,7 @@ import re
 import select
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -32,7 +32,7 @@ from infra.providers.postgres.errors import (
 from infra.providers.postgres.limits import ResultTooLargeError, check_values
 from infra.providers.postgres.login import LoginBusyError, logins_to
 from infra.providers.postgres.settings import FIXED, INHERITED, TIMEOUTS_SINCE, as_options
-from infra.providers.slots import FairSlots, SlotLimits
+from infra.providers.slots import FairSlots, SlotLimits, Turn
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
@@ -101,11 +101,16 @@ class Session:
     """A connection while one call uses it."""
 
     def __init__(
-        self, connection: psycopg.AsyncConnection[DictRow], timeout: float, permit: CallPermit
+        self,
+        connection: psycopg.AsyncConnection[DictRow],
+        timeout: float,
+        permit: CallPermit,
+        turn: Turn | None = None,
     ) -> None:
         self._connection = connection
         self._permit = permit
         self._timeout_seconds = timeout
+        self._turn = turn
 
     async def run(
         self, *statements: sql.Composable, read_at: float | None = None, may_be_done: bool = False
@@ -115,7 +120,8 @@ class Session:
         ``read_at``: time of the read that they rely on. ``may_be_done``: whether they take effect
         immediately.
         """
-        await self._permit.before_request(read_at=read_at)
+        with self.waiting():
+            await self._permit.before_request(read_at=read_at)
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 cursor = await self._connection.execute(sql.SQL("; ").join(statements))
@@ -135,6 +141,10 @@ class Session:
             raise limit_class(f"invalid response: {error}") from None
         except psycopg.Error as error:
             raise classify_error(error, may_be_done=may_be_done) from error
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Exclude a wait for other calls from the time that the namespace has used."""
+        return contextlib.nullcontext() if self._turn is None else self._turn.waiting()
 
     async def read(self, row_type: type[_S], *statements: sql.Composable) -> list[_S]:
         """Send statements, and return the rows of the last one as structs."""
@@ -165,25 +175,25 @@ class PostgresServer:
         that has a connection must not request another, because calls could deadlock.
         """
         namespace = self._permit.namespace
-        async with self._slots.turn(namespace, namespace):
+        async with self._slots.turn(namespace, namespace) as turn:
             if database is None:
-                async with self._operator_session() as session:
+                async with self._operator_session(turn) as session:
                     yield session
                 return
             with blame_database():
                 connection = await self._connect_to_tenant(database)
                 try:
-                    yield Session(connection, self.timeout_seconds, self._permit)
+                    yield Session(connection, self.timeout_seconds, self._permit, turn)
                 finally:
                     await _close_quietly(connection)
 
     @asynccontextmanager
-    async def _operator_session(self) -> AsyncGenerator[Session]:
+    async def _operator_session(self, turn: Turn | None = None) -> AsyncGenerator[Session]:
         """Lend a connection to the operator's database, without waiting for a slot."""
         connection = self._take_idle() or await self._connect()
         is_reusable = False
         try:
-            yield Session(connection, self.timeout_seconds, self._permit)
+            yield Session(connection, self.timeout_seconds, self._permit, turn)
             is_reusable = connection.info.transaction_status == TransactionStatus.IDLE
         finally:
             if is_reusable and not self._is_closed:
@@ -205,7 +215,8 @@ class PostgresServer:
             for _ in range(_LOCK_TRIES):
                 if (await session.run(lock))[0]["is_acquired"]:
                     break
-                await asyncio.sleep(_LOCK_WAIT_SECONDS)
+                with session.waiting():
+                    await asyncio.sleep(_LOCK_WAIT_SECONDS)
             started_at = time.monotonic()
             yield session
             await session.run(sql.SQL("COMMIT"), read_at=started_at, may_be_done=True)

@@ -27,7 +27,7 @@ call of a namespace with a free slot is never behind them.
 # Fraction of the gap that keeps every slot busy. Below 1, so that spacing never costs throughput.
 _GAP_FACTOR: Final = 0.8
 _MIN_GAP_SECONDS: Final = 0.002  # below it, calls end at different times anyway
-_NEWEST_WEIGHT: Final = 1 / 8  # weight of the newest call in the typical duration
+_NEWEST_WEIGHT: Final = 1 / 8  # weight of the newest call in a namespace's typical duration
 
 
 class CallSlots:
@@ -36,7 +36,8 @@ class CallSlots:
     A free slot goes to the waiting namespace with the fewest running calls. Until a second
     namespace makes a call, the first one may use all slots. Calls of equal duration that start
     together would repeatedly end together. Bursts of results and further calls would then delay
-    declarations for other APIs.
+    declarations for other APIs. The delay is less than the typical duration of the namespace's own
+    calls, so that slow calls of one namespace do not delay quick calls of another.
 
     ``limit``: maximum number of concurrent calls. ``clock`` returns seconds.
     """
@@ -51,7 +52,7 @@ class CallSlots:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by namespace
         self._waiting_calls = self._waiting_bytes = 0
         self._postponed: deque[Callable[[], None]] = deque()
-        self._typical_seconds = 0.0
+        self._typical_seconds: dict[str, float] = {}  # by namespace
         self._next_start = 0.0
 
     async def acquire(self, namespace: str, size: int, on_long_wait: Callable[[], None]) -> float:
@@ -67,7 +68,7 @@ class CallSlots:
             return self._clock()
         await self._wait_for_slot(namespace, size, on_long_wait)
         try:
-            await self._wait_for_gap()
+            await self._wait_for_gap(namespace)
         except BaseException:
             self._free(namespace)
             raise
@@ -76,8 +77,11 @@ class CallSlots:
     def release(self, namespace: str, started_at: float) -> None:
         """End a call, and start others that wait."""
         seconds = self._clock() - started_at
-        self._typical_seconds += _NEWEST_WEIGHT * (seconds - self._typical_seconds)
+        typical = self._typical_seconds.get(namespace, seconds)
+        self._typical_seconds[namespace] = typical + _NEWEST_WEIGHT * (seconds - typical)
         self._free(namespace)
+        if namespace not in self._running and namespace not in self._waiting:
+            del self._typical_seconds[namespace]
 
     def _may_start(self, namespace: str) -> bool:
         remaining_slots = self._free_slots - 1
@@ -139,11 +143,12 @@ class CallSlots:
         if self._postponed and is_within_limits:
             self._postponed.popleft()()
 
-    async def _wait_for_gap(self) -> None:
-        gap = _GAP_FACTOR * self._typical_seconds / self.limit
+    async def _wait_for_gap(self, namespace: str) -> None:
+        max_delay = _GAP_FACTOR * self._typical_seconds.get(namespace, 0.0)
+        gap = max_delay / self.limit
         if gap < _MIN_GAP_SECONDS:
             return
         now = self._clock()
-        start = max(now, self._next_start)
-        self._next_start = start + gap
+        start = max(now, min(self._next_start, now + max_delay))
+        self._next_start = max(self._next_start, start) + gap
         await asyncio.sleep(start - now)
