@@ -15,6 +15,7 @@ import stat
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Final, NamedTuple, TypeVar, cast
 
@@ -222,7 +223,7 @@ class FileProvider:
     async def delete(self, action: Action) -> Effect:
         """Delete the file if it still has the action's uid, whatever its version.
 
-        Its folder is never deleted.
+        Also remove the empty folders above it that Reconciler created.
         """
         return await self._call(lambda: self._delete(action), writes=True)
 
@@ -289,6 +290,13 @@ class FileProvider:
                 return ExternalObject(name, fields, None, version_of(file_stat))
 
     def _create(self, action: Action, content: _Content) -> Effect:
+        try:
+            return self._create_file(action, content)
+        except (OSError, ProviderError):
+            self._remove_empty_folders(action.external_name)
+            raise
+
+    def _create_file(self, action: Action, content: _Content) -> Effect:
         with self._folder_of(action.external_name, create=True) as (folder, segment):
             assert folder is not None
             self._root.mark()
@@ -304,10 +312,17 @@ class FileProvider:
                 with contextlib.suppress(FileExistsError):
                     return Effect(self._write(folder, action, content, None))
                 existing = self._find(folder, action.external_name)
-            if existing is None and _is_not_regular_file(stat_of(folder, segment)):
+            file_stat = stat_of(folder, segment)
+            if existing is None and file_stat is not None and stat.S_ISDIR(file_stat.st_mode):
+                raise NotDoneError(
+                    f"{action.external_name!r} is a directory, which Reconciler does not replace; "
+                    "declare another name, or remove the directory",
+                    status=HTTPStatus.CONFLICT,
+                )
+            if existing is None and _is_not_regular_file(file_stat):
                 raise RefusedError(
-                    f"{action.external_name!r} is a link, a directory or a device, not a file; "
-                    "Reconciler neither follows nor replaces it"
+                    f"{action.external_name!r} is a link or a device, not a file; Reconciler "
+                    "neither follows nor replaces it"
                 )
             raise ConflictError(f"{action.external_name!r} already exists", obstacle=existing)
 
@@ -326,6 +341,16 @@ class FileProvider:
             return Effect(self._write(folder, action, content, existing))
 
     def _delete(self, action: Action) -> Effect:
+        effect = self._delete_file(action)
+        self._remove_empty_folders(action.external_name)
+        return effect
+
+    def _remove_empty_folders(self, name: str) -> None:
+        """Remove empty folders. A failure does not matter, because the call has its result."""
+        with contextlib.suppress(OSError, ProviderError):
+            self._root.remove_empty_folders(name)
+
+    def _delete_file(self, action: Action) -> Effect:
         with self._folder_of(action.external_name) as (folder, segment):
             if folder is not None:
                 check_not_mounted(folder, segment)

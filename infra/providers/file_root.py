@@ -38,6 +38,8 @@ _MAX_FOLDERS_PER_CALL = 100
 _RESERVED_SEGMENTS = frozenset({"", ".", ".."})
 _MAX_SCANS = 3
 _FOLDER_MODE = 0o755
+_FOLDER_ATTRIBUTE = "user.reconciler.created"
+"""Extended attribute of the folders that Reconciler created, which it removes once empty."""
 
 
 @dataclass
@@ -87,6 +89,17 @@ class FileRoot:
         """Mark the root, so that it is recognized even if it becomes empty."""
         with contextlib.suppress(OSError):
             os.close(os.open(self.path / ROOT_MARKER, os.O_CREAT | os.O_EXCL, 0o644))
+
+    def remove_empty_folders(self, name: str) -> None:
+        """Remove the empty folders above a name that Reconciler created.
+
+        Keep those whose owner or mode has changed since.
+        """
+        segments = name.split("/")[:-1]
+        while segments:
+            with self._folder(segments[:-1], create=False, marker="") as parent:
+                if parent is None or not _remove_folder(parent, segments.pop()):
+                    return
 
     @contextmanager
     def _folder(self, segments: list[str], *, create: bool, marker: str) -> Generator[int | None]:
@@ -312,7 +325,11 @@ def _enter(folder: int, segment: str, *, create: bool, marker: str = "") -> int 
                 f"{segment!r} in the path is a symbolic link, which Reconciler does not follow"
             ) from None
         if create:
-            raise RefusedError(f"{segment!r} in the path is not a directory") from None
+            raise NotDoneError(
+                f"{segment!r} in the path is a file, not a directory; declare another name, or "
+                "remove it",
+                status=HTTPStatus.CONFLICT,
+            ) from None
         return None
     is_new = True
     try:
@@ -322,10 +339,28 @@ def _enter(folder: int, segment: str, *, create: bool, marker: str = "") -> int 
     child = os.open(segment, flags, dir_fd=folder)
     if is_new:
         os.fchmod(child, _FOLDER_MODE)  # regardless of the umask
+        with contextlib.suppress(OSError):  # without attributes, the folder stays
+            os.setxattr(child, _FOLDER_ATTRIBUTE, b"")
         if marker:
             os.close(os.open(marker, os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=child))
         os.fsync(folder)
     return child
+
+
+def _remove_folder(parent: int, segment: str) -> bool:
+    """Remove a folder if Reconciler created it and it is empty. Return whether it was removed."""
+    with contextlib.suppress(OSError):  # it has files, is a mount point, or is not marked
+        folder = os.open(segment, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            os.getxattr(folder, _FOLDER_ATTRIBUTE)
+            folder_stat = os.fstat(folder)
+        finally:
+            os.close(folder)
+        mode, owner = stat.S_IMODE(folder_stat.st_mode), folder_stat.st_uid
+        if (mode, owner) == (_FOLDER_MODE, os.geteuid()):
+            os.rmdir(segment, dir_fd=parent)
+            return True
+    return False
 
 
 def _add_entries(listing: Entries, folder: int, folder_name: str, prefix: str) -> None:

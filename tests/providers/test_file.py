@@ -209,10 +209,50 @@ async def test_a_file_is_as_declared_and_its_folders_are_created(
     assert file.outputs == {"path": str(path), "bytes": 6}
 
 
-async def test_a_deletion_keeps_the_folders(files: FileProvider, root: Path) -> None:
-    file = await create_file(files)
+async def test_a_deletion_removes_the_folders_that_were_created(
+    files: FileProvider, root: Path
+) -> None:
+    (root / "etc").mkdir()
+    first = await create_file(files, "etc/a/b/first")
+    second = await create_file(files, "etc/a/second")
+    await files.delete(with_version_of(action("Delete", first.name, {}), first))
+    assert names_in(root / "etc/a") == ["second"]
+    await files.delete(with_version_of(action("Delete", second.name, {}), second))
+    assert names_in(root / "etc") == [], "another program created etc"
+    await create_file(files, "etc/a")
+
+
+async def test_a_deletion_keeps_folders_that_another_program_uses(
+    files: FileProvider, root: Path
+) -> None:
+    for name in ("used", "changed"):
+        file = await create_file(files, f"{name}/file")
+        if name == "used":
+            (root / name / "theirs").touch()
+        else:
+            (root / name).chmod(0o700)
+        await files.delete(with_version_of(action("Delete", file.name, {}), file))
+        assert (root / name).is_dir()
+
+
+async def test_a_refused_creation_leaves_no_folder(files: FileProvider, root: Path) -> None:
+    with pytest.raises(RefusedError):
+        await files.create(create("a/b/file", {**PLAIN, "owner": "no-such-user"}))
+    assert not (root / "a").exists()
+
+
+async def test_a_folder_or_a_file_in_the_way_is_reported_until_it_is_removed(
+    files: FileProvider, root: Path
+) -> None:
+    await create_file(files, "app/theirs")
+    with pytest.raises(NotDoneError, match=r"'app' is a directory.*; declare another name") as way:
+        await files.create(create("app"))
+    assert "theirs" not in str(way.value)
+    file = await create_file(files, "data")
+    with pytest.raises(NotDoneError, match=r"'data' in the path is a file.*; declare another"):
+        await files.create(create("data/mine"))
     await files.delete(with_version_of(action("Delete", file.name, {}), file))
-    assert (root / "etc").is_dir()
+    await files.create(create("data/mine"))
 
 
 async def test_drift_in_content_and_mode_is_detected_and_repaired(
@@ -252,7 +292,7 @@ async def test_owner_drift_is_detected_and_repaired(files: FileProvider, root: P
 async def test_an_owner_that_does_not_exist_is_refused(files: FileProvider, root: Path) -> None:
     with pytest.raises(RefusedError, match="user 'no-such-user' does not exist"):
         await files.create(create(fields={**PLAIN, "owner": "no-such-user"}))
-    assert names_in(root / "etc") == []
+    assert not (root / "etc").exists()
 
 
 async def test_fields_that_other_clients_manage_are_not_overwritten(
@@ -884,7 +924,7 @@ async def test_each_disk_error_has_its_class(
     monkeypatch.setattr(os, "write", fail)
     with pytest.raises(expected, match=os.strerror(code)):
         await files.create(create())
-    assert names_in(root / "etc") == [], "no partial file is left"
+    assert not (root / "etc").exists(), "no partial file is left"
 
 
 async def test_a_published_file_that_may_not_be_durable_has_an_unknown_result(
