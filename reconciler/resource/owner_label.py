@@ -30,6 +30,14 @@ def namespace_of(value: str) -> str:
     return tokens[1] if len(tokens) == len(("log", "namespace", "kind", "name")) else ""
 
 
+def belongs_to_other_namespace(labels: Mapping[str, str] | None, namespace: str) -> bool:
+    """Return whether an object's owner label names another namespace.
+
+    A message to this namespace must not contain the name of such an object.
+    """
+    return namespace_of((labels or {}).get(OWNER_LABEL, "")) not in ("", namespace)
+
+
 def resource_of(value: str, log_id: str) -> str:
     """Return the resource of this log that a label names; empty if it names none."""
     tokens = value.removeprefix(f"{log_id}.").split(".") if belongs_to_log(value, log_id) else []

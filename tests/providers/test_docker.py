@@ -601,6 +601,28 @@ async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(ca
     assert not (await case.volumes.delete(delete)).absent
 
 
+async def test_no_message_names_a_container_of_another_namespace(case: Case) -> None:
+    volume = (
+        await case.volumes.create(action("Create", case.prefix, VOLUME.check_fields({})))
+    ).object
+    assert volume is not None
+    fields = case.fields(
+        mounts=[{"target": "/d", "source": case.prefix}], ports=[{"container": 80}]
+    )
+    create = action("Create", f"{case.prefix}-theirs", fields)
+    labels = {OWNER_LABEL: "log.billing.Container.theirs"}
+    create = msgspec.structs.replace(create, labels=labels)
+    theirs = (await case.containers.create(create)).object
+    assert theirs is not None
+    with pytest.raises(NotDoneError, match="in use by a container in another namespace") as caught:
+        await case.volumes.delete(with_version_of(action("Delete", case.prefix, {}), volume))
+    assert "theirs" not in str(caught.value)
+    ports = [{"container": 80, "host": theirs.outputs["ports"]["80/tcp"]}]
+    with pytest.raises(NotDoneError, match="a container in another namespace uses port") as caught:
+        await case.create_container(ports=ports)
+    assert "theirs" not in str(caught.value)
+
+
 async def test_a_tmpfs_has_the_declared_size(case: Case) -> None:
     options = {"type": "tmpfs", "device": "tmpfs", "o": "size=1m"}
     create = action("Create", case.prefix, VOLUME.check_fields({"options": options}))

@@ -74,7 +74,11 @@ from reconciler.provider.data_check import check_data
 from reconciler.provider.listing import Unreadable, convert_by_size
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
-from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import (
+    OWNER_LABEL,
+    belongs_to_other_namespace,
+    namespace_of,
+)
 
 DEFAULT_STOP_SECONDS: Final = 10
 STOP_TIMEOUT_FRACTION: Final = 0.5
@@ -410,6 +414,8 @@ class ContainersProvider(NamedObjects[_Container]):
     ) -> list[str]:
         """Describe the other running containers that publish the declared ports.
 
+        Does not name containers of other namespaces.
+
         ``labels``: the labels of the declared container. A container with the same owner was
         renamed, because its name is free.
         """
@@ -426,7 +432,12 @@ class ContainersProvider(NamedObjects[_Container]):
                 owner = labels.get(OWNER_LABEL)
                 is_former = owner is not None and (each.labels or {}).get(OWNER_LABEL) == owner
                 note = ", which another client renamed," if is_former else ""
-                users.append(f"container {_name_of(each)!r}{note} uses port {published}")
+                user = (
+                    "a container in another namespace"
+                    if belongs_to_other_namespace(each.labels, namespace_of(owner or ""))
+                    else f"container {_name_of(each)!r}{note}"
+                )
+                users.append(f"{user} uses port {published}")
         return users
 
     async def _undo_creation(self, created: Inspection, error: UnknownResultError) -> ProviderError:

@@ -38,6 +38,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import belongs_to_other_namespace
 
 EVENTS: Final = ["create", "destroy"]
 
@@ -80,6 +81,7 @@ class _Volumes(msgspec.Struct, frozen=True, rename="pascal"):
 class _UsingContainer(msgspec.Struct, frozen=True, rename="pascal"):
     id: str
     names: list[str] | None = None
+    labels: dict[str, str] | None = None
 
 
 _volume_decoder = msgspec.json.Decoder(_Volume)
@@ -137,7 +139,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise build_not_found_error(action)
         if response.status_code == HTTPStatus.CONFLICT:
-            raise await self._build_in_use_error(action.external_name)
+            raise await self._build_in_use_error(action)
         if response.status_code != HTTPStatus.NO_CONTENT:
             raise build_engine_error(response)
 
@@ -162,11 +164,20 @@ class VolumesProvider(NamedObjects[_Volume]):
         """Close connections."""
         await self._api.close()
 
-    async def _build_in_use_error(self, name: str) -> NotDoneError:
-        """Return an error that names the containers that use a volume."""
+    async def _build_in_use_error(self, action: Action) -> NotDoneError:
+        """Return an error that names the containers that use a volume.
+
+        It does not name containers of other namespaces.
+        """
+        name = action.external_name
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.get("/containers/json", _users_decoder, query)
-        names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)
+        names = sorted(
+            "a container in another namespace"
+            if belongs_to_other_namespace(each.labels, action.namespace)
+            else (each.names or [each.id])[0].removeprefix("/")
+            for each in users
+        )
         user_list = ", ".join(names[:_MAX_NAMED_USERS]) or "another client"
         remainder = f" and {len(names) - _MAX_NAMED_USERS} more" if names[_MAX_NAMED_USERS:] else ""
         return NotDoneError(
