@@ -564,6 +564,38 @@ async def test_a_disk_outside_the_attachments_namespace_is_not_mounted(
     assert await case.attachments.read("data") is None
 
 
+async def test_a_later_disk_with_the_same_name_is_not_the_attached_one(case: Case) -> None:
+    disk = await case.create_disk()
+    detached = await case.attach_disk(mounted=False)
+    await case.delete(disk)
+    labels = {OWNER_LABEL: "log.billing.Disk.data"}
+    await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
+    theirs = msgspec.structs.replace(
+        new_attachment("theirs", disk="data"), action_id="billing/Attachment/theirs@1"
+    )
+    assert (await case.attachments.create(theirs)).object is not None
+    assert not (await case.attachment()).fields["mounted"]
+    assert "device" not in (await case.attachment()).outputs
+    with pytest.raises(NotDoneError, match="does not exist yet"):
+        await case.update(detached, mounted=True)
+    await case.delete(detached)
+    assert len(remaining_mounts(case.root)[0]) == 1
+    assert (await case.attachment("theirs")).fields["mounted"]
+
+
+async def test_a_message_names_no_attachment_of_another_namespace(case: Case) -> None:
+    await case.create_disk()
+    await case.attachments.create(
+        msgspec.structs.replace(
+            new_attachment("theirs", disk="data", mounted=False),
+            labels={OWNER_LABEL: "log.billing.Attachment.theirs"},
+        )
+    )
+    with pytest.raises(NotDoneError, match="by an attachment in another namespace") as caught:
+        await case.attach_disk()
+    assert "theirs" not in str(caught.value)
+
+
 async def test_an_attachment_mounts_only_a_disk_in_its_namespace(case: Case) -> None:
     labels = {OWNER_LABEL: "log.billing.Disk.data"}
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))

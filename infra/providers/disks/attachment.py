@@ -59,7 +59,7 @@ from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.listing import Unreadable
 from reconciler.provider.named_objects import ExistingObject, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
-from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
+from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_other_namespace, namespace_of
 
 _T = TypeVar("_T")
 _WAITING_STATUS: Final = HTTPStatus.CONFLICT
@@ -158,7 +158,10 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         """Mount, unmount or remount the disk."""
         attachment, desired = existing.native, action.fields
         _check_change(attachment, action)
-        if attachment.mark is not None and attachment.mark.mounted != desired["mounted"]:
+        is_to_mount = desired["mounted"] and not attachment.is_mounted
+        if attachment.mark is not None and (
+            attachment.mark.mounted != desired["mounted"] or is_to_mount
+        ):
             await self._step(lambda: self._record_intent(action))
         if not desired["mounted"]:
             await self._step(lambda: self._unmount(action))
@@ -222,27 +225,36 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     raise _build_name_conflict(attachment)
                 return True
             try:
-                _check_usable(action, file)
-                self._check_free(name, disk, file)
+                image = _check_usable(action, file)
+                self._check_free(action, image, file)
             except NotDoneError as error:
                 raise NotDoneError(error.message, status=_WAITING_STATUS) from None
             uid = f"attachment-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
             self._folder.root.mark()
-            self._attachments.write(name, _mark(action, uid), is_new=True)
+            self._attachments.write(name, _mark(action, uid, image.uid), is_new=True)
         return False
 
     def _check_disk(self, action: Action) -> None:
         with self._attachments.disk(action.fields["disk"]) as file:
             _check_usable(action, file)
 
-    def _check_free(self, name: str, disk: str, file: int | None) -> None:
+    def _check_free(self, action: Action, image: Image, file: int | None) -> None:
         """Raise ``NotDoneError`` if the disk or the mount point is in use."""
+        name, disk = action.external_name, action.fields["disk"]
         for other_name in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
             mark = self._attachments.read_mark(other_name)
-            if other_name != name and mark is not None and mark.disk == disk:
+            is_same_disk = (
+                mark is not None and mark.disk == disk and mark.disk_uid in ("", image.uid)
+            )
+            if other_name != name and mark is not None and is_same_disk:
+                user = (
+                    "an attachment in another namespace"
+                    if belongs_to_other_namespace(mark.labels, action.namespace)
+                    else f"attachment {other_name!r}"
+                )
                 raise build_waiting_error(
-                    f"disk {disk!r} is in use by attachment {other_name!r}; Reconciler attaches it "
-                    "after that attachment is deleted"
+                    f"disk {disk!r} is in use by {user}; Reconciler attaches it after that "
+                    "attachment is deleted"
                 )
         kernel = read_kernel_state()
         for loop in () if file is None else read_open_image(file, disk, kernel.loops).attached:
@@ -326,8 +338,13 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         if attachment is None or attachment.mark is None:
             raise self.missing_error(action)
         _check_same_object(attachment, action)
-        new_mark = msgspec.structs.replace(attachment.mark, mounted=action.fields["mounted"])
-        self._attachments.write(name, new_mark, is_new=False)
+        is_mounted, disk_uid = action.fields["mounted"], attachment.mark.disk_uid
+        if is_mounted:  # the disk may be a later one with the same name
+            with self._attachments.disk(attachment.disk) as file:
+                disk_uid = _check_usable(action, file).uid
+        new_mark = msgspec.structs.replace(attachment.mark, mounted=is_mounted, disk_uid=disk_uid)
+        if new_mark != attachment.mark:
+            self._attachments.write(name, new_mark, is_new=False)
 
     def _remount(self, action: Action) -> None:
         attachment = self._attachments.find(action.external_name)
@@ -348,7 +365,12 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             raise self.missing_error(action)
         _check_same_object(attachment, action)
         uid = attachment.as_object().uid or ""
-        self._attachments.write(name, _mark(action, uid), is_new=attachment.mark is None)
+        if attachment.is_mounted and not attachment.is_lost:
+            disk_uid = self._attachments.disk_uid(attachment.disk)
+        else:
+            disk_uid = "" if attachment.mark is None else attachment.mark.disk_uid
+        new_mark = _mark(action, uid, disk_uid)
+        self._attachments.write(name, new_mark, is_new=attachment.mark is None)
         updated = self._attachments.find(name)
         if updated is None:
             raise UnknownResultError("the attachment was changed, but no longer exists")
@@ -395,12 +417,14 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         if attachment is None or attachment.mark is None:
             return
         _check_same_object(attachment, action)
-        disk = attachment.mark.disk
+        disk, disk_uid = attachment.mark.disk, attachment.mark.disk_uid
         with self._attachments.disk(disk) as file:
             if file is None:
                 return
             kernel = read_kernel_state()
             image = read_open_image(file, disk, kernel.loops)
+            if disk_uid not in ("", image.uid):
+                return  # a later disk with the same name
             for loop in image.attached:
                 if mount_paths := kernel.mount_paths_of(loop):
                     raise build_waiting_error(
@@ -439,7 +463,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         return run(program, *arguments, timeout_seconds=self._folder.timeout_seconds, files=files)
 
 
-def _mark(action: Action, uid: str) -> AttachmentMark:
+def _mark(action: Action, uid: str, disk_uid: str) -> AttachmentMark:
     fields = action.fields
     return AttachmentMark(
         uid=uid,
@@ -448,6 +472,7 @@ def _mark(action: Action, uid: str) -> AttachmentMark:
         read_only=fields["readOnly"],
         mounted=fields["mounted"],
         labels=action.labels,
+        disk_uid=disk_uid,
     )
 
 

@@ -33,6 +33,7 @@ from infra.providers.disks.folder import (
     name_problem,
     resolve_path,
 )
+from infra.providers.disks.images import read_uid
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.mounts import Mount, mount_at, mounts
 from infra.providers.file_errors import sync_folder
@@ -53,6 +54,7 @@ class AttachmentMark(msgspec.Struct, frozen=True, rename="camel", forbid_unknown
     read_only: bool
     mounted: bool
     labels: dict[str, str] = {}
+    disk_uid: str = ""  # empty in a record of an earlier version
 
 
 _mark_decoder = msgspec.json.Decoder(AttachmentMark)
@@ -149,9 +151,11 @@ class Attachments:
             disk = None if loop is None else self.disk_of(loop)
             source = disk or (mount.source if mount else "")
             return Attachment(name, mount_path, None, mount, loop, disk is not None, source)
-        if loop is not None and self.belongs_to(loop, mark.disk):
+        if loop is not None and self.belongs_to(loop, mark.disk, mark.disk_uid):
             return Attachment(name, mount_path, mark, mount, loop, True, mark.disk)
-        attached = next((each for each in state.loops if self.belongs_to(each, mark.disk)), None)
+        attached = next(
+            (each for each in state.loops if self.belongs_to(each, mark.disk, mark.disk_uid)), None
+        )
         return Attachment(name, mount_path, mark, mount, attached, False, mark.disk)
 
     def disk_of(self, loop: Loop) -> str | None:
@@ -159,16 +163,23 @@ class Attachments:
         name = loop.file_name.removesuffix(IMAGE_SUFFIX)
         return name if name_problem(name) is None and self.belongs_to(loop, name) else None
 
-    def belongs_to(self, loop: Loop, disk: str) -> bool:
-        """Return whether a loop device belongs to a disk, or to its deleted image."""
+    def belongs_to(self, loop: Loop, disk: str, uid: str = "") -> bool:
+        """Return whether a loop device belongs to a disk, or to its deleted image.
+
+        ``uid``: the disk's uid. A later disk with the same name has another one.
+        """
         with self._folder.image_folder() as folder:
             if folder is None:
                 return False
             segment = image_file_name(disk)
             if loop.file_name != segment:
                 return False
+            current_uid = read_uid(folder, disk) if uid else ""
             if loop.is_deleted:
-                return loop.file == f"{resolve_path(folder)}/{segment}"
+                is_replaced = uid != "" and current_uid == uid
+                return not is_replaced and loop.file == f"{resolve_path(folder)}/{segment}"
+            if current_uid != uid:
+                return False
             file_stat = stat_of(folder, segment)
             return (
                 file_stat is not None
@@ -239,6 +250,11 @@ class Attachments:
                 return
             with lock_image(folder, image_file_name(disk), f"disk {disk!r}") as file:
                 yield file
+
+    def disk_uid(self, disk: str) -> str:
+        """Return the uid of a disk; empty if it does not exist."""
+        with self._folder.image_folder() as folder:
+            return "" if folder is None else read_uid(folder, disk) or ""
 
     def read_mark(self, name: str) -> AttachmentMark | None:
         """Read the record of an attachment."""

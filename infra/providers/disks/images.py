@@ -107,6 +107,18 @@ def read_image(folder: int, disk: str, attached: list[Loop] | None = None) -> Im
         os.close(file)
 
 
+def read_uid(folder: int, disk: str) -> str | None:
+    """Return the uid of a disk; None if it does not exist."""
+    file = open_file(folder, image_file_name(disk))
+    if file is None:
+        return None
+    try:
+        mark = _read_mark(file)
+        return mark.uid if mark is not None else inode_uid(file, os.fstat(file))
+    finally:
+        os.close(file)
+
+
 def read_open_image(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
     """Read the state of an open image.
 
