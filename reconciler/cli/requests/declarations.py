@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -112,7 +112,7 @@ def delete(
     return request(
         connection,
         keys,
-        partial(_withdraw_in_order, keys=keys, reason=reason, timeout_seconds=timeout),
+        partial(_withdraw_in_order, connection, keys=keys, reason=reason, timeout_seconds=timeout),
         output=output,
         done="declaration withdrawn",
         unchanged="the declaration was already withdrawn",
@@ -123,14 +123,20 @@ def delete(
 
 
 async def _withdraw_in_order(
-    client: Client, *, keys: Sequence[ResourceKey], reason: str, timeout_seconds: float
+    connection: Connection,
+    client: Client,
+    *,
+    keys: Sequence[ResourceKey],
+    reason: str,
+    timeout_seconds: float,
 ) -> list[ReplyOrRefusal]:
     """Withdraw resources, and the configurations and definitions that they may need after them."""
     system = [each for each in keys if each.namespace == SYSTEM_NAMESPACE]
     others = [each for each in keys if each.namespace != SYSTEM_NAMESPACE]
     withdraw = partial(client.withdraw_many, reason=reason, timeout_seconds=timeout_seconds)
     if system and not others:
-        _warn_of_users(await client.statuses(), system)
+        async with bus(connection) as nc:  # from the log, because stored rows lag behind it
+            _warn_of_users((await current_models(nc)).status.values(), system)
     replies: dict[ResourceKey, ReplyOrRefusal] = dict(
         zip(others, await withdraw(others) if others else (), strict=True)
     )
@@ -154,7 +160,7 @@ async def _withdraw_in_order(
     return [replies[key] for key in keys]
 
 
-def _warn_of_users(rows: Iterable[StatusRow], configs: Sequence[ResourceKey]) -> None:
+def _warn_of_users(rows: Collection[StatusRow], configs: Sequence[ResourceKey]) -> None:
     """Warn of resources that can no longer be changed without their ProviderConfig."""
     for key in filter(is_config, configs):
         users = sorted(
