@@ -367,6 +367,9 @@ class Client:
     ) -> dict[ResourceKey, Outcome]:
         """Wait for many resources and their generations, as ``wait_for`` does for one.
 
+        ``Held`` counts only after some seconds if the declaration of another one of these resources
+        may end it, such as the target of a ``ShapeRef`` or a ``ProviderConfig``.
+
         ``on_outcome`` is called with every new outcome of these resources, including those that do
         not end the wait, so that you can show progress.
         """

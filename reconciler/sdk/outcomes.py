@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from types import TracebackType
@@ -12,8 +12,9 @@ from typing import Final, Self
 
 import msgspec
 
+from events.hold import Hold, hold_of
 from events.log import Condition, OutcomeName, OutcomeRecorded
-from events.names import ResourceKey
+from events.names import KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND, ResourceKey
 from events.wording import plural
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.outcome_feeds import OutcomeFeed
@@ -39,6 +40,9 @@ is retried, and ``Unowned`` and ``Rejected``, which belong to no generation."""
 
 _REREAD_SECONDS: Final = 5.0  # a replica of the log may lag behind the subscription
 _EXACT_FILTERS: Final = 32
+_ENDING_KINDS: Final = {"ProviderConfig": PROVIDER_CONFIG_KIND, "Kind": KIND_DEFINITION_KIND}
+"""Kinds whose declaration ends a hold, by `Hold.ended_by`."""
+
 _MAX_DESCRIBED: Final = 3
 
 
@@ -196,6 +200,7 @@ class Waiting:
         self._last: dict[ResourceKey, Outcome] = {}
         self._pending = dict(generations)
         self._silent_since: dict[str, datetime | None] = {}
+        self._lasting: set[str] = set()  # ids of outcomes that have not changed for a reread
 
     @property
     def pending(self) -> Sequence[ResourceKey]:
@@ -242,10 +247,41 @@ class Waiting:
         """Read again whether the APIs respond."""
         self._silent_since.clear()
 
-    def _accept(self, outcome: Outcome) -> None:
+    def accept_lasting(self) -> None:
+        """Accept the holds that have not changed since the last call."""
+        last = {each.event_id for key, each in self._last.items() if key in self._pending}
+        self._lasting, unchanged = last, last & self._lasting
+        self._accept_holds(unchanged)
+
+    def accept_all_holds(self) -> None:
+        """Accept the holds that another resource of this wait may have ended, but did not."""
+        self._accept_holds({each.event_id for each in self._last.values()})
+
+    def _accept_holds(self, events: Container[str]) -> None:
+        for key in list(self._pending):
+            outcome = self._last.get(key)
+            if outcome is not None and outcome.event_id in events:
+                self._accept(outcome, lasts=True)
+
+    def _accept(self, outcome: Outcome, *, lasts: bool = False) -> None:
+        if self._may_be_momentary(outcome) and not lasts:
+            return
         if outcome.generation >= self._generations[outcome.key] and self._ends_the_wait(outcome):
             del self._pending[outcome.key]
             self.accepted[outcome.key] = outcome
+
+    def _may_be_momentary(self, outcome: Outcome) -> bool:
+        """Return whether another awaited resource may end the hold.
+
+        The roles may have decided it before they read that resource.
+        """
+        hold = hold_of(outcome.outcome, outcome.reason)
+        if hold is None:
+            return False
+        if hold is Hold.DANGLING:
+            return len(self._generations) > 1
+        ending_kind = _ENDING_KINDS.get(hold.ended_by)
+        return any(key.kind == ending_kind for key in self._generations)
 
     def _ends_the_wait(self, outcome: Outcome) -> bool:
         is_starting = outcome.outcome == "Converged" and outcome.not_ready is not None
@@ -295,6 +331,9 @@ async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float
             async with bus.outcomes(_filters(waiting.pending), after=None) as feed:
                 await _read_and_follow(bus, waiting, feed)
     except TimeoutError:
+        waiting.accept_all_holds()
+        if waiting.is_over:
+            return
         raise WaitTimeoutError(
             f"{plural(len(waiting.pending), 'resource')} not settled after {timeout_seconds:g} s: "
             f"{waiting.describe_pending()}"
@@ -314,6 +353,9 @@ async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
                         waiting.record(as_outcome(stored))
                     await _read_silences(bus, waiting)
         except TimeoutError:
+            waiting.accept_lasting()
+            if waiting.is_over:
+                return
             continue
         return
 

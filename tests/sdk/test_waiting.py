@@ -3,9 +3,11 @@
 import asyncio
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from events.log import Condition, OutcomeName
+from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from reconciler.sdk import (
     SETTLED,
@@ -157,3 +159,62 @@ def test_a_wait_may_end_when_the_object_is_as_declared_but_not_ready() -> None:
     waiting = Waiting({KEY: 1}, SETTLED, ready=False)
     waiting.record(_outcome(1, ready=False))
     assert waiting.is_over
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("Dangling", "Shape"),
+        ("ProviderConfigMissing", "ProviderConfig"),
+        ("UnknownKind", "KindDefinition"),
+    ],
+)
+def test_a_hold_that_another_awaited_resource_may_end_does_not_end_the_wait(
+    reason: str, kind: str
+) -> None:
+    held = msgspec.structs.replace(outcome("Held", 1, 3), reason=reason)
+    waiting = Waiting({KEY: 1, ResourceKey("default", kind, "ending"): 1}, SETTLED)
+    waiting.record(held)
+    assert KEY in waiting.pending
+    waiting.record(outcome("Converged", 1, 5))
+    assert waiting.accepted[KEY].outcome == "Converged"
+
+
+def test_a_hold_that_another_resource_may_end_is_final_once_it_has_lasted() -> None:
+    held = msgspec.structs.replace(outcome("Held", 1, 3), reason="Dangling")
+    waiting = Waiting({KEY: 1, ResourceKey("default", "Shape", "ending"): 1}, SETTLED)
+    waiting.record(held)
+    waiting.accept_lasting()
+    assert KEY in waiting.pending
+    waiting.accept_lasting()
+    assert waiting.accepted == {KEY: held}
+
+
+@pytest.mark.parametrize("reason", ["Dangling", "ProviderConfigMissing", "DeletionGuard"])
+def test_a_hold_that_no_awaited_resource_can_end_is_final(reason: str) -> None:
+    held = msgspec.structs.replace(outcome("Held", 1, 3), reason=reason)
+    others = {} if reason == "Dangling" else {ResourceKey("default", "Shape", "ending"): 1}
+    waiting = Waiting({KEY: 1, **others}, SETTLED)
+    waiting.record(held)
+    assert waiting.accepted == {KEY: held}
+
+
+async def test_a_wait_for_a_reference_and_its_target_ends_when_both_converged(
+    client: Client, name: str
+) -> None:
+    """The reference is held first, because its target is declared later."""
+    fields = {"target": {"kind": "Shape", "name": name}}
+    reference = Manifest("reconciler/v1", "ShapeRef", Metadata(f"{name}-ref"), fields)
+    await client.declare(reference)
+    await client.wait_for(reference.key, generation=1, outcomes=["Held"])
+    await client.declare(shape(name))
+    outcomes = await client.wait_for_many({reference.key: 1, shape(name).key: 1})
+    assert {each.outcome for each in outcomes.values()} == {"Converged"}
+
+
+async def test_a_wait_for_a_lasting_hold_ends_at_the_timeout(client: Client, name: str) -> None:
+    fields = {"target": {"kind": "Shape", "name": f"{name}-missing"}}
+    reference = Manifest("reconciler/v1", "ShapeRef", Metadata(f"{name}-ref"), fields)
+    await client.publish([reference, shape(name)])
+    outcomes = await client.wait_for_many({reference.key: 1, shape(name).key: 1}, timeout_seconds=4)
+    assert outcomes[reference.key].reason == "Dangling"
