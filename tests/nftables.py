@@ -63,6 +63,11 @@ def run(*command: str, stdin: str | None = None) -> str:
     ).stdout
 
 
+def configure(namespace: str, *commands: str) -> None:
+    """Run ip commands in a namespace, all by one process."""
+    run("ip", "-n", namespace, "-batch", "-", stdin="\n".join(commands))
+
+
 class Namespace:
     """A network namespace of a test."""
 
@@ -105,12 +110,12 @@ class Namespace:
 
 
 @contextmanager
-def namespace(name: str | None = None) -> Generator[Namespace]:
-    """Create a namespace, and remove it at the end."""
+def namespace(name: str | None = None, *commands: str) -> Generator[Namespace]:
+    """Create a namespace, run ip commands in it, and remove it at the end."""
     name = name or f"rec-{uuid.uuid4().hex[:10]}"
     run("ip", "netns", "add", name)
     try:
-        run("ip", "-n", name, "link", "set", "lo", "up")
+        configure(name, "link set lo up", *commands)
         yield Namespace(name)
     finally:
         run("ip", "netns", "del", name)
@@ -177,15 +182,19 @@ class Network:
         number = next(self._numbers)
         new_namespace = self._stack.enter_context(namespace(f"{self.router.name}-{name}"))
         wire = f"v{uuid.uuid4().hex[:10]}"
-        run(
-            *("ip", "-n", self.router.name, "link", "add", wire, "type", "veth"),
-            *("peer", "name", "eth0", "netns", new_namespace.name),
-        )
         gateway, address = f"10.77.{number}.1", f"10.77.{number}.2"
-        for where, link, ip in ((self.router, wire, gateway), (new_namespace, "eth0", address)):
-            run("ip", "-n", where.name, "address", "add", f"{ip}/24", "dev", link)
-            run("ip", "-n", where.name, "link", "set", link, "up")
-        run("ip", "-n", new_namespace.name, "route", "add", "default", "via", gateway)
+        configure(
+            self.router.name,
+            f"link add {wire} type veth peer name eth0 netns {new_namespace.name}",
+            f"address add {gateway}/24 dev {wire}",
+            f"link set {wire} up",
+        )
+        configure(
+            new_namespace.name,
+            f"address add {address}/24 dev eth0",
+            "link set eth0 up",
+            f"route add default via {gateway}",
+        )
         return Host(name, new_namespace, address)
 
     def close(self) -> None:
@@ -197,9 +206,8 @@ class Network:
 @contextmanager
 def network(*, clients: int, backends: int) -> Generator[Network]:
     """Create a small network without any services."""
-    with namespace() as router:
-        # The router's own connections to a virtual address need a route.
-        run("ip", "-n", router.name, "route", "add", "198.18.0.0/15", "dev", "lo")
+    # The router's own connections to a virtual address need a route.
+    with namespace(None, "route add 198.18.0.0/15 dev lo") as router:
         forward = Path("/proc/sys/net/ipv4/ip_forward")
         router.run_inside(lambda: forward.write_text("1"))
         net = Network(router)
