@@ -139,8 +139,8 @@ class Starts:
 
 
 BUDGETS: Mapping[Tier, Starts] = {
-    "default": Starts(servers=70, processes=140),
-    "ci": Starts(servers=340, processes=3_700),
+    "default": Starts(servers=70, processes=150),
+    "ci": Starts(servers=350, processes=4_200),
     "night": Starts(servers=150, processes=600),
 }
 """The budget of each tier, with four workers. A commit that raises one gives the reason."""

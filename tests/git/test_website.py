@@ -134,7 +134,7 @@ class Website:
         while not condition():
             output = self.cli.run("get").out + self.cli.run("get", "-o", "yaml").out[-6000:]
             assert time.monotonic() < deadline, f"{description}\n{output}"
-            time.sleep(0.2)
+            time.sleep(1.0)
 
     def is_ready(self) -> bool:
         result = self.cli.run("get", "GitSource", "websites", "-o", "json")

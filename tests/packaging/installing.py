@@ -35,6 +35,7 @@ class Installed:
             "pip",
             "install",
             "--quiet",
+            "--link-mode=copy",  # a test that overwrites a file must not change other environments
             "--python",
             self.bin / "python",
             *options,
