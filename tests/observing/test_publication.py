@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -13,7 +14,10 @@ from events.external import ExternalObject
 from events.intake import Observed
 from events.log import ExternalObserved, LogEvent
 from events.names import ResourceKey
+from events.provider_config import Scope
+from reconciler.ports import IntakeMessageOut
 from reconciler.roles.observer import publication
+from reconciler.roles.observer.observer import JITTER
 from reconciler.roles.observer.publication import (
     BURST_BYTES,
     BYTES_PER_SECOND,
@@ -24,6 +28,16 @@ from reconciler.roles.observer.publication import (
     Observation,
     Publication,
 )
+from tests.observing.test_change_feed import (
+    CONFIG,
+    Api,
+    Intake,
+    intervals,
+    never_respond,
+    running_observer,
+    until,
+)
+from tests.observing.test_change_feed import Stage as ObserverStage
 
 KIB = 1024
 
@@ -63,7 +77,7 @@ class Stage:
         self.published: list[Observation] = []
 
     async def publish(self, waiting: list[Observation], api: str = "api") -> None:
-        async for each in self.publication.slices(api, waiting, waits=False):
+        async for each in self.publication.slices(api, waiting):
             self.published += each
 
     async def count(self, waiting: list[Observation], api: str = "api") -> int:
@@ -131,15 +145,11 @@ async def test_namespaces_share_the_bytes_and_deletions_come_first(stage: Stage)
     assert first[2:] == ["n101", "n0"]
 
 
-async def test_a_listing_ends_while_much_of_it_is_unpublished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_listing_ends_while_much_of_it_is_unpublished() -> None:
     """Otherwise the objects of all others are not observed until everything is published."""
-    monkeypatch.setattr(publication, "MAX_WAIT_SECONDS", 0.05)
     large = [observation(number, 400 * KIB) for number in range(100)]
-    published = [
-        each async for part in Publication(time.monotonic).slices("api", large) for each in part
-    ]
+    slices = Publication(time.monotonic).slices("api", large, max_wait_seconds=0.05)
+    published = [each async for part in slices for each in part]
     assert 0 < len(published) < 30
 
 
@@ -174,12 +184,26 @@ async def test_the_rate_is_limited_in_bytes(stage: Stage) -> None:
     assert BURST_BYTES + 60 * BYTES_PER_SECOND <= published * size <= most
 
 
+async def test_small_changes_wait_at_most_a_second_for_the_large_ones_of_a_namespace(
+    stage: Stage,
+) -> None:
+    large = observations(1000, 200 * KIB)
+    for seconds in (0.0,) * 10 + (2.0,):  # the burst, and what refills in two seconds
+        stage.now += seconds
+        stage.process(await stage.count(large))
+        stage.published.clear()
+    small = [(ResourceKey("other", "Shape", key.name), data) for key, data in observations(3)]
+    stage.now += 1.2
+    await stage.publish([*large, *small])
+    assert stage.published[:3] == small
+
+
 async def test_a_listing_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "MAX_UNPROCESSED", 5)
     stage = Stage()
 
     async def publish_all() -> None:
-        async for each in stage.publication.slices("api", observations(12)):
+        async for each in stage.publication.slices("api", observations(12), max_wait_seconds=10.0):
             stage.published += each
 
     listing = asyncio.create_task(publish_all())
@@ -188,3 +212,32 @@ async def test_a_listing_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(stage.published) == expected
         stage.process(5)
     await asyncio.wait_for(listing, 1)
+
+
+async def test_listings_that_wait_for_room_keep_the_resync_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise many large changes in one namespace delay the next listing for all others."""
+    resync_seconds = 0.4
+
+    class Changing(Api):
+        async def pages(
+            self, scope: Scope, *, page_size: int
+        ) -> AsyncIterator[Sequence[ExternalObject]]:
+            async for _ in super().pages(scope, page_size=page_size):
+                value = len(self.listed_at)
+                yield [
+                    ExternalObject(f"n{each}", {"value": value}, f"u{each}") for each in range(9)
+                ]
+
+    async def accept(_self: Intake, _messages: Sequence[IntakeMessageOut]) -> None: ...
+
+    monkeypatch.setattr(publication, "MAX_UNPROCESSED", 1)
+    monkeypatch.setattr(Intake, "publish", accept)
+    api = Changing(never_respond)
+    config = replace(CONFIG, resync_seconds=resync_seconds, least_resync_seconds=resync_seconds)
+    async with running_observer(ObserverStage(api, config)):
+        async with asyncio.timeout(10 * resync_seconds):
+            await until(lambda: len(api.listed_at) >= 4)
+    limit = resync_seconds * (1 + JITTER)
+    assert sorted(intervals(api.listed_at))[1] < limit + 0.1

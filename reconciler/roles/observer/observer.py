@@ -43,7 +43,7 @@ from reconciler.roles.observer.listing import (
 from reconciler.roles.observer.listing_reports import ListingReports, ListingTarget, is_observed
 from reconciler.roles.observer.next_listing import NextListing
 from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectReads, is_news
-from reconciler.roles.observer.publication import Publication
+from reconciler.roles.observer.publication import MAX_WAIT_SECONDS, Publication
 from reconciler.roles.observer.recent_deletions import RecentDeletions
 from reconciler.roles.observer.restarts import Restarts, contains_objects
 from reconciler.roles.observer.silence_reports import SilenceReports
@@ -397,13 +397,20 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         observations = await self._withhold_unclear(began, observations)
         reach(Failpoint.OBSERVER_LISTED)
+        publication_began = self._clock()
         slices = self._publication.slices(
-            began.provider_config, observations, is_undeclared=self._is_undeclared, waits=waits
+            began.provider_config,
+            observations,
+            is_undeclared=self._is_undeclared,
+            max_wait_seconds=min(MAX_WAIT_SECONDS, config.resync_seconds) if waits else 0.0,
         )
         async for each in slices:
             if self._configurations.by_name.get(began.provider_config) != config:
                 raise ListingRefusedError("its ProviderConfig was changed during publication")
             await self._publish(listing, each)
+        next_listing = self._next.get((began.provider_config, began.kind))
+        if waits and next_listing is not None:
+            next_listing.record_publication(self._clock() - publication_began)
         reach(Failpoint.OBSERVER_PUBLISHED)
         await self._reports.record_completion(
             (began.provider_config, began.kind),

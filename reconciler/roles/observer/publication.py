@@ -37,6 +37,10 @@ BYTES_PER_SECOND: Final = 1024 * 1024
 """Limit on the average rate of an API's observations, which the log keeps."""
 
 BURST_BYTES: Final = 64 * 1024 * 1024
+MAX_DEBT_BYTES: Final = BYTES_PER_SECOND
+"""Limit on what a slice takes beyond the burst. The first slice of the next listing, which contains
+the small changes of every namespace, waits until this is refilled."""
+
 LEAST_BYTES: Final = 512
 """Size at which a smaller observation counts, because the log stores an event for each."""
 
@@ -46,7 +50,7 @@ REPEAT_SECONDS: Final = 15.0
 MAX_REPEAT_SECONDS: Final = 300.0
 
 MAX_WAIT_SECONDS: Final = 10.0
-"""Limit on the time for which one listing waits for room."""
+"""Limit on the time for which one listing waits for room. It is at most the resync interval."""
 
 _SLICE: Final = 500
 
@@ -99,16 +103,16 @@ class Publication:
         observations: Sequence[Observation],
         *,
         is_undeclared: Callable[[ResourceKey], bool] = lambda _key: False,
-        waits: bool = True,
+        max_wait_seconds: float = 0.0,
     ) -> AsyncIterator[Sequence[Observation]]:
         """Divide observations into slices to publish, each when there is room for it.
 
-        A slice counts as published when the next one is requested. Without `waits`, the iteration
-        ends when there is no room, and otherwise after `MAX_WAIT_SECONDS`: the next listing repeats
-        the rest, and also contains what has changed since.
+        A slice counts as published when the next one is requested. The iteration ends when there
+        has been no room for `max_wait_seconds`: the next listing repeats the rest, and also
+        contains what has changed since.
         """
         api = self._apis.setdefault(provider_config, _Api(self._clock()))
-        ends_at = self._clock() + (MAX_WAIT_SECONDS if waits else 0.0)
+        ends_at = self._clock() + max_wait_seconds
         waiting = await _share_fairly(observations, is_undeclared)
         waiting.reverse()
         while waiting:
@@ -121,9 +125,10 @@ class Publication:
                     await asyncio.wait_for(api.has_room.wait(), min(wait, remaining))
             chosen, sizes = list[Observation](), list[int]()
             room = MAX_UNPROCESSED - api.messages
+            room_bytes = min(MAX_UNPROCESSED_BYTES - api.size, api.burst + MAX_DEBT_BYTES)
             while waiting and len(chosen) < min(room, _SLICE):
                 size = _size_of(waiting[-1])
-                if chosen and api.size + sum(sizes) + size > MAX_UNPROCESSED_BYTES:
+                if chosen and sum(sizes) + size > room_bytes:
                     break
                 sizes.append(size)
                 chosen.append(waiting.pop())
