@@ -1,10 +1,32 @@
 """Epochs of a log, from which the idempotency keys of its actions are derived (ADR 0065).
 
+A new log begins with a random epoch, which clients of the APIs cannot read, so they cannot compute
+keys. Logs of earlier versions begin with an empty one.
+
 Each restore begins an epoch, a string that contains the earlier ones: ``newest.older.oldest``.
 Several earlier ones that do not contain each other are separated by a comma: ``newest.one,other``.
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+_FIRST: Final = "first-"
+
+
+def first_epoch(random_text: str) -> str:
+    """Return the epoch of a new log."""
+    return f"{_FIRST}{random_text}"
+
+
+def has_empty_epoch(epoch: str) -> bool:
+    """Return whether the log began with an empty epoch."""
+    return not any(each.startswith(_FIRST) for each in epochs_in(epoch))
+
+
+def is_restored(epoch: str) -> bool:
+    """Return whether a restore began this epoch."""
+    return epoch != "" and not (epoch.startswith(_FIRST) and epochs_in(epoch) == [epoch])
 
 
 def epochs_in(epoch: str) -> list[str]:

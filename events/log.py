@@ -507,7 +507,7 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     ] = ""
     epoch: Annotated[
         str,
-        description("Epoch of the log, which identifies its restores; empty if there were none."),
+        description("Epoch of the log, which `init` and each restore set; empty in earlier logs."),
     ] = ""
     data_loss: Annotated[
         str,

@@ -18,6 +18,7 @@ KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a c
 
 from __future__ import annotations
 
+import secrets
 import time
 import uuid
 from collections import Counter
@@ -32,7 +33,7 @@ from nats.aio.client import Client
 
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
-from events.epochs import next_epoch
+from events.epochs import first_epoch, next_epoch
 from events.log import ActionDecided
 from events.names import ResourceKey
 from events.subjects import DISCARDED
@@ -204,7 +205,7 @@ _OWN: Final = {OWN_METADATA: "yes"}
 
 
 class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """Identity of a log: its random id, and the id of its last restore, empty if there was none.
+    """Identity of a log: its random id, and its epoch, which each restore changes.
 
     ``restored_as_of``: the time of the backup that the restore used.
     """
@@ -657,7 +658,8 @@ async def _recover_metadata(nc: Client, log: StreamState) -> dict[str, str]:
         log_id, epochs = await _find_recorded_identity(nc)
     except BusDeniedError:
         raise _build_lost_metadata_error(log) from None
-    return {LOG_ID_METADATA: log_id or new_id(), EPOCH_METADATA: next_epoch(new_id(), *epochs)}
+    epoch = next_epoch(new_id(), *epochs) if epochs else _first_epoch()
+    return {LOG_ID_METADATA: log_id or new_id(), EPOCH_METADATA: epoch}
 
 
 async def _find_recorded_identity(nc: Client) -> tuple[str, list[str]]:
@@ -768,6 +770,10 @@ def new_id() -> str:
     return uuid.uuid4().hex[:12]
 
 
+def _first_epoch() -> str:
+    return first_epoch(secrets.token_hex(16))
+
+
 async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     """Return the log's identity, and the first position for a new intake.
 
@@ -778,14 +784,15 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
         state = await _log_state(nc)
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
-        return LogIdentity(new_id()), 0
+        return LogIdentity(new_id(), _first_epoch()), 0
     metadata = _check_usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
         if await _has_lost_metadata(nc, state):
             metadata = await _recover_metadata(nc, state)
         else:
             await _check_no_lost_log(nc)
-    identity = _identity({LOG_ID_METADATA: new_id(), **metadata})
+            metadata = {**metadata, LOG_ID_METADATA: new_id(), EPOCH_METADATA: _first_epoch()}
+    identity = _identity(metadata)
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 

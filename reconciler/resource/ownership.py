@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from events.epochs import is_restored
 from events.external import ExternalObject
 from events.intake import OnWithdrawal
 from events.provider_config import Ownership, ProviderConfigSpec
@@ -94,7 +95,7 @@ def is_obstacle(existing: ExternalObject, state: ResourceState, context: Context
 
 def describe_restoration(context: Context) -> str:
     """Return a note that the log was restored, so it may lack newer events; empty if it was not."""
-    if not context.epoch:
+    if not is_restored(context.epoch):
         return ""
     as_of = f" made at {context.restored_as_of}" if context.restored_as_of else ""
     return f"the log was restored from a backup{as_of}"

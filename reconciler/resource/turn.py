@@ -91,7 +91,7 @@ class Context(msgspec.Struct, frozen=True):
     configs: dict[str, ProviderConfigSpec]
     takes_steps: bool = True  # if False, only record the commands, and decide later
     bus_time: datetime | None = None  # bus time at which the newest message was stored
-    epoch: str = ""  # epoch of the log, set by its last restore
+    epoch: str = ""  # epoch of the log, set by `init` or its last restore
     restored_as_of: str = ""  # time of the restored backup
     twins: Mapping[str, TwinHold] = {}  # by ProviderConfig name
     silences: Mapping[str, ApiSilence] = {}  # by ProviderConfig name; none if never silent

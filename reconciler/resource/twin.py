@@ -2,7 +2,8 @@
 
 Two copies of a data directory have the same log id, so they write the same owner labels. Any client
 can copy a label together with the idempotency key. But the key of an action that this log has not
-decided yet exists only if another copy of the log decided it.
+decided yet exists only if another copy of the log decided it. No client can compute it, because it
+contains the random epoch with which the log began.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from events.epochs import epochs_in
+from events.epochs import epochs_in, has_empty_epoch
 from events.external import ExternalObject
 from events.hold import Hold
 from events.log import ActionDecided, ActionRetried, event_id
@@ -38,7 +39,8 @@ class KeySpaces(NamedTuple):
         """Return the key space of an API. An epoch contains earlier ones."""
         api_epoch = key_epoch(epoch, hold)
         epochs = [api_epoch] if api_epoch != epoch else []
-        return cls(log_id, (*epochs, *epochs_in(epoch), ""))
+        empty = ("",) if has_empty_epoch(epoch) else ()
+        return cls(log_id, (*epochs, *epochs_in(epoch), *empty))
 
     def keys(self, resource: ResourceKey, version: int) -> Iterator[str]:
         """Return the possible keys of an action that was decided with this version."""

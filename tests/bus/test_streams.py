@@ -305,6 +305,19 @@ async def test_the_stream_check_reports_a_missing_intake_and_the_remedy(
         await nc.close()
 
 
+async def test_a_new_log_begins_with_a_random_epoch_that_init_keeps(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        identity = await find_log(nc)
+        assert identity.epoch.startswith("first-")
+        assert len(identity.epoch) == len("first-") + 32
+        await ensure_topology(nc)
+        assert await find_log(nc) == identity
+    finally:
+        await nc.close()
+
+
 @pytest.mark.parametrize("has_epoch", [False, True])
 async def test_a_log_without_its_metadata_keeps_its_identity(
     fresh_bus_url: str, has_epoch: bool

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from events.epochs import epochs_in, next_epoch
+from events.epochs import epochs_in, first_epoch, is_restored, next_epoch
 from events.external import ExternalObject
 from events.intake import ApiReported, Approved, Declared, NewerObject, Withdrawn
 from events.log import (
@@ -89,6 +89,18 @@ def test_a_restored_log_accepts_the_keys_of_earlier_epochs():
     assert newer_action(own_object(key_at(12, epoch="e2.e1")), restored, 7)
     assert newer_action(own_object(key_at(7, epoch="e1")), restored, 7) is None
     assert newer_action(own_object(key_at(12, epoch="e3")), restored, 7) is None
+
+
+def test_a_client_that_knows_only_the_labels_cannot_forge_a_twin():
+    """A client that can write an object knows the id of the log, but not its first epoch."""
+    first = first_epoch("random")
+    restored = next_epoch("e2", first)
+    assert (is_restored(""), is_restored(first), is_restored(restored)) == (False, False, True)
+    for epoch in (first, restored):
+        for hold in (None, HELD._replace(approved_by="m1")):
+            spaces = KeySpaces.of(LOG_ID, epoch, hold)
+            assert newer_action(own_object(key_at(12)), spaces, 7) is None
+            assert newer_action(own_object(key_at(12, epoch=first)), spaces, 7)
 
 
 def test_an_epoch_contains_all_earlier_ones_even_if_they_do_not_contain_each_other():

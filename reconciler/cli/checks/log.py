@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from nats.aio.client import Client
 
+from events.epochs import is_restored
 from events.excerpt import list_first
 from events.hold import Hold, hold_of
 from events.names import ResourceKey
@@ -68,7 +69,7 @@ def check_damage(replay: LogReplay) -> Finding:
 async def check_restore(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
     """Report the last restore, and the resources that lost events may affect."""
     identity = await find_log(nc)
-    if not identity.epoch:
+    if not is_restored(identity.epoch):
         return []
     as_of = f" made at {identity.restored_as_of}" if identity.restored_as_of else ""
     origin = f"from a backup{as_of} (epoch {identity.epoch})"
