@@ -70,7 +70,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
     ] = None
     leaving: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="Withdrawn parts that may still exist."),
+        msgspec.Meta(description="Parts that are not in the set anymore, but may still exist."),
     ] = ()
 
     def __post_init__(self) -> None:

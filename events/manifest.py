@@ -85,6 +85,12 @@ class Manifest(ManifestStruct, frozen=True):
         """Identity of the resource. Raises ``InvalidNameError``."""
         return ResourceKey.checked(self.metadata.namespace, self.kind, self.metadata.name)
 
+    @property
+    def moved_from(self) -> str:
+        """The resource whose object it takes over, unchecked; empty if none."""
+        name = self.metadata.annotations.get(MOVED_FROM_ANNOTATION)
+        return "" if name is None else f"{self.metadata.namespace}/{self.kind}/{name}"
+
 
 class ProviderConfigRef(ManifestStruct, frozen=True):
     """Reference to the ``ProviderConfig`` of a resource."""

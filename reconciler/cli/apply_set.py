@@ -92,7 +92,8 @@ async def _apply(
                 "nothing was declared: --set reads the members of the set from the log, so it "
                 f"requires an operator's permissions: {error}"
             ) from None
-        withdrawn = (*change.removed, *change.moved_out)  # as the guard of a source counts
+        # As the guard of a source counts.
+        withdrawn = (*change.removed, *change.moved_out, *change.renamed.values())
         if not confirmed and not dry_run and not _PRUNE_LIMIT.allows(len(withdrawn), change.total):
             raise CommandError(
                 f"nothing was declared: {len(withdrawn)} of the {change.total} resources "
@@ -121,6 +122,7 @@ def _print(change: SetChange) -> None:
         ("change", change.changed, "", "yellow"),
         ("move", _format_moves(change.moved_in, "from"), " once it leaves that set", "yellow"),
         ("move", _format_moves(change.moved_out, "to"), "", "yellow"),
+        ("move", _format_moves(change.renamed, "from"), "", "yellow"),
         ("withdraw", change.removed, "", "red"),
         ("keep", change.unnamed, ", which no file declares", "dim"),
     ):

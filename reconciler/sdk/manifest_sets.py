@@ -30,6 +30,7 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
 
     ``unnamed``: members that are omitted but not pruned. ``moved_in``: members that move here, with
     their former set. ``moved_out``: members that another set takes over, with that set.
+    ``renamed``: members that take over the object of an omitted member, with that member.
     """
 
     resource: str
@@ -42,21 +43,25 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
     unnamed: tuple[str, ...] = ()
     moved_in: Mapping[str, str] = {}
     moved_out: Mapping[str, str] = {}
+    renamed: Mapping[str, str] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether no member is added, changed or removed."""
-        return not (self.added or self.changed or self.removed or self.moved_in or self.moved_out)
+        return not any(names for _, names in self._counts())
 
     def __str__(self) -> str:
-        counts = {
-            "added": self.added,
-            "changed": self.changed,
-            "withdrawn": self.removed,
-            "moved": (*self.moved_in, *self.moved_out),
-        }
-        words = [f"{len(names)} {word}" for word, names in counts.items() if names]
+        words = [f"{len(names)} {word}" for word, names in self._counts() if names]
         return ", ".join(words) or "no changes"
+
+    def _counts(self) -> Sequence[tuple[str, Sequence[str]]]:
+        return (
+            ("added", self.added),
+            ("changed", self.changed),
+            ("withdrawn", self.removed),
+            ("moved", (*self.moved_in, *self.moved_out)),
+            ("renamed", tuple(self.renamed)),
+        )
 
 
 class ManifestSets:
@@ -89,21 +94,24 @@ class ManifestSets:
         content = stored_content(str(key), list(desired.values()))
         added = desired.keys() - current.keys()
         moved_in, moved_out = await self._find_moves(key, added, omitted if prune else ())
+        pruned = {each for each in omitted if prune and each not in moved_out}
+        renamed = _find_renames([desired[each] for each in sorted(added - moved_in.keys())], pruned)
         change = SetChange(
             str(key),
             generation,
             content.digest,
             len(current),
-            tuple(sorted(added - moved_in.keys())),
+            tuple(sorted(added - moved_in.keys() - renamed.keys())),
             tuple(
                 each
                 for each in sorted(desired.keys() & current)
                 if _differ(desired[each], current[each])
             ),
-            tuple(each for each in omitted if each not in moved_out) if prune else (),
+            tuple(sorted(pruned - set(renamed.values()))),
             () if prune else omitted,
             moved_in,
             moved_out,
+            renamed,
         )
         return change, content
 
@@ -187,6 +195,16 @@ class _ExistingConnection:
 
     async def connection(self) -> Connection:
         return self._nc
+
+
+def _find_renames(added: Iterable[Part], pruned: Collection[str]) -> Mapping[str, str]:
+    """Return the added members that take over the object of a pruned one, with that member."""
+    former: dict[str, str] = {}
+    for each in added:
+        name = each.manifest.moved_from
+        if name in pruned and name not in former:  # only one resource takes over an object
+            former[name] = str(each.manifest.key)
+    return {new: name for name, new in former.items()}
 
 
 def _differ(left: Part, right: Part) -> bool:

@@ -136,3 +136,19 @@ def test_48_a_plan_shows_the_move_of_a_resource_between_two_sets(team: Team) -> 
     team.ok("wait", "ManifestSet/old", "--for", "Converged")
     assert names(team) == ["mover", "stay"]
     assert "Delete" not in team.ok("history", "mover").out
+
+
+def test_48_a_plan_shows_a_renamed_resource_of_a_set(team: Team) -> None:
+    command = ("apply", "-f", "-", "--set", "names", "--prune")
+    team.ok(*command, "--wait", text=documents("former", "beside"))
+    renamed = shape("new").replace(
+        "name: new", "name: new, annotations: {reconciler/moved-from: former}"
+    )
+    text = "\n---\n".join((renamed, shape("beside")))
+    plan = team.run(*command, "--dry-run=server", text=text)
+    new, former = (f"{team.namespace}/Shape/{name}" for name in ("new", "former"))
+    assert (plan.status, f"move {new} from {former}" in plan.out) == (2, True)
+    assert "withdraw" not in plan.out
+    team.ok(*command, "--wait", text=text)
+    assert names(team) == ["beside", "new"]
+    assert "Create" not in team.ok("history", "new").out

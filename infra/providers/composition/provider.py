@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Final, Literal
@@ -39,7 +39,7 @@ from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.messages import build_message, digest_of_text
-from infra.providers.composition.moves import Moves, OtherSets
+from infra.providers.composition.moves import Moves, OtherSets, is_part
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.state_reader import ComposedSet, Row, StateReader
 from infra.providers.jetstream.api import JetStreamApi, classify_error
@@ -221,7 +221,8 @@ class CompositionProvider:
         generations, refusal_by_name = await children.declare(changed_parts, new)
         is_same = previous is not None and previous.fields == action.fields
         refusals = 1 + (previous.refusals if previous is not None and is_same else 0)
-        await children.withdraw(intended.leaving)
+        kept = _find_former_names(parts, refusal_by_name)
+        await children.withdraw([name for name in intended.leaving if name not in kept])
         remaining = await self._state_reader.declarations(intended.leaving)
         completed = msgspec.structs.replace(
             intended,
@@ -233,6 +234,7 @@ class CompositionProvider:
                 name
                 for name, each in remaining.items()
                 if not (each.is_removed or each.is_declared)
+                or (name in kept and is_part(each, parent))
             ),
         )
         if completed != intended:
@@ -543,6 +545,14 @@ def parent_of(kind: str, external_name: str) -> str:
 def _parts_of(spec: ComposedSetSpec) -> tuple[str, ...]:
     """Return the children that a set has declared and that may still exist."""
     return tuple(dict.fromkeys([*spec.generations, *spec.leaving]))
+
+
+def _find_former_names(parts: Sequence[Part], refused: Collection[str]) -> set[str]:
+    """Return the resources whose objects the refused parts take over.
+
+    They stay declared, because a withdrawal without the new name deletes the object.
+    """
+    return {each.manifest.moved_from for each in parts if str(each.manifest.key) in refused}
 
 
 def _external_name(spec: ComposedSetSpec) -> str:
