@@ -209,7 +209,6 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_declared=False,
                 position=event.causationposition,
                 declaration_ids=_with_id(state, event),
-                moving_from="",
             )
             return replace(
                 state,

@@ -6,6 +6,7 @@ delays the end of its ownership, it releases the object and the new one claims i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from events.log import MovedObject, MoveEnded, MoveExpected, OwnershipClaimed, OwnershipReleased
@@ -32,13 +33,12 @@ class MoveStep(NamedTuple):
     new: NewEvent | None = None
 
 
-def move_of(key: ResourceKey, state: ResourceState) -> Move | None:
-    """Return the move that a resource takes part in, or None."""
+def moves_of(key: ResourceKey, state: ResourceState) -> Iterator[Move]:
+    """Yield the moves that a resource takes part in, as the new or as the former resource."""
     if state.desired.moving_from:
-        return Move(ResourceKey.parse(state.desired.moving_from), key)
+        yield Move(ResourceKey.parse(state.desired.moving_from), key)
     if state.holds.moving_to:
-        return Move(key, ResourceKey.parse(state.holds.moving_to))
-    return None
+        yield Move(key, ResourceKey.parse(state.holds.moving_to))
 
 
 def next_move_step(
@@ -50,10 +50,10 @@ def next_move_step(
     """
     former_name, new_name = str(move.former), str(move.new)
     is_noted = former.holds.moving_to == new_name
-    if new.desired.moving_from != former_name:
+    if not new.desired.takes_over(former_name):
         reason = f"{new_name} no longer takes over the object"
         return MoveStep(MoveEnded(new_name, reason) if is_noted else None)
-    if former.holds.moving_to and not is_noted and competing.desired.moving_from == former_name:
+    if former.holds.moving_to and not is_noted and competing.desired.takes_over(former_name):
         reason = f"{former.holds.moving_to} takes over the object of {former_name}"
         return MoveStep(new=MoveEnded(former_name, reason))
     owned, is_declared = former.owned, former.desired.is_declared

@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 45
+STATE_SCHEMA = 46
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -68,7 +68,13 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
     resolved: Fields | None = None  # fields with all references and secrets resolved
     definition: DefinitionRef | None = None  # definition of the kind, if it is defined at run time
     resolved_by: str = ""  # digest of the definition used to compute `resolved`
-    moving_from: str = ""  # resource whose object this one waits to take over
+    # Resource whose object this one waits to take over. A withdrawal keeps the name, so that a
+    # redelivered one still ends the move.
+    moving_from: str = ""
+
+    def takes_over(self, former: str) -> bool:
+        """Whether the declaration takes over the object of a resource."""
+        return self.is_declared and self.moving_from == former
 
     @property
     def fields(self) -> Fields:

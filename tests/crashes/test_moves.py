@@ -43,6 +43,31 @@ async def test_a_move_is_complete_or_has_not_begun_after_a_kill(
     await next_process.stop()
 
 
+async def test_a_withdrawal_of_the_new_resource_ends_the_move_after_a_kill(
+    lane: Lane, name: str
+) -> None:
+    new = f"{name}-new"
+    await lane.declare(name)
+    await lane.settle()
+    metadata = Metadata(new, annotations={MOVED_FROM_ANNOTATION: name})
+    spec = {"type": "Square", "color": "Red", "policy": {"paused": True}}
+    await lane.publish(key(new), Declared(Manifest("shapes/v1", "Shape", metadata, spec)))
+    await lane.settle()
+    await lane.wait_for_outcome(new, "Paused")
+    await lane.withdraw(name)
+    await lane.settle()
+    await lane.wait_for_outcome(name, "Waiting")
+    await lane.withdraw(new)
+    dying = lane.fork(Failpoint.DECIDER_APPENDED)
+    await dying.wait_until_killed_at(Failpoint.DECIDER_APPENDED)
+    next_process = lane.fork()
+    await lane.wait_for_outcome(name, "Deleted")
+    await lane.wait_until_idle()
+    assert await lane.effects(name) == ["POST", "DELETE"]
+    await lane.assert_sound()
+    await next_process.stop()
+
+
 async def _owners(lane: Lane, former: str, new: str) -> tuple[bool, bool]:
     """Return whether the log shows that each resource owns the object."""
     loaded = await (await open_log(lane.nc)).load([key(former), key(new)], use_cache=False)

@@ -14,7 +14,7 @@ from events.names import ResourceKey
 from reconciler.provider.kind import Kind
 from reconciler.resource.decide import continue_turn
 from reconciler.resource.difference import LABELS
-from reconciler.resource.move import Move, next_move_step
+from reconciler.resource.move import Move, moves_of, next_move_step
 from tests.resource.building import BLOCK, FOO, LOG_ID, Story, names
 
 BAR = ResourceKey("default", "Block", "Bar")
@@ -90,6 +90,16 @@ def test_the_former_object_is_deleted_if_the_new_resource_is_withdrawn():
     rename.new.withdraw()
     rename.former.withdraw()
     assert rename.step() == (["MoveEnded", "ActionDecided"], [])
+
+
+def test_a_withdrawn_new_resource_still_names_the_move_that_it_ends():
+    rename = Rename()
+    rename.step()
+    rename.former.withdraw()
+    rename.new.withdraw()
+    assert [*moves_of(BAR, rename.new.state)] == [Move(FOO, BAR)], "after a crash, too"
+    assert rename.step() == (["MoveEnded", "ActionDecided"], [])
+    assert rename.step() == ([], [])
 
 
 def test_the_first_of_two_new_names_takes_the_object_over():

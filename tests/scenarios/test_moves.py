@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from events.intake import Declared, FinalizerReleased, FinalizerRequested, Withdrawn
 from events.log import MoveEnded, OwnershipClaimed, OwnershipReleased
 from events.manifest import MOVED_FROM_ANNOTATION, Manifest, Metadata
@@ -73,6 +75,26 @@ async def test_48_the_object_is_deleted_if_the_new_resource_no_longer_names_it(w
     await world.until_outcome(FOO, "Deleted", reason="Gone")
     assert await world.human.list_all() == []
     assert any(isinstance(each, MoveEnded) for each in await world.facts(FOO))
+
+
+@pytest.mark.parametrize("end", ["withdrawn", "no longer renamed"])
+async def test_48_a_former_resource_that_hands_its_object_over_does_not_wait_for_ever(
+    world: World, end: str
+):
+    await world.declare("foo")
+    await world.until_outcome(FOO, "Converged")
+    await world.declare_all([renamed(policy={"paused": True})])
+    await world.until_outcome(BAR, "Paused")
+    await world.withdraw("foo")
+    await world.until_outcome(FOO, "Waiting", reason="MoveExpected")
+    if end == "withdrawn":
+        await world.publish(BAR, Withdrawn())
+    else:
+        await world.declare("bar")
+    await world.until_outcome(FOO, "Deleted", reason="Gone")
+    await world.until_outcome(BAR, "Deleted" if end == "withdrawn" else "Converged")
+    names = [each["name"] for each in await world.human.list_all()]
+    assert names == ([] if end == "withdrawn" else ["bar"])
 
 
 async def test_48_without_an_object_to_take_over_one_is_created(world: World):

@@ -50,7 +50,7 @@ from reconciler.ports import (
 )
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import continue_turn, decide
-from reconciler.resource.move import move_of, next_move_step
+from reconciler.resource.move import Move, moves_of, next_move_step
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.actions_in_flight import (
@@ -496,19 +496,26 @@ class Decider:
                 done += await self._commit(group, remaining)
             await self._decide_overtaking(done)
             # Before the acknowledgment: after a crash, the redelivered message continues the move.
-            moved = [each for turn in done for each in await self._continue_move(turn)]
+            moved = [each for turn in done for each in await self._continue_moves(turn)]
             await self._finish(done + moved)
             remaining = _remaining_work(remaining, done)
 
-    async def _continue_move(self, cause: _Decision) -> list[_Decision]:
-        """Take the next steps of the move that a resource takes part in.
+    async def _continue_moves(self, cause: _Decision) -> list[_Decision]:
+        """Take the next steps of the moves that a resource takes part in."""
+        key, done = cause.key, list[_Decision]()
+        moves = [*moves_of(key, cause.turn.state)]
+        # A declaration without the annotation ends the move, which only the previous state names.
+        moves += [each for each in moves_of(key, cause.base.state) if each not in moves]
+        for move in moves:
+            done += await self._continue_move(move, cause)
+        return done
+
+    async def _continue_move(self, move: Move, cause: _Decision) -> list[_Decision]:
+        """Take the next steps of a move.
 
         Each step may append to both resources, in one batch that is not split.
         """
         done: list[_Decision] = []
-        move = move_of(cause.key, cause.turn.state)
-        if move is None:
-            return done
         command = cause.work.commands[-1]
         for _ in range(_MAX_MOVE_STEPS):
             resources = await self._repository.get_newest([move.former, move.new])

@@ -63,7 +63,7 @@ from reconciler.resource.expectation import (
     turn_digest,
     with_unknown_values,
 )
-from reconciler.resource.move import move_of, next_move_step
+from reconciler.resource.move import Move, moves_of, next_move_step
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
@@ -298,14 +298,12 @@ class Foresight:
             self._apply_turn(resource, turn)
         for key, messages in work.items():
             if key in self.resources and messages:
-                await self._continue_move(key, self._command(messages[-1]))
+                for move in moves_of(key, self.resources[key].state):
+                    await self._continue_move(move, self._command(messages[-1]))
 
-    async def _continue_move(self, key: ResourceKey, command: Command) -> None:
-        """Predict the steps of the move that a resource takes part in."""
+    async def _continue_move(self, move: Move, command: Command) -> None:
+        """Predict the steps of a move."""
         for _ in range(MAX_ROUNDS):
-            move = move_of(key, self.resources[key].state)
-            if move is None:
-                return
             await self._load_resources(dict.fromkeys(move, ()))
             former, new = self.resources.get(move.former), self.resources.get(move.new)
             if former is None or new is None:
