@@ -256,4 +256,4 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
         return file.exists() and file.read_text() == "data"
 
     await with_disks.until(has_its_data, "the rescued image is mounted")
-    await wait_until_converged(with_disks, disk().key, 2)
+    await with_disks.until_outcome(disk().key, "Converged")
