@@ -223,7 +223,8 @@ async def test_10_the_recorded_inputs_lead_to_the_recorded_events(world: World):
             recorded = list(turn)
             turn_commands = _take_until(inputs, recorded)
             kind = world.kinds.find(key.kind)
-            context = Context(key, moment, 0.0, world.log.log_id, kind, configs)
+            log_id, epoch = world.log.log_id, world.log.epoch
+            context = Context(key, moment, 0.0, log_id, kind, configs, epoch=epoch)
             repeated = decide(state, turn_commands, context)
             assert [encode_log(each) for each in repeated.events] == [
                 encode_log(each) for each in recorded

@@ -112,7 +112,11 @@ async def test_a_dead_api_adds_two_events_and_its_resources_are_shown_as_unknown
     assert kinds == [ApiFellSilent, ApiSilenceEnded]
     for name, history in histories.items():
         assert await world.history(name) == history, "the outage is not in its history"
-    assert dict(rebuild(log).rows()) == await world.rows(), "replay restores the rows"
+
+    async def are_restored() -> bool:
+        return dict(rebuild(log).rows()) == await world.rows()
+
+    await world.until(are_restored, "replay restores the rows")
 
 
 async def test_a_resource_waits_for_a_target_whose_readiness_is_unknown(
