@@ -1,7 +1,7 @@
 """Readiness as shown to users: unknown while the API of an object does not respond (ADR 0080).
 
-An outage adds no event to the histories of resources. So views replace the recorded condition, with
-the rows of the ``ProviderConfig``s. Rows and outcomes stay unchanged.
+An outage adds no event to the histories of resources. Therefore, views replace the recorded
+condition according to the rows of the ``ProviderConfig``s. Rows and outcomes stay unchanged.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class FairSlots:
             self._used[turn.namespace] = self._used_seconds(turn.namespace) + seconds, now
             if seconds <= self._limits.quick_seconds:
                 self._quick[turn.source] = turn.namespace
-            else:  # the other sources of the namespace probably are as slow
+            else:  # the other sources of the namespace are probably as slow
                 self._quick = {
                     source: each for source, each in self._quick.items() if each != turn.namespace
                 }

@@ -92,7 +92,7 @@ async def _apply(
                 "nothing was declared: --set reads the members of the set from the log, so it "
                 f"requires an operator's permissions: {error}"
             ) from None
-        # As the guard of a source counts.
+        # The guard of a GitSource counts in the same way.
         withdrawn = (*change.removed, *change.moved_out, *change.renamed.values())
         if not confirmed and not dry_run and not _PRUNE_LIMIT.allows(len(withdrawn), change.total):
             raise CommandError(

@@ -54,7 +54,7 @@ def build_result(key: ResourceKey, reply: Reply | DeclarationRefusedError) -> Re
 async def wait_for_deletions(
     client: Client, results: Sequence[Result], timeout_seconds: float
 ) -> None:
-    """Wait like `wait_for_results`, and then for resources that others of them referenced."""
+    """Wait as `wait_for_results` does, and then for resources that others of them referenced."""
     deadline = time.monotonic() + timeout_seconds
     await wait_for_results(client, results, timeout_seconds)
     count = len(results)

@@ -1,6 +1,6 @@
 """The check of an object's data between a read and the write that follows it (invariant 16).
 
-The decider decides an update or deletion by an observation that may be minutes old. The worker sets
+The decider bases an update or deletion on an observation that may be minutes old. The worker sets
 the check, and providers call it with the object that they read immediately before they write.
 """
 
@@ -22,7 +22,7 @@ class DataCheck:
     decided: str
 
     def compare(self, existing: ExternalObject) -> None:
-        """Raise ``ConflictError`` if the action would lose data that its decision did not see."""
+        """Raise ``ConflictError`` if the action would lose data that its decision did not cover."""
         loss = self.describe(existing)
         if loss and loss != self.decided:
             raise ConflictError(

@@ -212,7 +212,7 @@ class Kind:
     )
     """Returns the paths that differ only because an input outside the API changed, such as a file.
 
-    Such a difference is no drift: no other client has changed the object. The arguments are the
+    Such a difference is not drift: no other client has changed the object. The arguments are the
     object, and the object as the last write left it.
     """
 
@@ -245,7 +245,7 @@ class Kind:
     inherit: Callable[[Fields, ExternalObject], Inheritance] | None = None
     """Returns what a new object takes over from the one that it replaces.
 
-    If it is None, a replacement loses the same data as a deletion.
+    If this field is None, a replacement loses the same data as a deletion.
     """
 
     find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=no_host_uses)
@@ -405,7 +405,7 @@ class ComposedKind(Kind):
     min_ready_seconds: Callable[[Fields], float] | None = None
     """Returns for how long a part must be ready without interruption to be ``available``.
 
-    If it is None, the statuses of the parts do not contain their availability.
+    If this field is None, the statuses of the parts do not contain their availability.
     """
 
     count_removed: Callable[[Fields, ExternalObject], Removal] = field(default=no_removal)

@@ -232,7 +232,7 @@ class NamedObjects(ABC, Generic[_N]):
     async def check_before_deletion(self, action: Action) -> None:
         """Check what the new object needs, if the deletion is the first step of a replacement.
 
-        Call this in a ``delete`` of your own, once you have found the object.
+        If you override ``delete``, call this after you have found the object.
         """
         if action.purpose == "Replace" and action.fields:  # older releases recorded no fields
             await self.check_replacement(action)

@@ -195,7 +195,7 @@ def _record_listings(
 
 
 def _record_undeclared(data: ApiReported, state: ResourceState) -> UndeclaredCounted | None:
-    """Return the event for the undeclared objects of a new scope, if their count is news."""
+    """Return the event for a new scope's undeclared objects, if their count must be recorded."""
     counts = state.api.undeclared
     if data.as_of != state.desired.generation or data.undeclared is None or counts is None:
         return None

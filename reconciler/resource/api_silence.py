@@ -1,7 +1,7 @@
 """Whether an API responds: two events for each outage, and the decisions that use them (ADR 0080).
 
-An observer reports the silence of an API until it is recorded. A short outage is not recorded, and
-frequent outages must last longer, so a flapping API adds few events.
+An observer reports the silence of an API until it is recorded. The decider records no short outage,
+and frequent outages only if they last longer, so a flapping API adds few events.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def new_action(
     """Return the decision for an operation on the object, with its key and fixed parameters.
 
     `purpose` Retire deletes the replaced object. `external_name` is the name of a created object.
-    `data_loss` is the data that an operator or an earlier decision gave up, by default the data of
-    the known object.
+    `data_loss` is the data whose loss an operator or an earlier decision accepted. Its default is
+    the data of the known object.
     """
     action_id = event_id(context.key, state.version + 1)
     owned = state.retiring if purpose == "Retire" else state.owned
@@ -334,7 +334,8 @@ def retry_refused_deletion(
 ) -> Step:
     """Repeat a deletion that the API refuses permanently, at the maximum delay.
 
-    It gives up the same data as the refused one, because later data requires a new decision.
+    It accepts the loss of the same data as the refused one, because later data requires a new
+    decision.
     """
     state, context = situation.state, situation.context
     if has_waited(state, context):

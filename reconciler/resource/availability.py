@@ -1,8 +1,8 @@
 """Availability: a part is available after it has been ready for long enough (`minReadySeconds`).
 
-A process that exits after a second is ready for a moment. So a composed kind that replaces parts
-does so only for available ones. The log contains the times by the bus's clock, so a replay reads no
-clock. An interruption is a part that stops being ready, or whose process started again.
+A process that exits after a second is ready for a moment. A composed kind therefore replaces an old
+part only when a new one is available. The log contains the times by the bus's clock, so a replay
+reads no clock. An interruption occurs when a part stops being ready, or when its process restarts.
 
 While the API of a part does not respond, its readiness is unknown, so it does not become available
 (ADR 0080). After the API has responded, a new reading must show the part.

@@ -689,7 +689,7 @@ def _fold_moved_object(
 def _release_moved_object(
     state: ResourceState, data: OwnershipReleased, event: LogEvent
 ) -> ResourceState:
-    """Own nothing: another resource owns the object, so its later results are not ours."""
+    """Own nothing: the object's later results belong to the resource that took it over."""
     return replace(
         state,
         owned=None,

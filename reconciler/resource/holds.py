@@ -97,7 +97,7 @@ def _holder(finalizer: str, state: ResourceState) -> str | None:
 def force_release(
     data: ForcedRelease, command: Command, state: ResourceState, context: Context
 ) -> CommandResult:
-    """Remove all finalizers and references of a withdrawn resource, or refuse it.
+    """Remove all finalizers and references of a withdrawn resource, or refuse the message.
 
     If nothing can read the object's API anymore, a release as an orphan also forgets the object.
     Otherwise, the resource would remain until the API is configured again.

@@ -1,7 +1,8 @@
 """Moves: a resource takes over the object of another one of its namespace and kind (ADR 0083).
 
-The new resource waits while the former one is declared. Once that one is withdrawn and nothing else
-delays the end of its ownership, it releases the object and the new one claims it, in one batch.
+The new resource waits while the former one is declared. After the former one is withdrawn and
+nothing else delays the end of its ownership, it releases the object and the new one claims it, in
+one batch.
 """
 
 from __future__ import annotations

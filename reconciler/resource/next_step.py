@@ -595,7 +595,7 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
         if waiting is not None:
             return waiting
     if claim is not None:
-        # Its label shows that this log's owner created the object, whatever its differences are.
+        # A label shows that the owner of this log created the object, regardless of differences.
         held = hold_for_adoption(existing, situation) if claim in SCOPE_CLAIMS else None
         return held or _claim(existing, claim, situation)
     if policy.adoption != "Adopt":

@@ -95,7 +95,7 @@ def _concerns_resource(
         and _is_for_another_id(data, state)
         and not _shows_wrong_uid(data, command, state, context)
     ):
-        # The read is for another id. It still concerns us if it shows the result of our creation.
+        # The read is for another id. It only matters if it shows the result of our creation.
         return False
     if state.owned is not None:
         return location == (state.owned.provider_config, state.owned.external_name)
@@ -320,7 +320,7 @@ def _is_new(data: Observed, command: Command, state: ResourceState, context: Con
     if known.read_requested_at is not None and data.as_of >= known.read_requested_at:
         return True
     if existing is None and state.owned is None:
-        # Nothing waits for the object, except for news of where its data is.
+        # Nothing waits for the object, but a listing may show its data under another name.
         is_listed = data.evidence == "CompleteListing"
         return state.lost is not None and is_listed and data.found_as != known.found_as
     if state.outcome is not None and state.outcome.reason == AWAITING_READ:

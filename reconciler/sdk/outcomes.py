@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     ``provider_config`` names the configuration of the object; empty if it has none.
 
     The conditions are as recorded. If the API stops responding later, there is no new outcome:
-    ``Client.silent_since`` returns this for a configuration, and a wait for a ready object waits.
+    ``Client.silent_since`` reports it per configuration, and a wait for a ready object continues.
     """
 
     position: int

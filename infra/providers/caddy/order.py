@@ -185,8 +185,8 @@ def find_index(route: Reach, routes: Sequence[Reach]) -> int:
 def rearrange(routes: Sequence[Reach], index: int) -> list[int]:
     """Return the indexes of all routes in the order that is correct for one of them.
 
-    No pair of routes that is in the correct order loses it, so repeated calls end. Foreign routes
-    keep their order.
+    Routes that are in the correct order keep it, so repeated calls terminate. Foreign routes keep
+    their order.
     """
     order = list(range(len(routes)))
     move = _find_move(routes, index)

@@ -166,8 +166,8 @@ class _Composer:
 class _KeptValues:
     """Encoded values by the digest of their inputs, up to a total size.
 
-    A random entry gives way to a new one. Listings read all objects in turn, so if the oldest gave
-    way, none would be found again once there are too many.
+    When they are full, a new entry replaces a random one. Listings read all objects in order, so if
+    it replaced the oldest one, too many objects would evict every entry before its next use.
     """
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ class CommitTree:
         return stat.S_ISDIR(folder.mode) and _is_ignored(self._ignored(folder.sha), relative)
 
     def describe(self, name: str) -> str | None:
-        """Return what a name of an earlier commit is now, or None if it no longer exists."""
+        """Describe the entry that has a name of an earlier commit now; None if none exists."""
         parts = PurePosixPath(name).parts
         for count in range(1, len(parts) + 1):
             try:

@@ -138,7 +138,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
     ) -> ServiceState:
         """End the flows that an interrupted write has left behind."""
         del existing
-        # Whether it changed the masquerading is unknown.
+        # The interrupted write may have changed the masquerading.
         await self._end_outdated_flows(action, keeps_backends=action.operation == "Create")
         return await self._read_written(action)
 

@@ -1,7 +1,7 @@
 """The identity of the kernel's network namespace that holds a table, as evidence after a loss.
 
-A reboot, a flushed ruleset and a namespace that was created again all lose every service. If the
-listed system is the same as before, the services are really gone. The id survives a reboot, except
+A reboot, a flushed ruleset and a recreated namespace all lose every service. If the listed system
+is the same as before, the services really no longer exist. A reboot does not change the id, except
 for an unnamed namespace other than the host's.
 """
 

@@ -60,9 +60,9 @@ GRANTS: Final = sql.SQL(
     ) g
     """
 ).format(superuser=_BOOTSTRAP_SUPERUSER, first=_FIRST_USER_OID)
-"""The grants to show of role ``a``. Older servers have no ``inherit_option`` and ``set_option``.
+"""The grants of role ``a`` to show. Older servers have no ``inherit_option`` and ``set_option``.
 
-Shown are neither the server's grants to the creator of a role, nor what the creator then grants to
+Excluded are the server's grants to the creator of a role, and what the creator then grants to
 itself, as ``createrole_self_grant`` does. A superuser or a predefined role has no such creator.
 """
 
@@ -97,7 +97,7 @@ def describe_obstacles(grants: Sequence[GrantRow]) -> dict[str, str]:
 def membership_statements(
     role: str, fields: Fields, grants: Sequence[GrantRow], server_version: int
 ) -> list[sql.Composed]:
-    """Return the statements that make the memberships as declared, as far as they can be."""
+    """Return the statements that establish the declared memberships, as far as possible."""
     member, desired = sql.Identifier(role), fields["memberOf"]
     current, statements = parents_of(grants), list[sql.Composed]()
     for each in grants:

@@ -46,7 +46,7 @@ from reconciler.provider.secrets import Secrets
 
 SLOT_LIMITS: Final = SlotLimits(total=6, per_namespace=4, unproven=5, quick_seconds=1.0)
 """Limits on a provider's concurrent calls. A server has a hundred connections in total, and few
-calls take long. A namespace can make a call last: another session may block its statement."""
+calls take long. A namespace can prolong a call: another session may block its statement."""
 
 TENANT_CONNECT_SECONDS: Final = 2.0
 """Limit on connecting to a database other than the operator's, which usually takes 10 ms. Its owner
@@ -315,8 +315,8 @@ class PostgresServer:
 def blame_database() -> Generator[None]:
     """Attribute failures in a tenant's database to that database, because its owner may cause any.
 
-    They are not failures of the server. Whether the server responds, only calls show that depend on
-    no tenant.
+    They are not failures of the server. Only calls that depend on no tenant show whether the server
+    responds.
     """
     try:
         yield

@@ -19,7 +19,7 @@ MAX_FAILED_SECONDS: Final = 5.0
 """Limit on the time for databases that failed in the last listing. They come last."""
 
 _RETRY_FACTOR: Final = 10
-"""A database that failed after some time is read again after this many times as long."""
+"""Delay before a failed database is read again, as a multiple of the time until it failed."""
 
 IS_LOCKED: Final = sql.SQL(
     """
@@ -115,7 +115,7 @@ class TenantListing(Generic[_D, _R]):
         return await self._try(database)
 
     async def read_postponed(self) -> AsyncIterator[_R]:
-        """Read the postponed databases while there is time, those first that waited longest."""
+        """Read the postponed databases while there is time, longest wait first."""
         failures = self._reads.failures
         listed = {each.uid for _, each in self._postponed}
         for uid in [uid for uid in failures if uid not in listed | self._failed]:

@@ -30,7 +30,7 @@ from reconciler.roles.decider.fair_queue import Destination
 
 MAX_ACTIONS: Final = 1_000
 _OLD_SECONDS: Final = 60.0
-"""Time after which the log is asked about an action: another decider may have ended it."""
+"""Age of an action at which the log is read again: another decider may have ended it."""
 
 START_EVENTS = (ActionDecided, ActionRetried, LookupDecided)
 _END_EVENTS = (ActionSucceeded, ActionNotDone, ActionFailed, ActionAbandoned, ActionHeld)

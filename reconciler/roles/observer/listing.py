@@ -351,7 +351,7 @@ def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
 async def _match_rows(
     listing: ListingAssembler, objects: Mapping[str, ExternalObject], rows: Mapping[str, StatusRow]
 ) -> tuple[dict[str, list[StatusRow]], dict[tuple[str, str | None], str]]:
-    """Return the rows of each object, and the released objects with the resources that did so.
+    """Return the rows of each object, and each released object with the resource that released it.
 
     An object has two rows while it is being replaced (ADR 0026).
     """

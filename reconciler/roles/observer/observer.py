@@ -345,8 +345,8 @@ class Observer:
     ) -> int:
         """Publish the differences between a complete listing and the log. Return their number.
 
-        Differences beyond the limits for the API are left to its next listing: at once without
-        `waits`, and otherwise after a while.
+        If there is no room within the limits for the API, wait for some time, or not at all without
+        `waits`. The next listing publishes the remaining differences.
 
         Raises:
             ListingRefusedError: this process has not read the log to the end, or the scope has

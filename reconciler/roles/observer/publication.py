@@ -38,8 +38,8 @@ BYTES_PER_SECOND: Final = 1024 * 1024
 
 BURST_BYTES: Final = 64 * 1024 * 1024
 MAX_DEBT_BYTES: Final = BYTES_PER_SECOND
-"""Limit on what a slice takes beyond the burst. The first slice of the next listing, which contains
-the small changes of every namespace, waits until this is refilled."""
+"""Limit on the bytes of a slice beyond the remaining burst. The first slice of the next listing,
+which contains the small changes of every namespace, waits until the rate has covered them."""
 
 LEAST_BYTES: Final = 512
 """Size at which a smaller observation counts, because the log stores an event for each."""
@@ -138,7 +138,7 @@ class Publication:
     def handle_event(self, event: LogEvent) -> None:
         """Forget the observations of a resource, because the decider has processed one of them.
 
-        At most as many again can be unprocessed, because it processes them in order.
+        At most as many further ones can be unprocessed, because it processes them in order.
         """
         for api in self._apis_of.pop(event.subject, ()):
             api.pause_seconds = REPEAT_SECONDS

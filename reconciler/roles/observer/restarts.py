@@ -50,7 +50,7 @@ class Restarts:
 
 
 def contains_objects(losses: LossCount, config: ProviderConfigSpec) -> bool:
-    """Return whether a listing lacks neither too many nor all of the owned objects."""
+    """Return whether a listing lacks only a few of the owned objects, and not all of them."""
     is_empty = 0 < losses.owned <= losses.missing
     return not (is_empty or config.loss_guard.doubts(losses.missing, losses.owned))
 

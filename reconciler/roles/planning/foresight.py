@@ -252,9 +252,10 @@ class Foresight:
         return self._now if scope.has(existing.name, existing.labels) else resource.observed_at
 
     def may_delete_unknown_objects(self, name: str) -> bool:
-        """Return whether a changed configuration would delete objects that the log does not know.
+        """Return whether a changed configuration may delete objects that the log does not contain.
 
-        It deletes undeclared objects of a scope whose objects are neither recorded nor listed.
+        That is the case if it deletes undeclared objects of a scope whose objects are neither
+        recorded nor listed.
         """
         config, current = self.configurations.by_name.get(name), self._current_configs.get(name)
         if config is None or not config.deletes_undeclared:

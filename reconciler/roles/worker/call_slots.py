@@ -139,7 +139,7 @@ class CallSlots:
         is_within_limits = (
             self._waiting_calls <= MAX_WAITING_CALLS and self._waiting_bytes <= MAX_WAITING_BYTES
         )
-        # One for each call that starts, so that the limits hold for the calls that follow.
+        # Only one callback for each call that starts, so that later calls stay within the limits.
         if self._postponed and is_within_limits:
             self._postponed.popleft()()
 
