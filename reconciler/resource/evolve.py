@@ -254,7 +254,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_released=False,
                 released_uid=None,
                 lost_uid=None,
-                # A listing that showed the object under another name was right.
+                # A listing that showed the object under another name was correct.
                 is_listing_disproved=data.reason == "Returned" and not state.observed.found_as,
                 grace_seconds=data.grace_seconds or state.observed.grace_seconds,
                 found_as="",
@@ -847,7 +847,7 @@ def _clear_partial_effect(state: ResourceState) -> ResourceState:
 
 
 def _with_approved_content(state: ResourceState) -> ResourceState:
-    """Record what an approved deletion permits to create, because references may change it."""
+    """Record the content that an approved replacement may create: references may change it."""
     approval = state.holds.approval
     if approval is None or approval.decision != "Proceed":
         return state

@@ -448,7 +448,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         explanation = kind.explain_kept(state.desired.fields, existing)
         message += f"; {explanation}" if explanation else ""
         return Conclusion("Degraded", "NotAccepted", message)
-    # Before the data guards: an operator is asked only when the write is the next step.
+    # Before the data guards: an approval is requested only when the write is the next step.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
         return waiting
@@ -665,7 +665,7 @@ def _finish_withdrawal(situation: Situation) -> Step:
         return OwnershipReleased(
             replaced.external_name, replaced.uid, "Orphaned", replaced.provider_config
         )
-    # After all that delays the end of the ownership, and instead of that end.
+    # After everything that delays the end of the ownership, and in place of that end.
     if holds.moving_to and not holds.release_forced:
         message = f"waiting for {holds.moving_to} to take over the object"
         return Conclusion("Waiting", MOVE_EXPECTED, message)

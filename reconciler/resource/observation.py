@@ -292,7 +292,7 @@ def awaits_first_listing(state: ResourceState, context: Context) -> bool:
 def is_new_count(
     guard: DeletionGuard, known: tuple[int | None, int | None], current: tuple[int, int]
 ) -> bool:
-    """Return whether new counts may change what a guard decides, or its message matters.
+    """Return whether new counts change the guard's decision, or differ by more than a factor of 2.
 
     A hostile API changes its counts with each listing, and all held resources would record them.
     """

@@ -126,7 +126,7 @@ def _hold_for_loss(loss: str, situation: Situation) -> Conclusion | None:
     if not loss:
         return None
     message = f"the action would lose {loss}; approve the loss, or change the declaration"
-    # The approval covers the data that the operator read about, not what arrived afterwards.
+    # The approval covers the data in the message that the operator read, but no later data.
     is_approved = situation.state.holds.approved_loss == message
     return None if is_approved else on_hold(Hold.DATA_LOSS, message)
 

@@ -360,7 +360,7 @@ def _find_position(routes: Sequence[Reach], index: int, server: _Server) -> Posi
     losses = [each for rule in routes[index].rules for each in server.find_losses(rule)]
     is_wrong = not all(each.is_tied for each in losses)
     is_misplaced = is_wrong and _find_move(routes, index) is not None
-    # A misplaced route that still loses only some of its requests is moved soon.
+    # Ignore that a misplaced route still loses some of its requests: it is moved soon.
     lasting = [each for each in losses if not (each.is_partial and is_misplaced)]
     winner = min((each.winner for each in lasting), default=None)
     if winner is None:

@@ -334,7 +334,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         """Read the object with this name. Reads the ``servers`` only if they are not passed.
 
         ``written``: files that were just written. If they have changed again since, the next
-        listing compares them. Otherwise the result would look as if Caddy kept the old ones.
+        listing compares them. Otherwise, the result would indicate that Caddy kept the old ones.
         """
         if servers is None:
             servers = await self._servers()

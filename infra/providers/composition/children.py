@@ -56,8 +56,8 @@ class Children:
     async def check_names_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of unused names. Raises ``NotDoneError`` if a name is in use.
 
-        A part that its set gives up is taken over. Reads the log before anything is declared,
-        because status rows lag behind.
+        A part that its former set no longer contains is not in use. Reads the log before anything
+        is declared, because status rows lag behind.
         """
         declared = await self._state_reader.declarations([str(each.key) for each in manifests])
         generations: dict[str, int] = {}

@@ -153,7 +153,7 @@ class Heads:
                 task = self._reads.get(spec.parent)
                 if task is not None and is_requested:
                     await asyncio.wait({task})  # it began before the request
-                    # another request may have since started one
+                    # another request may have started one since
                     task = self._reads.get(spec.parent)
                 task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})

@@ -145,7 +145,8 @@ class ServicesProvider(NamedObjects[ServiceState]):
     async def delete_object(self, action: Action, existing: ExistingObject[ServiceState]) -> None:
         """Delete a service in one transaction, which fails if one of its rules was deleted.
 
-        A UDP service first loses its element and its flows: a repetition then still finds the rest.
+        For a UDP service, its element and its flows are removed first, so that a repetition still
+        finds the rest.
         """
         current = existing.native
         try:

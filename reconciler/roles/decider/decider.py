@@ -111,7 +111,7 @@ It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
 _MAX_DOUBLINGS = 4
 
 _MAX_FRESH_AGE = timedelta(seconds=2)
-"""Maximum age at which nothing can have overtaken a message.
+"""Maximum age of a message that no later message can have overtaken.
 
 The bus waits longer before it assigns the partition to another decider.
 """
@@ -803,7 +803,7 @@ class Decider:
         return None
 
     def _build_context(self, shared: Context, key: ResourceKey, *, can_start: bool) -> Context:
-        """Return the context of one resource. ``shared``: the context without it."""
+        """Return the context of one resource. ``shared``: the part that the batch shares."""
         # no cycle leads to a resource that nothing references
         is_referenced = bool(self._referenced) and str(key) in self._referenced
         return replace(
