@@ -56,7 +56,9 @@ def hold_for_missing_data(
     if lost.provider_config != state.provider_config:
         identity += f" in {lost.provider_config!r}"
     last_seen = "" if lost.seen_at is None else f"; last recorded at {_format(lost.seen_at)}"
-    facts = f"{identity}, with {lost.description}, is missing since {_format(lost.missing_at)}"
+    facts = (
+        f"{identity}, with {lost.description}, has been missing since {_format(lost.missing_at)}"
+    )
     found_as, remedy = state.observed.found_as, "restore it"
     evidence = ""
     if found_as:

@@ -207,7 +207,7 @@ async def test_a_vanished_image_is_not_replaced_by_an_empty_disk(
 
     await asyncio.to_thread(image.rename, renamed)
     held = await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
-    assert "with all data of disk data, is missing since" in held.message
+    assert "with all data of disk data, has been missing since" in held.message
     assert "a Disk with its uid is now named 'old'; rename it back" in held.message
     await asyncio.to_thread(renamed.rename, image)
     await with_disks.until_outcome(disk().key, "Converged")

@@ -374,7 +374,7 @@ async def test_a_removed_volume_is_not_replaced_by_an_empty_one(
 
     admin.delete(f"/volumes/{name}")
     held = await docked.until_outcome(manifest.key, "Held", reason="DataMissing")
-    assert f"with all data of volume {name}, is missing since" in held.message
+    assert f"with all data of volume {name}, has been missing since" in held.message
     # `docker run` creates missing volumes by name. The policy adopts no empty one.
     admin.post("/volumes/create", {"Name": name})
 

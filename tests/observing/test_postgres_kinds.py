@@ -267,7 +267,7 @@ async def test_a_dropped_database_is_recreated_after_an_approval(example: Exampl
     world, key = example.world, example.names["orders"].key
     await example.do('DROP DATABASE "orders"')
     held = await world.until_outcome(key, "Held", reason="DataMissing")
-    assert f"with all data of database {example.prefix}, is missing since" in held.message
+    assert f"with all data of database {example.prefix}, has been missing since" in held.message
     await world.client.approve_many([key], hold="DataMissing")
     await example.until(
         "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is recreated"

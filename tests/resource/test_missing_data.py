@@ -52,7 +52,7 @@ def test_45_vanished_data_is_not_replaced_by_an_empty_object():
     story = lost_story()
     assert (outcome(story), story.idle) == (HELD, True)
     assert story.outcome_message == (
-        "'Foo' (uid u1), with all data of Foo, is missing since 2026-01-01T00:00:20Z; last "
+        "'Foo' (uid u1), with all data of Foo, has been missing since 2026-01-01T00:00:20Z; last "
         "recorded at 2026-01-01T00:00:00Z; restore it, or approve to continue without the data, "
         "or withdraw the resource"
     )
