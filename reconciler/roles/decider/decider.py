@@ -1026,19 +1026,20 @@ class _Results:
         """Add the results of one resource's turn."""
         if each.turn.timers:
             self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
-        handled = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
+        handled = [*zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)]
         for delivery, command, reply in handled:
-            self.finished.append(delivery)
             if reply is not None:
                 self._add_reply(each, delivery, command, reply, now)
-            if each.destination is None or delivery is not each.work.deliveries[-1]:
-                continue
-            if reply is None or reply.accepted:  # a refused message is not decided again
-                # A second delivery is a duplicate that triggers the delayed action. Until then, the
-                # message stays unacknowledged, so that another decider continues after a crash.
-                self.finished.pop()
-                known = replace(delivery, reply_to=None)
-                self.parked.setdefault(each.destination, []).append(known)
+        finished, destination = [delivery for delivery, _, _ in handled], each.destination
+        accepted = [delivery for delivery, _, reply in handled if reply is None or reply.accepted]
+        if destination is not None and accepted:
+            # A second delivery is a duplicate that triggers the delayed action. Until then, the
+            # message stays unacknowledged, so that another decider continues after a crash. A
+            # refused message must not be decided again, because it could undo a newer one.
+            known = replace(accepted[-1], reply_to=None)
+            finished.remove(accepted[-1])
+            self.parked.setdefault(destination, []).append(known)
+        self.finished += finished
 
     def _add_reply(
         self,
