@@ -29,6 +29,7 @@ from events.intake import (
 from events.log import (
     Action,
     ActionDecided,
+    ActionFailed,
     ActionHeld,
     ActionRetried,
     SpecDeclared,
@@ -454,7 +455,7 @@ async def test_a_batch_starts_no_more_actions_than_the_limit(log: JetStreamLog) 
     assert sum([len(await read_actions(log, key)) for key in keys]) == 3
 
 
-@pytest.mark.parametrize("end", ["success", "hold", ""])
+@pytest.mark.parametrize("end", ["success", "failure", "hold", ""])
 async def test_an_old_action_leaves_room_once_another_decider_has_recorded_its_end(
     log: JetStreamLog, end: str
 ) -> None:
@@ -465,10 +466,12 @@ async def test_an_old_action_leaves_room_once_another_decider_has_recorded_its_e
     await limited.handle([declaration(running, 1, "Red")])
     await limited.handle([declaration(waiting, 2, "Red")])
     [create] = await read_actions(log, running)
-    if end == "hold":
+    if end in ("failure", "hold"):
         loaded = (await log.load([running], from_leader=True, use_cache=False))[running]
-        held = event(running, len(loaded.events) + 1, ActionHeld(create.action_id, "look at it"))
-        await log.append([ResourceAppend(running, [held], loaded.last_position)])
+        failed = ActionFailed(create.action_id, "Create", 1, ActionError("Refused", "no"))
+        data = failed if end == "failure" else ActionHeld(create.action_id, "look at it")
+        ended = event(running, len(loaded.events) + 1, data)
+        await log.append([ResourceAppend(running, [ended], loaded.last_position)])
     if end == "success":
         created = ExternalObject(running.name, create.fields, "u1", "1", create.labels)
         result = Reported(create.action_id, 1, now, now, "w", object=created)
