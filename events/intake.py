@@ -332,8 +332,19 @@ class ActionError(_Intake, frozen=True):
     ] = None
     retry_after_seconds: Annotated[float | None, description("Delay that the API requests.")] = None
     attempted: Annotated[
-        bool, description("Whether the call was made; false if calls to the API were suspended.")
+        bool,
+        description(
+            "Whether the call was made; false if calls to the API were suspended, or the name "
+            "belongs to another resource."
+        ),
     ] = True
+    belongs_to: Annotated[
+        str,
+        description(
+            "Another resource that the name of the object belongs to, as NAMESPACE/KIND/NAME; "
+            "empty if none."
+        ),
+    ] = ""
 
 
 class Reported(_Intake, frozen=True):

@@ -20,6 +20,7 @@
                                        token identifies a dead letter that is stored only once
 ``deadletter.handled``                 retries and dismissals of dead letters
 ``discarded``                          counts of messages discarded without a dead letter
+``name-owners``                        requests of workers to observers, which nothing stores
 =====================================  =========================================================
 
 The number of subjects depends on the resources, not on the events, because subjects cost memory.
@@ -62,6 +63,9 @@ _INTAKE_TOKENS = 6
 _WHAT_INDEX = 2
 _PUBLISHED_TOKENS = 5
 _LOG_TOKENS = 5
+
+NAME_OWNERS: Final = "name-owners"
+"""Subject of requests about which resources own external names."""
 
 NO_NAMESPACE = "="
 """Namespace of messages without one, such as those with an invalid subject."""

@@ -25,10 +25,11 @@ import msgspec
 from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ResourceKey
+from projections.name_owners import NameOwners, owned_names
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 28
+SCHEMA = 29
 """Schema of the rows. Increase it when a row's meaning changes, so that stored rows are rebuilt."""
 
 STATUS = "status"
@@ -106,14 +107,16 @@ _CHECKSUM_LIMIT = 2**53
 """Modulus of the checksum. All JSON readers represent smaller integers exactly."""
 
 
-_FleetEntry = tuple[str, bool, bool, int]
+_FleetEntry = tuple[str, bool, bool, int, tuple[int, ...]]
 """Properties that the fleet counts: outcome, ownership, whether an action is in flight, and the
-row's version plus its position, for the checksum. A plain tuple, because it is created per event.
+row's version plus its position, for the checksum. Also the names that it owns. A plain tuple,
+because it is created per event.
 """
 
 
 def _fleet_entry(row: StatusRow) -> _FleetEntry:
-    return row.outcome, row.owned, row.action_id != "", row.version + row.position
+    is_acting, age = row.action_id != "", row.version + row.position
+    return row.outcome, row.owned, is_acting, age, owned_names(row)
 
 
 class _FleetCounts:
@@ -138,7 +141,7 @@ class _FleetCounts:
             self._add(namespace, kind, after, 1)
 
     def _add(self, namespace: str, kind: str, entry: _FleetEntry, sign: int) -> None:
-        outcome, owned, in_flight, _ = entry
+        outcome, owned, in_flight, _, _ = entry
         bucket = (namespace, kind, outcome or "Pending")
         self._counts[bucket] += sign
         if not self._counts[bucket]:
@@ -168,8 +171,8 @@ class OutdatedRowsError(ValueError):
 class ReadModels:
     """Status rows, damage and fleet counts, as of one position of the log.
 
-    Values that depend on whole rows (``fleet``, ``swept``, ``unready``, ``linked``) are updated on
-    access, once per row rather than per event.
+    Values that depend on whole rows (``fleet``, ``names``, ``swept``, ``unready``, ``linked``) are
+    updated on access, once per row rather than per event.
     """
 
     def __init__(self) -> None:
@@ -183,6 +186,7 @@ class ReadModels:
         self._swept: dict[str, None] = {}
         self._unready: dict[str, None] = {}
         self._linked: dict[str, None] = {}
+        self._names = NameOwners()
         self._fleet = _FleetCounts()
         self._last_checkpoint = EMPTY_CHECKPOINT
         self.replaces: Checkpoint | None = None  # checkpoint of the stored rows, if unusable
@@ -220,6 +224,12 @@ class ReadModels:
         """Resources with references or secrets, or that other resources reference."""
         self._update_derived()
         return self._linked
+
+    @property
+    def names(self) -> NameOwners:
+        """The owners of external names."""
+        self._update_derived()
+        return self._names
 
     @property
     def changed_rows(self) -> int:
@@ -267,6 +277,9 @@ class ReadModels:
             after = None if row is None else _fleet_entry(row)
             if after != previous:
                 self._fleet.move(name, previous, after)
+                owned_before, owned_now = previous[4] if previous else (), after[4] if after else ()
+                if owned_before != owned_now:
+                    self._names.move(name, owned_before, owned_now)
             for names, is_member in (
                 (self._swept, row is not None and row.is_swept),
                 (self._unready, row is not None and row.not_ready is not None),

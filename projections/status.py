@@ -115,7 +115,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     owned_since: datetime | None = None
     owned_reason: str = ""
     uid: str | None = None
-    belongs_to: str = ""  # another resource to which the object belongs
+    belongs_to: str = ""  # another resource to which the object or its name belongs
+    # whether the resource owned an object with its declared name, and has not given the name up
+    reserves_name: bool = False
 
     # The last recorded state of the object. Observers report it only if its digest differs. For an
     # object that no resource declares or owns, they compare ``foreign_identity`` instead.
@@ -293,6 +295,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.reason = data.reason
             row.message = data.message
             row.conditions = data.conditions
+            if data.outcome == "Conflict" and not row.owned:
+                row.reserves_name = False  # the name belongs to another object or resource
         case ActionDecided(action):
             row.doubted = False  # an approved hold ends with the action
             _start_attempt(row, action, 1)
@@ -305,7 +309,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _fold_declaration(row, data)
         case SpecWithdrawn(generation):
             row.generation = generation
-            row.declared = row.paused = False
+            row.declared = row.paused = row.reserves_name = False
             row.lost = None
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome describes the newer generation
@@ -351,7 +355,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             if row.retiring and released_object == (row.retiring, row.retiring_uid):
                 _clear_retiring(row)
                 return
-            _clear_ownership(row)
+            _clear_ownership(row, keeps_name=data.reason in ("Gone", "Replaced"))
             if data.lost_data:
                 row.lost = (data.provider_config, data.uid)
             if data.reason not in ("Orphaned", "Forgotten"):
@@ -488,6 +492,9 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
         row.external_name,
         row.declared_name,
     )
+    is_moved = (data.provider_config, name) != _declared_location(row)
+    if is_moved:
+        row.reserves_name = False
     if not is_known and not row.owned:
         _set_observed(row, None)
         row.provider_config, row.external_name, row.observed_uid = data.provider_config, name, None
@@ -495,12 +502,14 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     row.declared_config = (
         "" if data.provider_config == row.provider_config else data.provider_config
     )
-    row.belongs_to = row.belongs_to if row.observed_digest else ""
+    if not row.observed_digest and (is_moved or not row.declared):
+        row.belongs_to = ""
     if row.external_name != name:  # a replacement has a different name
         row.declared_name = name
     elif not row.owned:
         row.declared_name = ""
-    if row.hold == Hold.DELETION_GUARD:
+    is_deleting = row.hold == Hold.DELETION_GUARD or row.reason == "AwaitingRead"
+    if is_deleting and not (row.declared or row.owned):
         row.doubted = False  # the new declaration replaces the approved deletion
     row.foreign_identity = ""
     row.generation, row.labels = data.generation, data.labels
@@ -519,7 +528,8 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     row.secrets = {name: row.secrets.get(name, "") for name in data.secrets}
     row.definition = 0 if data.definition is None else data.definition.generation
     row.paused = data.policy.paused
-    row.lost = None if data.policy.mode == "Absent" else row.lost
+    if data.policy.mode == "Absent":
+        row.lost, row.reserves_name = None, False
     row.approve = data.policy.approve
     row.referenced_from = data.policy.referenced_from
 
@@ -587,12 +597,13 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         if data.unconfirmed:
             _remember_uncertain(row, row.external_name)
             row.is_unconfirmed = True
-        _clear_ownership(row)
+        _clear_ownership(row, keeps_name=data.purpose == "Replace")
         _set_observed(row, None)
         _restore_replaced(row)
         return
     if data.operation == "Create":
         if data.purpose == "Replace" and row.owned:
+            row.reserves_name |= _has_declared_name(row)
             row.retiring, row.retiring_uid = row.external_name, row.uid
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
         # A late creation may be at the location of an earlier declaration.
@@ -620,6 +631,8 @@ def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
     """Fold what a failed attempt revealed about the object."""
     if data.effect.may_exist:
         _remember_uncertain(row, row.pending_name)
+    if data.error.belongs_to and not row.owned:
+        row.belongs_to = data.error.belongs_to
     if data.consequence == "Retry":
         return
     if data.consequence == "Retired":
@@ -660,9 +673,23 @@ def _set_observed(row: StatusRow, existing: ExternalObject | None) -> None:
     row.outputs = {} if existing is None else existing.outputs
 
 
-def _clear_ownership(row: StatusRow) -> None:
-    """Mark the object as not owned, and reset its location to the declared one."""
-    row.owned = False
+def _declared_location(row: StatusRow) -> tuple[str, str]:
+    """Return the configuration and the name that the declaration gives the object."""
+    return row.declared_config or row.provider_config, row.declared_name or row.external_name
+
+
+def _has_declared_name(row: StatusRow) -> bool:
+    """Return whether the object is where the declaration places it."""
+    return not (row.declared_name or row.declared_config)
+
+
+def _clear_ownership(row: StatusRow, *, keeps_name: bool = False) -> None:
+    """Mark the object as not owned, and reset its location to the declared one.
+
+    ``keeps_name``: a declared resource is about to create its object again.
+    """
+    is_kept = row.reserves_name or _has_declared_name(row)
+    row.owned, row.reserves_name = False, keeps_name and row.declared and is_kept
     if not row.retiring:  # otherwise, the replaced object is owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
     row.renewal_at = row.progress_at = row.available_at = None

@@ -5,6 +5,7 @@ A provider reports what happened by the class of its ``ProviderError`` (ADR 0070
     ProviderError
     ├── NotDoneError            nothing was changed: retried
     │   ├── NotCalledError
+    │   │   └── NameTakenError  the name belongs to another resource
     │   └── UntrustedApiError
     ├── RefusedError            nothing was or will be changed: waits for a new generation
     ├── ConflictError           nothing was changed: the known state was outdated
@@ -110,6 +111,16 @@ class NotDoneError(ProviderError):
 
 class NotCalledError(NotDoneError):
     """No call was sent, so nothing new is known about the API or the object."""
+
+
+class NameTakenError(NotCalledError):
+    """The name of a new object belongs to ``resource``, so no call was sent."""
+
+    error_class: ErrorClass = "Conflict"
+
+    def __init__(self, resource: str) -> None:
+        super().__init__("the name belongs to another resource")
+        self.resource = resource
 
 
 class UntrustedApiError(NotDoneError):

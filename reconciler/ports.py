@@ -271,6 +271,34 @@ class IntakeWriter(Protocol):
         ...
 
 
+class ExternalName(NamedTuple):
+    """A name in an API that a resource is about to use."""
+
+    config: str
+    kind: str
+    name: str
+    requester: str
+
+
+NameSearch = Callable[[ExternalName], str]
+"""Returns the resource other than the requester that owns a name, or ""."""
+
+
+class NameDirectory(Protocol):
+    """Shows a process without read models which resources own external names."""
+
+    async def find_owners(self, names: Sequence[ExternalName]) -> Sequence[str]:
+        """Ask the observers, and return the answer of one `NameSearch` for each name.
+
+        If no observer runs, no name has an owner. Raises if none answers in time.
+        """
+        ...
+
+    async def answer(self, search: NameSearch) -> None:
+        """Answer the requests of other processes until canceled."""
+        ...
+
+
 class Rejection(NamedTuple):
     """A refused declaration, to be published among the outcomes."""
 

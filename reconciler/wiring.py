@@ -17,6 +17,7 @@ from infra.bus.foreign_listings import JetStreamListingReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_periodically
 from infra.bus.log_watch import watch_log
+from infra.bus.name_owners import BusNameOwners
 from infra.bus.rates import JetStreamRates
 from infra.bus.removals import check_intake_positions
 from infra.bus.retries import retry_read
@@ -131,6 +132,7 @@ async def _load(
         log=log,
         rows=rows,
         rates=JetStreamRates(nc),
+        names=BusNameOwners(nc),
         intake=JetStreamIntakeWriter(nc, process_name()),
         sink=JetStreamDecisionSink(nc),
         intake_reader=lambda: JetStreamIntakeReader(nc, log.identity),

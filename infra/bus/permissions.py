@@ -66,7 +66,8 @@ _API: Final = "$JS.API"
 PURPOSES: Final[dict[Principal, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, replies and dead letters",
     "worker": "calls the APIs: reads decided actions, writes results",
-    "observer": "lists the APIs: writes observations and timers, accepts listings from services",
+    "observer": "lists the APIs: writes observations and timers, accepts listings from services, "
+    "answers workers",
     "projector": "maintains the read models: reads the log, writes rows",
     "operator": "manages the system: reads everything, declares in all namespaces, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
@@ -109,13 +110,15 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
         raise ValueError(
             "the service principal has permissions per namespace; use service_permissions"
         )
-    granted = [*_GRANTS[principal]()]
+    granted, subscribed = [*_GRANTS[principal]()], _own_inboxes(inboxes)
     if principal == "operator":
         granted += [
             USER_INFO_SUBJECT,
             *_declaration_subjects(inboxes[0], _ALL_RESOURCES, subjects.CLIENT_MESSAGES),
         ]
-    return Permissions(tuple(granted), _own_inboxes(inboxes))
+    if principal == "observer":
+        subscribed = (subjects.NAME_OWNERS, *subscribed)
+    return Permissions(tuple(granted), subscribed)
 
 
 def service_permissions(
@@ -293,6 +296,7 @@ def _worker() -> Iterator[str]:
     yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # when a configuration is declared
     yield from _call_apis()
     yield subjects.intake("result", _ALL_RESOURCES)
+    yield subjects.NAME_OWNERS
     yield from _dead_letters("action")
 
 
@@ -305,6 +309,7 @@ def _observer() -> Iterator[str]:
     yield subjects.intake("timer", _ALL_RESOURCES)
     yield subjects.listing("*", "*", "*")
     yield from _dead_letters("listing", "observation")
+    yield f"{INBOX}.>"  # answers about names, to the inbox of any worker
 
 
 def _projector() -> Iterator[str]:

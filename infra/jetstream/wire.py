@@ -195,6 +195,26 @@ async def request(
                 raise
 
 
+async def request_service(
+    nc: Client,
+    subject: str,
+    payload: bytes,
+    *,
+    timeout: float,  # noqa: ASYNC109 - nats-py's own request takes it
+) -> Msg | None:
+    """Send a request to other clients, and return the first response; None without a responder.
+
+    Raises the same errors as ``request``.
+    """
+    check_size(nc, subject, payload, None)
+    async with fail_on_denial(nc, (subject,)):
+        with BusErrors(f"request to {subject}"):
+            try:
+                return await nc.request(subject, payload, timeout=timeout)
+            except nats.errors.NoRespondersError:
+                return None
+
+
 @contextlib.asynccontextmanager
 async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
     """Stop waiting for a response as soon as the server denies one of the subjects.

@@ -567,7 +567,9 @@ def _observation_for(data: SpecDeclared, state: ResourceState) -> Observation:
         pass  # a replacement may have a different name
     elif observed.object is None or (observed.provider_config, observed.object.name) != location:
         # The known object has a different location, so none of its state applies.
-        observed = replace(observed, object=None, belongs_to="")
+        is_same_name = state.desired.is_declared and not is_moved
+        belongs_to = observed.belongs_to if is_same_name else ""
+        observed = replace(observed, object=None, belongs_to=belongs_to)
         if is_moved:
             observed = replace(observed, released_uid=None, is_released=False)
     if is_moved:
@@ -1228,6 +1230,9 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
             assert_never(data.consequence)
     if data.consequence == "Retired":
         return replace(state, retiring=None)
+    if data.error.belongs_to and state.owned is None:
+        observed = replace(state.observed, belongs_to=data.error.belongs_to)
+        state = replace(state, observed=observed)
     if data.consequence == "Conflict":
         return state
     if data.purpose == "Retire":

@@ -476,7 +476,10 @@ def _create(spec: Spec, situation: Situation) -> Step:
         return Conclusion(
             "Drifted", mode, "the object is missing; not recreated (spec.policy.mode CreateOnly)"
         )
-    # After the modes that create nothing, and before the creation: a new object would be empty.
+    # After the modes that create nothing: the other resource is about to create its object again.
+    if state.observed.belongs_to:
+        return _report_other_owner(situation)
+    # Before the creation: a new object would be empty.
     missing = hold_for_missing_data(situation)
     if missing is not None:
         return missing
@@ -548,11 +551,13 @@ def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclu
 
 def _report_other_owner(situation: Situation) -> Conclusion:
     """Report another resource's object, without names from another namespace."""
-    owner_name = _name_other_owner(situation.state.observed.belongs_to, situation)
+    state = situation.state
+    owner_name = _name_other_owner(state.observed.belongs_to, situation)
+    what = "name" if state.observed.object is None else "object"
     return Conclusion(
         "Conflict",
         "OwnedByAnother",
-        f"the object belongs to {owner_name}; use another external name",
+        f"the {what} belongs to {owner_name}; use another external name",
     )
 
 

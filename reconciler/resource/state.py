@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 46
+STATE_SCHEMA = 47
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -125,7 +125,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     absent_at: int = 0  # intake position of the newest proof of absence
     unmanaged: int | None = None  # undeclared objects in an exclusive scope, out of `total`
     total: int | None = None
-    belongs_to: str = ""  # another resource that the object belongs to
+    belongs_to: str = ""  # another resource that the object or its name belongs to
     known_version: int = 0  # version of this resource that the read was compared with
     is_released: bool = False  # whether the object was owned, and released on purpose
     # uid of the newest released object, until a read shows its absence

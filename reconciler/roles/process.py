@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, get_args
 
 from events.integrity import LogDamage
@@ -24,6 +25,7 @@ from reconciler.ports import (
     IntakeWriter,
     ListingReader,
     LogWatch,
+    NameDirectory,
     RateStore,
     RowStore,
 )
@@ -44,6 +46,7 @@ from reconciler.roles.runtime.log_feed import LogFeed
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import Runtime
 from reconciler.roles.sweeper.sweeper import Sweeper
+from reconciler.roles.worker.name_checks import NameChecks, search_names
 from reconciler.roles.worker.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
@@ -67,6 +70,7 @@ class Ports:
     log: EventLog
     rows: RowStore
     rates: RateStore
+    names: NameDirectory
     intake: IntakeWriter
     sink: DecisionSink
     intake_reader: Callable[[], IntakeReader]
@@ -86,6 +90,7 @@ class ProcessParts:
     ports: Ports
     kinds: KindRegistry
     models: ReadModels
+    has_models: bool
     definitions: Definitions
     configurations: Configurations
     gates: ApiGates
@@ -153,6 +158,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Proc
         ports=ports,
         kinds=kinds,
         models=models,
+        has_models=needs_models,
         definitions=definitions,
         configurations=configurations,
         gates=gates,
@@ -254,6 +260,7 @@ def _run_worker(parts: ProcessParts) -> list[RoleRun]:
         providers=parts.providers,
         gates=parts.gates,
         twins=parts.twins,
+        names=NameChecks(ports.names, parts.models if parts.has_models else None),
         runtime=ports.runtime,
     )
     return [worker.run()]
@@ -310,7 +317,8 @@ def _run_observer(parts: ProcessParts) -> list[RoleRun]:
         providers=parts.providers,
         runtime=runtime,
     )
-    return [parts.observer.run(), reads.run(), sweeper.run(), foreign.run()]
+    names = ports.names.answer(partial(search_names, parts.models))
+    return [parts.observer.run(), reads.run(), sweeper.run(), foreign.run(), names]
 
 
 def _run_projector(parts: ProcessParts) -> list[RoleRun]:

@@ -32,7 +32,7 @@ from events.manifest import Fields
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.bus.event_log import JetStreamLog
-from infra.jetstream.errors import StreamFullError
+from infra.jetstream.errors import BusUnavailableError, StreamFullError
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -45,7 +45,9 @@ from reconciler.errors import (
 )
 from reconciler.ports import (
     ActionDelivery,
+    ExternalName,
     IntakeMessageOut,
+    NameSearch,
     NotStoredError,
     QueueRefusedError,
     ResourceAppend,
@@ -63,6 +65,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import Runtime
 from reconciler.roles.runtime.search_turns import SearchTurns
+from reconciler.roles.worker.name_checks import NameChecks
 from reconciler.roles.worker.worker import LEASE_SECONDS, Worker
 from reconciler.secrecy import Search
 from tests.bus.histories import event, new_key
@@ -165,6 +168,22 @@ class NoRates:
         raise AssertionError((name, time, revision))
 
 
+class Names:
+    """Observers that know one owner of every name; None: none of them answers."""
+
+    def __init__(self, owner: str | None = "") -> None:
+        self._owner = owner
+        self.requests: list[Sequence[ExternalName]] = []
+
+    async def find_owners(self, names: Sequence[ExternalName]) -> Sequence[str]:
+        self.requests.append(names)
+        if self._owner is None:
+            raise BusUnavailableError("no response within 5 s")
+        return [self._owner] * len(names)
+
+    async def answer(self, search: NameSearch) -> None: ...
+
+
 def action_event(key: ResourceKey, operation: Operation = "Update") -> LogEvent:
     action = Action(f"{key}@1", "key", operation, 1, "default", key.name, ())
     return event(key, 1, ActionDecided(action))
@@ -180,6 +199,7 @@ async def work(
     capabilities: Capabilities | None = None,
     config_events: Sequence[ResourceEvent] = (),
     describe_data_loss: Callable[[Fields | None, ExternalObject], str] = no_data_loss,
+    names: Names | None = None,
 ) -> Bus:
     """Deliver the first event of a history, by default a second time, and wait for its ack."""
     key = history[0].key
@@ -193,6 +213,7 @@ async def work(
         capabilities=capabilities,
         config_events=config_events,
         describe_data_loss=describe_data_loss,
+        names=names,
     ):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     return bus
@@ -209,6 +230,7 @@ async def running_worker(
     stores: SecretStores | None = None,
     config_events: Sequence[ResourceEvent] = (),
     describe_data_loss: Callable[[Fields | None, ExternalObject], str] = no_data_loss,
+    names: Names | None = None,
 ) -> AsyncGenerator[Worker]:
     """Run a worker in the block; ``config_events`` follow the declaration of its API."""
     configurations = Configurations()
@@ -235,6 +257,7 @@ async def running_worker(
         providers=ProviderPool(KindRegistry([kind]), configurations, stores),
         gates=gates,
         twins=TwinDetector(name="test", log=log, intake=bus, configurations=configurations),
+        names=NameChecks(names or Names(), None),
         runtime=Runtime(clock=clock),
     )
     running = [asyncio.create_task(worker.run()), asyncio.create_task(gates.run())]
@@ -387,6 +410,52 @@ async def test_an_object_whose_data_is_newer_than_the_decision_is_not_written(
         assert reported.error.error_class == "Conflict"
         assert f"would lose table {key.name}" in reported.error.message
         assert reported.object == existing
+
+
+async def test_no_object_is_created_with_a_name_that_another_resource_owns(
+    log: JetStreamLog,
+) -> None:
+    """The API would accept it, while the object of that resource is missing."""
+    key, api, names = new_key(), Api(), Names("team/Shape/other")
+    bus = await work(log, api, [action_event(key, "Create")], delivered=1, names=names)
+    [error] = [each.error for each in bus.reports]
+    assert error is not None
+    assert (error.error_class, error.attempted) == ("Conflict", False)
+    assert error.belongs_to == "team/Shape/other"
+    assert "team" not in error.message
+    assert api.calls == 0
+    assert names.requests == [[ExternalName("default", "Shape", key.name, str(key))]]
+
+
+@pytest.mark.parametrize("operation", ["Update", "Delete"])
+async def test_only_a_creation_needs_its_name(log: JetStreamLog, operation: Operation) -> None:
+    api, names = Api(), Names(None)
+    await work(log, api, [action_event(new_key(), operation)], delivered=1, names=names)
+    assert (api.calls, names.requests) == (1, [])
+
+
+async def test_a_creation_is_retried_if_no_observer_answers(log: JetStreamLog) -> None:
+    api = Api()
+    bus = await work(log, api, [action_event(new_key(), "Create")], delivered=1, names=Names(None))
+    [error] = [each.error for each in bus.reports]
+    assert error is not None
+    assert (error.error_class, error.attempted, api.calls) == ("NotDone", False, 0)
+    assert "no observer answered" in error.message
+
+
+async def test_names_that_wait_for_an_answer_are_asked_together() -> None:
+    names = Names("team/Shape/other")
+    checks = NameChecks(names, None)
+    actions = [action_event(new_key(), "Create") for _ in range(20)]
+    owners = await asyncio.gather(
+        *(
+            checks.find_owner(each.key, each.data.action)
+            for each in actions
+            if isinstance(each.data, ActionDecided)
+        )
+    )
+    assert owners == ["team/Shape/other"] * 20
+    assert [len(each) for each in names.requests] == [20]
 
 
 async def test_each_attempt_and_each_outcome_has_a_separate_result(

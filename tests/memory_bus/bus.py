@@ -22,6 +22,7 @@ from tests.memory_bus.intake import (
 from tests.memory_bus.listings import Listings, MemoryListingReader
 from tests.memory_bus.log import LogStream, MemoryLog
 from tests.memory_bus.loop import VirtualLoop
+from tests.memory_bus.names import MemoryNameOwners, NameOwnersService
 from tests.memory_bus.network import MAX_DELAY_SECONDS, Network
 from tests.memory_bus.rates import MemoryRates, Rates
 from tests.memory_bus.rows import MemoryRows, Rows
@@ -67,6 +68,7 @@ class MemoryBus:
         self.listings = Listings(time)
         self.rows = Rows()
         self.rates = Rates(time)
+        self.names = NameOwnersService()
         self._rows_per_save = rows_per_save
         self._batch_sizes = batch_sizes
         self._max_actions = max_actions
@@ -90,6 +92,7 @@ class MemoryBus:
             log=log,
             rows=rows,
             rates=MemoryRates(self.rates, network),
+            names=MemoryNameOwners(self.names, self.loop),
             secrets=SecretStores() if secrets is None else secrets,
             intake=MemoryIntakeWriter(self.intake, network, f"reconciler@{name}", clock),
             sink=MemoryDecisionSink(self.decisions, network, clock),

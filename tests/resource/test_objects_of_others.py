@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from events.intake import Observed, UnmanagedCount, Withdrawn
+from events.intake import ActionError, Observed, UnmanagedCount, Withdrawn
 from events.log import (
     ActionDecided,
     DriftDetected,
@@ -181,6 +181,37 @@ def test_a_resource_owns_the_object_that_it_creates_after_an_absence():
     assert story.state.observed.belongs_to == ""
     story.succeed()
     assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
+
+
+def test_no_object_is_created_while_another_resource_owns_its_name():
+    """That resource has lost its object, and is about to create it again."""
+    story = Story(configs={CONFIG: SHARED})
+    story.declare({"type": "Square"})
+    events = story.report(ActionError("Conflict", "", attempted=False, belongs_to=ANOTHER))
+    assert not every(ActionDecided, events)
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+    assert "name belongs to a resource in another namespace" in story.outcome_message
+    assert not every(ActionDecided, story.declare({"type": "Circle"}))
+    assert every(ActionDecided, story.observe(None, belongs_to=""))
+
+
+def test_a_new_declaration_asks_again_who_owns_its_name():
+    """The row of the withdrawn resource was deleted, so no listing reports a change."""
+    story = Story(configs={CONFIG: SHARED})
+    story.declare()
+    story.report(ActionError("Conflict", "", attempted=False, belongs_to=ANOTHER))
+    story.withdraw()
+    assert every(ActionDecided, story.declare())
+
+
+def test_a_lost_object_of_another_resource_is_not_created():
+    story = Story(configs={CONFIG: SHARED})
+    story.declare({"type": "Square"})
+    story.fail("Conflict", existing=api_object(uid="theirs"))
+    story.observe(api_object(uid="theirs"), belongs_to=ANOTHER)
+    assert not every(ActionDecided, story.observe(None, belongs_to=ANOTHER))
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+    assert every(ActionDecided, story.observe(None, belongs_to=""))
 
 
 def test_another_external_name_is_another_object():

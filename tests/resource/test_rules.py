@@ -63,8 +63,10 @@ def test_a_changed_rule_does_not_change_a_recorded_log(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("error_class", get_args(ErrorClass))
 def test_a_retried_failure_is_certain_if_nothing_was_sent_or_done(error_class: ErrorClass) -> None:
-    def effect(*, lookup: bool = False, redelivered: bool = False, **is_certain: bool) -> Effect:
-        error = ActionError(error_class, "", **is_certain)
+    def effect(
+        *, lookup: bool = False, redelivered: bool = False, attempted: bool = True
+    ) -> Effect:
+        error = ActionError(error_class, "", attempted=attempted)
         flight = InFlight(action(), is_lookup=lookup)
         return record_failure(error, NEW, flight=flight, redelivered=redelivered).effect
 

@@ -21,6 +21,7 @@ from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, LossGuard, ProviderConfigSpec, is_within
 from events.wording import plural
+from projections.name_owners import NameOwners
 from projections.status import StatusRow
 from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.resource.new_scope import MAX_NAMES
@@ -35,6 +36,9 @@ from reconciler.resource.owner_label import (
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.search_turns import SearchTurns
+
+_OwnerSearch = Callable[[StatusRow, Sequence[StatusRow]], str]
+"""Returns another resource that owns or claims a row's object, given all rows of the object."""
 
 MAX_LISTED_OBJECTS = 250_000
 """Limit on objects per listing, because memory holds all of them, at about 1 KiB each."""
@@ -178,6 +182,7 @@ async def compare_listing(
     log_id: str,
     damage: Collection[LogDamage] = (),
     *,
+    names: NameOwners | None = None,
     searches: SearchTurns | None = None,
     known_position: int = 0,
     deleted_ids: Container[str | None] = (),
@@ -189,6 +194,7 @@ async def compare_listing(
     meantime. An observation contains its age, which the resource uses to decide what it proves.
     Observations contain no secret that ``searches`` detects; it defaults to this process's secrets.
 
+    ``names``: the owners of external names, which the rows do not show at once.
     ``known_position``: log position of the rows at the time of this call. ``deleted_ids``: ids of
     recently deleted objects, which no other resource may adopt. ``late_ids``: ids that were deleted
     within the last minute. An object with such an id and an owner label is the deleted one.
@@ -201,6 +207,7 @@ async def compare_listing(
     losses = await _count_losses(listing, objects, known)
     observations: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
+    find_other_owner = partial(_find_other_owner, listing, names or NameOwners())
     searches = searches or SearchTurns(PROCESS_SECRETS)
     secrecy = searches.secrecy
     async for chunk in in_slices(objects.items()):
@@ -232,6 +239,7 @@ async def compare_listing(
                 _find_affected,
                 listing,
                 rows=matches,
+                find_other_owner=find_other_owner,
                 unmanaged=unmanaged,
                 guard=config.deletion_guard,
                 own_log_id=log_id if is_owned and is_owned(each) else "",
@@ -264,6 +272,7 @@ async def compare_listing(
         released,
         unmanaged,
         losses,
+        find_other_owner=find_other_owner,
         guard=config.loss_guard,
         creators=creators,
     )
@@ -280,6 +289,7 @@ async def _find_missing(
     unmanaged: UnmanagedCount | None,
     losses: LossCount,
     *,
+    find_other_owner: _OwnerSearch,
     guard: LossGuard,
     creators: Container[ResourceKey],
 ) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
@@ -306,7 +316,10 @@ async def _find_missing(
                 is_first_observation = row.reason == AWAITING_LISTING
                 is_found = row.hold == Hold.DATA_MISSING and row.found_as != found_as
                 is_known = row.observed_digest and not is_outside
-                is_expected = is_first_observation or is_known or is_found
+                other_owner = find_other_owner(row, matches)
+                is_waiting = row.declared and not row.owned
+                has_new_owner = is_waiting and row.belongs_to != other_owner
+                is_expected = is_first_observation or is_known or is_found or has_new_owner
                 if listing.row_key(row) != object_key or not is_expected or row.action_id:
                     continue
                 if row.key in creators and not row.owned:
@@ -320,7 +333,6 @@ async def _find_missing(
                 if is_unproven or _might_duplicate(row, listing):
                     uncertain.append(row)
                 else:
-                    other_owner = _find_other_owner(row, matches)
                     name = row.external_name
                     absence = _build_observation(
                         listing, name, None, unmanaged, losses, belongs_to=other_owner
@@ -521,6 +533,7 @@ def _find_affected(
     recorded: tuple[ExternalObject, str],
     *,
     rows: Sequence[StatusRow],
+    find_other_owner: _OwnerSearch,
     unmanaged: UnmanagedCount | None,
     guard: DeletionGuard,
     own_log_id: str,
@@ -543,7 +556,7 @@ def _find_affected(
         other_owner = (
             ""
             if is_alone
-            else _find_other_owner(row, rows) or _find_preferred_owner(row, rows, preferred_owner)
+            else find_other_owner(row, rows) or _find_preferred_owner(row, rows, preferred_owner)
         )
         if other_owner and other_owner == row.belongs_to and not _has_claim(row):
             continue  # the other resource is responsible for the object
@@ -569,12 +582,14 @@ def _is_news(existing: ExternalObject, object_digest: str, row: StatusRow) -> bo
     return row.observed_digest != object_digest
 
 
-def _find_other_owner(row: StatusRow, rows: Sequence[StatusRow]) -> str:
+def _find_other_owner(
+    listing: ListingAssembler, names: NameOwners, row: StatusRow, rows: Sequence[StatusRow]
+) -> str:
     """Return another resource that owns or claims this row's object, or "".
 
     An owner comes first, then a resource that declares the object if this one does not. While a
     resource waits to claim an undeclared object, no other may adopt it, because each would yield to
-    the other.
+    the other. Where names are unique, the owner of a name owns it without an object, too.
     """
     others = [each for each in rows if each is not row]
     if not _has_claim(row):
@@ -582,7 +597,11 @@ def _find_other_owner(row: StatusRow, rows: Sequence[StatusRow]) -> str:
     if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
     claimants = (each for each in others if each.owned or _is_about_to_claim(each))
-    return min((str(each.key) for each in claimants), default="")
+    claimant = min((str(each.key) for each in claimants), default="")
+    if claimant or row.reserves_name or not listing.unique_names:
+        return claimant
+    name = row.declared_name or row.external_name
+    return names.find(row.provider_config, row.kind, name, besides=str(row.key))
 
 
 def _has_claim(row: StatusRow) -> bool:

@@ -38,10 +38,14 @@ MAX_CONCURRENT_READS = 16
 _logger = structlog.get_logger(__name__)
 
 
-def is_news(object_digest: str, row: StatusRow) -> bool:
-    """Return whether an object with this digest differs from what is recorded or is awaited."""
+def is_news(object_digest: str, row: StatusRow, belongs_to: str | None = None) -> bool:
+    """Return whether an object with this digest differs from what is recorded or is awaited.
+
+    ``belongs_to``: the other resource that owns the name, "" if none does, None if unknown.
+    """
     is_awaited = row.doubted or row.reason in (AWAITING_READ, AWAITING_LISTING)
-    return is_awaited or object_digest != row.observed_digest
+    has_new_owner = belongs_to not in (None, row.belongs_to)
+    return is_awaited or has_new_owner or object_digest != row.observed_digest
 
 
 class _Read(NamedTuple):
@@ -249,7 +253,11 @@ class ObjectReads:
                 return None
             existing, object_digest = recorded
         is_late = late_name is not None
-        if not (is_late or is_news(object_digest, row)) or is_too_large(existing):
+        belongs_to = None
+        if existing is None and unique_names and row.declared and not row.owned:
+            names = self._models.names
+            belongs_to = names.find(name, row.kind, external_name, besides=str(row.key))
+        if not (is_late or is_news(object_digest, row, belongs_to)) or is_too_large(existing):
             return None
         if existing is not None and self._twins is not None:
             suspects, known_version = [Suspect(row.key, existing)], self._models.known_version
@@ -263,6 +271,7 @@ class ObjectReads:
             "Read",
             as_of,
             began_at,
+            belongs_to=belongs_to,
             absent_uid=uid if existing is None else None,
         )
         return _Read(row, observed, began_monotonic)

@@ -366,6 +366,7 @@ class Observer:
             config,
             self._log_id,
             damage,
+            names=self._models.names,
             searches=self._providers.searches,
             known_position=self._models.position,
             deleted_ids=self._deletions.ids(

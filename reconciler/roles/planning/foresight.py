@@ -605,7 +605,9 @@ class Foresight:
         listing.add(objects.values())
         complete = listing.complete(len(objects))
         rows, damage = self._models.status, self._models.damage.values()
-        findings = await compare_listing(listing, complete, rows, config, self._log.log_id, damage)
+        findings = await compare_listing(
+            listing, complete, rows, config, self._log.log_id, damage, names=self._models.names
+        )
         work: dict[ResourceKey, list[IntakeData]] = {}
         for key, observation in findings.observed:
             work.setdefault(key, []).append(observation)

@@ -35,6 +35,7 @@ from events.names import ResourceKey
 from events.provider_config import Scope
 from reconciler.errors import (
     ConfigurationError,
+    NameTakenError,
     NotCalledError,
     NotDoneError,
     ProviderError,
@@ -74,6 +75,7 @@ from reconciler.roles.runtime.runtime import REAL, Runtime
 from reconciler.roles.worker.call_failpoint import CallFailpoint
 from reconciler.roles.worker.call_slots import CallSlots
 from reconciler.roles.worker.lookup import LookupResult, look_up
+from reconciler.roles.worker.name_checks import NameChecks
 
 LEASE_SECONDS = 10.0
 """Time for which an action belongs to one worker unless its lease is extended."""
@@ -131,10 +133,12 @@ class Worker:
         configurations: Configurations,
         providers: ProviderPool,
         gates: ApiGates,
+        names: NameChecks,
         twins: TwinDetector | None = None,
         runtime: Runtime = REAL,
     ) -> None:
         self._twins = twins
+        self._names = names
         self._name = name
         self._reader = reader
         self._intake = intake
@@ -304,6 +308,8 @@ class Worker:
         record = CallRecord()
         token = CALL_RECORD.set(record)
         try:
+            if action.operation == "Create" and not is_lookup:
+                await self._check_name(delivery.event.key, action)
             can_check = self._can_check(config, kind)
             while (is_probe := await gate.enter(config)) and can_check:
                 await self._probe_api(gate, action, kind)
@@ -335,6 +341,17 @@ class Worker:
             return error_class(f"{type(error).__name__}: {error}"), None
         finally:
             CALL_RECORD.reset(token)
+
+    async def _check_name(self, key: ResourceKey, action: Action) -> None:
+        """Raise `NameTakenError` if another resource owns the name of a new object.
+
+        The API would refuse the creation only while that resource's object exists.
+        """
+        capabilities = self._providers.capabilities(key.kind)
+        if capabilities is None or capabilities.deterministic_names:
+            owner = await self._names.find_owner(key, action)
+            if owner:
+                raise NameTakenError(owner)
 
     def _can_check(self, config_name: str, kind: str) -> bool:
         """Return whether a listing can show whether an API responds."""
@@ -693,6 +710,7 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, NotCalledError),
+        belongs_to=error.resource if isinstance(error, NameTakenError) else "",
     )
 
 

@@ -1,0 +1,114 @@
+"""Which resource owns an external name, even while no object has it (ADR 0084)."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.manifest import EXTERNAL_NAME_ANNOTATION
+from events.names import ResourceKey
+from projections.read_models import ReadModels, rebuild
+from reconciler.provider.kind import Kind
+from tests.resource.building import CONFIG, FOO, Story, api_object, converged_story
+from tests.resource.test_replacement import BESIDE, CIRCLE, IN_PLACE, SQUARE
+
+OTHER = "team/Block/y"
+
+
+def models_of(story: Story) -> ReadModels:
+    return rebuild(enumerate(story.log, 1))
+
+
+def owner_of(story: Story, name: str = FOO.name, *, config: str = CONFIG) -> str:
+    """Return what a resource learns that is about to use a name."""
+    return models_of(story).names.find(config, FOO.kind, name, besides=OTHER)
+
+
+def test_a_resource_owns_the_name_of_its_object_but_not_one_that_it_only_declares() -> None:
+    story = Story()
+    story.declare()
+    assert owner_of(story) == ""
+    story.succeed()
+    assert owner_of(story) == str(FOO)
+    assert owner_of(story, "another") == owner_of(story, config="another") == ""
+
+
+def test_a_resource_is_not_refused_its_own_name() -> None:
+    names = models_of(converged_story()).names
+    assert names.find(CONFIG, FOO.kind, FOO.name, besides=str(FOO)) == ""
+
+
+def test_a_name_stays_owned_until_the_lost_object_exists_again() -> None:
+    story = converged_story()
+    story.observe(None)
+    assert not story.idle
+    assert story.state.owned is None
+    assert owner_of(story) == str(FOO)
+    story.succeed(uid="u2")
+    assert owner_of(story) == str(FOO)
+
+
+def test_a_withdrawal_gives_the_name_up_once_the_object_is_gone() -> None:
+    story = converged_story()
+    story.withdraw()
+    assert owner_of(story) == str(FOO)
+    story.report()
+    assert owner_of(story) == ""
+
+
+def test_the_name_of_a_lost_object_is_given_up_by_a_withdrawal() -> None:
+    story = converged_story()
+    story.observe(None)
+    story.fail("NotDone")
+    story.withdraw()
+    assert owner_of(story) == ""
+
+
+def test_mode_absent_gives_the_name_up() -> None:
+    story = converged_story()
+    story.declare(policy={"mode": "Absent"})
+    story.report()
+    assert owner_of(story) == ""
+
+
+def test_another_external_name_gives_the_lost_one_up() -> None:
+    story = converged_story()
+    story.declare(policy={"paused": True})
+    story.observe(None)
+    assert owner_of(story) == str(FOO)
+    story.declare(policy={"paused": True}, annotations={EXTERNAL_NAME_ANNOTATION: "another"})
+    assert owner_of(story) == owner_of(story, "another") == ""
+
+
+def test_a_foreign_object_with_the_name_ends_the_claim_to_it() -> None:
+    story = converged_story()
+    story.observe(None)
+    story.fail("Conflict", existing=api_object(uid="theirs"))
+    assert story.outcome == "Conflict"
+    assert owner_of(story) == ""
+
+
+@pytest.mark.parametrize("kind", [IN_PLACE, BESIDE], ids=["in place", "beside"])
+def test_a_replacement_keeps_the_declared_name(kind: Kind) -> None:
+    """The replaced object is deleted before or after the new one is created."""
+    story = converged_story(CIRCLE, kind=kind)
+    story.declare(SQUARE)
+    while not story.idle:
+        assert owner_of(story) == str(FOO)
+        story.report() if story.action.operation == "Delete" else story.succeed()
+    assert owner_of(story) == str(FOO)
+    assert story.state.owned is not None
+    assert owner_of(story, story.state.owned.external_name) == str(FOO)
+    story.observe(None)
+    assert owner_of(story) == str(FOO)
+
+
+def test_the_names_of_two_owners_do_not_hide_each_other() -> None:
+    models = models_of(converged_story())
+    second = Story(key=ResourceKey("another", FOO.kind, FOO.name))
+    second.declare()
+    second.succeed()
+    for position, event in enumerate(second.log, models.position + 1):
+        models.apply(position, event)
+    find = models.names.find
+    assert find(CONFIG, FOO.kind, FOO.name, besides=str(FOO)) == str(second.key)
+    assert find(CONFIG, FOO.kind, FOO.name, besides=str(second.key)) == str(FOO)
