@@ -30,6 +30,8 @@ RECONCILER_API_VERSION = "reconciler/v1"
 """API version of Reconciler's own kinds."""
 
 
+_RESERVED_LABELS = frozenset({"reconciler/owner", "reconciler/key"})
+
 MAX_LABEL_BYTES = 8 * 1024
 """Maximum size of all labels of a resource, in bytes. One listing contains the labels of all
 objects."""
@@ -218,7 +220,7 @@ def split_manifest(manifest: Manifest) -> Declaration:
     )
     labels = dict(manifest.metadata.labels)
     if labels:
-        _check_label_size(labels)
+        _check_labels(labels)
     return Declaration(config, policy, external_name, fields, labels)
 
 
@@ -239,7 +241,11 @@ def _check_policy(declared: object) -> Policy:
     return policy
 
 
-def _check_label_size(labels: dict[str, str]) -> None:
+def _check_labels(labels: dict[str, str]) -> None:
+    for name in sorted(_RESERVED_LABELS & labels.keys()):
+        raise InvalidManifestError(
+            f"metadata.labels: Reconciler itself sets {name!r} on each object; remove it"
+        )
     label_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in chain(*labels.items()))
     if label_bytes > MAX_LABEL_BYTES:
         raise InvalidManifestError(

@@ -238,6 +238,8 @@ def test_expected_generation_0_means_that_the_resource_does_not_exist_yet():
         (manifest(config="a.b"), "providerConfigRef"),
         (manifest(key=ResourceKey("default", "Block", "Bar")), "its subject is for"),
         (manifest(annotations={"reconciler/external-name": "Forbidden"}), "another name"),
+        (manifest(labels={"reconciler/owner": "x"}), "sets 'reconciler/owner'"),
+        (manifest(labels={"reconciler/key": "x"}), "sets 'reconciler/key'"),
         (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
     ],
 )
