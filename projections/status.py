@@ -631,10 +631,10 @@ def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
     """Fold what a failed attempt revealed about the object."""
     if data.effect.may_exist:
         _remember_uncertain(row, row.pending_name)
-    if data.error.belongs_to and not row.owned:
-        row.belongs_to = data.error.belongs_to
     if data.consequence == "Retry":
         return
+    if data.error.belongs_to and not row.owned:
+        row.belongs_to = data.error.belongs_to
     if data.consequence == "Retired":
         _clear_retiring(row)
     elif data.consequence == "Observed" and data.purpose == "Retire":

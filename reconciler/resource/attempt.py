@@ -243,8 +243,8 @@ def choose_next_call(
 ) -> NextCall:
     """Return whether the next call repeats the action or looks up its object."""
     assert flight.failed is not None
-    if not may_repeat:
-        return "Lookup"
+    if not may_repeat or flight.failed.belongs_to:
+        return "Lookup"  # a repeated call would be refused, and an earlier one may have an effect
     is_safe = is_safe_to_repeat(flight.action, context.capabilities)
     if flight.failed == NOT_DONE:
         return "Repeat"

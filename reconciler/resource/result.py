@@ -281,7 +281,9 @@ def _after_lookup(
         case "NotDone":
             return ActionNotDone(data.action_id, action.operation, data.attempt)
         case "Unclear":
-            if not context.capabilities.idempotency_keys:
+            failure = state.waits.failure
+            may_retry = failure is None or not failure.belongs_to
+            if not (context.capabilities.idempotency_keys and may_retry):
                 if data.labeled_uids:
                     message = _describe_several_candidates(data, context)
                     return ActionHeld(data.action_id, message, data.object)
@@ -421,11 +423,13 @@ def _describe_unknown_result(existing: ExternalObject | None, context: Context) 
             "resource stays declared, Reconciler will create another object"
         )
     if not context.capabilities.labels:
+        why = "the API stores neither idempotency keys nor owner labels"
+        if context.capabilities.idempotency_keys:
+            why = "the API stores no owner labels, and its name now belongs to another resource"
         return (
             f"{existing.name!r} (uid {existing.uid}) may have been created by this action or by "
-            "another client: the API stores neither idempotency keys nor owner labels. Check "
-            "the object. If it is yours, declare the resource with spec.policy.adoption: Adopt. "
-            f"Then repeat the action: {approve}"
+            f"another client: {why}. Check the object. If it is yours, declare the resource with "
+            f"spec.policy.adoption: Adopt. Then repeat the action: {approve}"
         )
     return (
         f"{existing.name!r} (uid {existing.uid}) may have been created by this action or by "

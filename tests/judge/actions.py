@@ -14,7 +14,7 @@ from events.log import (
     LookupDecided,
 )
 from tests.judge.history import Call, Effect
-from tests.judge.ledger import DecidedAction, Ledger
+from tests.judge.ledger import DecidedAction, Ledger, has_rival
 from tests.judge.rule import Breach, JudgedEvent, on, rule
 
 _CALL_SEPARATOR = "/"
@@ -49,7 +49,12 @@ def parallel_action(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
 
 @on(ActionHeld, needs=("truth",))
 def needless_hold(context: JudgedEvent[ActionHeld]) -> Iterator[str]:
-    """A person is asked only about a result that cannot be determined otherwise (invariant 13)."""
+    """A person is asked only about a result that cannot be determined otherwise (invariant 13).
+
+    A creation is not repeated with the name of another resource, so its key shows nothing.
+    """
+    if has_rival(context.ledger, context.resource):
+        return
     if context.ledger.history.promises.idempotency_keys:
         yield "held for a person, though its key determines the result"
     elif context.truth.shows_result(context.event.key, context.data.object):

@@ -8,7 +8,7 @@ from typing import Any
 from events.external import ExternalObject
 from events.log import SpecDeclared
 from events.names import ResourceKey
-from tests.judge.ledger import OWNER_LABEL, Ledger, Owned, Resource, is_as_expected
+from tests.judge.ledger import OWNER_LABEL, Ledger, Owned, Resource, has_rival, is_as_expected
 from tests.judge.objects import owner_labels
 from tests.judge.references import mark_of, references_damage
 from tests.judge.rule import Breach, rule
@@ -56,8 +56,8 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
     for key, resource in _undamaged_resources(ledger):
         found = _object_of(ledger, resource)
         is_kept = is_held(ledger, resource) or found in _held_objects(ledger)
-        is_moved = resource.outcome is not None and resource.outcome.reason == "Moved"
-        is_kept = is_kept or (is_moved and found is not None and found.uid in owned)
+        owns_none = resource.owned is None and not resource.is_declared
+        is_kept = is_kept or (owns_none and found is not None and found.uid in owned)
         if not is_kept and _is_leaked(ledger, resource, found):
             yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
     for found in ledger.history.objects or ():
@@ -77,9 +77,11 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
         if not resource.is_declared or not _is_managed(resource) or is_held(ledger, resource):
             continue
         existing = _object_of(ledger, resource)
+        if resource.outcome is not None and resource.outcome.reason == "OwnedByAnother":
+            continue  # `_waits_in_vain`
         if existing is None:
             yield key, "there is nothing to conflict with"
-        elif existing.uid in ledger.ours - ledger.late:
+        elif existing.uid in ledger.ours - ledger.late - _owned_and_pending(ledger)[0]:
             label = existing.labels.get(OWNER_LABEL)
             if label in (None, "", owner_labels(ledger, resource).get(OWNER_LABEL)):
                 yield key, f"it conflicts with {existing.uid}, which is ours"
@@ -120,6 +122,8 @@ def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[
     is_wanted = resource.is_declared and resource.policy.mode != "Absent"
     if not is_wanted or not _is_managed(resource):
         return
+    if _waits_in_vain(ledger, resource, spec):
+        yield "it waits for the owner of its name, but nothing has or declares this name"
     if resource.outcome_name in ("Conflict", "Disputed") or _is_explained(ledger, resource, spec):
         return
     existing = _object_of(ledger, resource)
@@ -129,6 +133,17 @@ def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[
         yield "it converged, but does not exist"
     else:
         yield from _differences(ledger, resource, spec, existing)
+
+
+def _waits_in_vain(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> bool:
+    """Return whether its name belongs to another resource that does not use the name."""
+    outcome = resource.outcome
+    if outcome is None or (outcome.outcome, outcome.reason) != ("Conflict", "OwnedByAnother"):
+        return False
+    existing = _object_of(ledger, resource)
+    if existing is not None and existing.uid not in ledger.ours:
+        return False
+    return not has_rival(ledger, resource)
 
 
 def _is_retried(ledger: Ledger, resource: Resource) -> bool:

@@ -534,3 +534,19 @@ def _fold_failure(
         is_added = data.purpose == "Replace" and data.operation == "Create" and resource.owned
         if not is_added and (data.error.error_class == "NotFound" or data.object is not None):
             resource.observed = data.object
+
+
+def has_rival(ledger: Ledger, resource: Resource) -> bool:
+    """Return whether another resource owns or declares the name of a resource's object."""
+    if resource.spec is None:
+        return False
+    return any(
+        (each.owned is not None and each.owned.name == resource.spec.external_name)
+        or (
+            each.is_declared
+            and each.spec is not None
+            and each.spec.external_name == resource.spec.external_name
+        )
+        for each in ledger.resources.values()
+        if each is not resource
+    )

@@ -871,6 +871,13 @@ def an_object_that_expired(story: Story) -> None:
 
 
 @breaks_rule("loss")
+def a_name_that_belongs_to_nothing(story: Story) -> None:
+    story.record(FOO, OwnershipReleased("foo", "uid-foo", "Gone", "default"))
+    story.record(FOO, OutcomeRecorded("Conflict", 1, "OwnedByAnother"))
+    story.exists()
+
+
+@breaks_rule("loss")
 def an_owned_object_that_is_missing(story: Story) -> None:
     story.record(FOO, SpecWithdrawn(2), OutcomeRecorded("Held", 2, "Finalizer"))
     story.exists()

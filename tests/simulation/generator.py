@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from events.manifest import ApprovalLevel, Fields
 from tests.memory_bus.faults import BUS_REQUESTS, RequestType, Strike
 from tests.simulation import plan as p
-from tests.simulation.generator_holds import copy_steps, holder_steps, look_steps, possible_steps
+from tests.simulation.generator_holds import (
+    copy_steps,
+    holder_steps,
+    look_steps,
+    possible_steps,
+    rival_steps,
+)
 from tests.simulation.generator_inputs import with_data, with_inputs
 from tests.simulation.generator_limits import draw_limits
 
@@ -145,6 +151,8 @@ def plan_of(seed: int) -> p.Plan:
     steps = possible_steps(traits, steps) + full + _lost_timer_steps(seed, traits, dice.duration)
     steps += look_steps(seed, shapes, dice.duration)
     steps += copy_steps(seed, traits, shapes, dice.duration)
+    if not any(isinstance(step, p.CopyWrites) for step in steps):
+        steps += rival_steps(seed, traits, shapes, dice.duration)
     traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
     traits, steps = with_data(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)

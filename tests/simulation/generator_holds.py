@@ -16,6 +16,7 @@ from tests.simulation.publishing import GUARD
 _SERVICES = ("billing", "backup")
 _FIRST_NUMBER = 100
 _FIRST_LOOK_NUMBER = 100 * _FIRST_NUMBER
+_FIRST_RIVAL_NUMBER = 200 * _FIRST_NUMBER
 _STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
 
 
@@ -121,6 +122,44 @@ def copy_steps(
         )
         for _ in range(random.randint(1, 3))
     ]
+
+
+def rival_steps(
+    seed: int, traits: p.ApiTraits, shapes: Sequence[str], duration: float
+) -> list[p.Step]:
+    """Draw a resource with the external name of another one, which often disappears.
+
+    The other draws of a seed do not depend on it.
+    """
+    random = Random(f"plan/{seed}/rivals")
+    if random.random() >= 0.15 or not traits.names:
+        return []
+    shape = random.choice(shapes)
+    numbers = iter(range(_FIRST_RIVAL_NUMBER, _FIRST_RIVAL_NUMBER + 20))
+
+    def moment() -> float:
+        return round(random.uniform(0.5, duration), 3)
+
+    steps: list[p.Step] = [p.HumanDeletes(at=moment(), name=shape)] * random.randint(0, 3)
+    for _ in range(random.randint(1, 6)):
+        fields: Fields = {"color": random.choice(("Red", "Green", "Blue"))}
+        policy: Fields = random.choice(({}, {}, {"adoption": "Adopt"}, {"mode": "ObserveOnly"}))
+        steps.append(
+            p.Declare(
+                at=moment(),
+                number=next(numbers),
+                shape="rival",
+                fields=fields,
+                policy=policy,
+                external_name=shape,
+            )
+        )
+    for name in ("rival", shape):
+        steps += [
+            p.Withdraw(at=moment(), number=next(numbers), shape=name)
+            for _ in range(random.randint(0, 1))
+        ]
+    return steps
 
 
 def _listing(

@@ -1,14 +1,21 @@
-"""Defects in the replacement of objects that cannot be changed (ADR 0026)."""
+"""Defects in the replacement of objects (ADR 0026), and in the owners of names (ADR 0084)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from events.log import Action, ActionSucceeded, LogEvent
 from projections import status
+from projections.name_owners import NameOwners
 from projections.status import StatusRow
-from reconciler.resource import evolve
-from reconciler.resource.state import Ended, InFlight, ResourceState
+from reconciler.resource import evolve, next_step
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Ended, InFlight, ResourceState, Spec
+from reconciler.resource.turn import Step
+from reconciler.roles.observer import listing
+from reconciler.roles.observer.listing import ListingAssembler
 from tests.simulation.mutation import Mutation, Patch
 
 
@@ -33,7 +40,31 @@ def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
     patch.setattr(status, "_start_attempt", start_attempt)
 
 
+def _a_free_name_is_not_reported(patch: Patch) -> None:
+    original = vars(listing)["_find_other_owner"]
+
+    def find_other_owner(
+        began: ListingAssembler, names: NameOwners, row: StatusRow, rows: Sequence[StatusRow]
+    ) -> str:
+        return original(began, names, row, rows) or row.belongs_to
+
+    patch.setattr(listing, "_find_other_owner", find_other_owner)
+
+
+def _the_owner_of_a_name_is_ignored(patch: Patch) -> None:
+    original = vars(next_step)["_create"]
+
+    def create(spec: Spec, situation: Situation) -> Step:
+        state = situation.state
+        observed = replace(state.observed, belongs_to="")
+        return original(spec, replace(situation, state=replace(state, observed=observed)))
+
+    patch.setattr(next_step, "_create", create)
+
+
 REPLACEMENT_MUTATIONS = (
     Mutation("replaced objects are forgotten", _replaced_objects_are_forgotten),
     Mutation("a replacement has no name", _a_replacement_has_no_name_in_the_rows),
+    Mutation("a free name is not reported", _a_free_name_is_not_reported),
+    Mutation("the owner of a name is ignored", _the_owner_of_a_name_is_ignored),
 )

@@ -28,6 +28,7 @@ class Declare(TimedStep, frozen=True, tag=True):
     labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     copies: int = 1
     moved_from: str = ""  # the resource whose object it takes over
+    external_name: str = ""  # the name of its object, if not that of the resource
 
 
 class Withdraw(TimedStep, frozen=True, tag=True):

@@ -24,6 +24,7 @@ from events.intake import (
     Withdrawn,
 )
 from events.manifest import (
+    EXTERNAL_NAME_ANNOTATION,
     MOVED_FROM_ANNOTATION,
     RECONCILER_API_VERSION,
     Fields,
@@ -138,6 +139,8 @@ class Publisher:
         if step.policy:
             spec["policy"] = step.policy
         annotations = {MOVED_FROM_ANNOTATION: step.moved_from} if step.moved_from else {}
+        if step.external_name:
+            annotations[EXTERNAL_NAME_ANNOTATION] = step.external_name
         metadata = Metadata(step.shape, labels=dict(step.labels), annotations=annotations)
         manifest = Manifest("sim/v1", "Shape", metadata, spec)
         self.publish(resource_key(step.shape), Declared(manifest), step.number, copies=step.copies)
